@@ -9,7 +9,7 @@ PINS   := requirements-dev.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup pins peers demo test lint types pytest pytest-pure oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console growth neighbours pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -41,7 +41,7 @@ pure: $(INSTALLED) ## run the hot path as Python, until make compile, or until a
 
 pins: $(INSTALLED) ## renew requirements-dev.txt: the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra spark \
-		--no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
+		--generate-hashes --no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
 
 peers:          ## install the Debian packages whose programs the tests run, as root
 	@tests/interop/debian.sh
@@ -112,14 +112,18 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 soak: $(READY)  ## the fault tests in full and random examples, an hour; SEED=N, which it prints, repeats a run
 	@echo 'To repeat this run: make soak SEED=$(SEED)'
-	MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
+	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
-	FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
+	TEST_PROCESSES=new FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		$(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
 
-generate: $(READY) ## write completions/ and man/ from the commands, and the HTTP reference from its OpenAPI file
+generate: $(READY) ## write completions/ and man/, the HTTP reference, and the list of top-level domains
 	$(BIN)/python -m qcli.generate
 	$(BIN)/python docs/_ext/http_api.py
+	$(BIN)/python tools/top_level_domains.py
+
+changelog: $(READY) ## move the files of docs/changes into CHANGELOG.md, for a release
+	$(BIN)/python tools/changelog.py
 
 bench: $(READY) ## every workload beside nsqd, as ratios, about 20 minutes: make bench [ARGS='--only latency']
 	$(BIN)/python bench/compare.py $(ARGS)
@@ -135,6 +139,9 @@ connectors: $(READY) ## to-file, to-http and to-nsq beside nsq_to_file, nsq_to_h
 
 console: $(READY) ## the web console beside nsqadmin, on 5 brokers with 10,000 channels each
 	$(BIN)/python bench/web_console.py $(ARGS)
+
+routes: pure    ## the modules that a PUB, a FIN, a POST /pub, an export and a page execute: make routes [ARGS=FIN]
+	PYTHONPATH=tests $(BIN)/python -m routes $(ARGS)
 
 growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connections, backlog and body size
 	$(BIN)/python bench/growth.py $(ARGS)

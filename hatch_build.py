@@ -28,8 +28,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = Path("core")
 MODULES = (
-    "trio_nsq.reactor",
-    "trio_nsq.pacing",
+    "trio_nsq.event_loop.reactor",
+    "trio_nsq.event_loop.pacing",
     "trio_nsq.protocol.bulk",
     "trio_nsq.protocol.command_reader",
     "trio_nsq.protocol.commands",
@@ -40,10 +40,12 @@ MODULES = (
     "trio_nsq.protocol.states",
     "trio_nsq.broker.delivery",
     "trio_nsq.broker.timers",
-    "trio_nsq.broker.ingest.group_commit",
+    "trio_nsq.broker.ingest.local_sync",
     "trio_nsq.broker.ingest.publication",
-    "trio_nsq.broker.ingest.publisher",
+    "trio_nsq.broker.ingest.write_path",
+    "trio_nsq.broker.scheduler",
     "trio_nsq.broker.ingest.scheduled_syncs",
+    "trio_nsq.broker.ingest.sync_stage",
     "trio_nsq.broker.session.session",
     "trio_nsq.broker.session.transport",
     "trio_nsq.broker.state.batch",

@@ -23,6 +23,7 @@ from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.broker.state.topic import Topic
+from trio_nsq.event_loop.reactor import SendBuffer
 from trio_nsq.http.messages import Request, Response
 from trio_nsq.http.parsing import RequestReader
 from trio_nsq.http.routing import Route, Router
@@ -33,7 +34,6 @@ from trio_nsq.protocol.commands import Requeue
 from trio_nsq.protocol.encode import encode_finish, encode_mpub, encode_pub, encode_requeue
 from trio_nsq.protocol.limits import MAGIC_V2
 from trio_nsq.protocol.states import State
-from trio_nsq.reactor import SendBuffer
 
 BODY_BYTES = 200
 FRAME_BYTES = 34 + BODY_BYTES

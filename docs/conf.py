@@ -18,7 +18,7 @@ extensions = [
     "command_pages",
     "repository_pages",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "changes"]
 nitpicky = False  # annotations name private types of libraries that have no inventory
 
 html_theme = "furo"

@@ -26,10 +26,6 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
     async def greet(message: trio_nsq.Message) -> None:
         print("hello,", json.loads(message.body)["name"], flush=True)
 
-    async def put_aside(message: trio_nsq.Message) -> None:
-        async with trio_nsq.Producer(message.nsqd_address) as producer:
-            await producer.publish(f"{topic}-failed", message.body)
-
     try:
         consumer = trio_nsq.Consumer(
             topic,
@@ -42,7 +38,9 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
         )
         async with consumer, trio.open_nursery() as nursery:
             nursery.start_soon(close_on_signal, consumer)
-            await consumer.run(greet, concurrency=10, max_attempts=3, given_up=put_aside, auto_touch=True)
+            await consumer.run(
+                greet, concurrency=10, max_attempts=3, dead_letter_topic=f"{topic}-failed", auto_touch=True
+            )
             nursery.cancel_scope.cancel()
     except (trio_nsq.ConnectionFailed, ValueError) as error:  # ValueError: an invalid name or address
         print(error, file=sys.stderr)

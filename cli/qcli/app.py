@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import NoReturn
 
 import click
@@ -26,6 +25,7 @@ from .framework.errors import (
 )
 from .framework.options import VERBOSE, GroupedOption, version_option
 from .framework.output import configure_streams, print_diagnostic
+from .framework.raised_signals import interrupt, sending_dropped_again, terminate
 
 _PREFIX = "QCLI_"
 _OF_MOST_COMMANDS = frozenset(
@@ -53,6 +53,7 @@ _MODULES = {
     "channel": "qcli.commands.channel",
     "tombstone": "qcli.commands.tombstone",
     "drain": "qcli.commands.drain.command",
+    "undrain": "qcli.commands.drain.undrain",
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
@@ -128,7 +129,7 @@ _SYNONYMS = {
     },
     synonyms=_SYNONYMS,
     notes={
-        "Topics": "qcli help connection, environment, positions, durations or exit-codes.",
+        "Topics": "qcli help connection, environment, positions, format-strings, durations or exit-codes.",
         "Exit codes": "0 success, 1 failure, 2 wrong command line, 3 no broker answers, 4 only partly done, 5 damaged "
         "data. See 'qcli help exit-codes'.",
     },
@@ -158,9 +159,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code. Raises errors that are bugs in qcli."""
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return answer_shell(root, instruction)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
-        return _run(arguments)
+        with sending_dropped_again():
+            return _run(arguments)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
@@ -222,10 +224,10 @@ def run_process() -> NoReturn:
     configure_streams()
     try:
         # A shell without a terminal starts background processes with SIGINT ignored. nsqd handles it too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
+    except (KeyboardInterrupt, Terminated) as error:  # while `run` ended
+        code = ExitCode.TERMINATED if isinstance(error, Terminated) else ExitCode.INTERRUPTED
     # After the command has ended, SIGINT has its default effect.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
@@ -249,7 +251,3 @@ def _has_arrow_threads() -> bool:
     With Spark, Arrow runs in other processes, and Spark must be shut down properly.
     """
     return "pyarrow" in sys.modules and "pyspark" not in sys.modules
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated

@@ -1,7 +1,7 @@
 """Sphinx extension: show documents from the root of the repository in the site, and make links to them work.
 
 A page of the site whose only line is `# file: NAME` shows that document. In all pages a link to such a document leads
-to its page. A link to another file of the repository, outside `docs/`, becomes the file's name.
+to its page. A link to another file of the repository, outside the site, becomes the file's name.
 """
 
 import os
@@ -35,7 +35,7 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
         text, target, fragment = link[1], link[2], link[3] or ""
         wanted = Path(os.path.normpath(path.parent / target))
         found = pages.get(str(wanted.relative_to(docs.parent)), wanted)
-        if not found.is_relative_to(docs):
+        if not found.is_relative_to(docs) or found.relative_to(docs).parts[0] in app.config.exclude_patterns:
             return text
         return f"[{text}](/{found.relative_to(docs)}{fragment})"
 

@@ -14,7 +14,7 @@ import trio.testing
 
 from trio_nsq.access.audit import MAX_REFUSALS_OF_CLIENT, WINDOW_S, AuditLog
 from trio_nsq.access.audit_writer import RETRY_S, AuditFile, AuditWriter
-from trio_nsq.listening import StartupError
+from trio_nsq.protocol.errors import StartupError
 
 
 @asynccontextmanager

@@ -223,3 +223,17 @@ def test_the_documentation_s_file(tmp_path: Path) -> None:
     }
     roles = page.partition("## Roles")[2].partition("No role includes another")[0]
     assert re.findall(r"^\| `(\w+)` \|", roles, re.MULTILINE) == list(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_refused"), [(0o600, False), (0o644, False), (0o664, False), (0o666, True), (0o602, True)]
+)
+def test_a_file_that_everyone_may_write_is_refused(tmp_path: Path, mode: int, is_refused: bool) -> None:
+    path = tmp_path / "auth.toml"
+    path.write_text("")
+    path.chmod(mode)
+    if not is_refused:
+        read_auth_file(path)
+        return
+    with pytest.raises(AuthFileError, match="chmod o-w"):
+        read_auth_file(path)

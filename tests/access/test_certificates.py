@@ -122,7 +122,7 @@ async def test_foreign_pages_may_not_use_a_browser_s_certificate(
                 "NOT_FOR_WEB_PAGES"
             )
         async with over_https(bound, known.context) as http:
-            host = {"Host": "evil.example"}
+            host = {"Host": "evil.example", "Sec-Fetch-Mode": "navigate"}
             assert (await http.request("GET", "/stats", host)).message.startswith("HOST_NOT_ALLOWED")
 
 

@@ -112,7 +112,7 @@ def test_hosts_of_the_server(host: str) -> None:
         "localhost.evil.example",
         "evil.localhost.example",
         "evillocal.example",
-        "x.evilinternal",
+        "x.evilinternal.com",
         "localhost:4151, evil.example",
         "localhost, evil.example",
         "evil.example, localhost",
@@ -142,7 +142,7 @@ def test_hosts_of_the_server(host: str) -> None:
         "*",
         ".",
         "..",
-        ".localhost.evil",
+        ".localhost.com",
         "a" * 300 + ".localhost",
     ],
 )

@@ -248,7 +248,7 @@ async def test_browsers_repeat_basic_credentials_so_they_prove_nothing_about_a_p
 
 
 async def test_a_rebound_name_reads_nothing(tmp_path: Path) -> None:
-    rebound = {"Host": "evil.example:4151"}
+    rebound = {"Host": "evil.example:4151", "Accept-Language": ""}
     async with running_broker(tmp_path / "d", http_allowed_hosts=("broker.example",)) as bound:
         for method, target in (
             ("GET", "/ping"),
@@ -259,15 +259,16 @@ async def test_a_rebound_name_reads_nothing(tmp_path: Path) -> None:
             async with connection_of(bound) as connection:
                 refusal = await connection.request(method, target, rebound)
                 assert (refusal.status, refusal.message.partition(":")[0]) == (403, "HOST_NOT_ALLOWED")
-        async with connection_of(bound) as connection:
-            assert (await connection.request("GET", "/ping", {"Host": "broker.example"})).status == 200
+        for allowed in ({"Host": "broker.example", "Accept-Language": "en"}, {"Host": "evil.example:4151"}):
+            async with connection_of(bound) as connection:
+                assert (await connection.request("GET", "/ping", allowed)).status == 200
         async with connection_of(bound) as connection:  # two hosts
             await connection.send(b"GET /stats HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
             assert (await connection.answer()).status in (400, 403)
 
 
 async def test_a_token_allows_any_host(tmp_path: Path) -> None:
-    rebound = {"Host": "queue.example"}
+    rebound = {"Host": "queue.example", "Accept-Language": "en"}
     async with guarded(tmp_path) as bound:
         for token, status in ((bearer("all"), 200), (basic("all"), 200), (None, 403), ("Bearer wrong", 403)):
             async with connection_of(bound) as connection:
@@ -497,3 +498,18 @@ async def test_logs_have_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "hidden" not in logged
     assert "all-secret" not in logged
     assert "aGlkZGVu" not in logged
+
+
+async def test_a_console_that_authenticates_itself_is_not_delayed(tmp_path: Path) -> None:
+    """It delays its viewers itself, by their addresses. Other clients gain nothing by the header."""
+    async with guarded(tmp_path) as bound:
+        for console, is_delayed in (("all", False), ("mine", True), ("unknown", True), ("all", False)):
+            headers = {"Authorization": "Bearer wrong", "NSQ-Console-Authorization": bearer(console)}
+            began_s = trio.current_time()
+            for _ in range(3):
+                async with connection_of(bound) as connection:
+                    assert (await connection.request("GET", "/access", headers)).status == 401
+            assert (trio.current_time() - began_s > 0.25) is is_delayed, console
+        async with connection_of(bound) as connection:
+            metrics = await connection.request("GET", "/metrics", {"Authorization": bearer("all")})
+        assert b'nsq_auth_failures_total{protocol="http",reason="token"} 12' in metrics.body

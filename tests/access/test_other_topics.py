@@ -1,9 +1,11 @@
 """Endpoints that reach other topics than the one they name: dead letters, and settings that send messages there."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -20,6 +22,9 @@ from access.support import (
 from broker.letters import fail
 from broker.support import PATIENCE_S, connected, running_broker
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.moved_groups import MovedGroup
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.limits import Limits
 
 
 @asynccontextmanager
@@ -116,14 +121,60 @@ async def test_dead_letters_go_only_to_topics_that_the_client_may_send_to(tmp_pa
             assert (got.status, got.message) == (403, f"FORBIDDEN: {FORBIDDEN.format('b')}")
         shown = await ask(bound, "GET", "/channel/settings?topic=a&channel=c", "all")
         assert json.loads(shown.body)["dead_letter_topic"] == "dead"
-        # Everything else may be changed, and the topic may be taken away.
-        for settings in (
-            b'{"max_attempts": 2}',
-            b'{"dead_letter_topic": ""}',
-            b'{"dead_letter_topic": "dead"}',
+
+
+async def test_more_dead_letters_need_read_on_the_topic_that_they_come_from(tmp_path: Path) -> None:
+    """Otherwise a client reads messages that it may not read, in a topic of its own."""
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    spy = Given(["publish", "read"], ["spybox"]), Given(["manage"], ["a"], ["c"])
+    file.add_token("spy", *spy)
+    file.add_token("reader", *spy, Given(["read"], ["a"]))
+    file.add_token("reader-of-others", *spy, Given(["read", "consume", "publish"], ["b"]))
+    needs_read = "FORBIDDEN: dead letters disclose messages, so this needs the role read on topic a"
+    target = "/channel/settings?topic=a&channel=c"
+    async with running_broker(tmp_path / "d", auth_file=file.write()) as bound:
+        for path in ("/topic/create", "/channel/create"):
+            await ask(bound, "POST", f"{path}?topic=a&channel=c", "all")
+
+        async def put(token: str, query: str = "", **changes: object) -> tuple[int, str | None]:
+            got = await ask(bound, "PUT", target + query, token, json.dumps(changes).encode())
+            return got.status, got.message if got.status != 200 else None
+
+        for token in ("spy", "reader-of-others"):
+            for query in ("", "&dry_run=true"):
+                for attempts in (0, 1):
+                    refused = await put(token, query, max_attempts=attempts, dead_letter_topic="spybox")
+                    assert refused == (403, needs_read)
+        assert await put("spy", max_attempts=7) == (200, None)  # without a dead-letter topic
+        assert await put("reader", dead_letter_topic="spybox") == (200, None)
+        for attempts, status in ((7, 200), (6, 403), (8, 200), (0, 200), (65535, 403)):
+            assert (await put("spy", max_attempts=attempts))[0] == status, attempts
+        assert await put("spy", dead_letter_topic="") == (200, None)
+        assert await put("spy", dead_letter_topic="spybox") == (403, needs_read)
+        assert await put("spy", dead_letter_topic=None, max_attempts=1) == (200, None)
+
+
+async def test_a_moved_message_is_deferred_beyond_the_limit_only_with_manage(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("publisher", Given(["publish"], ["a"]))
+    file.add_token("mover", Given(["publish", "manage"], ["a"]))
+    limit_ms = 60_000
+    options: dict[str, Any] = {"auth_file": file.write(), "limits": Limits(max_defer_ms=limit_ms)}
+    async with running_broker(tmp_path / "d", **options) as bound:
+        assert (await ask(bound, "POST", "/topic/create?topic=a", "mover")).status == 200
+        for number, (token, due_ms, status) in enumerate(
+            (
+                ("publisher", 0, 200),
+                ("publisher", limit_ms - 1, 200),
+                ("publisher", 2 * limit_ms, 403),
+                ("mover", 2 * limit_ms, 200),
+            )
         ):
-            got = await ask(bound, "PUT", "/channel/settings?topic=a&channel=c", "dead-channel", settings)
-            assert got.status == 200, settings
+            due_ns = time.time_ns() + due_ms * 1_000_000 if due_ms else 0
+            group = MovedGroup(number, number, pack_messages([b"x"]), due_ns)
+            stored = await ask(bound, "POST", "/topic/move/store?topic=a&producer=p", token, group.encode())
+            assert stored.status == status, (token, due_ms, stored.message)
 
 
 async def test_a_grant_that_is_limited_to_a_channel_does_not_manage_the_topic(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from interop.peers import qcli_serve
 from trio_nsq.access import AuthFileError
 from trio_nsq.access.authentication import Authentication
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.listening import StartupError
+from trio_nsq.protocol.errors import StartupError
 
 
 class Reloadable:

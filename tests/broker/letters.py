@@ -9,6 +9,17 @@ from typing import Any
 
 from broker.api import Api, running_api
 from broker.support import RawClient, Received, connected
+from trio_nsq.api.answers import Origin
+
+ORIGIN: Origin = {
+    "topic": "t",
+    "channel": "c",
+    "id": "0" * 16,
+    "sequence": 1,
+    "attempts": 5,
+    "timestamp_ns": 1,
+    "reason": "requeued",
+}
 
 
 async def configure(api: Api, topic: str, channel: str, **settings: Any) -> tuple[int, Any]:

@@ -1,5 +1,6 @@
 """The broker's state without a broker: a topic, its log and its consumers, driven by a test."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.checkpoint import ChannelState
 from trio_nsq.broker.state.consumer import Consumer
 from trio_nsq.broker.state.deferred import DeferredMessages
-from trio_nsq.broker.state.record_metadata import metadata_for_channel
-from trio_nsq.broker.state.seek import Move, Seek
+from trio_nsq.broker.state.seek import Seek, SeekResult
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.log import DiskLog, Log, LogReadError, MemoryLog, RecordBatch
 from trio_nsq.log.interface import READ_BYTES
+from trio_nsq.log.record_metadata import metadata_for_channel
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.encode import encode_finish
 from trio_nsq.protocol.frames import FrameReader, MessageRun
@@ -25,6 +27,9 @@ MIB = 1024 * 1024
 TIMESTAMP = 1_700_000_000 * SECOND
 FIRST_ID = 7 << 54 | 1000
 """Node 7, as encoded by `MessageIds`."""
+BUFFERED = (16_384, 250)
+"""The defaults of output_buffer_size and output_buffer_timeout, in ms."""
+UNBUFFERED = (1, 0)
 
 
 def records(
@@ -77,6 +82,37 @@ class UnreadableLog(MemoryLog):
         return super().read(sequence, max_bytes)
 
 
+class ChannelClient:
+    """A client of a channel, and the messages sent to it."""
+
+    def __init__(self, channel: Channel, buffer: tuple[int, int], ready: int) -> None:
+        self.bodies: list[bytes] = []
+        self.channel = channel
+        self._delivered: list[bytes] = []
+        self._unfinished: list[bytes] = []  # ids
+        self._consumer = consumer = Consumer(60_000, self, None, *buffer)
+        channel.add(consumer)
+        consumer.ready_count = ready
+        channel.dispatcher.refresh(consumer)
+
+    def finish(self, count: int) -> None:
+        """Finish this many messages, oldest first."""
+        ids, self._unfinished = self._unfinished[:count], self._unfinished[count:]
+        assert len(ids) == count
+        assert self.channel.finish(self._consumer, encode_finish(ids), 0) == []
+
+    def deliver(self, frames: bytes | memoryview) -> None:
+        messages = decode(frames)
+        self._delivered += [message.body for message in messages]
+        self._unfinished += [message.id for message in messages]
+
+    def send_delivered(self) -> None:
+        self.bodies += self._delivered
+        self._delivered = []
+
+    def close(self) -> None: ...
+
+
 class Fixture:
     """A topic and a clock, with one method for each operation over TCP or HTTP.
 
@@ -101,6 +137,15 @@ class Fixture:
         self.ids = MessageIds(7, 1000)
         self.now_ns = 5 * SECOND
         self.was_ahead = False
+        self.watched: dict[Channel, int] = {}
+
+    def watch_deadlines(self) -> None:
+        """Note in `watched` when each channel has to be called next, as the broker's alarms do."""
+
+        def watch(channel: Channel, at_ns: int) -> None:
+            self.watched[channel] = min(at_ns, self.watched.get(channel, at_ns))
+
+        self.topic.watch_deadlines(watch)
 
     # ------------------------------------------------------------------ publishing
 
@@ -163,19 +208,24 @@ class Fixture:
         self.now_ns += milliseconds * MS
         for channel in self.topic.channels.values():
             channel.tick(self.now_ns)
+            self.watched.pop(channel, None)
+            if (next_ns := channel.next_deadline_ns) is not None:
+                self.watched[channel] = next_ns
 
     # ------------------------------------------------------------------ seeking
 
-    def seek(self, sequence: int, name: str = "channel") -> Move:
-        """Move a channel, and check that the preview had the same effect."""
+    def seek(self, sequence: int, name: str = "channel") -> SeekResult:
+        """Move a channel, and check that the preview had the same effect, and that the saved state is the new one."""
         channel = self.topic.channels[name]
         foretold = effect_of_seek(channel, sequence)
         seek = Seek(channel, sequence, self.now_ns)
         for _ in seek.prepare():
             pass
         assert seek.effect() == foretold
+        planned = kept(seek.state())
         for _ in seek.apply():
             pass
+        assert kept(channel.make_state()) == planned
         seek.close()
         return foretold
 
@@ -265,13 +315,21 @@ class Subscriber:
         self.channel.remove(self.consumer)
 
 
-def effect_of_seek(channel: Channel, sequence: int) -> Move:
+def effect_of_seek(channel: Channel, sequence: int) -> SeekResult:
     """Return the effect of moving a channel, without moving it."""
     seek = Seek(channel, sequence, 0)
     for _ in seek.prepare():
         pass
     seek.close()
     return seek.effect()
+
+
+def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
+    """Return a channel's encoded state, and the first sequence that it needs."""
+    for _ in state.encode():
+        pass
+    data = json.loads(b"".join(state.parts))
+    return data | {key: sorted(data[key]) for key in ("unfinished", "deferred")}, state.first_needed
 
 
 def ids_in_flight(consumer: Consumer) -> list[bytes]:

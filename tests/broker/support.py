@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,12 +18,12 @@ import trio
 import trio.testing
 
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
-from trio_nsq.broker.delivery import Delivery
+from trio_nsq.broker.delivery import Deliverer
 from trio_nsq.broker.readers import Readers
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.timers import Timers
+from trio_nsq.event_loop.reactor import PolledEndpoint, Poller
 from trio_nsq.log import DiskLog, Files
-from trio_nsq.reactor import Poller
 
 PATIENCE_S = 60
 """The time limit of a step before a test fails; by the real clock unless the test has a mock clock."""
@@ -193,10 +194,12 @@ def mpub(topic: str, *bodies: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def connected(address: str, greeting: bytes = b"  V2") -> AsyncIterator[RawClient]:
-    """Connect to `host:port`, and send the magic."""
+async def connected(
+    address: str, greeting: bytes = b"  V2", source: str | None = None
+) -> AsyncIterator[RawClient]:
+    """Connect to `host:port`, from another loopback address if one is given, and send the magic."""
     host, _, port = address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
+    async with await trio.open_tcp_stream(host, int(port), local_address=source) as stream:
         client = RawClient(stream)
         if greeting:
             await client.send(greeting)
@@ -233,27 +236,50 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.lowlevel.checkpoint()
 
 
-class QuietRounds:
-    """Rounds for a `Poller` in which nothing else is done."""
+class PolledClient(PolledEndpoint):
+    """A client that has sent something once, and is done when it has been served.
 
-    is_busy = False
-    is_call_near = False
+    Attributes:
+        other: The client's end.
+    """
 
-    def end_round(self) -> None:
-        """Do nothing."""
+    def __init__(self, name: str, served: list[str], poller: Poller) -> None:
+        self.ours, self.other = socket.socketpair()
+        self.ours.setblocking(False)
+        super().__init__(self.ours, poller)
+        self._name = name
+        self._served = served
+        self.other.send(b"x")
+        self.rest()
+        poller.add(self.ours.fileno(), self)
 
-    def idle(self) -> bool:
-        """Do nothing."""
-        return False
+    def serve_data(self, data: bytes | None) -> None:
+        self._served.append(self._name)
+        self.rest()
 
-    def before_sleep(self) -> bool:
-        """Do nothing."""
-        return False
+    def close(self) -> None:
+        self.ours.close()
+        self.other.close()
 
 
-def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Delivery:
-    """Return a `Delivery` for a broker's state."""
-    return Delivery(broker, options, Timers(broker), poller, Readers(broker), nursery)
+async def serve_clients(poller: Poller) -> None:
+    """Serve the clients of a poller without a broker; runs until cancelled."""
+    poller.open()
+    try:
+        while True:
+            await poller.sleep()
+            while poller.poll():
+                poller.in_round = True
+                poller.serve()
+                poller.in_round = False
+                await trio.lowlevel.checkpoint()
+    finally:
+        poller.close()
+
+
+def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Deliverer:
+    """Return a `Deliverer` for a broker's state."""
+    return Deliverer(broker, options, Timers(broker), poller, Readers(broker), nursery)
 
 
 class HeldFiles(Files):
@@ -329,10 +355,23 @@ class TopicsFiles(Files):
     def __init__(self) -> None:
         self.gates: dict[str, threading.Event] = {}
         self.failing: set[str] = set()
+        self.refusing: set[str] = set()
+        """The names of files that cannot be written."""
+        self.truncated: list[str] = []
+        """The names of files that were truncated, in order."""
         self.syncing: list[str] = []
         """The topics whose files are being synced."""
         self.most = 0
         """The maximum number of concurrent syncs."""
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name in self.refusing:
+            raise OSError(errno.EIO, "broken")
+        super().write(fd, offset, parts)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.truncated.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        super().truncate(fd, size)
 
     def sync(self, fd: int) -> None:
         topic = Path(f"/proc/self/fd/{fd}").readlink().parent.stem

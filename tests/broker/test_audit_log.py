@@ -94,7 +94,10 @@ async def test_refused_requests(tmp_path: Path) -> None:
         (bearer(UNKNOWN), line("login_failed", status=401, error="INVALID_TOKEN")),
         (bearer(SECRETS["publish"]), line("refused", "publish", status=403, error="FORBIDDEN")),
         (foreign, line("refused", status=403, error="NOT_FOR_WEB_PAGES")),
-        ({"Host": "rebound.example.com"}, line("refused", status=403, error="HOST_NOT_ALLOWED")),
+        (
+            {"Host": "rebound.example.com", "Referer": ""},
+            line("refused", status=403, error="HOST_NOT_ALLOWED"),
+        ),
     ]
     async with running_api(tmp_path / "d", auth_file=auth_file.path, audit_log=str(path)) as api:
         for headers, _ in requests:

@@ -10,10 +10,10 @@ import pytest
 from broker.state import Fixture, Received, Subscriber, disk_log, effect_of_seek
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import first_needed
-from trio_nsq.broker.state.record_metadata import Reason, only_channel
 from trio_nsq.broker.state.seek import Seek
 from trio_nsq.broker.state.settings import SettingsError
 from trio_nsq.log import MemoryLog
+from trio_nsq.log.record_metadata import Reason, only_channel
 
 
 def limited(max_attempts: int = 2, dead_letter_topic: str = "dead", **options: Any) -> Fixture:
@@ -276,24 +276,89 @@ def test_exhausted_messages_keep_their_reason_over_a_restart() -> None:
     assert saved(fixture)["channels"] == saved(after)["channels"]
 
 
-def test_last_attempt_ends_with_the_broker() -> None:
-    fixture = limited(max_attempts=2)
-    subscriber = fixture.subscriber(ready=2)
+@pytest.mark.parametrize("dead_letter_topic", ["dead", ""])
+def test_end_of_the_broker_exhausts_no_message(dead_letter_topic: str) -> None:
+    """The messages in flight have not failed; they would be dropped without a dead-letter topic."""
+    fixture = limited(max_attempts=1, dead_letter_topic=dead_letter_topic)
     fixture.publish(b"a", b"b")
-    first, _ = subscriber.receive()
-    subscriber.requeue(first)
-    subscriber.receive()
+    fixture.subscriber(ready=2).receive()
     after = fixture.restarted(saved(fixture))
-    assert [each.reason for each in after.channel().messages.withdrawn.take(9)] == [Reason.CONNECTION_LOST]
-    assert after.drain() == [b"b"]
+    assert (after.channel().messages.withdrawn.waiting, after.channel().given_up_count) == (0, 0)
+    reader = after.subscriber()
+    (message,) = reader.receive()
+    assert (message.body, message.attempts) == (b"a", 2)
+    reader.requeue(message)
+    assert (after.channel().messages.withdrawn.waiting, after.channel().given_up_count) == (
+        int(bool(dead_letter_topic)),
+        int(not dead_letter_topic),
+    )
 
 
-def test_exhausted_message_without_a_dead_letter_topic_is_dropped_at_the_restart() -> None:
-    fixture = limited(max_attempts=1, dead_letter_topic="")
+# ---------------------------------------------------------------------- messages that were only prefetched
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_crash_costs_only_the_message_that_the_client_worked_on(restarts: bool) -> None:
+    """The others are delivered first the next time, so one message that crashes its client cannot hold them up."""
+    fixture = limited(max_attempts=3)
+    fixture.publish(*(b"%d" % n for n in range(100)))
+    received: list[list[bytes]] = []
+    for _ in range(3):
+        crashing = fixture.subscriber(ready=100)
+        received.append([each.body for each in crashing.receive()])
+        crashing.leave()
+        if restarts:
+            fixture = fixture.restarted(saved(fixture))
+    assert [each[0] for each in received] == ([b"0"] * 3 if restarts else [b"0", b"1", b"2"])
+    last = fixture.subscriber(ready=100)
+    messages = last.receive()
+    # As with nsqd, the attempts are deliveries.
+    assert [each.attempts for each in messages] == [4] * (97 + 3 * (not restarts) + 2 * restarts)
+    (taken,) = fixture.channel().messages.withdrawn.take(100) if restarts else (None,)
+    assert taken is None or (taken.sequence, taken.reason) == (0, Reason.CONNECTION_LOST)
+
+
+def test_touched_messages_are_those_that_a_lost_client_worked_on() -> None:
+    fixture = limited(max_attempts=1)
+    fixture.publish(b"a", b"b", b"c", b"d")
+    subscriber = fixture.subscriber(ready=4)
+    messages = subscriber.receive()
+    fixture.pass_ms(1)
+    subscriber.touch(messages[1])
+    subscriber.touch(messages[2])
+    subscriber.leave()
+    assert [each.sequence for each in fixture.channel().messages.withdrawn.take(9)] == [1, 2]
+    assert fixture.drain() == [b"a", b"d"]
+
+
+def test_messages_returned_by_a_closing_client_have_not_failed() -> None:
+    fixture = limited(max_attempts=2, dead_letter_topic="")
+    fixture.publish(b"a", b"b")
+    for attempts in range(1, 9):
+        closing = fixture.subscriber(ready=2)
+        messages = closing.receive()
+        assert [each.attempts for each in messages] == [attempts] * 2  # as with nsqd
+        closing.consumer.closing = True
+        for message in messages:
+            closing.requeue(message)
+        closing.leave()
+    # Each has its two attempts left.
+    reader = fixture.subscriber(ready=1)
+    for _ in range(4):
+        assert fixture.channel().given_up_count < 2
+        (message,) = reader.receive()
+        reader.requeue(message)
+    assert fixture.channel().given_up_count == 2
+
+
+def test_delayed_message_of_a_closing_client_has_failed() -> None:
+    fixture = limited(max_attempts=1)
     fixture.publish(b"a")
-    fixture.subscriber().receive()
-    after = fixture.restarted(saved(fixture))
-    assert (after.counts(), after.channel().given_up_count) == ((0, 0, 0), 1)
+    closing = fixture.subscriber()
+    (message,) = closing.receive()
+    closing.consumer.closing = True
+    closing.requeue(message, delay_ms=1)
+    assert fixture.channel().messages.withdrawn.waiting == 1
 
 
 # ---------------------------------------------------------------------- withdrawing messages

@@ -8,7 +8,7 @@ import pytest
 from broker.state import MS, SECOND, TIMESTAMP, Fixture, damage, disk_log
 from trio_nsq.broker.state.channel_messages import STATES, State
 from trio_nsq.broker.state.checkpoint import first_needed
-from trio_nsq.broker.state.seek import Move, Seek
+from trio_nsq.broker.state.seek import Seek, SeekResult
 from trio_nsq.log import MemoryLog
 
 
@@ -22,7 +22,7 @@ def waiting(fixture: Fixture, name: str = "channel") -> list[tuple[State, int, i
     ]
 
 
-def seek(fixture: Fixture, sequence: int, name: str = "channel") -> Move:
+def seek(fixture: Fixture, sequence: int, name: str = "channel") -> SeekResult:
     """Move a channel, and check that the preview had the same effect."""
     channel = fixture.topic.channels[name]
     foretold = fixture.seek(sequence, name)
@@ -87,7 +87,7 @@ def test_peek_skips_emptied_messages(fixture: Fixture) -> None:
 
 def test_seek_back_to_finished_messages(fixture: Fixture) -> None:
     assert fixture.drain() == [b"m%d" % number for number in range(10)]
-    assert seek(fixture, 7) == Move(10, 7, 3, 0, 0)
+    assert seek(fixture, 7) == SeekResult(10, 7, 3, 0, 0)
     assert fixture.counts() == (3, 0, 0)
     assert fixture.drain() == [b"m7", b"m8", b"m9"]
 
@@ -113,7 +113,7 @@ def test_attempts_start_again(fixture: Fixture) -> None:
 def test_messages_in_flight_cannot_be_finished_anymore(fixture: Fixture) -> None:
     subscriber = fixture.subscriber(ready=4)
     received = subscriber.receive()
-    assert seek(fixture, 2) == Move(4, 2, 0, 2, 4)
+    assert seek(fixture, 2) == SeekResult(4, 2, 0, 2, 4)
     subscriber.ready(0)
     assert subscriber.finish(received) == [(message.id, "ID not in flight") for message in received]
     assert fixture.counts() == (8, 0, 0)
@@ -133,7 +133,7 @@ def test_window_of_a_consumer_is_free_again(fixture: Fixture) -> None:
 
 def test_emptied_messages_are_delivered_again(fixture: Fixture) -> None:
     fixture.topic.channels["channel"].empty()
-    assert seek(fixture, 8) == Move(10, 8, 2, 0, 0)
+    assert seek(fixture, 8) == SeekResult(10, 8, 2, 0, 0)
     assert fixture.drain() == [b"m8", b"m9"]
 
 
@@ -151,7 +151,7 @@ def test_requeued_messages_are_delivered_once(fixture: Fixture) -> None:
     for message in subscriber.receive()[:3]:
         subscriber.requeue(message)
     subscriber.leave()
-    assert seek(fixture, 1) == Move(6, 1, 0, 1, 0)
+    assert seek(fixture, 1) == SeekResult(6, 1, 0, 1, 0)
     assert fixture.drain() == [b"m%d" % number for number in range(1, 10)]
 
 
@@ -159,7 +159,7 @@ def test_requeued_messages_are_delivered_once(fixture: Fixture) -> None:
 
 
 def test_seek_forward(fixture: Fixture) -> None:
-    assert seek(fixture, 6) == Move(0, 6, 0, 6, 0)
+    assert seek(fixture, 6) == SeekResult(0, 6, 0, 6, 0)
     assert fixture.drain() == [b"m6", b"m7", b"m8", b"m9"]
 
 
@@ -174,7 +174,7 @@ def test_seek_to_the_end_and_beyond(fixture: Fixture) -> None:
 def test_seek_stops_at_the_high_watermark(fixture: Fixture) -> None:
     fixture.topic.pause()
     fixture.publish(b"waits")
-    assert seek(fixture, 11) == Move(0, 10, 0, 10, 0)
+    assert seek(fixture, 11) == SeekResult(0, 10, 0, 10, 0)
     fixture.topic.unpause()
     assert fixture.drain() == [b"waits"]
 
@@ -186,7 +186,7 @@ def test_requeued_and_deferred_messages_are_skipped(fixture: Fixture) -> None:
     subscriber.requeue(received[0])
     subscriber.requeue(received[1], 50)
     subscriber.ready(0)
-    assert seek(fixture, 11) == Move(4, 11, 0, 11, 2)
+    assert seek(fixture, 11) == SeekResult(4, 11, 0, 11, 2)
     fixture.pass_ms(5000)
     assert fixture.counts() == (0, 0, 0)
 
@@ -197,7 +197,7 @@ def test_dropped_holes_are_not_counted_twice(fixture: Fixture) -> None:
     fixture.topic.empty()
     fixture.topic.unpause()
     fixture.publish_many(5)
-    assert seek(fixture, 12) == Move(0, 12, 3, 10, 0)  # three of the five emptied ones are delivered
+    assert seek(fixture, 12) == SeekResult(0, 12, 3, 10, 0)  # three of the five emptied ones are delivered
     assert fixture.counts() == (8, 0, 0)
 
 
@@ -221,7 +221,7 @@ def test_also_if_the_channel_had_passed_it(fixture: Fixture) -> None:
     fixture.publish(b"later", defer_ms=1000)
     fixture.publish(b"now")
     fixture.drain()
-    assert seek(fixture, 9) == Move(12, 9, 2, 0, 0)
+    assert seek(fixture, 9) == SeekResult(12, 9, 2, 0, 0)
     assert fixture.drain() == [b"m9", b"now"]
     fixture.pass_ms(1000)
     assert fixture.drain() == [b"later"]
@@ -270,7 +270,7 @@ def test_deferred_message_from_before_the_channel_waits(name: str) -> None:
     fixture.publish(b"b")
     fixture.channel("second")
     assert fixture.counts("second") == (0, 0, 0)
-    assert seek(fixture, 0, "second") == Move(4, 0, 4, 0, 0)
+    assert seek(fixture, 0, "second") == SeekResult(4, 0, 4, 0, 0)
     assert fixture.counts("second") == (4, 0, 0)
     assert fixture.drain("second") == [b"a", b"b"]
     assert fixture.counts("second") == (0, 0, 2)
@@ -455,7 +455,7 @@ def test_seek_to_the_beginning_keeps_older_undelivered_messages() -> None:
     subscriber.requeue(received[0])
     fixture.publish_many(10)
     assert fixture.log.first_sequence == 10
-    assert seek(fixture, 10) == Move(10, 10, 0, 0, 1)
+    assert seek(fixture, 10) == SeekResult(10, 10, 0, 0, 1)
     subscriber.leave()
     assert sorted(fixture.drain()) == [b"in flight", b"m6", b"m7", b"m8", b"m9", b"requeued"]
     fixture.pass_ms(300)
@@ -468,7 +468,7 @@ def test_seek_further_on_skips_them() -> None:
     fixture.channel()
     fixture.publish(b"later", defer_ms=300)
     fixture.publish_many(10)
-    assert seek(fixture, 8) == Move(7, 8, 0, 2, 0)
+    assert seek(fixture, 8) == SeekResult(7, 8, 0, 2, 0)
     fixture.pass_ms(300)
     assert fixture.drain() == [b"m7", b"m8", b"m9"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.state import MS, Fixture, Subscriber
-from trio_nsq.protocol.frames import MESSAGE_FRAME_BYTES
+from trio_nsq.protocol.bulk import MESSAGE_FRAME_BYTES
 
 BUFFER = (1000, 250)
 """output_buffer_size, and output_buffer_timeout in ms."""

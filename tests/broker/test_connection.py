@@ -29,7 +29,7 @@ from broker.support import (
     threads_done,
 )
 from trio_nsq.broker.session.session import Session
-from trio_nsq.pacing import Pacing
+from trio_nsq.event_loop.pacing import Pacing
 
 
 @pytest.fixture

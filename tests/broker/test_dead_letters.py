@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from broker.api import DONE, Api, running_api
-from broker.letters import another, client_of, configure, fail, letters, take
+from broker.letters import ORIGIN, another, client_of, configure, fail, letters, take
 from broker.state import Fixture, next_record
 from broker.support import PATIENCE_S, FailingFiles, HeldFiles, identify, mpub, until
-from trio_nsq.broker.state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from trio_nsq.log import Files
+from trio_nsq.log.record_metadata import metadata_for_dead_letters
 from trio_nsq.protocol import pack_messages
 
 HOUR_MS = 3_600_000
@@ -392,7 +392,27 @@ async def test_crash_after_the_move_does_not_duplicate_the_message(tmp_path: Pat
                 await check_that_it_came_once(second)
 
 
-async def test_crash_before_the_move_repeats_it_after_the_restart(tmp_path: Path) -> None:
+async def test_clean_restarts_of_a_consumer_use_up_no_attempts(tmp_path: Path) -> None:
+    """It returns what it has prefetched, and its connection is lost with the rest."""
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c", max_attempts=2, dead_letter_topic="dead")
+        await api.tcp.publish("t", *(b"%d" % n for n in range(20)))
+        for _ in range(6):
+            async with client_of(api) as client:
+                await client.subscribe("t", "c", 20)
+                messages = [await client.message() for _ in range(20)]
+                await client.send(b"CLS\n")
+                assert await client.frame() == (0, b"CLOSE_WAIT")
+                await client.send(b"".join(b"REQ %s 0\n" % each.id for each in messages))
+            while (await api.channel("t", "c"))["client_count"]:
+                await trio.lowlevel.checkpoint()
+        assert (await api.channel("t", "c"))["dead_letter_count"] == 0
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 20)
+            assert sorted([(await client.message()).attempts for _ in range(20)]) == [7] * 20
+
+
+async def test_messages_in_flight_at_a_crash_of_the_broker_have_not_failed(tmp_path: Path) -> None:
     data_path = tmp_path / "d"
     async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api:
         settings = {"max_attempts": 1, "dead_letter_topic": "dead"}
@@ -403,8 +423,11 @@ async def test_crash_before_the_move_repeats_it_after_the_restart(tmp_path: Path
         await api.tcp.message()
         await configure(api, "t", "c", **settings)
         async with another(api, data_path) as after, client_of(after) as reader:
-            await reader.subscribe("dead", "dead-letters", 2)
-            assert sorted(message.body for message in await take(reader, 2)) == [b"a", b"b"]
+            await reader.subscribe("t", "c", 2)
+            await fail(reader, 2)
+            async with client_of(after) as dead_letters:
+                await dead_letters.subscribe("dead", "dead-letters", 2)
+                assert sorted(message.body for message in await take(dead_letters, 2)) == [b"a", b"b"]
             assert (await after.channel("t", "c"))["depth"] == 0
 
 
@@ -490,7 +513,7 @@ def test_repeated_letters_are_found_at_their_last_position() -> None:
     """After a seek back, a channel may exhaust the same messages again."""
     fixture = Fixture(name="dead")
     for sequence in (5, 6, 5):
-        metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, sequence, 1, 0, Reason.REQUEUED)])
+        metadata = metadata_for_dead_letters([{**ORIGIN, "sequence": sequence}])
         record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), metadata=metadata)
         fixture.log.append([record], sync=False)
         fixture.topic.accept([record])

@@ -13,7 +13,7 @@ from broker.state import SECOND, records
 from trio_nsq.broker.state import deferred as deferred_module
 from trio_nsq.broker.state.batch import Batch
 from trio_nsq.broker.state.deferred import Block, DeferredMessages
-from trio_nsq.broker.state.waiting_messages import Waiting, WaitingMessages
+from trio_nsq.broker.state.waiting_messages import PendingRange, WaitingMessages
 
 NOW = 1_800_000_000 * SECOND
 
@@ -153,9 +153,9 @@ def test_deferred_message_takes_less_than_100_bytes(order: str) -> None:
 def test_messages_that_wait_in_a_topic() -> None:
     batch = Batch([records([b"a"])])
     rows = [
-        Waiting(range(3, 5), NOW),
-        Waiting(range(5, 6), NOW + 1, "c"),
-        Waiting(range(9, 10), NOW + 2, None, batch),
+        PendingRange(range(3, 5), NOW),
+        PendingRange(range(5, 6), NOW + 1, "c"),
+        PendingRange(range(9, 10), NOW + 2, None, batch),
     ]
     waiting = WaitingMessages()
     for row in rows:
@@ -163,6 +163,19 @@ def test_messages_that_wait_in_a_topic() -> None:
     assert (list(waiting), len(waiting)) == (rows, 3)
     assert [waiting.messages_from(n) for n in (0, 3, 4, 5, 9, 10)] == [4, 4, 2, 2, 1, 0]
     copy = waiting.copy()
-    waiting.add(Waiting(range(10, 11), NOW))
+    waiting.add(PendingRange(range(10, 11), NOW))
     assert [each.sequences.start for each in copy] == [3, 5, 9]
     assert [each.channel for each in copy] == [None, "c", None]
+
+
+def test_each_new_earliest_due_time_is_reported() -> None:
+    reported: list[int] = []
+    messages = DeferredMessages(watch=reported.append)
+    for due_ns in (50, 70, 40, 40, 60):
+        messages.add(due_ns, range(due_ns, due_ns + 1), 0, None)
+    assert reported == [50, 40]
+    others = DeferredMessages()
+    for due_ns in range(30, 40):
+        others.add(due_ns, range(due_ns, due_ns + 1), 0, None)
+    messages.merge(others)
+    assert min(reported) == 30

@@ -8,59 +8,21 @@ import pytest
 import trio
 import trio.testing
 
-from broker.state import decode, next_record
+from broker.state import BUFFERED, UNBUFFERED, ChannelClient, next_record
 from broker.support import a_delivery
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.delivery import Delivery
+from trio_nsq.broker.delivery import Deliverer
 from trio_nsq.broker.state.broker import Broker
-from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.consumer import Consumer
+from trio_nsq.event_loop.pacing import Pacing
+from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.log import MemoryLog
-from trio_nsq.pacing import Pacing
-from trio_nsq.protocol.encode import encode_finish
 from trio_nsq.protocol.messages import pack_messages
-from trio_nsq.reactor import Poller
-
-BUFFERED = (16_384, 250)
-"""The defaults of output_buffer_size and output_buffer_timeout, in ms."""
-UNBUFFERED = (1, 0)
 
 
 @pytest.fixture
 def clock() -> trio.testing.MockClock:
     """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
-
-
-class Client:
-    """A client of a channel, and the messages sent to it."""
-
-    def __init__(self, channel: Channel, buffer: tuple[int, int], ready: int) -> None:
-        self.bodies: list[bytes] = []
-        self.channel = channel
-        self._delivered: list[bytes] = []
-        self._unfinished: list[bytes] = []  # ids
-        self._consumer = consumer = Consumer(60_000, self, None, *buffer)
-        channel.add(consumer)
-        consumer.ready_count = ready
-        channel.dispatcher.refresh(consumer)
-
-    def finish(self, count: int) -> None:
-        """Finish this many messages, oldest first."""
-        ids, self._unfinished = self._unfinished[:count], self._unfinished[count:]
-        assert len(ids) == count
-        assert self.channel.finish(self._consumer, encode_finish(ids), 0) == []
-
-    def deliver(self, frames: bytes | memoryview) -> None:
-        messages = decode(frames)
-        self._delivered += [message.body for message in messages]
-        self._unfinished += [message.id for message in messages]
-
-    def send_delivered(self) -> None:
-        self.bodies += self._delivered
-        self._delivered = []
-
-    def close(self) -> None: ...
 
 
 class SetClock:
@@ -87,18 +49,20 @@ class Rounds:
         turns: The clock that limits turns, and the waits of deliveries.
     """
 
-    def __init__(self, delivery: Delivery, broker: Broker, poller: Poller, turns: SetClock) -> None:
+    def __init__(self, delivery: Deliverer, broker: Broker, poller: Poller, turns: SetClock) -> None:
         self.turns = turns
         self._delivery = delivery
         self._poller = poller
         self._topic = broker.topic("t")
         self._next_id = 1
 
-    def client(self, channel: str = "c", buffer: tuple[int, int] = UNBUFFERED, ready: int = 100) -> Client:
+    def client(
+        self, channel: str = "c", buffer: tuple[int, int] = UNBUFFERED, ready: int = 100
+    ) -> ChannelClient:
         """Add a client of a channel."""
-        return Client(self._topic.add_channel(channel), buffer, ready)
+        return ChannelClient(self._topic.add_channel(channel), buffer, ready)
 
-    def rested(self, clock: trio.testing.MockClock, clients: list[Client]) -> None:
+    def rested(self, clock: trio.testing.MockClock, clients: list[ChannelClient]) -> None:
         """Wait until the next message of each client could be sent at once, but for other clients."""
         self.round(b"before")
         self.pause()
@@ -119,7 +83,7 @@ class Rounds:
         self._delivery.end_round()
         self._poller.in_round = False
 
-    def finish(self, client: Client, count: int) -> None:
+    def finish(self, client: ChannelClient, count: int) -> None:
         """Run a round in which a client finishes this many messages."""
         self._poller.in_round = True
         client.finish(count)
@@ -132,7 +96,7 @@ class Rounds:
         while self._delivery.before_sleep():
             pass
 
-    def served_by_round(self, clients: list[Client], rounds: int, *bodies: bytes) -> list[int]:
+    def served_by_round(self, clients: list[ChannelClient], rounds: int, *bodies: bytes) -> list[int]:
         """Return how many clients got a message by the end of the round with these publishes, and of the
         next.
         """

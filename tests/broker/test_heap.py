@@ -11,7 +11,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _EACH_BYTES, _TOGETHER, _TIMES = 4 * 1024 * 1024, 3, 20
 _PROGRAM = f"""
 import resource, sys
-from trio_nsq.heap import keep_freed_memory, trim
+from trio_nsq.platform.malloc_tuning import keep_freed_memory, trim
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

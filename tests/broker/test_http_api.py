@@ -11,6 +11,7 @@ import pytest
 from broker.api import DONE, OK, running_api
 from broker.support import FailingFiles, dpub
 from trio_nsq import __version__
+from trio_nsq.fleet.identity import BrokerIdentity
 
 
 async def test_ping_and_info(tmp_path: Path) -> None:
@@ -25,9 +26,21 @@ async def test_ping_and_info(tmp_path: Path) -> None:
         assert info["http_port"] > 2
         assert info["max_heartbeat_interval"] == 60_000_000_000
         assert list(info) == [
-            "version", "broadcast_address", "hostname", "http_port", "tcp_port", "start_time",
+            "version", "broadcast_address", "hostname", "http_port", "tcp_port", "start_time", "instance",
             "max_heartbeat_interval", "max_output_buffer_size", "max_output_buffer_timeout", "max_deflate_level",
         ]  # fmt: skip
+
+
+async def test_brokers_with_the_same_ports_that_start_in_the_same_second_differ(tmp_path: Path) -> None:
+    """On IP addresses of their own; all other fields are equal then."""
+    async with running_api(tmp_path / "a") as one:
+        info = (await one.get("/info")).json()
+        addresses = {f"{name}_address": f"127.0.0.2:{info[f'{name}_port']}" for name in ("http", "tcp")}
+        async with running_api(tmp_path / "b", **addresses) as other:
+            found = [(await each.get("/info")).json() for each in (one, one, other)]
+    found[2]["start_time"] = found[0]["start_time"]
+    identities = [BrokerIdentity.of(info) for info in found]
+    assert identities[0] == identities[1] != identities[2]
 
 
 async def test_pub_and_mpub(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ async def test_tasks_shows_the_stack_of_each_task(tmp_path: Path) -> None:
         lines = (await api.get("/debug/tasks")).text.splitlines()
         living = trio.lowlevel.current_statistics().tasks_living
         assert lines[0] == f"{living} tasks"
-        (timers,) = [i for i, line in enumerate(lines) if line.endswith("Delivery.run_timers")]
+        (timers,) = [i for i, line in enumerate(lines) if line.endswith("Deliverer.run_timers")]
         assert lines[timers + 1].strip().startswith("_keep_running (trio_nsq.broker.serve:")
-        assert lines[timers + 2].strip().startswith("Delivery.run_timers (trio_nsq.broker.delivery:")
+        assert lines[timers + 2].strip().startswith("Deliverer.run_timers (trio_nsq.broker.delivery:")
         assert lines[timers + 3].strip().startswith("Timers.wait (trio_nsq.broker.timers:")
         assert lines[timers + 4].strip().startswith("Event.wait (trio._sync:")
 
@@ -69,7 +69,7 @@ async def test_profile_shows_where_time_is_spent(
         assert trio.current_time() - began == pytest.approx(7, abs=1)
         assert response.headers["content-type"].startswith("text/plain")
         assert "over 7 s" in response.text
-        assert "publisher.py" in response.text
+        assert "write_path.py" in response.text
         assert "internal time" in response.text
 
 
@@ -178,7 +178,10 @@ async def post(api: Api, path: str) -> dict[str, int]:
         ("Sec-Fetch-Site", "same-site"),
     ],
 )
-@pytest.mark.parametrize(("method", "path"), [("POST", "/debug/freememory"), ("GET", "/debug/profile")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/debug/freememory"), ("GET", "/debug/profile"), ("GET", "/config/log_level")],
+)
 async def test_requests_of_web_pages_are_refused(
     tmp_path: Path, method: str, path: str, name: str, value: str
 ) -> None:
@@ -186,6 +189,29 @@ async def test_requests_of_web_pages_are_refused(
         response = await api.send(method, path, {name: value})
         assert response.status_code == 403
         assert response.json()["message"].startswith("NOT_FOR_WEB_PAGES")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Accept-Language": "en"},  # an image by plain HTTP, with referrerpolicy=no-referrer
+        {"User-Agent": "Mozilla/5.0"},
+        {"Upgrade-Insecure-Requests": "1"},
+        {"Cookie": "a=b"},
+        {"Sec-GPC": "1"},
+    ],
+)
+async def test_requests_of_browsers_that_do_not_tell_the_page_are_refused(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        for path in ("/debug", "/debug/profile?seconds=1", "/config/log_level"):
+            for _ in range(2):  # the second has a known Host
+                response = await api.send("GET", path, {"Host": "broker.lan:4151", **headers})
+                assert (response.status_code, response.json()["message"][:17]) == (403, "NOT_FOR_WEB_PAGES")
+        assert (await api.send("GET", "/ping", {"Host": "broker.lan:4151", **headers})).status_code == 200
+        own = {"Referer": "http://broker.lan:4151/debug", "Host": "broker.lan:4151", **headers}
+        assert (await api.send("GET", "/debug", own)).status_code == 200
 
 
 async def test_address_typed_into_a_browser_is_answered(tmp_path: Path) -> None:

@@ -46,6 +46,15 @@ async def test_refusals(tmp_path: Path) -> None:
         assert (await api.get("/jobs")).json() == {"jobs": []}
 
 
+@pytest.mark.parametrize("name", ["name", "host", "unit", "message", "channel"])
+async def test_text_that_is_not_unicode(tmp_path: Path, name: str) -> None:
+    """The list of jobs can still be sent to every client."""
+    async with running_api(tmp_path / "d") as api:
+        assert (await api.send("PUT", "/jobs/one", body=job(**{name: "a\ud800"}))).status_code == 200
+        (found,) = (await api.get("/jobs")).json()["jobs"]
+        assert found[name] == "a\ufffd"
+
+
 async def test_reports_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with running_api(tmp_path / "d") as api:

@@ -27,8 +27,8 @@ from broker.support import (
 )
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.api.publishing import Publishing
+from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.http import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Request, Response
-from trio_nsq.pacing import Pacing
 
 OK = (200, b"OK")
 PING = raw_post(b"/ping", method=b"GET")
@@ -165,7 +165,7 @@ async def test_requests_after_a_publish_wait_for_the_log_and_others_do_not(tmp_p
                     sock.recv(1, socket.MSG_DONTWAIT)
             files.release()
             assert [await raw_answer(client) for _ in range(5)] == [
-                OK, OK, (200, b'{"producer":"p","number":null}'), OK, OK
+                OK, OK, (200, b'{"producer":"p","number":null,"may_be_forgotten":false}'), OK, OK
             ]  # fmt: skip
             assert [await raw_answer(other) for _ in range(2)] == [OK, OK]
 

@@ -15,8 +15,11 @@ import trio
 from broker.api import Api, running_api
 from broker.state import damage
 from broker.support import PATIENCE_S, connected, dpub, running_broker, settle
+from trio_nsq.log.files import Files
 from trio_nsq.log.raw import RawStreamReader
 from trio_nsq.log.records import RecordBatch
+from trio_nsq.log.segment.identity import Identity
+from trio_nsq.server.bodies import ROOM_BYTES
 
 
 async def read(api: Api, **query: Any) -> list[dict[str, Any]]:
@@ -208,10 +211,13 @@ async def test_bounds(tmp_path: Path) -> None:
             "last_timestamp_ns": None,
             "bytes": 0,
             "segments": 0,
+            "incarnation": None,
         }
         await publish_numbers(api, 10)
         lines = await read(api)
         files = sorted((tmp_path / "d" / "topics" / "t.topic").glob("*.log"))
+        identity = Identity.read(Files(), files[0].parent)
+        assert identity is not None
         assert (await api.get("/topic/bounds", topic="t", at="latest")).json() == {
             "topic": "t",
             "first_sequence": 0,
@@ -220,6 +226,7 @@ async def test_bounds(tmp_path: Path) -> None:
             "last_timestamp_ns": lines[-1]["timestamp_ns"],
             "bytes": sum(path.stat().st_size for path in files),
             "segments": len(files),
+            "incarnation": identity.incarnation.hex(),
             "at_sequence": 10,
             "bytes_from_at": 0,
         }
@@ -513,3 +520,34 @@ async def test_reading_does_not_fill_the_cache(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await read(api)
         assert (await api.get("/debug/memory")).json()["cache"]["bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/topic/read?topic=t", "/topic/read?topic=t&format=raw", "/channel/peek?topic=t&channel=c"]
+)
+async def test_readers_of_large_messages_that_do_not_read(tmp_path: Path, path: str) -> None:
+    """They hold a limited amount of memory, and do not keep it from others."""
+    body, count = b"x" * 1_000_000, 60  # more messages than the system buffers for a client
+    async with running_api(tmp_path / "d") as api:
+        stalled = []
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        for _ in range(16):
+            await api.post("/pub", topic="t", body=body)
+        url = api.client.base_url
+        expected = len((await api.client.get(path)).content)
+        tracemalloc.start()
+        try:
+            for _ in range(count):
+                sock = trio.socket.socket()
+                stalled.append(sock)
+                sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+                await sock.connect((url.host, url.port))
+                await sock.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            with trio.fail_after(PATIENCE_S):
+                assert len((await api.client.get(path)).content) == expected
+            assert tracemalloc.get_traced_memory()[1] < ROOM_BYTES + count * 500_000
+        finally:
+            tracemalloc.stop()
+            for sock in stalled:
+                sock.close()

@@ -6,15 +6,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.letters import ORIGIN
 from trio_nsq.broker.api.json_lines import gap_line, message_line, message_lines
-from trio_nsq.broker.state.record_metadata import (
-    Origin,
-    Reason,
+from trio_nsq.log import RecordBatch
+from trio_nsq.log.gaps import Gap
+from trio_nsq.log.record_metadata import (
     metadata_for_channel,
     metadata_for_dead_letters,
 )
-from trio_nsq.log import RecordBatch
-from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
 
 
@@ -58,7 +57,7 @@ def test_message_for_one_channel_has_its_channel() -> None:
 
 
 def test_other_metadata_is_not_shown() -> None:
-    metadata = metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)])
+    metadata = metadata_for_dead_letters([ORIGIN])
     (line,) = lines_of(RecordBatch(0, 1, 7, 0, pack_messages([b"a"]), metadata), range(1))
     assert list(line) == ["topic", "id", "timestamp_ns", "attempts", "sequence", "due_ns", "body"]
 

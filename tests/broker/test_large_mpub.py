@@ -13,8 +13,8 @@ import trio
 from broker.api import raw_answer, raw_post_with_length
 from broker.state import Fixture
 from broker.support import connected, running_broker
-from trio_nsq.broker.state.record_metadata import batch_number
 from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log.record_metadata import batch_number
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.bulk import COMPILED
 

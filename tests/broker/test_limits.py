@@ -11,7 +11,7 @@ import trio
 
 from broker.certificates import Certificates
 from broker.support import connected, pub, running_broker
-from trio_nsq.admission import connection_limit
+from trio_nsq.server.admission import connection_limit
 
 
 async def test_tcp_client_beyond_the_limit_gets_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import trio
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, refusal, running_broker
 from trio_nsq.broker import StartupError
-from trio_nsq.listening import is_exposed, listen, loopback_host
+from trio_nsq.server.listening import is_exposed, listen, loopback_host
 
 
 @pytest.fixture

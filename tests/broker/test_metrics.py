@@ -126,6 +126,7 @@ async def test_metrics_of_the_broker(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         found = await scrape(api)
         assert (found("healthy"), found("connections"), found("producers")) == (1, 1, 0)
+        assert 0 < found("disk_free_bytes") < found("disk_size_bytes")
         assert [s.labels["version"] for s in found.families["nsq_build_info"].samples] == [__version__]
         await api.tcp.publish("t", b"x")
         found = await scrape(api)
@@ -172,13 +173,16 @@ async def test_metrics_of_topics_and_channels(tmp_path: Path) -> None:
 
 
 async def test_timeouts(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    # No threads: the clock would jump meanwhile.
     async with running_api(tmp_path / "d") as api:
         await api.tcp.send(identify(msg_timeout=1000))
         await api.tcp.ok()
         await api.tcp.subscribe("t#ephemeral", "c", ready_count=1)
         await api.tcp.publish("t#ephemeral", b"x")
-        assert [(await api.tcp.message()).attempts for _ in range(2)] == [1, 2]
+        messages = [await api.tcp.message() for _ in range(2)]
+        assert [each.attempts for each in messages] == [1, 2]
+        # It would time out again: a scrape waits for a thread.
+        await api.tcp.send(b"FIN %s\n" % messages[1].id)
+        await api.tcp.nothing_more()
         found = await scrape(api)
         assert found("channel_timeouts_total", topic="t#ephemeral", channel="c") == 1
 

@@ -13,7 +13,7 @@ from broker.api import Api, running_api
 from broker.letters import another, client_of, configure, fail, letters, take
 from broker.moving import TO, Mover, waiting
 from broker.support import PATIENCE_S, HeldFiles
-from trio_nsq.broker.moved_groups import Group
+from trio_nsq.broker.moved_groups import MovedGroup
 from trio_nsq.broker.state import producers
 from trio_nsq.protocol import Limits, MessageSet, pack_messages
 
@@ -552,7 +552,7 @@ async def test_requests_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def group(first: int, last: int, *bodies: bytes, **more: Any) -> bytes:
     """Return an encoded group."""
     messages = pack_messages(bodies)
-    return Group(first, last, MessageSet(messages.data, messages.sizes), **more).encode()
+    return MovedGroup(first, last, MessageSet(messages.data, messages.sizes), **more).encode()
 
 
 def dead_letter(topic: Any = "o", channel: Any = "c", **changes: Any) -> dict[str, Any]:

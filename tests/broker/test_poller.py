@@ -6,13 +6,10 @@ import gc
 import json
 import os
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import trio
@@ -21,11 +18,9 @@ import trio.testing
 from broker.api import running_api
 from broker.support import (
     BOTH_SYNCS,
-    PATIENCE_S,
     HeldFiles,
-    QuietRounds,
+    PolledClient,
     RawClient,
-    a_delivery,
     connected,
     identify,
     mpub,
@@ -36,19 +31,10 @@ from broker.support import (
     settle,
 )
 from broker.upgrading import upgrade
-from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.ingest.publication import Publication
-from trio_nsq.broker.ingest.publisher import Publisher
 from trio_nsq.broker.session.session import Session
-from trio_nsq.broker.state.broker import Broker, MessageIds
-from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.state.topic import Topic
-from trio_nsq.broker.storage.spare_room import SpareRoom
-from trio_nsq.log import Files, MemoryLog
-from trio_nsq.pacing import Pacing
-from trio_nsq.protocol.messages import pack_messages
-from trio_nsq.reactor import PolledEndpoint, Poller
+from trio_nsq.event_loop.pacing import Pacing
+from trio_nsq.event_loop.reactor import Poller
 
 
 async def oks(client: RawClient, count: int) -> None:
@@ -59,45 +45,7 @@ async def oks(client: RawClient, count: int) -> None:
 # ---------------------------------------------------------------------- turns
 
 
-class Noted(QuietRounds):
-    """Records the end of each round, and may call a function then."""
-
-    def __init__(self, served: list[str], on_end: Callable[[], None] = lambda: None) -> None:
-        self._served = served
-        self._on_end = on_end
-
-    def end_round(self) -> None:
-        self._served.append("round")
-        self._on_end()
-
-
-class Once(PolledEndpoint):
-    """A client that has sent something once, and is done when it has been served.
-
-    Attributes:
-        other: The client's end.
-    """
-
-    def __init__(self, name: str, served: list[str], poller: Poller) -> None:
-        self.ours, self.other = socket.socketpair()
-        self.ours.setblocking(False)
-        super().__init__(self.ours, poller)
-        self._name = name
-        self._served = served
-        self.other.send(b"x")
-        self.rest()
-        poller.add(self.ours.fileno(), self)
-
-    def serve_data(self, data: bytes | None) -> None:
-        self._served.append(self._name)
-        self.rest()
-
-    def close(self) -> None:
-        self.ours.close()
-        self.other.close()
-
-
-class Talker(Once):
+class Talker(PolledClient):
     """A client whose socket has new data each time that it is served."""
 
     def __init__(self, name: str, served: list[str], poller: Poller) -> None:
@@ -109,26 +57,24 @@ class Talker(Once):
         super().serve_data(data)
 
 
-async def run_for_rounds(poller: Poller, served: list[str], count: int, end: Callable[[], None]) -> list[str]:
-    """Return who was served in each of the first rounds; `end` may end the poller's turn."""
-
-    def look() -> None:
-        if served.count("round") == count:
-            nursery.cancel_scope.cancel()
-        if served.count("round") >= count:
-            end()
-
-    async with trio.open_nursery() as nursery:
-        with trio.fail_after(PATIENCE_S):
-            await poller.run(Noted(served, look))
-    return " ".join(served).split("round")[:count]
+def served_by_round(poller: Poller, served: list[str], count: int) -> list[str]:
+    """Return who is served in each of the next rounds."""
+    rounds: list[str] = []
+    poller.open()
+    for _ in range(count):
+        before = len(served)
+        assert poller.poll()
+        poller.serve()
+        rounds.append(" ".join(served[before:]))
+    poller.close()
+    return rounds
 
 
 async def test_client_that_sends_continuously_has_one_turn_per_round() -> None:
     served: list[str] = []
     poller = Poller()
     talkers = [Talker("a", served, poller), Talker("b", served, poller)]
-    rounds = await run_for_rounds(poller, served, 10, lambda: None)
+    rounds = served_by_round(poller, served, 10)
     assert {" ".join(sorted(each.split())) for each in rounds} == {"a b"}
     for talker in talkers:
         talker.close()
@@ -146,15 +92,13 @@ async def test_clients_left_by_a_short_turn_are_first_in_the_next() -> None:
     served: list[str] = []
     poller = Poller(Pacing(turn_s=1), lambda: now_s)
     talkers = [Slow(name, served, poller) for name in "abcd"]
-    rounds = await run_for_rounds(poller, served, 4, lambda: None)
+    rounds = served_by_round(poller, served, 4)
     assert ["".join(sorted(each.split())) for each in rounds] == ["ab", "cd", "ab", "cd"]
     for talker in talkers:
         talker.close()
 
 
 async def test_data_that_arrives_while_many_are_served_belongs_to_the_same_round() -> None:
-    now_s = 1000.0
-
     class Prompter(Talker):
         """Lets another client send when it is served."""
 
@@ -163,16 +107,12 @@ async def test_data_that_arrives_while_many_are_served_belongs_to_the_same_round
                 late.other.send(b"x")
             super().serve_data(data)
 
-    def let_time_pass() -> None:
-        nonlocal now_s
-        now_s += 2000
-
     served: list[str] = []
-    poller = Poller(Pacing(turn_s=1000), lambda: now_s)
+    poller = Poller(Pacing(turn_s=1000))
     late = Talker("late", served, poller)
     assert late.receive_now() == b"x"
     talkers = [(Prompter if n == 3 else Talker)(f"{n}", served, poller) for n in range(8)]
-    first, second = await run_for_rounds(poller, served, 2, let_time_pass)
+    first, second = served_by_round(poller, served, 2)
     assert first.split() == [*"01234567", "late"]
     assert sorted(second.split()) == [*"01234567", "late"]
     for talker in [late, *talkers]:
@@ -180,7 +120,7 @@ async def test_data_that_arrives_while_many_are_served_belongs_to_the_same_round
 
 
 async def test_client_that_sends_again_in_its_round_is_served_again() -> None:
-    class Last(Once):
+    class Last(PolledClient):
         """The first client sends again when this one is served."""
 
         def serve_data(self, data: bytes | None) -> None:
@@ -189,207 +129,10 @@ async def test_client_that_sends_again_in_its_round_is_served_again() -> None:
 
     served: list[str] = []
     poller = Poller(Pacing(turn_s=1000))
-    clients = [(Last if n == 7 else Once)(f"{n}", served, poller) for n in range(8)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, QuietRounds())
-        await settle()
-        assert served == [*"01234567", "0"]
-        nursery.cancel_scope.cancel()
+    clients = [(Last if n == 7 else PolledClient)(f"{n}", served, poller) for n in range(8)]
+    assert served_by_round(poller, served, 2) == ["0 1 2 3 4 5 6 7", "0"]
     for client in clients:
         client.close()
-
-
-async def test_data_that_arrives_while_busy_waiting_is_served() -> None:
-    class SendOrBeBusy:
-        is_call_near = False
-        left = 3
-
-        @property
-        def is_busy(self) -> bool:
-            self.left -= 1
-            if self.left >= 0:
-                client.other.send(b"x")
-            return self.left < 0
-
-        def end_round(self) -> None: ...
-
-        def idle(self) -> bool:
-            return False
-
-        def before_sleep(self) -> bool:
-            return False
-
-    served: list[str] = []
-    poller = Poller(Pacing(awake_s=PATIENCE_S, awake_at_most_s=PATIENCE_S))
-    client = Once("served", served, poller)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, SendOrBeBusy())
-        await settle()
-        assert served == ["served"] * 4
-        nursery.cancel_scope.cancel()
-    client.close()
-
-
-@dataclass
-class Spinning(QuietRounds):
-    """Controls whether the poller may busy-wait; its clock ticks when it is read, as such a wait does."""
-
-    is_busy: bool = False
-    others: trio.Nursery | None = None
-    """Whether another task is to run before the poller waits."""
-    looks: int = 0
-    sleep_s: float = 0
-
-    def clock_s(self) -> float:
-        self.looks += 1
-        return self.looks / 100 + self.sleep_s
-
-    def idle(self) -> bool:
-        if self.others is not None:
-            self.others.start_soon(trio.lowlevel.checkpoint)
-        return False
-
-
-async def test_poller_does_not_busy_wait_while_others_need_the_event_loop() -> None:
-    rounds = Spinning()
-
-    async def waits(at_most_s: float = 100, sleep_s: float = 0) -> bool:
-        poller = Poller(Pacing(awake_s=1, awake_at_most_s=at_most_s, turn_s=100), rounds.clock_s)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run, rounds)
-            await settle()
-            rounds.looks = 0
-            rounds.sleep_s += sleep_s
-            poller.wake()
-            await settle()
-            looks = rounds.looks
-            nursery.cancel_scope.cancel()
-        assert looks < 50 or looks >= 100
-        return looks >= 100
-
-    assert await waits()
-    assert not await waits(at_most_s=0)
-    assert not await waits(sleep_s=10)  # it arrives rarely
-    rounds.is_busy = True
-    assert not await waits()
-    rounds.is_busy = False
-    async with trio.open_nursery() as rounds.others:
-        assert not await waits()
-    rounds.others = None
-    assert await waits()
-
-
-class ThreadWorks(QuietRounds):
-    """A thread works, and will probably call soon.
-
-    Attributes:
-        idle_again: Is set when the poller has nothing to do.
-        served: As `idle_again`, for a task.
-    """
-
-    is_call_near = False
-
-    def __init__(self) -> None:
-        self.idle_again = threading.Event()
-        self.served: trio.Event | None = None
-
-    def idle(self) -> bool:
-        self.idle_again.set()
-        if self.served is not None:
-            self.served.set()
-        return False
-
-
-class SleepsOfTrio(trio.abc.Instrument):
-    """Notes whether trio looks for events, or sleeps, after the poller has nothing to do."""
-
-    def __init__(self, rounds: ThreadWorks) -> None:
-        self.slept = threading.Event()
-        self._rounds = rounds
-
-    def before_io_wait(self, timeout: float) -> None:
-        if self._rounds.idle_again.is_set():
-            self.slept.set()
-
-
-@asynccontextmanager
-async def dozing(doze_s: float) -> AsyncIterator[tuple[Poller, ThreadWorks, Once]]:
-    """Run a poller, with a client that has been served, while a thread works."""
-    rounds, poller = ThreadWorks(), Poller(Pacing(doze_s=doze_s, awake_s=0, turn_s=PATIENCE_S))
-    client = Once("client", [], poller)
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run, rounds)
-            await settle()
-            rounds.is_call_near = True
-            rounds.idle_again.clear()
-            yield poller, rounds, client
-            nursery.cancel_scope.cancel()
-    finally:
-        client.close()
-
-
-async def test_poller_sleeps_without_trio_while_a_thread_is_about_to_call() -> None:
-    slept_in_trio: list[bool] = []
-    done = trio.Event()
-
-    def end() -> None:
-        rounds.is_call_near = False
-        done.set()
-
-    def work() -> None:
-        assert rounds.idle_again.wait(PATIENCE_S)
-        slept_in_trio.append(sleeps.slept.wait(0.2))
-        poller.call_soon(end)
-
-    async with dozing(PATIENCE_S) as (poller, rounds, client):
-        sleeps = SleepsOfTrio(rounds)
-        thread = threading.Thread(target=work)
-        thread.start()
-        trio.lowlevel.add_instrument(sleeps)
-        client.other.send(b"x")
-        await done.wait()
-        trio.lowlevel.remove_instrument(sleeps)
-        thread.join()
-    assert slept_in_trio == [False]
-
-
-async def test_poller_sleeps_without_trio_once_while_a_thread_hangs() -> None:
-    doze_s = 0.2
-    took_s: list[float] = []  # until trio runs a task after the poller has served the client
-    token = trio.lowlevel.current_trio_token()
-    done = trio.Event()
-
-    def look() -> None:
-        for _ in range(10):
-            rounds.idle_again.clear()
-            client.other.send(b"x")
-            assert rounds.idle_again.wait(PATIENCE_S)
-            began_s = perf_counter()
-            ran = threading.Event()
-            token.run_sync_soon(ran.set)
-            assert ran.wait(PATIENCE_S)
-            took_s.append(perf_counter() - began_s)
-        token.run_sync_soon(done.set)
-
-    async with dozing(doze_s) as (_, rounds, client):
-        thread = threading.Thread(target=look)
-        thread.start()
-        await done.wait()
-        thread.join()
-    assert took_s[0] > doze_s / 2
-    assert sum(took_s[1:]) < 9 * doze_s / 2
-
-
-async def test_poller_does_not_sleep_without_trio_if_other_tasks_can_run() -> None:
-    async with dozing(PATIENCE_S / 2) as (_, rounds, client):
-        served = rounds.served = trio.Event()
-        began_s = perf_counter()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(served.wait)
-            await settle()
-            client.other.send(b"x")
-        assert perf_counter() - began_s < PATIENCE_S / 2
 
 
 async def count_turns(turns: list[int]) -> None:
@@ -449,11 +192,15 @@ async def order_of_publishes(address: str, *sent: tuple[RawClient, bytes]) -> li
     async with connected(address) as reader:
         await reader.publish("order", b"makes the file")
         await reader.subscribe("order", "c", ready_count=100)
-        await reader.message()
+        await reader.send(b"FIN %s\n" % (await reader.message()).id)
         await settle()
         for client, data in sent:
             write_at_once(client, data)
-        return [(await reader.message()).body for _ in sent]
+        found = [await reader.message() for _ in sent]
+        for message in found:
+            await reader.send(b"FIN %s\n" % message.id)
+        await settle()
+        return [message.body for message in found]
 
 
 @pytest.mark.parametrize(
@@ -687,176 +434,6 @@ async def test_client_that_disconnects_during_a_commit_affects_no_other(tmp_path
             await other.publish("t", b"after")
             await settle()
     assert sum(record_counts(tmp_path / "d")) == 3
-
-
-# ---------------------------------------------------------------------- calls from threads, and idle work
-
-
-async def test_calls_from_a_thread_run_in_a_round() -> None:
-    heard: list[str] = []
-    poller = Poller()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, Noted(heard))
-        await settle()
-        await trio.to_thread.run_sync(poller.call_soon, lambda: heard.append(f"in round: {poller.in_round}"))
-        await settle()
-        assert heard == ["in round: True", "round"]
-        nursery.cancel_scope.cancel()
-
-
-async def test_round_ends_even_if_its_end_raises() -> None:
-    class Broken(QuietRounds):
-        def end_round(self) -> None:
-            raise ZeroDivisionError("a defect")
-
-    poller = Poller()
-
-    async def run() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await poller.run(Broken())
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await settle()
-        poller.call_soon(lambda: None)
-    assert not poller.in_round
-
-
-async def test_no_call_from_a_thread_is_lost() -> None:
-    """Also if it arrives while a round runs another one, or while the poller goes to sleep."""
-    heard: list[int] = []
-    poller = Poller()
-    answered = threading.Event()
-
-    def hear(number: int) -> None:
-        heard.append(number)
-        answered.set()
-
-    def call(first: int) -> None:
-        for number in range(first, first + 3000):
-            poller.call_soon(hear, number)
-            if number % 3 == 0:
-                assert answered.wait(PATIENCE_S)
-                answered.clear()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, QuietRounds())
-        await settle()
-        await trio.to_thread.run_sync(call, 0)
-        await settle()
-        assert heard == [*range(3000)]
-        nursery.cancel_scope.cancel()
-
-
-async def test_calls_from_threads_run_while_the_poller_does_not() -> None:
-    heard: list[int] = []
-    poller = Poller()
-    await trio.to_thread.run_sync(poller.call_soon, heard.append, 1)
-    await settle()
-    assert heard == [1]
-    for number in (2, 3):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(poller.run, QuietRounds())
-            await settle()
-            nursery.cancel_scope.cancel()
-            poller.call_soon(heard.append, number)
-        await settle()
-        assert heard[-1] == number
-
-
-async def test_work_that_waits_for_clients_is_done_before_the_poller_sleeps() -> None:
-    order: list[str] = []
-
-    class Held(QuietRounds):
-        """Work that waits for clients to send."""
-
-        left = 2
-
-        def before_sleep(self) -> bool:
-            if not self.left:
-                return False
-            self.left -= 1
-            order.append("held")
-            return True
-
-    poller = Poller()
-    client = Once("served", order, poller)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, Held())
-        await settle()
-        assert order == ["served", "held", "held"]
-        nursery.cancel_scope.cancel()
-    client.close()
-
-
-async def test_idle_work_is_done_when_no_client_has_sent_anything() -> None:
-    order: list[str] = []
-
-    class Leftover(QuietRounds):
-        """Work for idle times."""
-
-        left = 3
-
-        def idle(self) -> bool:
-            if not self.left:
-                return False
-            self.left -= 1
-            order.append("idle")
-            if self.left == 1:
-                client.other.send(b"x")
-            return True
-
-    poller, rounds = Poller(), Leftover()
-    client = Once("served", order, poller)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(poller.run, rounds)
-        await settle()
-        assert order == ["served", "idle", "idle", "served", "idle"]
-        rounds.left = 2
-        poller.wake()
-        await settle()
-        assert order[5:] == ["idle", "served", "idle"]
-        nursery.cancel_scope.cancel()
-    client.close()
-
-
-# ---------------------------------------------------------------------- other work of the log
-
-
-class HeldLog(MemoryLog):
-    """Creates a new file when it is released."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def roll(self) -> None:
-        assert self.go_on.wait(PATIENCE_S)
-
-
-@BOTH_SYNCS
-async def test_publish_during_the_creation_of_a_file_is_stored_afterwards(
-    tmp_path: Path, sync: Literal["always", "interval"]
-) -> None:
-    log = HeldLog()
-    topic = Topic("t", log, BatchCache(1_000_000), 10)
-    stored: list[object] = []
-    async with trio.open_nursery() as nursery:
-        options = BrokerOptions(data_path=tmp_path, sync=sync)
-        room = SpareRoom(tmp_path / "spare-room", Files())
-        poller = Poller()
-        delivery = a_delivery(Broker(options, lambda name: log), options, poller, nursery)
-        tested = Publisher(options, MessageIds(0, 0), nursery, room, poller, delivery)
-        nursery.start_soon(tested.roll, topic)
-        await settle()
-        for _ in range(2):
-            tested.submit(topic, [Publication([pack_messages([b"x"])])], stored.append)
-        await settle()
-        assert not stored
-        log.go_on.set()
-        await tested.close()
-    assert stored == [None, None]
-    assert log.next_sequence == 2
 
 
 # ---------------------------------------------------------------------- memory

@@ -8,14 +8,14 @@ import pytest
 from broker.state import SECOND, TIMESTAMP, Fixture, next_record
 from trio_nsq.broker.state import producers as module
 from trio_nsq.broker.state.producers import LastBatch, Producers
-from trio_nsq.broker.state.record_metadata import (
+from trio_nsq.broker.state.topic import StateError
+from trio_nsq.broker.state.version import Version
+from trio_nsq.log.record_metadata import (
     batch_number,
     is_about_messages,
     metadata_for_batch,
     metadata_for_channel,
 )
-from trio_nsq.broker.state.topic import StateError
-from trio_nsq.broker.state.version import Version
 from trio_nsq.protocol import pack_messages
 
 NOW_NS = TIMESTAMP
@@ -60,6 +60,10 @@ def test_least_recently_used_producer_is_forgotten(monkeypatch: pytest.MonkeyPat
     producers.record(LastBatch("e", 1, 5), later_ns)
     assert known(producers) == ["d", "c", "e"]
     assert list(producers.forgotten) == ["a", "b"]
+    assert [producers.may_have_forgotten(name) for name in "abcdx"] == [True, True, False, False, True]
+    producers.forget("e")
+    assert not producers.may_have_forgotten("e")
+    producers.record(LastBatch("e", 1, 5), later_ns)
     after = Producers(Version())
     after.restore(producers.state(), producers.used_s(), 6)
     assert after.state() == producers.state()
@@ -147,3 +151,14 @@ def test_invalid_state(wrong: dict[str, object]) -> None:
     publish(fixture, "p", 1)
     with pytest.raises(StateError):
         fixture.restarted(saved(fixture) | wrong)
+
+
+def test_each_change_of_the_saved_state_changes_the_version() -> None:
+    version = Version()
+    producers, seen = Producers(version), {version.number}
+    producers.record(LastBatch("p", 1, 0), NOW_NS)
+    seen.add(version.number)
+    assert producers.has_published("p", 1, NOW_NS + HOUR_NS)  # a use, whose time is saved
+    seen.add(version.number)
+    producers.forget("p")
+    assert len({version.number, *seen}) == 4

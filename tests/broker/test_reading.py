@@ -30,7 +30,8 @@ def reading(
     wait_s: float = 0,
     max_bytes: int = 200,
 ) -> Reading[RecordBatch]:
-    return Reading(readers, topic, partial(topic.log.read, max_bytes=max_bytes), start, end, wait_s)
+    read = partial(topic.log.read, max_bytes=max_bytes)
+    return Reading(readers, topic, read, start, end, wait_s, held=lambda record: 0, room=None)
 
 
 def broker_of(*fixtures: Fixture) -> Broker:
@@ -89,8 +90,9 @@ def test_every_message_is_read_once_and_in_order(
 
 async def test_raw_records(tmp_path: Path) -> None:
     fixture = filled(disk_log(tmp_path / "log", segment_bytes=200), [3, 3, 3])
+    log = fixture.topic.log
     way: Reading[RawRecord] = Reading(
-        readers_of(fixture), fixture.topic, fixture.topic.log.read_raw, 4, 9, wait_s=0
+        readers_of(fixture), fixture.topic, log.read_raw, 4, 9, wait_s=0, held=lambda record: 0, room=None
     )
     found: list[int] = []
     while records := await way.next():

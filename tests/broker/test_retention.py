@@ -14,6 +14,7 @@ from trio_nsq.broker.state.checkpoint import Checkpoint
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage import retention
+from trio_nsq.broker.storage.data_folder import SavedCheckpoint
 from trio_nsq.broker.storage.retention import (
     RetentionManager,
     kept_from,
@@ -181,8 +182,8 @@ class Kept:
             pass
         return checkpoint
 
-    def save(self) -> int | None:
-        return self.retention.discard(self.topic, self.checkpoint(), self.now_ns)
+    async def save(self) -> int | None:
+        return await self.retention.discard(self.topic, SavedCheckpoint(self.checkpoint()), self.now_ns)
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ async def test_loaded_topic_is_checked_when_its_first_file_may_be_too_old(kept: 
     kept.set_clock(45.1)
     assert kept.is_due()
     assert await kept.retention.has_work(kept.topic)
-    assert kept.save() is None
+    assert await kept.save() is None
     assert kept.log.first_sequence == 2
 
 
@@ -219,7 +220,7 @@ async def test_files_that_a_channel_needs_are_not_checked(kept: Kept) -> None:
     kept.set_clock(100)
     assert not kept.is_due()
     assert not await kept.retention.has_work(kept.topic)
-    assert kept.save() is None
+    assert await kept.save() is None
     assert kept.log.first_sequence == 0
 
 
@@ -254,7 +255,7 @@ async def test_waiting_messages_are_checked_and_saved_when_too_old(kept: Kept) -
     assert kept.is_due()
     assert await kept.retention.has_work(kept.topic)
     assert kept.topic.channels["c"].messages.expired_count == 2
-    kept.save()
+    await kept.save()
     kept.set_clock(10**6)
     assert kept.is_due()
     assert not await kept.retention.has_work(kept.topic)
@@ -275,20 +276,20 @@ async def test_failed_carry_forward_is_retried(
     files = kept.files
     assert isinstance(files, FailingFiles)
     files.failing["sync"] = 28
-    again_ns = kept.save()
+    again_ns = await kept.save()
     assert again_ns == kept.now_ns + 30_000 * MS
     assert kept.log.first_sequence == 0
     assert "No space left" in caplog.text
     files.heal()
-    assert kept.save() == again_ns  # not yet
+    assert await kept.save() == again_ns  # not yet
     assert not kept.log.has_carried_forward
     assert await kept.retention.has_work(kept.topic)  # the file was passed
     kept.now_ns = again_ns
-    assert kept.save() is None
+    assert await kept.save() is None
     assert kept.log.first_sequence == 2
     assert kept.log.read_carried_forward(1)
     channel.empty()
-    assert kept.save() is None
+    assert await kept.save() is None
     assert not kept.log.has_carried_forward
 
 
@@ -303,7 +304,7 @@ async def test_failed_carry_forward_is_retried(
         ("PINNED_BYTES", 3000),
     ],
 )
-def test_each_rule_alone_prevents_carrying_forward(
+async def test_each_rule_alone_prevents_carrying_forward(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, rule: str, limit: float
 ) -> None:
     """One of two messages is unfinished."""
@@ -317,8 +318,8 @@ def test_each_rule_alone_prevents_carrying_forward(
     kept.topic.channels["c"].messages.requeued.add([(1, 1, None)])
     with monkeypatch.context() as stricter:
         stricter.setattr(retention, rule, limit)
-        kept.save()
+        await kept.save()
         assert (kept.log.first_sequence, kept.log.has_carried_forward) == (0, False)
     kept.set_clock(10)
-    kept.save()
+    await kept.save()
     assert (kept.log.first_sequence, kept.log.has_carried_forward) == (2, True)

@@ -10,11 +10,12 @@ from shutil import copytree, ignore_patterns
 
 import pytest
 
+import qcli
 import trio_nsq
 from broker.support import PATIENCE_S
 
 DOCUMENT = Path(__file__).parents[2] / "ARCHITECTURE.md"
-SYNCS = range(9, 14)
+SYNCS = range(9, 16)
 """The steps of a PUB that do not happen with `--sync=interval`."""
 
 
@@ -46,7 +47,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("sync", "limit"), [("always", (10, 9)), ("interval", (9, 6))])
+@pytest.mark.parametrize(("sync", "limit"), [("always", (11, 10)), ("interval", (9, 6))])
 def test_routes(sync: str, limit: tuple[int, int], sources: Path) -> None:
     route = [
         step
@@ -58,9 +59,9 @@ def test_routes(sync: str, limit: tuple[int, int], sources: Path) -> None:
     assert files_and_returns(fin) == (5, 1)
     # In a new process: calls in threads are only recorded in new threads.
     traced = subprocess.run(
-        [sys.executable, "-m", "broker.traced_calls", sync],
+        [sys.executable, "-m", "routes", "PUB", "FIN", "--sync", sync, "--json"],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"PYTHONPATH": str(sources)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(sources), str(Path(qcli.__file__).parents[1])])},
         stdout=subprocess.PIPE,
         check=True,
         timeout=PATIENCE_S,

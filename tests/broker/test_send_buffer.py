@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from broker.support import settle
-from trio_nsq.reactor import SendBuffer
+from trio_nsq.event_loop.reactor import SendBuffer
 
 RANDOM = Random(1)
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,13 @@ async def test_torn_tail_is_cut_and_the_rest_is_kept(
         await client.publish("t", b"after")
         await client.subscribe("t", "c", ready_count=2)
         assert [(await client.message()).body for _ in range(2)] == [b"kept", b"after"]
+
+
+async def test_a_python_without_the_gil_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for enabled in (True, False):
+        module = import_module("trio_nsq.broker.serve")
+        monkeypatch.setattr(module, "has_gil", lambda enabled=enabled: enabled)
+        async with running_broker(tmp_path / "d"):
+            assert ("runs without the GIL" in caplog.text) is not enabled

@@ -1,11 +1,13 @@
 """Tests for `/stats` as JSON: filters, the process's memory, and connections."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from broker.api import Api, running_api
 from broker.auth_server import answer, authenticated, authorization, running_auth_server
@@ -265,3 +267,32 @@ async def test_connections_that_do_not_publish_are_not_producers(tmp_path: Path)
         await api.tcp.subscribe("t", "c")
         async with connected(f"127.0.0.1:{(await api.get('/info')).json()['tcp_port']}"):
             assert (await api.stats())["producers"] is None
+
+
+# ---------------------------------------------------------------------- other clients
+
+
+@pytest.mark.parametrize("path", [b"/stats?format=json", b"/stats", b"/metrics"])
+async def test_ping_does_not_wait_for_all_earlier_answers(tmp_path: Path, path: bytes) -> None:
+    answered: list[int] = []
+
+    async def read(number: int, stream: trio.SocketStream) -> None:
+        async with stream:
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+            async for _ in stream:
+                pass
+        answered.append(number)
+
+    async with running_api(tmp_path / "d") as api:
+        for number in range(120):
+            await api.tcp.publish(f"t{number}#ephemeral", b"x")
+        url = api.client.base_url
+        streams = [await trio.open_tcp_stream(url.host, url.port or 0) for _ in range(20)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        for stream in streams:  # without a switch to the broker, so that it gets all requests at once
+            wanted = path if stream is not streams[-1] else b"/ping"
+            os.write(stream.socket.fileno(), b"GET %b HTTP/1.0\r\n\r\n" % wanted)
+        async with trio.open_nursery() as nursery:
+            for number, stream in enumerate(streams):
+                nursery.start_soon(read, number, stream)
+    assert answered.index(19) < 10

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.state import MS, SECOND, Fixture, disk_log, packed, records
+from broker.state import MS, SECOND, Fixture, disk_log, kept, packed, records
+from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import first_needed
+from trio_nsq.broker.state.move import Move
 from trio_nsq.broker.state.topic import StateError
 from trio_nsq.log import MemoryLog
 
@@ -486,3 +488,23 @@ def test_descending_ids_after_a_restart_are_found(tmp_path: Path) -> None:
         subscriber.requeue(message)
     assert [(m.id, m.body) for m in subscriber.receive()] == [(m.id, m.body) for m in received]
     assert fixture.now_ns == 5000 * MS
+
+
+def test_beginning_and_end_of_a_move_are_saved_as_they_are_made() -> None:
+    fixture = Fixture()
+    fixture.publish_many(3)
+    topic, channel = fixture.topic, fixture.channel()
+    topic.moving.begin(Move("0" * 16, "elsewhere", topic.end, 0))
+    before = kept(channel.state())
+    planned = kept(channel.state_after(Channel.fix_stream))
+    channel.fix_stream()
+    assert kept(channel.state()) == planned != before
+
+    checkpoint = topic.checkpoint()
+    topic.moving.plan_end(checkpoint)
+    topic.moving.end()
+    ended = topic.snapshot()
+    for _ in checkpoint.encode():
+        pass
+    assert json.loads(checkpoint.content) == ended
+    assert "move" not in ended

@@ -12,7 +12,7 @@ import trio
 
 from broker.state import Fixture, disk_log, packed, records
 from broker.support import PATIENCE_S, running_broker
-from log.support import segment_files
+from log.support import carry_forward, segment_files
 from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.storage.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
@@ -176,7 +176,7 @@ def carried(folder: Path) -> Path:
     """The same topic, but both channels have finished everything before message 30, except those of `a`."""
     change(folder, lambda state: [channel.update(cursor=30) for channel in state["channels"]])
     log = disk_log(folder, segment_bytes=300)
-    assert log.carry_forward(range(10, 17), 10**6)
+    assert carry_forward(log, range(10, 17), 10**6)
     log.discard_before(30)
     assert 17 < log.first_sequence <= 30
     log.close()
@@ -261,7 +261,7 @@ def test_messages_carried_forward_again_during_the_check_are_not_missing(carried
 
         change(carried, finish)
         log = disk_log(carried, segment_bytes=300)
-        assert log.carry_forward([*range(13, 17), 30], 10**6)
+        assert carry_forward(log, [*range(13, 17), 30], 10**6)
         log.discard_before(39)
         log.close()
 

@@ -16,8 +16,10 @@ import pytest
 from broker.support import RawClient, connected, mpub, refusal, running_broker, settle, until
 from faults.disk import RecordingFiles, disk_at, read_image, write_image
 from log.support import HastyFiles
+from trio_nsq.broker.storage.verify import verify_broker_file
+from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.log import DiskLog
-from trio_nsq.pacing import Pacing
+from trio_nsq.log.files import Space
 
 TOPICS = [f"t{n}" for n in range(6)]
 ALWAYS = Pacing(ahead_topics=1, ahead_retry_s=0.0)
@@ -235,8 +237,8 @@ async def test_interval_mode_has_no_write_ahead_log(tmp_path: Path) -> None:
 class LittleRoom(HastyFiles):
     """A disk with little free space."""
 
-    def available_bytes(self, path: Path) -> int:
-        return 95 * 1024 * 1024
+    def space(self, path: Path) -> Space:
+        return Space(95 * 1024 * 1024, 1024**4)
 
 
 async def test_without_room_there_is_no_write_ahead_log(tmp_path: Path) -> None:
@@ -285,6 +287,7 @@ async def test_error_of_the_write_ahead_log_refuses_nothing(
         files.written.clear()
         for _ in range(20):
             await publishers.publish()
+            await settle()  # the next file is begun in a thread
         assert [name for name in files.written if name.startswith("write-ahead")], "it is used again"
     assert publishers.refused == {topic: [] for topic in TOPICS}
     assert stored(tmp_path / "d") == publishers.acknowledged
@@ -377,13 +380,44 @@ async def test_unavailable_topic_gets_its_messages_later(tmp_path: Path) -> None
     assert await restarted(after) == publishers.acknowledged
 
 
+async def test_missing_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as in a copy of a running broker's folder that left it out."""
+    async with publishing(tmp_path / "d", HastyFiles()):
+        killed = copied(tmp_path / "d", tmp_path / "killed")
+    whole = copied(killed, tmp_path / "whole")
+    for path in killed.glob("write-ahead.*"):
+        path.unlink()
+    (finding,) = verify_broker_file(killed)
+    assert "broker.json says that there may be a write-ahead log" in finding.what
+    assert not verify_broker_file(whole)
+    text = f"{killed}/write-ahead.*: missing: broker.json says"
+    for start in range(3):
+        caplog.clear()
+        await restarted(killed if start < 2 else whole)
+        assert (text in caplog.text) == (not start)
+
+
+async def test_without_a_file_none_is_missing(tmp_path: Path) -> None:
+    """After an error of the write-ahead log, there is none until the next is begun."""
+    files = CountingFiles()
+    pacing = Pacing(ahead_topics=1, ahead_retry_s=1000)
+    async with publishing(tmp_path / "d", files, pacing=pacing) as publishers:
+        files.failing = {("sync", "write-ahead"): errno.EIO}
+        await publishers.publish()
+        await until(lambda: not list((tmp_path / "d").glob("write-ahead.*")))
+        await settle()
+        await until(lambda: json.loads((tmp_path / "d" / "broker.json").read_bytes())["format"] == 1)
+        await publishers.publish()
+    assert stored(tmp_path / "d") == publishers.acknowledged
+
+
 async def test_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     async with publishing(tmp_path / "d", HastyFiles()):
         copied(tmp_path / "d", tmp_path / "killed")
     path = next((tmp_path / "killed").glob("write-ahead.*"))
     data = bytearray(path.read_bytes())
     data[11] = 9
-    path.write_bytes(data)
+    path.write_bytes(data[:32] + b"entries of a later format")
     assert f"{path} is of format 9" in await refusal(tmp_path / "killed")
 
 

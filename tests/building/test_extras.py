@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trio_nsq.extras import install_hint
+from trio_nsq.platform.extras import install_hint
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 

@@ -9,15 +9,23 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = [
-    Requirement(line)
-    for line in (ROOT / "requirements-dev.txt").read_text().splitlines()
+LINES = [
+    line.split(" --hash=")
+    for line in (ROOT / "requirements-dev.txt").read_text().replace("\\\n", "").splitlines()
     if line and not line.startswith("#")
 ]
+PINS = [Requirement(line[0]) for line in LINES]
 
 
 def test_pin_is_one_version() -> None:
     assert [str(pin) for pin in PINS if [each.operator for each in pin.specifier] != ["=="]] == []
+
+
+def test_pins_have_hashes() -> None:
+    """pip then refuses a file that was changed at the index."""
+    assert [
+        line[0] for line in LINES if not all(each.startswith("sha256:") for each in line[1:] or [""])
+    ] == []
 
 
 def test_every_requirement_has_a_pin_that_satisfies_it() -> None:

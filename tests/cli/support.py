@@ -37,6 +37,7 @@ from urllib.parse import quote
 
 import pytest
 
+from processes import popen
 from qcli.app import run
 from trio_nsq.client import RequestRefused
 from trio_nsq.client.reading.broker_log import BrokerLog
@@ -79,6 +80,7 @@ class Cli:
     tcp_address: str
     http_address: str
     env: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = DEADLINE_S
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of the commands."""
@@ -91,14 +93,19 @@ class Cli:
 
     def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
         """Run a command to its end."""
-        done = subprocess.run(
+        with popen(
             command_line(*args),
-            input=stdin,
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=self.environment(**(env or {})),
-            timeout=DEADLINE_S,
-        )
-        return Result(done.returncode, done.stdout, done.stderr.decode())
+        ) as process:
+            try:
+                out, err = process.communicate(stdin, self.timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        return Result(process.returncode, out, err.decode())
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, at_once: int = 5000) -> None:
         """Publish over HTTP, in a hundredth of the time of `qcli pub`."""
@@ -128,7 +135,7 @@ class Cli:
         self, *args: str, stdin: int | IO[bytes] | None = subprocess.PIPE, stdout: int = subprocess.PIPE
     ) -> Iterator[Running]:
         """Run a command in the background. At the end of the block it is killed if it still runs."""
-        process = subprocess.Popen(
+        process = popen(
             command_line(*args),
             stdin=stdin,
             stdout=stdout,
@@ -162,7 +169,7 @@ class Cli:
     ) -> Iterator[Terminal]:
         """Run a command, or a line of shell, on its own terminal. At the end of the block it is killed if it runs."""
         ours, theirs = pty.openpty()
-        process = subprocess.Popen(
+        process = popen(
             ["sh", "-c", shell] if shell else command_line(*args),
             stdin=theirs,
             stdout=theirs,
@@ -321,8 +328,11 @@ class Terminal:
         between the start of an `input` and its wait.
         """
         while self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self._read_until(time.monotonic() + 0.5)
+            # A command that has ended leaves SIGINT its default effect until the process exits.
+            if handles(self.process.pid, signal.SIGINT):
+                self.process.send_signal(signal.SIGINT)
+            # A second signal would end it at once: not while a busy machine makes it slow.
+            self._read_until(time.monotonic() + 5)
         return self.end()
 
     def end(self) -> int:
@@ -336,6 +346,14 @@ class Terminal:
                 self.shown += os.read(self.fd, 65536)
             except OSError:  # EIO: it has exited
                 return
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with suppress(FileNotFoundError):
+        (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    return False
 
 
 def read_exactly(fd: int, size: int) -> bytes:

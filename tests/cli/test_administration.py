@@ -140,11 +140,25 @@ def test_deleting_needs_yes_with_stdin_closed(qcli: Cli, args: str) -> None:
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 1), (b"n\n", 1, 0), (b"\n", 1, 0)])
 def test_deleting_asks_on_a_terminal(qcli: Cli, topic: str, answer: bytes, code: int, left: int) -> None:
     qcli("topic", "create", topic)
-    with qcli.on_terminal("topic", "delete", topic) as terminal:
-        terminal.expect(f"Delete topic {topic} on {qcli.http_address}? [y/N]: ".encode())
+    qcli("channel", "create", f"{topic}/c")
+    qcli.publish(topic, [b"a", b"b", b"c"])
+    with qcli.on_terminal("topic", "delete", topic, columns=200) as terminal:  # no line break by readline
+        terminal.expect(
+            f"Delete topic {topic} with 1 channel and 3 messages on {qcli.http_address}? [y/N]: ".encode()
+        )
         terminal.type(answer)
         assert terminal.end() == code
     assert qcli("stat", topic).code == left
+
+
+def test_emptying_a_topic_asks_about_its_own_messages_only(qcli: Cli, topic: str) -> None:
+    qcli("topic", "create", topic)
+    qcli("channel", "create", f"{topic}/c")
+    qcli.publish(topic, [b"a", b"b", b"c"])
+    with qcli.on_terminal("topic", "empty", topic, columns=200) as terminal:
+        terminal.expect(f"Empty topic {topic} with 0 messages on {qcli.http_address}? [y/N]: ".encode())
+        terminal.type(b"n\n")
+        assert terminal.end() == 1
 
 
 def test_end_of_input_means_no(qcli: Cli, topic: str) -> None:

@@ -20,9 +20,9 @@ from cli.support import DEADLINE_S, Cli, Result, Run, all_contexts, command_line
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from interop.peers import Broker, qcli_lookupd, qcli_serve
 from qcli.framework.options import CONNECTION_OPTIONS
+from trio_nsq.access.secret import Secret
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.client.http.broker_http import BrokerHTTP
-from trio_nsq.secret import Secret
 
 
 class Guarded(NamedTuple):
@@ -314,9 +314,11 @@ def test_secret_is_not_on_the_command_line(guarded: Guarded, topic: str, secret_
     """`ps` shows the command line; only the user's own processes can see the environment."""
     assert guarded.cli("all")("topic", "create", topic).code == 0
     assert guarded.cli("all")("channel", "create", f"{topic}/c").code == 0
-    with guarded.cli(QCLI_CLIENT_AUTH_SECRET_FILE=str(secret_file)).running("tail", f"{topic}/c") as tail:
+    cli = guarded.cli(QCLI_CLIENT_AUTH_SECRET_FILE=str(secret_file), TEST_PROCESSES="new")
+    with cli.running("tail", f"{topic}/c") as tail:
         guarded.cli("all").wait_until(f"{topic}/c", lambda record: bool(record["client_count"]))
         shown = Path(f"/proc/{tail.process.pid}/cmdline").read_bytes()
+        assert b"tail" in shown
         assert SECRETS["all"].encode() not in shown
 
 

@@ -1,16 +1,25 @@
 """Tests for `serve --check-config` and `lookupd --check-config`: what is wrong is named, and nothing is changed."""
 
+import itertools
 import os
+import re
+import socket
 import subprocess
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from broker.certificates import Certificates
 from cli.support import FREE_PORTS, Cli, CliHere, Run, command_line, lines_until_ready, options, serving
 from client.support.tokens import AuthFile
-from interop.peers import qcli_lookupd
+from interop.peers import qcli_lookupd, qcli_serve
 
 VALID = "The configuration is valid.\n"
 
@@ -61,7 +70,7 @@ def test_everything_that_is_valid_stays_as_it_is(cli: Cli, tmp_path: Path) -> No
         f"--audit-log={tmp_path}/audit",
         "--address-file=addresses",
     ]
-    with serving(tmp_path, *flags) as broker:
+    with serving(tmp_path, "--https-address=127.0.0.1:0", *flags) as broker:
         lines_until_ready(broker)
     # the broker was killed: its data folder is as a crash leaves it
     (tmp_path / "addresses").unlink()
@@ -110,7 +119,7 @@ def test_all_problems_are_named(cli: Cli, tmp_path: Path) -> None:
     )
     assert (result.code, result.out) == (2, b"")
     assert result.err.splitlines() == [
-        "Warning: configuration: unknown key log_levl is ignored (did you mean log_level?)",
+        "Error: configuration: unknown key log_levl (did you mean log_level?).",
         "Error: --config: c.toml: sync: 'never' is not one of 'always', 'interval'.",
         'Error: --config: c.toml: msg_timeout: true is not a duration such as "1m30s", or an integer, milliseconds.',
         "Error: Invalid value for '--tcp-address': 'x' is not host:port, such as 127.0.0.1:4150.",
@@ -182,6 +191,70 @@ def test_addresses(cli: Cli, tmp_path: Path, server: str) -> None:
     assert cli(server, *FREE_PORTS, "--data-path=data", "--check-config").err == VALID
 
 
+ADDRESSES = st.one_of(
+    st.text(st.sampled_from("./:[]0123456789a%é\u0663\\ -"), max_size=9),
+    st.text(st.characters(exclude_characters="\0"), max_size=9),
+    st.sampled_from(
+        [".", "..", ".5s", ".:", "a..b:1", "x" * 64 + ":1", "[a/b]:1", "./a:1", "a/b:1", "http://h:1/"]
+    ),
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ADDRESSES)
+@example(".")
+@example("..")
+@example(".5s")
+@example("a..b:1")
+@example("[a/b]:1")
+def test_every_address_is_valid_or_named(cli: Cli, address: str) -> None:
+    """No value ends with a traceback, and only a path with a slash is a unix socket."""
+    for flag in ("--tcp-address", "--http-address"):
+        with without_names():
+            result = cli("serve", "--data-path=data", f"{flag}={address}", "--check-config")
+        assert "Traceback" not in result.err
+        if result.code == 0:
+            assert result.err == VALID
+        else:
+            assert all(line.startswith(("Error: ", "Usage: ", "Try ")) for line in result.err.splitlines())
+        if "/" not in address and not re.search(":[0-9]{1,5}$", address):
+            assert result.code == (0 if flag == "--http-address" and not address else 2)
+
+
+@contextmanager
+def without_names() -> Iterator[None]:
+    """Let each host name be unknown: the test must not ask the network."""
+
+    def lookup(host: str | None, *args: Any, **kwargs: Any) -> Any:
+        if host is not None and not re.fullmatch("[0-9a-fA-F.:]+", host):
+            host.encode("idna")
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return getaddrinfo(host, *args, **kwargs)
+
+    getaddrinfo = socket.getaddrinfo
+    with patch("socket.getaddrinfo", lookup):
+        yield
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "audit_log",
+        "auth_file",
+        "lookupd_auth_secret_file",
+        "data_path",
+        "address_file",
+        "tls_cert",
+        "http_address",
+    ],
+)
+def test_a_path_has_no_nul(cli: Cli, tmp_path: Path, key: str) -> None:
+    (tmp_path / "c.toml").write_text(f'{key} = "./a\\u0000b"\n')
+    assert errors(cli, "serve", "--config=c.toml") == [f"--config: c.toml: {key}: It has a NUL character."]
+    result = cli("serve", "--config=c.toml")
+    assert (result.code, result.err) == (1, f"Error: --config: c.toml: {key}: It has a NUL character.\n")
+
+
 def test_unix_sockets(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert errors(cli, "serve", "--tcp-address=./missing/socket", "--http-address=./file") == [
@@ -214,6 +287,94 @@ def test_data_folder_of_a_running_server(cli: Cli, tmp_path: Path) -> None:
         assert cli("serve", "--data-path=data", "--check-config").err == VALID
     with qcli_lookupd(f"--data-path={tmp_path}/names"):
         assert cli("lookupd", "--data-path=names", "--check-config").err == VALID
+
+
+def refused_at_both(cli: Cli, *args: str) -> str:
+    """Return the reason that both `--check-config` and a start give."""
+    (problem,) = errors(cli, *args)
+    started = cli(*args)
+    assert (started.code, started.err) == (1, f"Error: {problem}\n")
+    return problem
+
+
+def test_files_that_the_broker_uses_in_its_data_folder(cli: Cli, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        broker.create("clicks", "archive")
+        while_it_runs = {path.name for path in (tmp_path / "data").iterdir()}
+    names = while_it_runs | {path.name for path in (tmp_path / "data").iterdir()}
+    assert {"broker.json", "broker.json.copy", "topics"} <= names
+    used = [f"data/{name}" for name in names if not (tmp_path / "data" / name).is_dir()]
+    used += [f"data/{name}" for name in ("broker.json.tmp", "write-ahead.7", "spare-room.probe", "nsqd.dat")]
+    used += ["data/topics/clicks.topic/state.json", f"{tmp_path}/link", "./way/broker.json", "missing/topics"]
+    (tmp_path / "link").symlink_to("data/broker.json")
+    (tmp_path / "way").symlink_to("data")
+    before = contents(tmp_path / "data")
+    (tmp_path / "x").mkdir()
+    for flag, path in itertools.product(("--address-file", "--audit-log", "--tcp-address"), used):
+        folder = "missing" if "missing" in path else "data"
+        result = cli("serve", f"--data-path={folder}", f"{flag}={path}", "--check-config")
+        wanted = (
+            f"Error: {flag}: the server itself uses {Path(path)} in its data folder: choose another name."
+        )
+        assert result.code == 1
+        assert wanted in result.err.splitlines()
+    assert f"uses {tmp_path}/link" in refused_at_both(
+        cli, "serve", "--data-path=data", f"--address-file={tmp_path}/link"
+    )
+    assert contents(tmp_path / "data") == before
+    assert "--address-file: the server itself uses data" in refused_at_both(
+        cli, "serve", "--data-path=./x/../data", "--address-file=data/broker.json"
+    )
+
+
+def test_other_files_in_the_data_folder(cli: Cli, tmp_path: Path) -> None:
+    """An address file there is useful: scripts find it with the data."""
+    (tmp_path / "data").mkdir()
+    flags = ("--data-path=data", "--address-file=data/addresses.json", "--audit-log=data/audit.log")
+    assert cli("serve", *flags, "--check-config").err == VALID
+    assert cli("lookupd", *flags, "--check-config").err == VALID
+    names = ("lookupd.json", "lookupd.json.tmp")
+    for name in names:
+        assert f"uses data/{name} in" in refused_at_both(
+            cli, "lookupd", "--data-path=data", f"--address-file=data/{name}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--address-file=a", "--audit-log=./a"], "--audit-log: a is also the file of --address-file"),
+        (
+            ["--http-address=./a", "--address-file=b/../a"],
+            "--address-file: b/../a is also the file of --http-address",
+        ),
+        (["--http-address=./a", "--audit-log=link"], "--audit-log: link is also the file of --http-address"),
+        (["--config=c.toml", "--audit-log=c.toml"], "--audit-log: c.toml is also the file of --config"),
+        (
+            ["--lookupd-auth-secret-file=a", "--address-file=a"],
+            "--lookupd-auth-secret-file: a is also the file of --address-file",
+        ),
+    ],
+)
+def test_files_with_two_uses(cli: Cli, tmp_path: Path, flags: list[str], reason: str) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c.toml").touch()
+    (tmp_path / "link").symlink_to("a")
+    flags = ["--data-path=data", "--tcp-address=127.0.0.1:0", *flags]
+    assert f"Error: {reason}." in cli("serve", *flags, "--check-config").err.splitlines()
+    started = cli("serve", *flags)
+    assert (started.code, started.err) == (1, f"Error: {reason}.\n")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_certificate_with_its_key_is_one_file(cli: Cli, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(
+        "".join(Path(certificates.options[f"tls_{name}"]).read_text() for name in ("key", "cert"))
+    )
+    flags = (f"--tls-cert={both}", f"--tls-key={both}")
+    assert cli("serve", "--data-path=data", *flags, "--check-config").err == VALID
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -10,7 +10,7 @@ import pytest
 from broker.auth_server import AuthServer, answer, authorization, threaded_auth_server
 from broker.certificates import Certificates
 from cli.support import Cli, Run, lines_until_ready, only_ours, serving
-from interop.peers import Broker, qcli_lookupd, qcli_serve
+from interop.peers import Broker, qcli_admin, qcli_lookupd, qcli_serve
 from trio_nsq.http import Request, Response
 
 SECRET = "open sesame"
@@ -189,11 +189,133 @@ def test_what_the_auth_server_denies(
     assert "E_UNAUTHORIZED" not in result.err
 
 
-@pytest.mark.parametrize("command", [("tail", "t", "--from", "1"), ("stat",), ("pub", "t"), ("tail", "t")])
-def test_the_wrong_one_of_both_ports(broker: Broker, run_here: Run, command: tuple[str, ...]) -> None:
-    result = run_here(Cli(broker.http_address, broker.tcp_address), *command)
-    other = "HTTP" if command in (("pub", "t"), ("tail", "t")) else "TCP"
-    assert (result.code, f"Is it the {other} port" in result.err) == (3, True), result.err
+TO_HTTP = ("to-http", "t", "--post=http://127.0.0.1:1/")
+
+
+@pytest.fixture(scope="module")
+def lookupd() -> Iterator[Broker]:
+    with qcli_lookupd() as service:
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "port"),
+    [
+        *((each, "--nsqd-http-address", "tcp") for each in (("stat",), ("tail", "t", "--from=1"), TO_HTTP)),
+        *((each, "--nsqd-tcp-address", "http") for each in (("pub", "t"), ("tail", "t"), TO_HTTP)),
+        (("to-nsq", "t"), "--destination-nsqd-tcp-address", "http"),
+        *(
+            (each, "--lookupd-http-address", port)
+            for each in (("pub", "t"), ("stat",), ("tail", "t"), TO_HTTP)
+            for port in ("tcp", "http")
+        ),
+    ],
+)
+@pytest.mark.parametrize("server", ["broker", "nsqlookupd"])
+def test_wrong_ports(
+    broker: Broker,
+    lookupd: Broker,
+    nowhere: Cli,
+    run_here: Run,
+    server: str,
+    command: tuple[str, ...],
+    option: str,
+    port: str,
+) -> None:
+    """One sentence says what listens there, and the right port if it is that of the same server."""
+    if server == "nsqlookupd" and (option, port) == ("--lookupd-http-address", "http"):
+        pytest.skip("the right port")
+    at = broker if server == "broker" else lookupd
+    address, other = at.tcp_address, at.http_address
+    if port == "http":
+        address, other = other, address
+    sources = [f"--nsqd-tcp-address={broker.tcp_address}"] if "destination" in option else []
+    result = run_here(nowhere, *command, *sources, f"{option}={address}", stdin=b"x\n")
+    assert result.code == 3, result.err
+    article = "a" if server == "broker" else "an"
+    assert f"but the {port.upper()} port of {article} {server}" in result.err
+    assert f"See {option}." in result.err
+    assert result.err.count("\n") == 1
+    if (server, port) == ("broker", "http"):
+        assert f"port is {other.rpartition(':')[2]}." in result.err
+    elif port == "tcp":  # the server does not tell, and it is not the next one
+        assert f"port is {4151 if server == 'broker' else 4161} by default." in result.err
+
+
+@pytest.fixture(scope="module")
+def console(lookupd: Broker) -> Iterator[str]:
+    with qcli_admin(f"--lookupd-http-address={lookupd.http_address}") as running:
+        yield running.http_address
+
+
+CHANGES = [
+    ("topic", "create", "kept"),
+    ("topic", "delete", "kept", "--yes"),
+    ("topic", "empty", "kept", "--yes"),
+    ("topic", "pause", "kept"),
+    ("topic", "set", "kept", "retention_time=1h"),
+    ("channel", "create", "kept/new"),
+    ("channel", "delete", "kept/c", "--yes"),
+    ("channel", "empty", "kept/c", "--yes"),
+    ("channel", "pause", "kept/c"),
+    ("channel", "set", "kept/c", "max_attempts=3"),
+    ("channel", "seek", "kept/c", "--to=earliest"),
+    ("drain",),
+    ("drain", "--move-to=OTHER"),
+    ("undrain",),
+    ("dlq", "requeue", "kept"),
+    ("deferred", "cancel", "kept/c", "0123456789abcdef"),
+]
+READS = [
+    ("peek", "kept"),
+    ("dlq", "list"),
+    ("dlq", "show", "kept"),
+    ("deferred", "list", "kept/c"),
+    ("topic", "settings", "kept"),
+    ("channel", "settings", "kept/c"),
+    ("tail", "kept", "--from=1"),
+    ("nodes",),
+]
+
+
+@pytest.mark.parametrize(
+    ("server", "command"),
+    [
+        *(("nsqlookupd", each) for each in (*CHANGES, *READS)),
+        *(("console", each) for each in (CHANGES[0], READS[0], ("tail", "kept", "--from=1"))),
+    ],
+)
+def test_http_ports_of_other_servers(
+    lookupd: Broker, console: str, nowhere: Cli, run_here: Run, server: str, command: tuple[str, ...]
+) -> None:
+    """No command changes a discovery service that it takes for a broker."""
+    lookupd.http("POST", "/topic/create", topic="kept")
+    lookupd.http("POST", "/channel/create", topic="kept", channel="c")
+    address, what = {
+        "nsqlookupd": (lookupd.http_address, "the HTTP port of an nsqlookupd"),
+        "console": (console, "the web console"),
+    }[server]
+    words = [word.replace("OTHER", nowhere.http_address) for word in command]
+    result = run_here(nowhere, *words, f"--nsqd-http-address={address}")
+    assert result.code == 3, result.err
+    assert result.err.endswith(
+        f"{address} is not the HTTP port of an NSQ broker, but {what}. See --nsqd-http-address.\n"
+    )
+    assert json.loads(lookupd.http("GET", "/channels", topic="kept")) == {"channels": ["c"]}
+
+
+def test_a_console_is_no_discovery_service(console: str, nowhere: Cli, run_here: Run) -> None:
+    result = run_here(nowhere, "stat", f"--lookupd-http-address={console}")
+    assert (result.code, "but the web console. See --lookupd" in result.err) == (3, True), result.err
+
+
+@pytest.mark.parametrize("command", [("to-file", "t", "--output-dir=."), TO_HTTP])
+def test_connectors_of_a_discovery_service_use_no_default_broker(
+    nowhere: Cli, run_here: Run, command: tuple[str, ...]
+) -> None:
+    result = run_here(nowhere, *command, "--lookupd-http-address=127.0.0.1:2")
+    assert result.code == 3
+    assert nowhere.http_address not in result.err
 
 
 def test_https_needs_an_https_address(guarded: Guarded, nowhere: Cli, run_here: Run) -> None:
@@ -202,13 +324,6 @@ def test_https_needs_an_https_address(guarded: Guarded, nowhere: Cli, run_here: 
     assert "for TLS write --nsqd-http-address https://HOST:PORT" in result.err.replace("\n", " ")
     assert "--tls " not in run_here(nowhere, "stat", "--help").out.decode()
     assert run_here(guarded.cli(), "stat", "--tls").code == 0
-
-
-def test_discovery_service_is_not_a_broker(run_here: Run) -> None:
-    with qcli_lookupd() as lookupd:
-        result = run_here(Cli("127.0.0.1:1", lookupd.http_address), "stat")
-    assert result.code == 3
-    assert "or an nsqlookupd's?" in result.err
 
 
 def test_https_to_the_plain_http_port(guarded: Guarded, run_here: Run) -> None:

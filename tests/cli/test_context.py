@@ -57,7 +57,11 @@ def test_save_use_list_and_delete(cli: Cli, file: Path) -> None:
         f"Error: There is no context prod. {file} has local. Nothing was deleted.\n",
     )
     assert cli("context", "delete", "local").code == 0
-    assert cli("context", "list").out == b""
+    listed = cli("context", "list")
+    assert (listed.out, listed.err) == (
+        b"",
+        "There are no contexts. 'qcli context save NAME' and the options of a command save one.\n",
+    )
 
 
 def test_save_changes_the_given_options(cli: Cli, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_current_that_does_not_exist(cli: Cli, file: Path) -> None:
     file.write_text('# x\ncurrent = "pord"\n[context.prod]\nnsqd_http_address = "127.0.0.1:1"\n')
     result = cli("stat")
     assert (result.code, result.err) == (
-        1,
+        2,  # as for --context and QCLI_CONTEXT
         f"Error: {file}:2: There is no context pord (did you mean prod?). {file} has prod. To choose one: qcli "
         "context use NAME\n",
     )

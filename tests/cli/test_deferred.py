@@ -16,7 +16,7 @@ def test_list(qcli: Cli, broker: Broker, topic: str) -> None:
     result = qcli("deferred", "list", f"{topic}/c")
     assert (result.code, result.err) == (0, "")
     heading, *rows = result.out.decode().splitlines()
-    assert heading.split() == ["DUE", "ID", "ATTEMPTS", "PUBLISHED", "BODY"]
+    assert heading.split() == ["DUE", "(UTC)", "ID", "ATTEMPTS", "PUBLISHED", "(UTC)", "BODY"]
     assert [row.split()[-1] for row in rows] == ["first", "second"]
     records = qcli("deferred", "list", f"{topic}/c", "--format", "json").records
     assert [(record["body"], record["attempts"], record["channel"]) for record in records] == [

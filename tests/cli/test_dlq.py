@@ -28,7 +28,7 @@ def test_list(qcli: Cli, topic: str, dead: str) -> None:
     result = qcli("dlq", "list", dead)
     assert (result.code, result.err) == (0, "")
     heading, row = result.out.decode().splitlines()
-    assert heading.split() == ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
+    assert heading.split() == ["TOPIC", "FROM", "REASON", "FIRST", "(UTC)", "LAST", "(UTC)", "LETTERS"]
     cells = row.split()
     assert [*cells[:3], cells[-1]] == [dead, f"{topic}/c", "requeued", "3"]
     for time in (cells[3:5], cells[5:7]):
@@ -49,7 +49,7 @@ def test_show(qcli: Cli, topic: str, dead: str) -> None:
     result = qcli("dlq", "show", dead)
     assert (result.code, result.err) == (0, "")
     heading, *rows = result.out.decode().splitlines()
-    assert heading.split() == ["ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED", "BODY"]
+    assert heading.split() == ["ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED", "(UTC)", "BODY"]
     assert [(row.split()[1:4], row.split()[-1]) for row in rows] == [
         ([f"{topic}/c", "1", "requeued"], body) for body in ("one", "two", "three")
     ]

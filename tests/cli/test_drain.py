@@ -74,9 +74,11 @@ def test_empty_broker(here: Cli, source: Broker) -> None:
     assert (result.code, result.out) == (0, b"")
     assert result.err == f"{source.http_address} is empty, and still refuses publishes: it can be stopped.\n"
     assert draining(source)
-    stopped = here("drain", "--stop")
-    assert (stopped.code, stopped.err) == (0, f"{source.http_address} accepts publishes.\n")
-    assert not draining(source)
+    for words in (["drain", "--stop"], ["undrain"]):
+        here("drain", "--timeout", "0.1s")
+        stopped = here(*words)
+        assert (stopped.code, stopped.err) == (0, f"{source.http_address} accepts publishes.\n")
+        assert not draining(source)
 
 
 def test_what_is_left_after_the_timeout(here: Cli, source: Broker) -> None:
@@ -159,7 +161,7 @@ def test_status_line_on_a_terminal(here: Cli, source: Broker) -> None:
 def test_nsqd_cannot_drain(tmp_path: Path, run_here: Run) -> None:
     with nsqd(tmp_path / "nsqd") as broker:
         qcli = CliHere(broker.tcp_address, broker.http_address, run=run_here)
-        for arguments in (["drain"], ["drain", "--stop"]):
+        for arguments in (["drain"], ["drain", "--stop"], ["undrain"]):
             result = qcli(*arguments)
             assert result.code == 1
             assert f"The broker at {broker.http_address} cannot drain: it is an nsqd" in result.err
@@ -203,7 +205,7 @@ def test_messages_larger_than_a_batch_of_the_target(tmp_path: Path, here: Cli, s
         assert result.code == 4
         assert "MSG_TOO_BIG: --max-msg-size is 10000" in result.err
         assert "Nothing is lost: continue with the same command, or end the move with" in result.err
-        assert here("drain", "--stop").code == 0
+        assert here("undrain").code == 0
     assert len(bodies(source, "t", "c")) == 1
 
 

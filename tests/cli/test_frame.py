@@ -106,7 +106,7 @@ def test_closed_pipe_is_a_silent_success(qcli: Cli, args: list[str]) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
-@pytest.mark.parametrize("args", [["stat"], ["topic", "list"]])
+@pytest.mark.parametrize("args", [["stat"], ["topic", "list"], ["--version"], ["pub", "--help"]])
 def test_full_disk_is_reported(qcli: Cli, args: list[str], topic: str) -> None:
     qcli("topic", "create", topic)
     with open("/dev/full", "wb") as full:
@@ -121,7 +121,7 @@ def test_full_disk_is_reported(qcli: Cli, args: list[str], topic: str) -> None:
     assert done.stderr == b"Error: Cannot write to standard output: No space left on device.\n"
 
 
-@pytest.mark.parametrize("args", ["tail t/c -n 1", "stat"])
+@pytest.mark.parametrize("args", ["tail t/c -n 1", "stat", "--version", "--help", "pub -h"])
 def test_closed_descriptors(qcli: Cli, args: str) -> None:
     line = " ".join(command_line(*args.split()))
     done = subprocess.run(
@@ -257,12 +257,12 @@ def test_interrupt_works_in_the_background(qcli: Cli, topic: str, args: str) -> 
 def test_second_signal_ends_a_command_at_once(number: signal.Signals, code: int) -> None:
     """Whatever the first signal started. A command that waits says that a second signal ends it."""
     program = (
-        "import trio; from qcli.framework.signals import watch_signals\n"
+        "import trio; from qcli.framework.signals import at_first_signal, run_trio\n"
         "async def main():\n"
-        "    async with trio.open_nursery() as nursery:\n"
-        "        await nursery.start(watch_signals, lambda code: print(int(code), flush=True))\n"
-        "        print('ready', flush=True)\n"
-        "trio.run(main)\n"
+        "    at_first_signal(lambda code: print(int(code), flush=True))\n"
+        "    print('ready', flush=True)\n"
+        "    await trio.sleep_forever()\n"
+        "run_trio(main)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
@@ -315,3 +315,16 @@ def test_unknown_variables_are_named_on_stderr(run_here: Run) -> None:
         result.err
         == "Note: qcli does not know the environment variable QCLI_DATA_PAHT (did you mean QCLI_DATA_PATH?).\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["dlq", "requeue", "t", "--yes"], "No such option '--yes': this command asks no question."),
+        (["stat", "-y"], "No such option '-y': this command asks no question."),
+    ],
+)
+def test_yes_for_a_command_without_questions(nowhere: Cli, args: list[str], said: str) -> None:
+    result = nowhere(*args)
+    assert result.code == 2
+    assert said in result.err

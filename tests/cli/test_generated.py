@@ -167,6 +167,12 @@ def test_each_command_has_a_page() -> None:
                 assert name.replace("-", r"\-") in written[page], (page, name)
 
 
+def test_defaults_are_words_of_users() -> None:
+    pages = "\n".join(man_pages().values())
+    assert "Sentinel" not in pages
+    assert "Default: .." not in pages
+
+
 def test_default_with_several_values_equals_the_help() -> None:
     page = man_pages()["qcli-pub.1"]
     assert "or repeat the option. Default: 127.0.0.1:4150.\n" in page

@@ -14,6 +14,13 @@ def test_help_of_a_command(nowhere: Cli, run_here: Run, words: str) -> None:
     assert result.out == run_here(nowhere, *words.split(), "--help").out
 
 
+@pytest.mark.parametrize("words", [["--help"], ["help", "help"]])
+def test_all_topics_are_listed(nowhere: Cli, run_here: Run, words: list[str]) -> None:
+    text = run_here(nowhere, *words).out.decode()
+    text = text.replace("-\n  ", "-")  # where lines wrap
+    assert [each for each in TOPICS if each not in text] == []
+
+
 def test_help_without_arguments(nowhere: Cli, run_here: Run) -> None:
     assert run_here(nowhere, "help").out == run_here(nowhere, "--help").out
 

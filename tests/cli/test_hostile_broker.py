@@ -2,10 +2,11 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ SHOWN = r"\x1b]0;title\x07\x1b[2J\r"
 
 
 @contextmanager
-def answering(status: int, body: bytes) -> Iterator[Cli]:
+def answering(status: int, body: bytes | Callable[[], bytes]) -> Iterator[Cli]:
     """Run a server that answers every request with this, and return a `Cli` for it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -25,9 +26,10 @@ def answering(status: int, body: bytes) -> Iterator[Cli]:
             length = int(self.headers.get("Content-Length") or 0)
             self.rfile.read(length)
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            answer = body() if callable(body) else body
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(answer)
 
         do_POST = do_PUT = do_GET
 
@@ -208,15 +210,15 @@ def test_statistics_without_fields(run_here: Run, line: str) -> None:
 
 def test_name_that_cannot_be_encoded(run_here: Run) -> None:
     result = run_here(Cli("", "a..b:4151"), "topic", "create", "t")
-    assert result.code == 3
-    assert "No broker answers at a..b:4151: the host name is not valid." in result.err
+    assert result.code == 2
+    assert "'a..b:4151' has no valid host" in result.err
 
 
 def test_half_of_a_surrogate_pair() -> None:
-    """As a process, which sets the encoding of its streams."""
+    """It becomes U+FFFD. As a process, which sets the encoding of its streams."""
     with answering(200, json.dumps(stats_of(client_client_id="\ud800")).encode()) as qcli:
         result = qcli("clients", "--interval", "0", "--format", "json")
-    assert (result.code, result.records[0]["client_id"]) == (0, "\ud800")
+    assert (result.code, result.records[0]["client_id"]) == (0, "\ufffd")
 
 
 @pytest.mark.parametrize(
@@ -279,3 +281,162 @@ def test_server_that_is_no_broker_is_named(run_here: Run, broker: Broker, topic:
         found = run_here(cli, *line.format(topic).split())
     assert (found.code, found.out) == (4, b"" if "replay" in line else b"a\n"), found.err
     assert f"{other.http_address} is not the HTTP port of an NSQ broker." in found.err
+
+
+ACTING = "\x1b]0;t\x07\x9b2J\u202e\u2028\x7fx"
+
+
+def acts(out: bytes | str) -> set[str]:
+    """The characters that act on a terminal."""
+    text = out.decode() if isinstance(out, bytes) else out
+    return {char for char in text if not char.isprintable() and char != "\n"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "channel list",
+        "channel list --format json",
+        "topic list",
+        "topic list --format json",
+        "topic settings t",
+        "topic settings t --format json",
+        "topic set t ttl=1h",
+        "channel settings t/c",
+        "channel settings t/c --format json",
+        "channel set t/c max_attempts=1",
+        "channel set t/c max_attempts=1 --format json",
+        "channel seek t/c --to latest --yes",
+        "channel seek t/c --to latest --yes --format json",
+        "stat",
+        "stat --format json",
+        "stat --format csv",
+        "nodes",
+        "nodes --format json",
+        "nodes --check",
+        "clients --interval 0",
+        "clients --interval 0 --format json",
+        "dlq list",
+        "dlq list --format json",
+        "peek t/c",
+        "peek t/c --format json",
+        "deferred list t/c",
+        "deferred list t/c --format json",
+    ],
+)
+def test_no_answer_acts_on_the_terminal(run_here: Run, line: str) -> None:
+    """An answer that has the fields of all endpoints, with such text in each of them."""
+    client = {"client_id": ACTING, "hostname": ACTING, "remote_address": ACTING, "user_agent": ACTING}
+    counts = dict.fromkeys(
+        ["depth", "message_count", "in_flight_count", "deferred_count", "requeue_count"], 1
+    )
+    channel = {"channel_name": ACTING, "clients": [client], "paused": False, **counts}
+    answer = {
+        "topics": [{"topic_name": ACTING, "topic": ACTING, "channels": [channel], "paused": False, **counts}],
+        "version": ACTING, "hostname": ACTING, "broadcast_address": ACTING, "start_time": 1, "health": ACTING,
+        "retention_time_ms": 1, "retention_bytes": 1, "ttl_ms": 1, "max_messages": 1, "max_bytes": 1,
+        "when_full": ACTING, "max_attempts": 1, "dead_letter_topic": ACTING, "topic": ACTING, "channel": ACTING,
+        "from_sequence": ACTING, "to_sequence": ACTING, "delivered_again": 1, "skipped": 0, "in_flight": 0,
+        "limited_by": ACTING, "dry_run": False, "dropped": 0, "id": ACTING, "body": ACTING, "state": ACTING,
+        "origins": [{"topic": ACTING, "channel": ACTING, "reason": ACTING, "count": 1, "first_ns": 1, "last_ns": 1}],
+        "waiting": 1, "next_sequence": None, "sequence": 1, "due_ns": 1, "timestamp_ns": 1, "attempts": 1,
+    }  # fmt: skip
+    with answering(200, json.dumps(answer).encode()) as qcli:
+        result = run_here(qcli, *line.split())
+    assert acts(result.out) == set(), result.out
+    assert acts(result.err) == set(), result.err
+    if "--format json" in line and result.code == 0:
+        for record in result.out.splitlines():
+            json.loads(record)
+
+
+ORIGIN = {
+    "topic": "t", "channel": "c", "id": "0" * 16, "sequence": 1, "attempts": 1, "timestamp_ns": 1, "reason": "requeued",
+}  # fmt: skip
+MESSAGE = {
+    "topic": "t", "id": "0" * 16, "timestamp_ns": 1, "attempts": 1, "sequence": 1, "due_ns": 1, "channel": "c",
+    "state": "fresh", "origin": ORIGIN, "body": "b",
+}  # fmt: skip
+GAP = {"topic": "t", "gap": "retention", "first_sequence": 1, "next_sequence": 2}
+COUNT = {"topic": "t", "channel": "c", "reason": "requeued", "count": 1, "first_ns": 1, "last_ns": 1}
+SETTINGS = {
+    "retention_time_ms": 1, "retention_bytes": 1, "ttl_ms": 1, "max_messages": 1, "max_bytes": 1, "when_full": "reject",
+    "max_attempts": 1, "dead_letter_topic": "d", "dropped": 0,
+}  # fmt: skip
+SOUGHT = {
+    "topic": "t", "channel": "c", "from_sequence": 1, "to_sequence": 2, "delivered_again": 0, "skipped": 0,
+    "in_flight": 0, "limited_by": "latest", "dry_run": False,
+}  # fmt: skip
+ANSWERS: dict[str, dict[str, Any]] = {
+    "topic settings t": SETTINGS,
+    "topic set t ttl=1h --yes": SETTINGS,
+    "channel settings t/c": SETTINGS,
+    "channel set t/c max_attempts=1": SETTINGS,
+    "channel seek t/c --to latest --yes": SOUGHT,
+    "channel seek t/c --to latest --dry-run": SOUGHT,
+    "dlq list": {"topics": [{"topic": "t"}], "origins": [COUNT], "in_flight": 1, "next_sequence": None},
+    "dlq list t": {"origins": [COUNT], "in_flight": 1, "next_sequence": None},
+    "dlq show t": MESSAGE,
+    "dlq show t -n 0": MESSAGE,
+    "dlq requeue t": {"requeued": 1, "kept": [{"why": "x", "count": 1}], "next_sequence": None},
+    "dlq drop t --yes": {"dropped": 1, "next_sequence": None},
+    "deferred list t/c": MESSAGE,
+    "deferred cancel t/c 0000000000000000": {"cancelled": ["0" * 16]},
+    "peek t/c": MESSAGE,
+    "peek t --from 0": MESSAGE,
+    "peek t --from 1": GAP,
+    "peek t": {"first_sequence": 0, "next_sequence": 1},
+    "tail t --from 0": {"first_sequence": 0, "next_sequence": 1, "bytes": 0, "at_sequence": None},
+    "replay t u": {"first_sequence": 0, "next_sequence": 1, "bytes": 0, "at_sequence": None, "tcp_port": 1},
+    "drain --timeout 1ms": {**stats_of(), "broadcast_address": "a", "http_port": 1},
+    "drain --stop": {**stats_of(), "broadcast_address": "a", "http_port": 1},
+}
+"""A right answer to a command."""
+WRONG = [None, -5, 1e400, "\ud800", [5], {"a": 1}]
+
+
+def changed(answer: Any) -> Iterator[Any]:
+    """Yield the answer without each of its fields, with other values in them, and with what has no fields."""
+    if isinstance(answer, dict):
+        for name in answer:
+            yield {other: value for other, value in answer.items() if other != name}
+            for value in changed(answer[name]):
+                yield {**answer, name: value}
+        if "origin" in answer or "origins" in answer:
+            yield {**answer, "broker": {}, "more_ns": "x", "timestamp": []}
+    elif isinstance(answer, list) and answer:
+        yield from ([each] for each in changed(answer[0]))
+    yield from WRONG
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_answers_without_fields_or_of_wrong_types(run_here: Run, line: str) -> None:
+    """Each is one error, or, if it is about what the command can do without, no error."""
+    body = b""
+    forms = [""]
+    if line.startswith(("peek", "deferred list", "dlq show")):
+        forms += [" --format json", " --format-string %t%o%T%i%a%c%b%s%d"]
+    with answering(200, lambda: body) as qcli:
+        for form in forms:
+            for answer in changed(ANSWERS[line]):
+                body = json.dumps(answer).encode()
+                result = run_here(qcli, *(line + form).split())
+                assert "Traceback" not in result.err, (answer, result.err)
+                assert result.code in (0, 1, 3, 4), (answer, result)
+                assert result.err.count("Error:") <= 1, (answer, result.err)
+
+
+@pytest.mark.parametrize("line", ["dlq list t", "dlq show t -n 0", "dlq requeue t", "dlq drop t --yes"])
+def test_pages_without_end(run_here: Run, line: str) -> None:
+    page = {"origins": [], "in_flight": 0, "requeued": 0, "dropped": 0, "next_sequence": 0}
+    body = b"\n".join([json.dumps(MESSAGE).encode()] * 1000) if "show" in line else json.dumps(page).encode()
+    with answering(200, body) as qcli:
+        result = run_here(qcli, *line.split())
+    assert "is not the HTTP port of an NSQ broker" in result.err
+
+
+def test_an_error_is_one_line(run_here: Run) -> None:
+    with answering(400, json.dumps({"message": "NO\nError: all is well\r\n\x1b[2J"}).encode()) as qcli:
+        result = run_here(qcli, "topic", "create", "t")
+    assert result.err.count("\n") == 1
+    assert acts(result.err) == set()

@@ -10,10 +10,10 @@ import pytest
 
 from cli.support import Cli, Run, lines
 from interop.peers import qcli_serve
-from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
+from log.support import FIRST, HastyFiles, append_each, batch, carry_forward, record_offsets
 from qcli.framework.positions import Position, moment, position
-from trio_nsq.broker.state.record_metadata import metadata_for_batch
 from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log.record_metadata import metadata_for_batch
 from trio_nsq.protocol import pack_messages
 
 START_S = 1_700_000_000
@@ -185,7 +185,7 @@ def test_carried_forward_messages_come_first(log_here: Run, tmp_path: Path) -> N
     folder = tmp_path / "clicks.topic"
     log = DiskLog(folder, segment_bytes=100, files=HastyFiles())
     append_each(log, BATCHES)
-    assert log.carry_forward([1, 4, 6], 10**6)
+    assert carry_forward(log, [1, 4, 6], 10**6)
     log.discard_before(5)
     log.close()
     result = log_here("dump", str(folder))

@@ -9,7 +9,16 @@ import pytest
 
 from cli.support import Cli, Run
 from interop.peers import qcli_serve
-from log.support import FIRST, HastyFiles, append_each, batch, numbered, record_offsets, segment_files
+from log.support import (
+    FIRST,
+    HastyFiles,
+    append_each,
+    batch,
+    numbered,
+    record_offsets,
+    segment_files,
+    sync_now,
+)
 from qcli.commands.log.verify import HEADINGS
 from trio_nsq.log import DiskLog
 from trio_nsq.log.write_ahead import WriteAheadFile
@@ -292,7 +301,7 @@ def ahead(data: Path) -> Path:
         part = log.unlogged()
         assert part is not None
         file.append([(b"clicks", part)])
-        file.sync()
+        sync_now(file)
     file.close()
     os.truncate(segment(data), OFFSETS[-1] + 10)
     return file.path

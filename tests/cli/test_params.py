@@ -1,18 +1,25 @@
 """Tests for the types of arguments and options."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from cli.support import CliHere, Run, all_contexts
+from qcli.framework import params
 from qcli.framework.params import (
     Boolean,
     BooleanOrWord,
     Integer,
+    Number,
     PathOrNothing,
     Source,
     Word,
     address,
+    byte_size,
     channel_source,
     delimiter,
     duration,
@@ -29,7 +36,10 @@ from qcli.framework.params import (
     tcp_listen_address,
     topic_name,
 )
-from trio_nsq.durations import duration_text
+from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.server.listening import port_of
+from trio_nsq.text.durations import duration_text
+from trio_nsq.text.sizes import parse_size
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def value(kind: Integer | click.Choice[str] | click.Path, text: str) -> object:
     return kind.convert(text, None, None)
 
 
-@pytest.mark.parametrize(("text", "number"), [("10", 10), ("0x10", 16), ("1_000", 1000), ("0b11", 3)])
+@pytest.mark.parametrize(("text", "number"), [("10", 10), ("0x10", 16), ("1_000", 1000), ("-0X_1f", -31)])
 def test_integers_are_parsed_as_in_go(text: str, number: int) -> None:
     assert value(Integer(), text) == number
 
@@ -259,3 +269,176 @@ def test_example_in_an_error_has_the_port_of_the_option() -> None:
     for convert, port in ((tcp_address, 4150), (http_address, 4151)):
         with pytest.raises(click.BadParameter, match=rf"such as 127\.0\.0\.1:{port}\."):
             convert("host")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nsq-1",
+        "a.b.example.com",
+        "example.com.",
+        "under_score.x",
+        "10.0.0.1",
+        "::1",
+        "fe80::1%eth0",
+        "a" * 63,
+    ],
+)
+def test_hosts_to_announce(text: str) -> None:
+    assert params.host(text) == params.host_pattern(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[::1]", "without brackets"),
+        ("host:4150", "has a port: write the host alone, host"),
+        ("cafe:4150", "has a port"),
+        ("a b", "is not a host name"),
+        ("a\n", "is not a host name"),
+        (" a", "is not a host name"),
+        ("http://a", "is not a host name"),
+        ("a/b", "is not a host name"),
+        ("a..b", "is not a host name"),
+        (".a", "is not a host name"),
+        ("-a", "is not a host name"),
+        ("m\xfcller.example", "xn--"),
+        ("a" * 64, "is not a host name"),
+        ("a." * 127 + "a", "is not a host name"),
+    ],
+)
+def test_texts_that_are_no_hosts(text: str, reason: str) -> None:
+    for convert in (params.host, params.host_pattern):
+        with pytest.raises(click.BadParameter, match=re.escape(reason)):
+            convert(text)
+
+
+def test_hosts_with_asterisks() -> None:
+    for text in ("*", "*.nsq", "nsq-*.example.com", "*.a.*"):
+        assert params.host_pattern(text) == text
+        with pytest.raises(click.BadParameter):
+            params.host(text)
+
+
+def test_prefixes_of_statsd() -> None:
+    for text in ("", "nsq.%s", "a-b_c.d/e"):
+        assert params.metric_prefix(text) == text
+    for character in " |:@#\n\t\x00\x7f\x85\u2028\xe9":
+        with pytest.raises(click.BadParameter, match="use printable ASCII"):
+            params.metric_prefix(f"nsq{character}x")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("serve", "--broadcast-address=[::1]"),
+        ("serve", "--broadcast-address=host:4150"),
+        ("lookupd", "--broadcast-address=a b"),
+        ("serve", "--statsd-prefix=a|b"),
+        ("admin", "--statsd-prefix=a b"),
+        ("serve", "--http-allowed-host=a:80"),
+        ("lookupd", "--http-allowed-host=a b"),
+        ("admin", "--http-allowed-host=http://a"),
+    ],
+)
+def test_servers_refuse_them_at_the_start(run_here: Run, command: str, option: str) -> None:
+    result = run_here(CliHere("", "", run=run_here), command, option)
+    assert result.code == 2
+    assert option.partition("=")[0] in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100kB", 100_000), ("100KB", 100_000), ("1mb", 10**6), ("2gib", 2**31), ("1TIB", 2**40)],
+)
+def test_units_of_sizes_in_upper_and_lower_case(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_megabits_are_no_size() -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size("1Mb")
+
+
+def go_integer(text: str) -> int | None:
+    """Parse an integer as documented: decimal or hexadecimal ASCII digits, with optional underscores."""
+    digits = text.removeprefix("+" if text.startswith("+") else "-")
+    base = 16 if digits[:2] in ("0x", "0X") else 10
+    rest = digits[2:].removeprefix("_") if base == 16 else digits
+    parts = rest.split("_")
+    allowed = "0123456789abcdefABCDEF" if base == 16 else "0123456789"
+    if not all(parts) or not set("".join(parts)) <= set(allowed):
+        return None
+    if base == 10 and digits[0] == "0" and digits.strip("0_"):
+        return None  # octal in Go
+    value = int("".join(parts), base)
+    return -value if text.startswith("-") else value
+
+
+@given(
+    st.one_of(
+        st.text(st.sampled_from("+-0123456789_xXabcof .\u0663\uff11"), max_size=8),
+        st.integers(-(2**62), 2**62).map(str),
+        st.integers(0, 2**62).map(hex),
+    )
+)
+@example("\u0663")
+@example("\uff11\uff12")
+@example("0b1")
+@example("0o7")
+@example(" 5")
+def test_integers_have_ascii_digits_only(text: str) -> None:
+    wanted = go_integer(text)
+    if wanted is None:
+        with pytest.raises(click.BadParameter, match="is not an integer"):
+            Integer().convert(text, None, None)
+    else:
+        assert Integer().convert(text, None, None) == wanted
+
+
+@given(st.floats(0, 1e300, allow_nan=False))
+def test_numbers(value: float) -> None:
+    assert Number().convert(repr(value), None, None) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nan", "inf", "1e999", "1_0", "\u0663", "0x1", "1 2", "1,5", ".", "1e", "9" * 5000]
+)
+def test_texts_that_are_no_numbers(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a number"):
+        Number(min=0).convert(text, None, None)
+    with pytest.raises(click.BadParameter):
+        percentiles(text)
+
+
+@pytest.mark.parametrize("digits", ["\u0663", "\uff11\uff12"])
+def test_digits_of_other_scripts_are_no_digits(digits: str) -> None:
+    for parse, unit in ((duration, "s"), (long_duration, "d"), (byte_size, "kB"), (byte_size, "")):
+        with pytest.raises(click.BadParameter):
+            parse(digits + unit)
+    for parse_address in (address, listen_address, http_address):
+        with pytest.raises(click.BadParameter):
+            parse_address(f"127.0.0.1:{digits}")
+
+
+def test_all_options_with_numbers_have_the_same_parser() -> None:
+    params = [param for context in all_contexts() for param in context.command.params]
+    kinds = {
+        type(param.type) for param in params if isinstance(param.type, click.IntRange | click.FloatRange)
+    }
+    assert kinds == {Integer, Number}
+    assert not [param.name for param in params if param.type in (click.INT, click.FLOAT)]
+
+
+@given(st.text(st.sampled_from("./:a1[]"), max_size=6))
+@example(".")
+@example("..")
+@example(".5s")
+@example("./a:1")
+@example("[a/b]:1")
+def test_a_path_to_listen_on_is_a_path_for_the_server(text: str) -> None:
+    try:
+        listen_address(text)
+    except click.BadParameter:
+        return
+    assert is_unix_path(text) or port_of(text) is not None

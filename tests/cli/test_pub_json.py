@@ -16,7 +16,8 @@ from cli.support import Cli, command_line, only_ours
 from interop.peers import Broker, qcli_serve
 from qcli.commands.pub.batches import Batch
 from qcli.commands.pub.records import RecordParser, Records
-from qcli.framework.output import body_field, json_lines
+from qcli.framework.output import json_lines
+from trio_nsq.protocol.message_json import body_field
 
 EVERY_BYTE = bytes(range(256))
 BODIES = [
@@ -99,7 +100,7 @@ def test_no_line_is_a_surprise(line: str | bytes, as_body: bool) -> None:
 
 
 BAD = {
-    "{": "not JSON: Expecting property name enclosed in double quotes (column 2)",
+    "{": "not JSON: Expecting property name enclosed in double quotes (column 2). Each line is an object: 'jq -c .'",
     "plain text": "not JSON: Expecting value (column 1)",
     '{"body": "a"} x': "not JSON: more text follows the value (column 14)",
     '{"body": "a"},{"body": "b"}': "not JSON: more text follows the value (column 14)",
@@ -119,8 +120,18 @@ BAD = {
     '{"body": "a", "topic": "t", "defer_ms": true}': '"defer_ms" is not an integer of 0 or more',
     '{"body": "a", "topic": "t", "due_ns": "soon"}': '"due_ns" is not an integer of 0 or more',
     '{"topic": "t", "body": "%s"}' % ("x" * 2001): "the body is longer than 2000 bytes: see --max-msg-size",
-    "[" * 5000: "not JSON: ",
+    "[" * 5000: "arrays or objects are nested too deeply",
 }
+
+
+def test_other_fields_may_have_any_number() -> None:
+    data = b'{"topic": "t", "body": "a", "hits": %s, "defer_ms": 5}\n' % (b"7" * 10_000)
+    assert [(batch.bodies, batch.delay_ms(0)) for batch in batches_of(records(), data)] == [([b"a"], 5)]
+
+
+def test_byte_order_mark_is_left_out() -> None:
+    data = b'\xef\xbb\xbf{"topic": "t", "body": "a"}\n\xef\xbb\xbf\n'
+    assert [batch.bodies for batch in batches_of(records(), data)] == [[b"a"]]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))

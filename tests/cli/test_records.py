@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qcli.commands.pub.frames import FrameSplitter
-from qcli.commands.pub.input import Splitter
+from qcli.commands.pub.input import FrameSplitter, Splitter
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES, Batcher
 
 DELIMITERS = [b"\n", b"\0", b"\r\n", b"aa", b"aba", b"abab"]

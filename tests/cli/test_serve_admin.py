@@ -23,7 +23,7 @@ from broker.certificates import Certificates
 from cli.support import DEADLINE_S, command_line
 from interop.peers import Broker, qcli_serve
 
-pytest.importorskip("hypercorn")
+pytest.importorskip("starlette")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def running(folder: Path, *flags: str) -> Iterator[Site]:
-    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags) as broker:
+    # One test compares the environments of both processes.
+    new = {"TEST_PROCESSES": "new"}
+    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags, env=new) as broker:
         yield Site(broker, json.loads((folder / "data.addresses.json").read_text()))
 
 
@@ -142,6 +144,25 @@ def test_killed_console_is_started_again_and_a_killed_broker_ends_it(tmp_path: P
         assert site.broker.http("GET", "/ping") == b"OK"
         site.broker.process.kill()
         until(lambda: not is_alive(second), "the console has ended")
+
+
+def test_signals_that_also_reach_the_console_are_for_the_broker(tmp_path: Path) -> None:
+    """As from a service manager that signals all processes of a service."""
+    with running(tmp_path) as site:
+        site.await_page("No topics yet")
+        console, broker = site.console, site.broker.process
+        for pid in (console, broker.pid):
+            os.kill(pid, signal.SIGHUP)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            os.kill(console, number)
+            assert site.get()[0] == 200
+        assert site.console == console
+        for pid in (console, broker.pid):
+            os.kill(pid, signal.SIGINT)
+        assert broker.wait(DEADLINE_S) == 0
+        assert not is_alive(console)
+        log = site.broker.log()
+        assert not [line for line in log if "the console has ended" in line or "Traceback" in line]
 
 
 def test_viewers_stay_logged_in_when_the_console_is_started_again(tmp_path: Path) -> None:
@@ -243,5 +264,5 @@ def test_missing_package(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
     said = refused(tmp_path / "d", "--admin=127.0.0.1:0", env={"PYTHONPATH": str(tmp_path)})
     assert "Error: --admin needs the package jinja2: pip install " in said
-    assert "hypercorn" in said
+    assert "python-multipart" in said
     assert not (tmp_path / "d").exists()

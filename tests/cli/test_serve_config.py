@@ -138,7 +138,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(
         "tcp-address = 'x'\nnode_id = 5000\nmem_que_size = 5\n"
-        "worker_id = 3\nqueue_scan_worker_pool_max = 8\n[nsqd]\nid = 5\n"
+        "worker_id = 3\nqueue_scan_worker_pool_max = 8\nverbose = false\n[nsqd]\nid = 5\n"
     )
     with serving(tmp_path, "--config", str(tmp_path / "c.toml")) as broker:
         warnings = [line.partition("WARNING: ")[2] for line in lines_until_ready(broker) if "WARNING" in line]

@@ -59,7 +59,7 @@ def test_retention_of_topics(args: list[str], settings: TopicSettings) -> None:
     ("flag", "text"),
     [
         ("time", "7"), ("time", "d"), ("time", "1h1d"), ("time", "-1s"), ("time", "1.5d"),
-        ("bytes", "1.5GB"), ("bytes", "-1"), ("bytes", "10 GB"), ("bytes", "10gb"), ("bytes", ""),
+        ("bytes", "1.5GB"), ("bytes", "-1"), ("bytes", "10 GB"), ("bytes", "10Gb"), ("bytes", ""),
     ],
 )  # fmt: skip
 def test_invalid_retention(flag: str, text: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cli.support import Cli, Run
 from interop.peers import Broker, nsqd
 from trio_nsq.broker.state.settings import ChannelSettings, TopicSettings
-from trio_nsq.setting_texts import SETTINGS
+from trio_nsq.text.settings import SETTINGS
 
 
 def test_each_setting_of_the_broker_has_an_option() -> None:

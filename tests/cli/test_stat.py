@@ -39,7 +39,7 @@ def test_one_report_without_a_terminal(qcli: Cli, clicks: str) -> None:
     assert b"\x1b" not in result.out
     heading, *rows, total = result.out.decode().splitlines()
     assert heading.split()[:3] == ["topic", "channel", "depth"]
-    assert [row.split()[:3] for row in rows] == [[clicks, "0", "0"], [clicks, "a", "2"], [clicks, "b", "3"]]
+    assert [row.split()[:3] for row in rows] == [[clicks, "5", "0"], [clicks, "a", "2"], [clicks, "b", "3"]]
     assert rows[2].endswith("paused")
     assert (total.split()[:3], total.count("paused")) == (["total", "5", "0"], 0)
 
@@ -51,9 +51,10 @@ def test_json(qcli: Cli, clicks: str) -> None:
         *("time", "topic", "channel", "depth", "backend_depth", "in_flight_count", "deferred_count"),
         *("requeue_count", "timeout_count", "message_count", "client_count", "paused"),
         *("ingress_rate", "egress_rate", "expired_count", "dropped_count", "dead_letter_count"),
-        *("given_up_count", "unavailable", "oldest_message_age_ms", "broker"),
+        *("given_up_count", "unavailable", "oldest_message_age_ms", "broker", "total_depth"),
     ]
     assert (topic["channel"], topic["message_count"], topic["in_flight_count"]) == (None, 3, None)
+    assert [(row["depth"], row["total_depth"]) for row in (topic, a, b)] == [(0, 5), (2, 2), (3, 3)]
     assert (a["channel"], a["depth"], a["message_count"], a["paused"]) == ("a", 2, 3, False)
     assert (b["channel"], b["depth"], b["paused"], b["ingress_rate"]) == ("b", 3, True, None)
 
@@ -237,8 +238,8 @@ def test_invalid_pattern_is_a_usage_error(nowhere: Cli, text: str) -> None:
 
 
 def test_filter(here: Cli, mails: str) -> None:
-    assert shown(here, mails, "--filter", "depth>1") == ["mails.2/c", "mails.3/c"]
-    assert shown(here, mails, "--filter", "depth>1", "--filter", "depth<3") == ["mails.2/c"]
+    assert shown(here, mails, "--filter", "depth>1") == ["mails.2", "mails.2/c", "mails.3", "mails.3/c"]
+    assert shown(here, mails, "--filter", "depth>1", "--filter", "depth<3") == ["mails.2", "mails.2/c"]
     assert shown(here, mails, "--filter", "clients>0") == []
     assert shown(here, mails, "--filter", "paused") == []
 

@@ -20,7 +20,7 @@ from qcli.commands.stat.selection import (
 
 
 def channel(name: str, messages: int = 0, **counts: Any) -> dict[str, Any]:
-    zeros = {column.key: 0 for column in COUNTS}
+    zeros = {column.key: 0 for column in COUNTS} | {"depth": 0}
     return {"channel_name": name, "paused": False} | zeros | {"message_count": messages} | counts
 
 
@@ -119,9 +119,23 @@ def test_total_counts_published_messages_once() -> None:
     rows = report(*topics).sums
     values = total(rows).values
     assert (values["depth"], values["message_count"], values["client_count"]) == (13, 15, 1)
+    assert values["total_depth"] == 13
     channels = [row for row in rows if row.channel is not None]
-    assert total(channels).values["message_count"] == 10
+    assert (total(channels).values["message_count"], total(channels).values["total_depth"]) == (10, 10)
     assert total([]).values["depth"] is None
+
+
+def test_depth_of_a_topic_includes_that_of_its_channels() -> None:
+    here = topic_stats("t", channel("a", depth=4), channel("b", depth=6)) | {"depth": 2}
+    there = topic_stats("t", channel("a", depth=1))
+    found = combine({name: Sampler().rows([each], 1.0) for name, each in (("a", here), ("b", there))})
+    assert [(row.name, row.values["depth"], row.values["total_depth"]) for row in found.sums] == [
+        ("t", 2, 13),
+        ("t/a", 5, 5),
+        ("t/b", 6, 6),
+    ]
+    assert [part.values["total_depth"] for part in found.parts["t"]] == [12, 1]
+    assert [line.split()[1] for line in table_of(list(found.sums[:1]), 100)[1:]] == ["13"]
 
 
 # ---------------------------------------------------------------------- selection
@@ -166,9 +180,9 @@ def test_patterns_without_a_match_are_known() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("depth>0", "clicks/archive clicks.old/archive"),
-        ("depth>=9", "clicks.old/archive"),
-        ("depth > 5", "clicks.old/archive"),
+        ("depth>0", "clicks clicks/archive clicks.old clicks.old/archive"),
+        ("depth>=9", "clicks.old clicks.old/archive"),
+        ("depth > 5", "clicks.old clicks.old/archive"),
         ("clients=0", "clicks/archive clicks.old/archive orders/arch-2 orders/archive"),
         ("client_count!=0", "clicks/mail"),
         ("in-flight<1", "clicks/archive clicks/mail clicks.old/archive orders/arch-2 orders/archive"),
@@ -205,7 +219,7 @@ def test_invalid_conditions(text: str) -> None:
     ("text", "found"),
     [
         ("ARCH", "clicks/archive clicks.old/archive orders/arch-2 orders/archive"),
-        ("click* depth>5", "clicks.old/archive"),
+        ("click* depth>5", "clicks.old clicks.old/archive"),
         ("old arch", "clicks.old/archive"),
         ("mail depth>", "clicks/mail"),
         ("*/mail", "clicks/mail"),
@@ -221,7 +235,7 @@ def test_typed_filter(text: str, found: str) -> None:
         (None, False, "c c/a c/m old old/a o o/2 o/a"),
         (None, True, "o o/a o/2 old old/a c c/m c/a"),
         ("depth", False, "old old/a c c/a c/m o o/2 o/a"),
-        ("depth", True, "c c/m c/a old old/a o o/2 o/a"),
+        ("depth", True, "c c/m c/a o o/2 o/a old old/a"),
         ("clients", False, "c c/m c/a old old/a o o/2 o/a"),
         ("age", False, "c c/a c/m old old/a o o/2 o/a"),
     ],
@@ -337,7 +351,7 @@ def test_plain_table_has_topic_and_channel_in_each_line() -> None:
     found = report(*CLICKS[:1])
     heading, *lines = plain(found.sums, total(found.sums)).splitlines()
     assert [line.split()[:2] for line in lines] == [
-        ["clicks", "0"],
+        ["clicks", "5"],
         ["clicks", "archive"],
         ["clicks", "mail"],
         ["total", "5"],

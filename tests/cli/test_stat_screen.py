@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from qcli.commands.stat.columns import COUNTS
-from qcli.commands.stat.drawing import Drawing, Picture
-from qcli.commands.stat.history import History
+from qcli.commands.stat.drawing import Drawing, History, Picture
 from qcli.commands.stat.rows import Report, Row, Sampler, combine
 from qcli.commands.stat.selection import Selection
 from qcli.commands.stat.settings import Settings

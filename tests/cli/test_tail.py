@@ -15,7 +15,7 @@ import pytest
 
 from cli.support import Cli, lines, only_ours
 from interop.peers import Broker, nsqd, qcli_serve
-from qcli.framework.times import rfc3339
+from trio_nsq.protocol.message_json import rfc3339
 
 
 def fill(qcli: Cli, topic: str, count: int) -> list[bytes]:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from broker.letters import ORIGIN
 from broker.state import damage
 from cli.support import Cli, Run, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
-from trio_nsq.broker.state.record_metadata import (
-    Origin,
-    Reason,
+from trio_nsq.client.reading.log_stream import is_for_all_channels
+from trio_nsq.log import RecordBatch
+from trio_nsq.log.record_metadata import (
     metadata_for_channel,
     metadata_for_dead_letters,
 )
-from trio_nsq.client.reading.batches import is_for_all_channels
-from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
 
 pytestmark = only_ours
@@ -181,7 +180,11 @@ def test_idle_timeout(qcli: Cli, topic: str) -> None:
         (b"", 0, True),
         (b"", 5, True),
         (metadata_for_channel("c"), 5, False),
-        (metadata_for_dead_letters([Origin("t", "c", "0" * 16, 1, 5, 1, Reason.REQUEUED)]), 0, True),
+        (
+            metadata_for_dead_letters([ORIGIN]),
+            0,
+            True,
+        ),
     ],
 )
 def test_copies_for_one_channel_are_left_out(metadata: bytes, due_ns: int, expected: bool) -> None:

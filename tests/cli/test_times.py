@@ -12,7 +12,7 @@ from cli.support import Cli, fail_messages, only_ours
 from interop.peers import Broker
 from qcli.framework.output import json_lines
 from qcli.framework.positions import BrokerPosition
-from qcli.framework.times import rfc3339
+from trio_nsq.protocol.message_json import rfc3339
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

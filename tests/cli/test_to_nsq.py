@@ -2,13 +2,16 @@
 
 import itertools
 import json
+import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from cli.support import Cli, Run, only_ours
+from cli.support import Cli, Run, fail_messages, only_ours
+from connectors.mapped_ports import mapped
 from interop.peers import Broker, nsqd, qcli_serve
 from qcli.commands.to_nsq.command import command
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
@@ -56,6 +59,19 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
+def test_copies_of_one_source_that_differ_are_refused(topic: str, target: Broker, tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "one") as broker:
+        broker.post("/pub", b"old", topic=topic)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with qcli_serve(tmp_path / "one") as one, qcli_serve(tmp_path / "two") as two:
+        for number, broker in enumerate((one, two)):
+            broker.post("/pub", b"%d" % number, topic=topic)
+        sources = Cli(f"{one.tcp_address},{two.tcp_address}", f"{one.http_address},{two.http_address}")
+        found = sources("to-nsq", topic, *to(target), "--no-follow")
+    assert found.code == 4
+    assert "is a copy of the one at" in found.err
+
+
 def test_every_message_once_and_in_order(qcli: Cli, topic: str, target: Broker) -> None:
     bodies = numbered(3000)
     qcli.publish(topic, bodies, at_once=700)
@@ -97,7 +113,6 @@ def test_topic_that_was_created_again_is_copied(
         qcli.publish(topic, numbered(count, start))
         result = qcli("to-nsq", topic, *to(target), "--no-follow")
         assert result.code == 0
-        assert ("is not the one that was copied before" in result.err) == (start == 100)
     assert read(target, topic) == numbered(10) + numbered(12, 100) + numbered(3, 200)
 
 
@@ -116,20 +131,150 @@ def test_topic_with_other_bodies_only_that_was_created_again(
         broker.http("POST", "/topic/delete", topic=topic)
 
 
-def test_destination_that_lacks_messages_is_named(
+def test_destination_behind_mapped_ports(qcli: Cli, topic: str, target: Broker) -> None:
+    qcli.publish(topic, [b"a", b"b"])
+    with mapped(target.tcp_address) as tcp, mapped(target.http_address) as http:
+        both = (f"--destination-nsqd-tcp-address={tcp}", f"--destination-nsqd-http-address={http}")
+        for _ in range(2):
+            result = qcli("to-nsq", topic, *both, "--no-follow")
+            assert result.code == 0, result.err
+            assert f"names {target.tcp_address} as its TCP address, not {tcp}" in result.err
+            assert "at least once" not in result.err
+        assert read(target, topic) == [b"a", b"b"]
+
+
+def test_destinations_that_cannot_be_told_apart(
+    qcli: Cli, topic: str, target: Broker, other_target: Broker
+) -> None:
+    """One HTTP address for two brokers, and it names neither."""
+    qcli.publish(topic, [b"a"])
+    with mapped(target.tcp_address) as tcp, mapped(other_target.tcp_address) as other_tcp:
+        named = (f"--destination-nsqd-tcp-address={tcp},{other_tcp}",)
+        http = f"--destination-nsqd-http-address={target.http_address}"
+        result = qcli("to-nsq", topic, *named, http, "--no-follow")
+    assert result.code == 1
+    assert f"{target.http_address} names {target.tcp_address} as its TCP address" in result.err
+    assert "give one HTTP address for each TCP address, in the same order" in result.err
+
+
+def keeps_all(broker: Broker, topic: str) -> None:
+    broker.put("/topic/settings", b'{"retention_time_ms": 3600000}', topic=topic)
+
+
+def seek(broker: Broker, topic: str, to: str) -> None:
+    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to=to)
+
+
+def test_destination_that_lacks_messages_gets_no_newer_ones(
     qcli: Cli, topic: str, target: Broker, broker: Broker
 ) -> None:
     """As after it was restored from an older copy of its data folder."""
     qcli.publish(topic, [b"a"])
-    broker.put("/topic/settings", b'{"retention_time_ms": 3600000}', topic=topic)
+    keeps_all(broker, topic)
     assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
     qcli.publish(topic, [b"b", b"c"])
-    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to="3")
+    seek(broker, topic, "latest")
+    qcli.publish(topic, [b"d"])
+    for _ in range(2):
+        result = qcli("to-nsq", topic, *to(target), "--no-follow")
+        assert result.code == 1
+        assert "sequences 1 to 2 are missing" in result.err
+        assert f"'qcli channel seek {topic}/nsq_to_nsq --to 1'" in result.err
+        assert "--allow-gaps" in result.err
+        assert read(target, topic) == [b"a"]
+    seek(broker, topic, "1")
     result = qcli("to-nsq", topic, *to(target), "--no-follow")
-    assert "sequences 1 to 2 are left out" in result.err
-    broker.http("POST", "/channel/seek", topic=topic, channel="nsq_to_nsq", to="earliest")
+    assert result.code == 0, result.err
+    assert read(target, topic) == [b"a", b"b", b"c", b"d"]
+
+
+def test_destination_that_is_restored_while_the_command_runs(
+    qcli: Cli, topic: str, broker: Broker, tmp_path: Path
+) -> None:
+    qcli.publish(topic, [b"a"])
+    keeps_all(broker, topic)
+    with qcli_serve(tmp_path / "data") as first:
+        assert qcli("to-nsq", topic, *to(first), "--no-follow").code == 0
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    same = [f"--tcp-address={first.tcp_address}", f"--http-address={first.http_address}"]
+    with ExitStack() as stack:
+        with qcli_serve(tmp_path / "data", *same) as before:
+            run = stack.enter_context(qcli.running("to-nsq", topic, *to(before)))
+            qcli.publish(topic, [b"b"])
+            qcli.wait_until(f"{topic}/nsq_to_nsq", lambda channel: bool(channel["depth"] == 0))
+            assert read(before, topic) == [b"a", b"b"]
+        with qcli_serve(tmp_path / "backup", *same) as after:
+            qcli.publish(topic, [b"c"])
+            result = run.end()
+            assert result.code == 1, result.err
+            assert "lacks messages that were copied" in result.err
+            assert "sequences 1 to 1 are missing" in result.err
+            assert read(after, topic) == [b"a"]
+
+
+def test_gap_is_allowed(qcli: Cli, topic: str, target: Broker, broker: Broker) -> None:
+    qcli.publish(topic, [b"a"])
+    keeps_all(broker, topic)
     assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
-    assert read(target, topic) == [b"a", b"b", b"c"]
+    qcli.publish(topic, [b"b", b"c"])
+    seek(broker, topic, "latest")
+    qcli.publish(topic, [b"d"])
+    result = qcli("to-nsq", topic, *to(target), "--no-follow", "--allow-gaps")
+    assert result.code == 0, result.err
+    assert "sequences 1 to 2 are left out" in result.err
+    assert read(target, topic) == [b"a", b"d"]
+    result = qcli("to-nsq", topic, *to(target), "--no-follow")
+    assert result.code == 0, result.err
+
+
+def test_messages_for_another_channel_are_no_gap(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    """The command passes them, and does not store them."""
+    qcli.publish(topic, [b"a"])
+    keeps_all(broker, topic)
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    broker.create(topic, "other")
+    qcli("channel", "set", f"{topic}/other", "max_attempts=1", f"dead_letter_topic={topic}.dead")
+    qcli.publish(topic, [b"b"])
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    fail_messages(broker.tcp_address, topic, "other", 1)
+    qcli.wait_until(f"{topic}/other", lambda record: bool(record["dead_letter_count"] == 1))
+    assert qcli("dlq", "requeue", f"{topic}.dead").code == 0
+    for _ in range(2):
+        result = qcli("to-nsq", topic, *to(target), "--no-follow")
+        assert (result.code, "sequences" in result.err) == (0, False), result.err
+    assert read(target, topic) == [b"a", b"b"]
+
+
+def test_destination_topic_that_was_deleted_is_noticed(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    qcli.publish(topic, [b"a", b"b"])
+    keeps_all(broker, topic)
+    first = qcli("to-nsq", topic, *to(target), "--no-follow")
+    assert (first.code, "left out" in first.err) == (0, False), first.err
+    for body in (b"c", b"d"):
+        target.http("POST", "/topic/delete", topic=topic)
+        qcli.publish(topic, [body])
+        result = qcli("to-nsq", topic, *to(target), "--no-follow")
+        assert result.code == 0, result.err
+        assert "delete the topic at the destination, and move the channel back" in result.err
+        assert read(target, topic) == [body]
+    target.http("POST", "/topic/delete", topic=topic)
+    seek(broker, topic, "earliest")
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    assert read(target, topic) == [b"a", b"b", b"c", b"d"]
+
+
+def test_channel_moves_behind_what_is_stored(qcli: Cli, topic: str, target: Broker, broker: Broker) -> None:
+    qcli.publish(topic, numbered(10))
+    keeps_all(broker, topic)
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    seek(broker, topic, "earliest")
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    qcli.wait_until(f"{topic}/nsq_to_nsq", lambda channel: bool(channel["depth"] == 0))
+    assert read(target, topic) == numbered(10)
 
 
 @pytest.mark.parametrize("pattern", ["^nothing-has-this-name", None])
@@ -198,7 +343,8 @@ def test_second_command_with_several_destinations_is_noticed(
     qcli.publish(topic, [b"0"])
     with qcli.running("to-nsq", topic, *to(target, other_target), "--channel=c") as run:
         qcli.wait_until(f"{topic}/c", lambda channel: bool(channel["depth"] == 0))
-        name = producer_name(broker.http_address, topic, "c", 0)
+        log = json.loads(broker.http("GET", "/topic/bounds", topic=topic))["incarnation"]
+        name = producer_name(log, topic, "c", 0)
         for each in (target, other_target):
             with IdempotentProducer(each.http_address, topic, name) as producer:
                 producer.publish([b"1"], number_of(1, b"0" * 16))

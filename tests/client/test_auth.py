@@ -17,6 +17,7 @@ from broker.support import running_broker
 from client.support.fake_broker import bounded, error, fake_broker, sized
 from client.support.lookupds import fake_lookupd
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
+from trio_nsq.access.secret import Secret
 from trio_nsq.client import (
     AuthRefused,
     BrokerError,
@@ -31,7 +32,6 @@ from trio_nsq.client import (
 from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
 from trio_nsq.protocol.frames import OK_FRAME, encode_response
-from trio_nsq.secret import Secret
 
 
 @pytest.fixture

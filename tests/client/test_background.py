@@ -41,6 +41,15 @@ async def test_exception_of_the_body_is_not_wrapped() -> None:
 
 
 @bounded
+async def test_closing_what_is_not_open_does_nothing() -> None:
+    owner = Owner()
+    await owner.__aexit__(None, None, None)
+    async with owner:
+        pass
+    await owner.__aexit__(None, None, None)
+
+
+@bounded
 async def test_stop_keeps_the_body_running() -> None:
     async with Owner() as owner:
         await owner.background.stop()

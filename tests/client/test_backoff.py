@@ -12,8 +12,14 @@ from trio_nsq.client import ConsumerSettings
 from trio_nsq.client.consuming.backoff import Backoff
 
 
-def backoff(longest_s: float = 120.0, random: Callable[[], float] = lambda: 0.5, **options: Any) -> Backoff:
-    return Backoff(ConsumerSettings(max_backoff_duration_s=longest_s, **options), random)
+def backoff(
+    longest_s: float = 120.0,
+    random: Callable[[], float] = lambda: 0.5,
+    backoff_after: int = 1,
+    **options: Any,
+) -> Backoff:
+    made = ConsumerSettings(max_backoff_duration_s=longest_s, backoff_after=backoff_after, **options)
+    return Backoff(made, random)
 
 
 def state(made: Backoff) -> tuple[int, int | None, float]:
@@ -80,6 +86,28 @@ def test_requeue_without_failure_does_not_count() -> None:
     made.handle_timer(2)
     made.record_requeue(3)
     assert state(made) == (1, 0, 5)
+
+
+def test_failures_among_successes_cause_no_pause() -> None:
+    made = backoff(backoff_after=3)
+    for _ in range(100):
+        made.record_failure(0)
+        made.record_failure(0)
+        made.record_requeue(0)
+        made.record_success(0)
+    assert state(made) == (0, None, math.inf)
+    for _ in range(3):
+        made.record_failure(0)
+    assert state(made) == (1, 0, 2)
+
+
+def test_each_failure_after_a_pause_counts() -> None:
+    made = backoff(backoff_after=3)
+    for _ in range(3):
+        made.record_failure(0)
+    made.handle_timer(2)
+    made.record_failure(2)
+    assert state(made) == (2, 0, 6)
 
 
 @pytest.mark.parametrize("options", [{"longest_s": 0}, {"longest_s": 1.9}, {"backoff_multiplier_s": 0}])

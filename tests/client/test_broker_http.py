@@ -14,6 +14,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 import pytest
 
 from client.support.scripted_http import OK, Answer, scripted
+from trio_nsq.api.broker import info
 from trio_nsq.client.connection.tls import TLSFiles, TLSFilesError
 from trio_nsq.client.errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
@@ -89,13 +90,15 @@ def test_error_of_a_broker_differs_from_that_of_a_proxy() -> None:
         with pytest.raises(NotABroker, match=r"not an NSQ broker \(HTTP status 502\)") as caught:
             http.request("GET", "/stats")
         assert (caught.value.status, caught.value.text) == (502, "<h1>Bad gateway</h1>")
-        assert not caught.value.unanswered
+        assert (
+            caught.value.unanswered
+        )  # an error of a proxy may follow a request that the broker has executed
 
 
 @pytest.mark.parametrize("body", [b"no JSON", b"[" * 100_000])
 def test_answer_is_not_json(body: bytes) -> None:
     with scripted((200, "", body)) as broker, pytest.raises(NotABroker):
-        BrokerHTTP(broker.address).request_json("GET", "/info")
+        BrokerHTTP(broker.address).ask(info())
 
 
 def test_lost_connection_leaves_a_request_unanswered() -> None:
@@ -132,7 +135,7 @@ def test_address_without_a_port() -> None:
 
 def test_workers_of_spark_need_the_standard_library_only() -> None:
     script = (
-        "import sys; sys.modules |= dict.fromkeys(['trio', 'httpx', 'httptools']); "
+        "import sys; sys.modules |= dict.fromkeys(['trio', 'httpcore', 'httptools']); "
         "from trio_nsq.client import IdempotentProducer; import trio_nsq.client.reading.broker_log"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -197,6 +200,33 @@ def test_limited_answer_that_does_not_end_in_time(begin: bytes, again: bytes) ->
 
 
 @pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"A"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", b" "),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["headers", "refusal", "continue"],
+)
+def test_answer_whose_body_never_begins(begin: bytes, again: bytes) -> None:
+    """Only the body of an endless answer may take any time."""
+    with sending(begin, again, interval_s=0.01) as address:
+        http = BrokerHTTP(address, answer_timeout_s=0.2)
+        with (
+            pytest.raises(BrokerUnreachable, match=r"connected, but no answer within 0\.2 s"),
+            http.stream("GET", "/topic/read", is_endless=True),
+        ):
+            pass
+
+
+def test_endless_answer_may_take_longer_than_others() -> None:
+    with sending(b"HTTP/1.1 200 OK\r\n\r\n", b"12345678", interval_s=0.01) as address:
+        http = BrokerHTTP(address, answer_timeout_s=0.2, max_answer_bytes=200)
+        with http.stream("GET", "/topic/read", is_endless=True) as answer:
+            assert len(answer.read(320)) == 320
+
+
+@pytest.mark.parametrize(
     "begin",
     [
         b"HTTP/1.1 200 OK\r\n\r\n",
@@ -248,3 +278,23 @@ def test_limited_answer_that_is_cut_off() -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
         with pytest.raises(BrokerUnreachable, match="the connection was lost"):
             asking.result()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 99999999999999\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n-5\r\n",
+    ],
+)
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
+def test_absurd_lengths_are_errors_of_the_library(head: bytes, status: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        http = BrokerHTTP("127.0.0.1:%d" % listener.getsockname()[1])
+        asking = threads.submit(http.request, "GET", "/stats")
+        with listener.accept()[0] as connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 " + status + b"\r\n" + head + b"abc")
+        error = asking.exception(timeout=30)
+    assert isinstance(error, BrokerUnreachable | NotABroker), repr(error)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -31,19 +32,24 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def printed_by(words: str, broker: Broker) -> str:
     """Run the program of the page that contains these words; return its output."""
-    programs = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
-    (program,) = [program for program in programs if words in program]
-    assert "127.0.0.1:4150" in program
-    source = program.replace("127.0.0.1:4150", broker.tcp_address)
+    source = source_of(words, broker)
     with redirect_stdout(io.StringIO()) as printed:
         exec(compile(source, f"{DOCUMENT} ({words})", "exec"), {"__name__": "__main__"})
     return printed.getvalue()
 
 
+def source_of(words: str, broker: Broker) -> str:
+    """Return the program of the page that contains these words, for this broker."""
+    programs = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    (program,) = [program for program in programs if words in program]
+    assert "127.0.0.1:4150" in program
+    return str(program.replace("127.0.0.1:4150", broker.tcp_address))
+
+
 def test_all_programs_of_the_page_have_a_test() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in blocks if "import " in block]
-    assert len(programs) == 5  # four have a test below, and one in test_consumer_document.py
+    assert len(programs) == 7  # six have a test below, and one in test_consumer_document.py
 
 
 def test_table_of_producer_options() -> None:
@@ -100,6 +106,27 @@ def test_asyncio_as_a_guest(broker: Broker) -> None:
         broker.post("/pub", body, topic="clicks")
     assert printed_by("start_guest_run", broker) == "b'1'\nb'2'\nb'3'\n"
     assert depth(broker, "guest") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "end"), [("open_signal_receiver", ""), ("default_int_handler", "stopped\n")]
+)
+@pytest.mark.usefixtures("channels")
+def test_program_stops_in_order(broker: Broker, words: str, end: str) -> None:
+    for body in (b"1", b"2"):
+        broker.post("/pub", body, topic="clicks")
+    with subprocess.Popen(
+        [sys.executable, "-c", source_of(words, broker)], stdout=subprocess.PIPE, text=True
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "begun\n"
+            program.send_signal(signal.SIGTERM)
+            assert program.communicate(timeout=TIMEOUT_S)[0] == f"ended\n{end}"
+        finally:
+            program.kill()
+    assert program.returncode == 0
+    assert depth(broker, "archive") == 1  # the message that was handled is finished
 
 
 def run_example(name: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:

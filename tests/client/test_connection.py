@@ -21,12 +21,15 @@ class Wire:
         self.incoming = trio.testing.MemoryReceiveStream()
         self._outgoing = trio.testing.MemorySendStream(send_all_hook=self._on_write)
         self.broken = False
+        self.may_write = trio.Event()
+        self.may_write.set()
         self.stream = trio.StapledStream(self._outgoing, self.incoming)
         self.connection = Connection(self.stream, "host:1", ConnectionSettings())
 
     async def _on_write(self) -> None:
         if self.broken:
             raise trio.BrokenResourceError
+        await self.may_write.wait()
         self.written.append(bytes(self._outgoing.get_data_nowait()))
 
     async def run(self) -> None:
@@ -81,6 +84,28 @@ async def test_frames_in_any_pieces_with_heartbeats_between() -> None:
     assert bodies == [b"body 1", b"x" * 100]
     assert wire.written == [b"NOP\n"]
     assert str(wire.reasons[0]) == "lost the connection to host:1: the broker closed the connection"
+
+
+@bounded
+async def test_one_answer_waits_whatever_number_of_heartbeats_arrives() -> None:
+    """The broker does not read; its heartbeats must not fill the memory."""
+    wire = Wire()
+    wire.may_write = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        for _ in range(5):
+            wire.incoming.put_data(HEARTBEAT_FRAME * 1000)
+            await trio.testing.wait_all_tasks_blocked()
+        wire.connection.write(b"a")
+        wire.incoming.put_data(HEARTBEAT_FRAME)
+        await trio.testing.wait_all_tasks_blocked()
+        wire.may_write.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert b"".join(wire.written) == b"NOP\nNOP\na"
+        wire.incoming.put_data(HEARTBEAT_FRAME)
+        await trio.testing.wait_all_tasks_blocked()
+        assert b"".join(wire.written) == b"NOP\nNOP\naNOP\n"
+        nursery.cancel_scope.cancel()
 
 
 @bounded

@@ -1,6 +1,7 @@
 """Tests for a consumer with working connections: commands, answers and iteration."""
 
 import logging
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,7 +104,7 @@ async def test_only_the_first_answer_counts(broker: FakeBroker) -> None:
 
 
 @bounded
-async def test_negative_delay_is_refused_and_the_message_stays_open(broker: FakeBroker) -> None:
+async def test_invalid_delay_is_refused_and_the_message_stays_open(broker: FakeBroker) -> None:
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2))
         batch = await anext(consumer.batches())
@@ -111,6 +112,9 @@ async def test_negative_delay_is_refused_and_the_message_stays_open(broker: Fake
             next(iter(batch)).requeue(-1)
         with pytest.raises(ValueError, match="-1"):
             batch.requeue(-1)
+        for wrong in (math.nan, math.inf, 1.5, True, "1", 2**63):
+            with pytest.raises((TypeError, ValueError), match="delay_ms"):
+                next(iter(batch)).requeue(wrong)  # type: ignore[arg-type]  # what it refuses
         batch.finish()
         await peer.expect(fins(1, 2))
 
@@ -296,7 +300,7 @@ async def test_exception_of_the_body_is_unchanged(broker: FakeBroker) -> None:
         ({"nsqd_tcp_addresses": ["localhost"]}, "no port"),
         ({"heartbeat_interval_ms": -1}, "without heartbeats"),
         ({"sample_rate": 100}, "sample_rate"),
-        ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "in order"),
+        ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "more than reconnect_max_s"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from broker.support import connected, running_broker
+from broker.api import running_api
+from broker.support import bodies, connected, running_broker
 from client.support.fake_broker import bounded
 from client.support.lookupds import until
 from trio_nsq.client import Consumer, Message
@@ -110,3 +112,30 @@ async def test_failed_message_of_two_brokers_is_retried_until_it_succeeds(tmp_pa
         b"0/4": 3,
         b"1/7": 3,
     }
+
+
+@bounded
+async def test_dead_letters_of_a_draining_broker_go_to_another(tmp_path: Path) -> None:
+    async def handler(message: Message) -> None:
+        if message.body == b"bad":
+            raise ValueError
+
+    async with (
+        running_api(tmp_path / "draining") as draining,
+        running_broker(tmp_path / "other") as other,
+        connected(other.tcp_address) as letters,
+        trio.open_nursery() as nursery,
+    ):
+        await draining.tcp.publish("topic", b"bad", b"good")
+        await letters.subscribe("dead", "letters", 1)
+        assert (await draining.send("PUT", "/config/draining", body=b"true")).status_code == 200
+        async with Consumer(
+            "topic",
+            "channel",
+            nsqd_tcp_addresses=["%s:%d" % draining.tcp.stream.socket.getpeername()[:2], other.tcp_address],
+            max_in_flight=2,
+        ) as consumer:
+            await until(lambda: consumer.stats().connections == 2)
+            nursery.start_soon(partial(consumer.run, handler, max_attempts=1, dead_letter_topic="dead"))
+            assert await bodies(letters, 1) == [b"bad"]
+            await until(lambda: consumer.stats().finished == 2)

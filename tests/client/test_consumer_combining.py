@@ -137,7 +137,10 @@ async def test_several_brokers_make_one_batch(broker: FakeBroker, other_broker: 
 
 @bounded
 async def test_combined_batch_is_requeued_as_a_whole(broker: FakeBroker) -> None:
-    async with opened(broker, max_in_flight=2) as (consumer, peer), trio.open_nursery() as nursery:
+    async with (
+        opened(broker, max_in_flight=2, backoff_after=1) as (consumer, peer),
+        trio.open_nursery() as nursery,
+    ):
         taking = Taking(nursery, consumer.batches(max_wait_s=1000))
         for number in (1, 2):
             await peer.send(message(number, attempts=number))

@@ -34,6 +34,42 @@ async def test_refused_connection_is_raised_with_address_and_cause(
 
 
 @bounded
+async def test_entering_waits_for_a_broker_that_starts_in_time(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    broker.stop()
+    subscribed = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def start_later() -> None:
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                clock.jump(0.9)
+            await broker.start()
+            await accept_and_subscribe(broker)
+            subscribed.set()
+
+        nursery.start_soon(start_later)
+        async with eager_consumer_of(broker, connect_timeout_s=60, reconnect_min_s=0.5, reconnect_max_s=1):
+            await subscribed.wait()
+
+
+@bounded
+async def test_entering_gives_up_after_the_connect_timeout(
+    broker: FakeBroker, other_broker: FakeBroker, autojump_clock: trio.testing.MockClock
+) -> None:
+    broker.stop()
+    other_broker.stop()
+    began = trio.current_time()
+    failure = await entering_fails(
+        eager_consumer_of(broker, other_broker, connect_timeout_s=10, reconnect_min_s=0.5, reconnect_max_s=2)
+    )
+    assert 10 <= trio.current_time() - began < 11  # the last attempt is at the deadline
+    assert broker.address in failure.address
+    assert other_broker.address in failure.address
+
+
+@bounded
 async def test_unknown_host_is_raised() -> None:
     class NoNames(trio.abc.HostnameResolver):
         async def getaddrinfo(self, *args: object) -> Any:

@@ -84,8 +84,8 @@ def test_example(tmp_path: Path) -> None:
                 process.kill()
     assert process.returncode == 0
     assert sorted(said.split(b"\n")) == [b"", b"hello, Ada", b"hello, Bob"]
-    assert b"is not handled: it exceeds 3 attempts" in complained
-    assert complained.endswith(b"\n3 done, 3 put back\n")
+    assert b"is given up: it failed 3 times" in complained
+    assert complained.endswith(b"\n3 done, 2 put back\n")
 
 
 def unfinished(broker: Broker) -> int:

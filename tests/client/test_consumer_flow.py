@@ -11,7 +11,7 @@ import trio.testing
 
 from client.support.consumers import accept_up_to_sub, consumer_of, hold_open, opened
 from client.support.fake_broker import FakeBroker, Peer, bounded, fake_broker, fins, message, reqs
-from trio_nsq.client import Consumer
+from trio_nsq.client import Consumer, Message
 from trio_nsq.protocol.frames import OK_FRAME
 
 
@@ -22,7 +22,7 @@ async def consuming(
     """Open a consumer that is subscribed to all brokers; yield it and the brokers' ends. At the end it
     disconnects at once.
     """
-    defaults: Any = {"close_timeout_s": 0, "random": lambda: 0.0}
+    defaults: Any = {"backoff_after": 1, "close_timeout_s": 0, "random": lambda: 0.0}
     consumer = consumer_of(*brokers, **defaults | options)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold_open, consumer)
@@ -132,6 +132,66 @@ async def test_is_starved(broker: FakeBroker, other_broker: FakeBroker) -> None:
         assert consumer.is_starved
         batch.finish()
         assert not consumer.is_starved
+
+
+# ------------------------------------------------------------------------------------------------ forgotten answers
+
+
+def stalls(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how often the consumer has warned that no message is answered."""
+    return sum("messages that may be in flight are unanswered" in each.message for each in caplog.records)
+
+
+@bounded
+async def test_forgotten_answers_are_logged_once(
+    broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        consuming([broker], max_in_flight=2) as (consumer, (peer,)),
+        trio.open_nursery() as nursery,
+    ):
+        received: list[Message] = []
+
+        async def forget() -> None:
+            async for each in consumer:
+                received.append(each)
+
+        nursery.start_soon(forget)
+        await peer.send(message(1))
+        for _ in range(2):  # there is room for another message
+            await heard([peer])
+            clock.jump(10)
+        assert stalls(caplog) == 0
+        await peer.send(message(2))
+        for jump_s in (10, 1):
+            await heard([peer])
+            clock.jump(jump_s)
+        await heard([peer])
+        assert stalls(caplog) == 1
+        received[0].finish()
+        await peer.send(message(3))
+        for _ in range(2):
+            await heard([peer])
+            clock.jump(10)
+        await heard([peer])
+        assert stalls(caplog) == 2
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_long_work_is_no_forgotten_answer(
+    broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program does not wait for more messages meanwhile."""
+    async with consuming([broker], max_in_flight=1) as (consumer, (peer,)):
+        await peer.send(message(1))
+        received = await anext(consumer)
+        for _ in range(5):
+            await heard([peer])
+            clock.jump(10)
+        await heard([peer])
+        received.finish()
+    assert stalls(caplog) == 0
 
 
 # ------------------------------------------------------------------------------------------------ backoff
@@ -316,11 +376,13 @@ async def test_options_set_before_the_start_are_used(broker: FakeBroker) -> None
         ),
         ({"max_backoff_duration_s": -1}, "max_backoff_duration_s is -1; it must be within 0..3600"),
         ({"backoff_multiplier_s": float("nan")}, "backoff_multiplier_s"),
+        ({"backoff_after": 0}, "backoff_after is 0; it must be at least 1"),
         ({"max_requeue_delay_ms": 3_600_001}, "max_requeue_delay_ms is 3600001"),
         ({"default_requeue_delay_ms": -1}, "default_requeue_delay_ms is -1"),
         ({"low_rdy_idle_timeout_s": 0}, "low_rdy_idle_timeout_s is 0; it must be more than 0"),
         ({"low_rdy_timeout_s": -1}, "low_rdy_timeout_s is -1"),
         ({"rdy_redistribute_interval_s": 0}, "rdy_redistribute_interval_s is 0"),
+        ({"connect_timeout_s": -1}, "connect_timeout_s is -1; it must be at least 0"),
         ({"lookupd_poll_interval_s": 0}, "lookupd_poll_interval_s is 0"),
         ({"lookupd_poll_jitter": 1.1}, "lookupd_poll_jitter is 1.1; it must be within 0..1"),
         ({"lookupd_poll_timeout_s": 0}, "lookupd_poll_timeout_s is 0"),
@@ -330,3 +392,49 @@ async def test_options_set_before_the_start_are_used(broker: FakeBroker) -> None
 def test_invalid_options_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Consumer("topic", "channel", **options)
+
+
+@pytest.mark.parametrize("wrong", ["5", b"5", [], object()])
+async def test_number_of_the_wrong_type_is_named(wrong: Any) -> None:
+    for option in ("max_in_flight", "connect_timeout_s", "heartbeat_interval_ms", "backoff_after"):
+        with pytest.raises(TypeError, match=f"^{option} is .*; it must be"):
+            Consumer("topic", "channel", **{option: wrong})
+    consumer = Consumer("topic", "channel", max_in_flight=5)
+    not_whole: Any
+    for not_whole in (wrong, 2.5, None):
+        with pytest.raises(TypeError, match=r"^max_in_flight is .*; it must be an integer"):
+            consumer.max_in_flight = not_whole
+        with pytest.raises(TypeError, match=r"^concurrency is .*; it must be an integer"):
+            await consumer.run(_handle, concurrency=not_whole)
+        with pytest.raises(TypeError, match=r"^max_attempts is .*; it must be an integer"):
+            await consumer.run(_handle, max_attempts=not_whole)
+    with pytest.raises(TypeError, match=r"^max_messages is .*; it must be an integer"):
+        consumer.batches(wrong)
+    with pytest.raises(TypeError, match=r"^max_wait_s is .*; it must be a number"):
+        consumer.batches(max_wait_s=wrong)
+    with pytest.raises(ValueError, match="max_in_flight is -1"):
+        consumer.max_in_flight = -1
+    assert consumer.max_in_flight == 5
+    await consumer.aclose()
+
+
+async def _handle(message: object) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("wrong", [b"topic", None, 5])
+def test_name_of_the_wrong_type_is_named(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="the name of a topic must be a string, not"):
+        Consumer(wrong, "channel")
+    with pytest.raises(TypeError, match="the name of a channel must be a string, not"):
+        Consumer("topic", wrong)
+
+
+@bounded
+async def test_message_is_not_answered_with_a_wrong_delay(broker: FakeBroker) -> None:
+    async with opened(broker, returned=(1,)) as (consumer, peer):
+        await peer.send(message(1))
+        received = await anext(consumer)
+        with pytest.raises(TypeError, match="delay_ms is '5'; it must be an integer"):
+            received.requeue("5")  # type: ignore[arg-type]
+        assert not received.answered

@@ -1,6 +1,12 @@
 """Tests for the idempotent producer: with `qcli serve`, with nsqd, and with brokers that go down."""
 
+import contextlib
+import itertools
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +18,7 @@ from broker.support import connected, running_broker
 from client.support.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
 from interop.peers import nsqd, qcli_serve
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.client.errors import BrokerUnreachable, PublishInDoubt, RequestRefused
+from trio_nsq.client.errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from trio_nsq.protocol import Limits
 
@@ -38,6 +44,53 @@ async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answ
     """Run a function in a thread while the broker runs here."""
     assert bound.http_address is not None
     return await trio.to_thread.run_sync(work, bound.http_address)
+
+
+# ---------------------------------------------------------------------- wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (([b"x"], -1), ValueError, "number is -1"),
+        (([b"x"], 2**63), ValueError, "number is 9223372036854775808"),
+        (([b"x"], "0"), TypeError, "number is '0'; it must be an integer"),
+        (([b"x"], None), TypeError, "number is None"),
+        (([b"x"], True), TypeError, "number is True"),
+        (([b"x"], 1.5), TypeError, "number is 1.5"),
+        (([b"x"], 0, -1), ValueError, "defer_ms is -1"),
+        (([b"x"], 0, "5"), TypeError, "defer_ms is '5'"),
+        (([], 0), ValueError, "the batch is empty"),
+        ((b"xyz", 0), TypeError, "must be a list, or another iterable, not bytes"),
+        (("xyz", 0), TypeError, "must be a list, or another iterable, not str"),
+        ((["xyz"], 0), TypeError, "a message must be bytes, not str"),
+    ],
+)
+def test_wrong_argument_is_refused_before_anything_is_sent(
+    arguments: Any, error: type[Exception], text: str
+) -> None:
+    with scripted() as script, IdempotentProducer(script.address, "t", "p") as publisher:
+        with pytest.raises(error, match=text):
+            publisher.publish(*arguments)
+        with pytest.raises(ValueError, match=r"first is 2; it must be within 0\.\.1"):
+            publisher.publish([b"x"], 1, first=2)
+        assert script.seen == []
+
+
+def test_iterator_of_messages_is_a_batch() -> None:
+    with scripted(OURS, (200, "published", b"OK")) as script:
+        assert publish_batch(script.address, "t", (each for each in (b"a", b"b")), "p", 0) is PUBLISHED  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("answer", [(200, "", b"Welcome"), (404, "", b"no such page"), (302, "", b"")])
+def test_server_that_is_no_broker_is_not_asked_again(answer: Answer) -> None:
+    with (
+        scripted(answer) as script,
+        IdempotentProducer(script.address, "t", "p") as publisher,
+        pytest.raises(NotABroker),
+    ):
+        publisher.publish([b"x"], 0)
+    assert len(script.seen) == 1
 
 
 # ---------------------------------------------------------------------- our broker
@@ -77,6 +130,84 @@ async def test_batch_published_by_another_process_is_a_repeat(tmp_path: Path) ->
         assert await beside(bound, publish) == [PUBLISHED, REPEATED] * 3
 
 
+async def test_threads_that_share_a_producer_lose_no_batch(tmp_path: Path) -> None:
+    """A batch whose number comes too late raises; every other batch is in the log, exactly once."""
+
+    def publish(address: str) -> set[bytes]:
+        numbers = itertools.count()
+        stored: set[bytes] = set()
+        ready = threading.Barrier(4)
+        with IdempotentProducer(address, "t", "shared") as producer:
+
+            def work(thread: int) -> None:
+                ready.wait()
+                for index in range(25):
+                    body, done = b"%d-%d" % (thread, index), False
+                    while not done:
+                        with contextlib.suppress(ValueError):
+                            assert producer.publish([body], next(numbers)) is PUBLISHED
+                            done = True
+                    stored.add(body)
+
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(work, range(4)))
+        return stored
+
+    async with running_broker(tmp_path / "d") as bound:
+        stored = await beside(bound, publish)
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c", ready_count=200)
+            assert sorted([(await client.message()).body for _ in range(100)]) == sorted(stored)
+            await client.nothing_more()
+
+
+async def test_number_that_goes_back_is_refused(tmp_path: Path) -> None:
+    def publish(address: str) -> list[PublishOutcome]:
+        with IdempotentProducer(address, "t", "p") as producer:
+            told = [producer.publish([b"a"], 5), producer.publish([b"a"], 5)]
+            with pytest.raises(ValueError, match="number is 4, but this producer has sent 5"):
+                producer.publish([b"b"], 4)
+            with pytest.raises(ValueError, match="number is 5, with which this producer has sent another"):
+                producer.publish([b"b"], 5)
+            assert producer.last_number() == 5  # the program begins anew, from what the broker has
+            return [*told, producer.publish([b"a"], 4), producer.publish([b"b"], 6)]
+
+    async with running_broker(tmp_path / "d") as bound:
+        assert await beside(bound, publish) == [PUBLISHED, REPEATED, REPEATED, PUBLISHED]
+
+
+async def test_producer_is_refused_in_a_forked_child(tmp_path: Path) -> None:
+    """Both processes would send over one connection, and under one name."""
+
+    def publish(address: str) -> str:
+        program = (
+            "import os, sys\n"
+            "from trio_nsq.client import IdempotentProducer\n"
+            f"producer = IdempotentProducer({address!r}, 't', 'p')\n"
+            "print(producer.publish([b'a'], 0), flush=True)\n"
+            "if os.fork() == 0:\n"
+            "    try:\n"
+            "        producer.publish([b'b'], 1)\n"
+            "    except RuntimeError as error:\n"
+            "        print(error, flush=True)\n"
+            "    producer.close()\n"
+            "    os._exit(0)\n"
+            "os.wait()\n"
+            "print(producer.publish([b'c'], 1), flush=True)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    async with running_broker(tmp_path / "d") as bound:
+        said = await beside(bound, publish)
+        first, refused, last = said.splitlines()
+        assert (first, last) == ("published", "published")
+        assert refused.startswith("this IdempotentProducer was made before the process forked")
+        async with connected(bound.tcp_address) as client:
+            await client.subscribe("t", "c", ready_count=20)
+            assert [(await client.message()).body for _ in range(2)] == [b"a", b"c"]
+
+
 async def test_batch_that_is_published_in_part_is_refused(tmp_path: Path) -> None:
     def publish(address: str) -> None:
         with IdempotentProducer(address, "t", "p") as publisher:
@@ -107,18 +238,62 @@ def _publish(address: str, number: int, defer_ms: int) -> PublishOutcome:
 async def test_refused_batch_is_not_retried(tmp_path: Path) -> None:
     def refused(address: str) -> list[tuple[int, str]]:
         found = []
-        for topic, body in (("no topic", b"x"), ("t", b"x" * 200), ("t", b"")):
+        for body in (b"x" * 200, b""):
             with pytest.raises(RequestRefused) as caught:
-                publish_batch(address, topic, [b"a", body], "p", 1)
+                publish_batch(address, "t", [b"a", body], "p", 1)
             found.append((caught.value.status, caught.value.text))
         return found
 
     async with running_broker(tmp_path / "d", limits=Limits(max_msg_size=100)) as bound:
-        expected = [(400, "INVALID_TOPIC"), (413, "BAD_MESSAGE"), (413, "BAD_MESSAGE")]
+        expected = [(413, "BAD_MESSAGE"), (413, "BAD_MESSAGE")]
         assert await beside(bound, refused) == expected
 
 
+@pytest.mark.parametrize("kept_s", [0.0, 30.0])
+async def test_forgetting_needs_no_earlier_request(tmp_path: Path, kept_s: float) -> None:
+    def publish(address: str) -> list[PublishOutcome]:
+        told = [publish_batch(address, "t", [b"a"], "p", 0)]
+        with IdempotentProducer(address, "t", "p", keep_alive_s=kept_s) as producer:
+            producer.forget()
+        return [*told, publish_batch(address, "t", [b"a"], "p", 0)]
+
+    async with running_broker(tmp_path / "d") as bound:
+        assert await beside(bound, publish) == [PUBLISHED, PUBLISHED]
+
+
 # ---------------------------------------------------------------------- brokers that go away
+
+
+def test_another_batch_with_the_number_of_one_that_may_be_stored_is_refused() -> None:
+    with scripted(OURS, *[None] * 1000) as broker:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S, patience_s=0.01) as producer:
+            with pytest.raises(BrokerUnreachable):
+                producer.publish([b"a"], 1)
+            with pytest.raises(BrokerUnreachable):
+                producer.publish([b"a"], 1)
+            for bodies, number in (([b"b"], 1), ([b"a"], 0)):
+                with pytest.raises(ValueError, match="this producer has sent"):
+                    producer.publish(bodies, number)
+
+
+def test_error_of_a_proxy_before_a_broker_without_idempotence_leaves_the_batch_in_doubt() -> None:
+    """The broker may have stored it: 504 means that it was too slow for the proxy."""
+    with scripted(NSQD, (504, "", b"<html>Gateway Time-out</html>"), OK) as broker:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as producer:
+            with pytest.raises(PublishInDoubt):
+                producer.publish([b"a"], 1)
+            assert producer.publish([b"a"], 1) is UNKNOWN
+        assert [request.partition("?")[0] for request, _ in broker.seen] == [
+            "GET /topic/producer", "POST /mpub", "POST /mpub",
+        ]  # fmt: skip
+
+
+def test_number_of_a_refused_batch_can_be_used_for_another() -> None:
+    with scripted(OURS, (413, "", b'{"message":"BAD_MESSAGE"}'), (200, "published", b"OK")) as broker:
+        with IdempotentProducer(broker.address, "t", "p", first_retry_s=HASTY_S) as producer:
+            with pytest.raises(RequestRefused):
+                producer.publish([b"too large"], 1)
+            assert producer.publish([b"b"], 1) is PUBLISHED
 
 
 def test_batch_without_an_answer_is_sent_again() -> None:

@@ -153,6 +153,13 @@ def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None
         ),
         (partial(Consumer, "t", "c"), "max_inflight", "Did you mean 'max_in_flight'?"),
         (
+            partial(Consumer, "t", "c"),
+            "max_attempts",
+            "'max_attempts'; it is an argument of its method run()",
+        ),
+        (partial(sync.Consumer, "t", "c"), "auto_touch", "it is an argument of its method run()"),
+        (partial(sync.Consumer, "t", "c"), "idle_timeout", "Did you mean 'idle_timeout_s'?"),
+        (
             Producer,
             "reconnect_mins",
             "Producer() got an unexpected keyword argument 'reconnect_mins'. Did you mean 're",

@@ -1,16 +1,19 @@
 """Tests for a producer: commands, limits, closing."""
 
+import math
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from broker.support import dpub
+from broker.support import dpub, running_broker
 from client.support.fake_broker import FakeBroker, bounded, mpub, pub
 from client.support.producers import Outcome, opened
-from trio_nsq.client import Producer, ProducerClosed
+from trio_nsq.client import ConnectionFailed, Producer, ProducerClosed, PublishFailed
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
 
@@ -34,6 +37,44 @@ async def test_deferred_message_is_a_dpub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
         nursery.start_soon(lambda: producer.publish("topic", b"body", defer_ms=1500))
         await peer.expect(b"DPUB topic 1500\n\0\0\0\x04body")
+        await peer.send(OK_FRAME)
+
+
+async def publish_deferred(defer_ms: Any, producer: Producer) -> None:
+    await producer.publish("t", b"x", defer_ms=defer_ms)
+
+
+@bounded
+async def test_argument_of_the_wrong_type_is_named(broker: FakeBroker) -> None:
+    wrong: list[tuple[str, Callable[[Any], Awaitable[None]]]] = [
+        ("the messages must be a list, .* not bytes", lambda each: each.publish_many("t", b"abc")),
+        ("the messages must be a list, .* not str", lambda each: each.publish_many("t", "abc")),
+        ("the messages must be a list, .* not int", lambda each: each.publish_many("t", 5)),
+        ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"])),
+        ("a message must be bytes, not int", lambda each: each.publish_many("t", [b"x", 5])),
+        ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"], defer_ms=1)),
+        ("the name of a topic must be a string, not bytes", lambda each: each.publish(b"t", b"x")),
+        ("the name of a topic must be a string, not None", lambda each: each.publish_many(None, [b"x"])),
+        ("defer_ms is '5'; it must be an integer", lambda each: each.publish("t", b"x", defer_ms="5")),
+        ("defer_ms is '5'; it must be an integer", lambda each: each.publish_many("t", [b"x"], defer_ms="5")),
+        *(
+            (f"defer_ms is {wrong}; it must be an integer", partial(publish_deferred, wrong))
+            for wrong in (math.nan, math.inf, 1.5, True)
+        ),
+        ("the result of pack_messages, not list", lambda each: each.publish_set("t", [b"x"])),
+    ]
+    async with opened(broker) as (producer, peer, _):
+        for text, publish in wrong:
+            with pytest.raises(TypeError, match=text):
+                await publish(producer)
+        await peer.expect_nothing()
+
+
+@bounded
+async def test_iterator_of_messages_is_published(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        nursery.start_soon(producer.publish_many, "topic", (each for each in (b"1", b"2")))
+        await peer.expect(mpub("topic", b"1", b"2"))
         await peer.send(OK_FRAME)
 
 
@@ -294,3 +335,19 @@ async def test_publishing_before_the_entry_completes_is_an_error(broker: FakeBro
         with pytest.raises(ProducerClosed, match="not open yet"):
             await producer.publish("topic", b"x")
         nursery.cancel_scope.cancel()
+
+
+async def test_producer_that_does_not_wait_publishes_once_a_broker_can_be_reached(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+        address = bound.tcp_address
+    async with Producer(address, wait_connected=False) as producer:
+        with pytest.raises(PublishFailed) as failed:
+            await producer.publish("topic", b"early")
+        assert isinstance(failed.value.__cause__, ConnectionFailed)
+        async with running_broker(tmp_path / "d", tcp_address=address):
+            await producer.publish("topic", b"body")
+
+
+def test_producer_that_does_not_wait_needs_an_address() -> None:
+    with pytest.raises(ValueError, match="wait_connected"):
+        Producer(lookupd_http_addresses="127.0.0.1:4161", wait_connected=False)

@@ -416,6 +416,24 @@ async def test_entering_names_services_and_brokers_that_cannot_be_reached(
 
 
 @bounded
+async def test_entering_waits_for_the_first_broker_of_the_services(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    async with fake_lookupd() as one, trio.open_nursery() as nursery:
+
+        async def register_later() -> None:
+            await one.asked(1)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            one.brokers = [broker.address]
+            clock.jump(1)
+            await (await broker.accept()).greet()
+
+        nursery.start_soon(register_later)
+        async with producer_of(one, connect_timeout_s=60, close_timeout_s=0):
+            pass
+
+
+@bounded
 async def test_entering_does_not_wait_for_a_service_that_does_not_answer(broker: FakeBroker) -> None:
     async with fake_lookupd(broker.address) as one, fake_lookupd() as two:
         two.gate = trio.Event()

@@ -21,7 +21,7 @@ from client.support.fake_broker import (
 from client.support.producers import Outcome, accept, opened
 from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
 from trio_nsq.protocol import pack_messages
-from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME
+from trio_nsq.protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error
 
 # ------------------------------------------------------------------------------------------------ refusals
 
@@ -102,6 +102,17 @@ async def test_mpub_that_failed_half_way_may_be_stored(broker: FakeBroker) -> No
         await peer.expect(mpub("topic", b"1", b"2"))
         await peer.send(error("E_MPUB_FAILED MPUB failed no space left on device"))
         assert (await publish.failure()).maybe_stored
+
+
+@bounded
+async def test_errors_can_be_printed_whatever_the_broker_answers(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        publish = Outcome(nursery, producer.publish, "topic", b"x")
+        await peer.expect(pub("topic", b"x"))
+        await peer.send(encode_error(b"E_BAD_TOPIC PUB \xff\xed\xa0\x80"))  # and half of a surrogate pair
+        failure = await publish.failure()
+        for each in (failure, failure.__cause__):
+            assert rb"PUB \xff\xed\xa0\x80" in str(each).encode()
 
 
 @bounded
@@ -310,6 +321,39 @@ async def test_entering_raises_if_no_broker_is_reachable(broker: FakeBroker) -> 
     with pytest.raises(ConnectionFailed, match=broker.address):
         await producer.__aenter__()
     await producer.aclose()
+
+
+@bounded
+async def test_entering_waits_for_a_broker_that_starts_in_time(
+    broker: FakeBroker, clock: trio.testing.MockClock
+) -> None:
+    broker.stop()
+    async with trio.open_nursery() as nursery:
+
+        async def start_later() -> None:
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                clock.jump(0.9)
+            await broker.start()
+            await (await broker.accept()).greet()
+
+        nursery.start_soon(start_later)
+        async with Producer(broker.address, connect_timeout_s=60, reconnect_max_s=1, close_timeout_s=0):
+            pass
+
+
+@bounded
+async def test_entering_gives_up_after_the_connect_timeout(
+    broker: FakeBroker, other_broker: FakeBroker, autojump_clock: trio.testing.MockClock
+) -> None:
+    broker.stop()
+    other_broker.stop()
+    began = trio.current_time()
+    with pytest.raises(ConnectionFailed) as caught:
+        await Producer([broker.address, other_broker.address], connect_timeout_s=10).__aenter__()
+    assert 10 <= trio.current_time() - began < 11  # the last attempt is at the deadline
+    assert broker.address in caught.value.address
+    assert other_broker.address in caught.value.address
 
 
 # ------------------------------------------------------------------------------------------------ cancelling

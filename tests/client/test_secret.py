@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trio_nsq.access.secret import MAX_SECRET_BYTES, Secret, SecretFileError, authorization, warn_in_clear
 from trio_nsq.client import ConnectionSettings, IdempotentProducer, TopicReader
 from trio_nsq.protocol.address import is_loopback
-from trio_nsq.secret import MAX_SECRET_BYTES, Secret, SecretFileError, authorization, warn_in_clear
 
 HUSH = "hush-hush"
 

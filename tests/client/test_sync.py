@@ -1,5 +1,7 @@
 """Tests for the client without async code, with real brokers."""
 
+import copy
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -268,6 +272,39 @@ def test_threads_share_a_producer_and_a_consumer(broker: Broker, topic: str) -> 
 # ------------------------------------------------------------------------------------------------ handlers
 
 
+async def _async(*_: object) -> None:
+    raise AssertionError("it ran")
+
+
+def _generator(*_: object) -> Iterator[None]:
+    yield
+
+
+async def _async_generator(*_: object) -> Any:
+    yield
+
+
+@pytest.mark.parametrize("wrong", [_async, _generator, _async_generator], ids=lambda each: each.__name__)
+def test_handler_that_would_not_run_finishes_no_message(broker: Broker, topic: str, wrong: Any) -> None:
+    """Whether it shows before the call, or only in what a call returns."""
+
+    def fail(message: sync.Message) -> None:
+        raise ValueError
+
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish(topic, b"1")
+    with consumer_of(broker, topic, default_requeue_delay_ms=0) as consumer:
+        with pytest.raises(TypeError, match="handler must be a plain function"):
+            consumer.run(wrong)
+        with pytest.raises(TypeError, match="given_up must be a plain function"):
+            consumer.run(fail, max_attempts=1, given_up=wrong)
+        with pytest.raises(TypeError, match=r"handler .* of which nothing has run"):
+            consumer.run(lambda message: wrong(message), concurrency=2)
+        with pytest.raises(TypeError, match=r"given_up .* of which nothing has run"):
+            consumer.run(fail, max_attempts=1, given_up=lambda *args: wrong(*args))
+    assert broker.channel_stats(topic, "c")["depth"] == 1
+
+
 def test_handlers_run_in_parallel_and_failed_messages_are_retried(broker: Broker, topic: str) -> None:
     at_work = threading.Barrier(4)  # passes only if all threads run
     tries: list[int] = []
@@ -292,7 +329,95 @@ def test_handlers_run_in_parallel_and_failed_messages_are_retried(broker: Broker
     assert broker.channel_stats(topic, "c")["depth"] == 0
 
 
+def test_message_is_given_up_at_its_last_failure(broker: Broker, topic: str) -> None:
+    given_up: list[tuple[bytes, int, str]] = []
+
+    def fail(message: sync.Message) -> None:
+        raise RuntimeError(f"failure {message.attempts}")
+
+    def give_up(message: sync.Message, error: Exception) -> None:
+        given_up.append((message.body, message.attempts, str(error)))
+        consumer.close()
+
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish(topic, b"bad")
+    with consumer_of(broker, topic, default_requeue_delay_ms=0) as consumer:
+        consumer.run(fail, max_attempts=2, given_up=give_up)
+    assert given_up == [(b"bad", 2, "failure 2")]
+    assert broker.channel_stats(topic, "c")["depth"] == 0
+
+
+def test_message_that_fails_too_often_goes_to_the_dead_letter_topic(broker: Broker, topic: str) -> None:
+    dead = f"{topic[:50]}.dead"
+    broker.create(dead, "c")
+
+    def fail(message: sync.Message) -> None:
+        raise RuntimeError("for a test")
+
+    with sync.Producer(broker.tcp_address) as producer, ThreadPoolExecutor(1) as executor:
+        producer.publish(topic, b"bad")
+        with consumer_of(broker, topic) as consumer, consumer_of(broker, dead) as dead_letters:
+            running = executor.submit(consumer.run, fail, max_attempts=1, dead_letter_topic=dead)
+            message = next(dead_letters)
+            assert message.body == b"bad"
+            message.finish()
+            until(lambda: consumer.stats().finished == 1)
+        running.result(PATIENCE_S)
+
+
 # ------------------------------------------------------------------------------------------------ failures
+
+
+def test_close_in_a_thread_that_the_handler_waits_for_returns(broker: Broker, topic: str) -> None:
+    closed: list[float] = []
+
+    def handle(_: sync.Message) -> None:
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(consumer.close).result()
+        closed.append(time.monotonic() - begun_s)
+
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish(topic, b"m")
+    with consumer_of(broker, topic, close_timeout_s=0.1) as consumer:
+        consumer.run(handle)
+    assert len(closed) == 1
+
+
+def test_close_in_a_child_that_a_handler_forks_does_nothing(broker: Broker) -> None:
+    script = """
+import os, sys, trio_nsq.sync
+def handle(message):
+    child = os.fork()
+    if not child:
+        try:
+            consumer.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    print(os.waitpid(child, 0)[1])
+    message.finish()
+    consumer.close()
+with trio_nsq.sync.Producer(sys.argv[1]) as producer:
+    producer.publish("forking", b"m")
+with trio_nsq.sync.Consumer("forking", "c", nsqd_tcp_addresses=sys.argv[1]) as consumer:
+    consumer.run(handle)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, broker.tcp_address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_messages_cannot_be_copied_or_pickled(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        producer.publish_many(topic, [b"a", b"b"])
+    with consumer_of(broker, topic, max_in_flight=2) as consumer:
+        batch = next(consumer.batches(2, 5.0))
+        for each, what in ((batch, "bodies"), (next(iter(batch)), "body")):
+            for way in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=f"cannot be copied or pickled: pass its {what}"):
+                    way(each)
+        batch.finish()
 
 
 def test_errors_are_unchanged(broker: Broker) -> None:
@@ -414,6 +539,64 @@ def test_interrupt_before_the_thread_starts_leaves_nothing_to_close(
         with pytest.raises(KeyboardInterrupt):
             producer.__enter__()
     producer.close()
+
+
+MOMENTS = 60
+
+
+def interrupted_at(moment: int, work: Callable[[], None]) -> int:
+    """Run work with an interrupt before or after a call with this number; return the number of calls.
+
+    Calls inside trio do not count: some of them are not safe there, for example those of its locks. Nor do those
+    of Hypothesis, whose hook of the garbage collector stays after the first test that uses it: Python reports what
+    is raised in such a hook, and drops it.
+    """
+    calls = 0
+
+    def profile(frame: FrameType, _event: str, _arg: object) -> None:
+        nonlocal calls
+        if not any(part in frame.f_code.co_filename for part in ("/trio/", "/hypothesis/")):
+            calls += 1
+            if calls == moment:
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+def test_interrupt_at_any_moment_of_a_call(broker: Broker, topic: str, kind: str) -> None:
+    """It raises KeyboardInterrupt, and leaves an object that can be closed."""
+    if kind == "consumer":
+        with sync.Producer(broker.tcp_address) as producer:
+            producer.publish(topic, b"x")
+
+    def work(client: sync.Producer | sync.Consumer) -> None:
+        with client:
+            if isinstance(client, sync.Producer):
+                client.publish(topic, b"x")
+            else:
+                next(client).requeue(0, backoff=False)
+
+    def new() -> sync.Producer | sync.Consumer:
+        return sync.Producer(broker.tcp_address) if kind == "producer" else consumer_of(broker, topic)
+
+    client = new()
+    total = interrupted_at(-1, lambda: work(client))
+    interrupts = 0
+    for moment in range(1, total, max(1, total // MOMENTS)):
+        client = new()
+        try:
+            interrupted_at(moment, partial(work, client))
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            client.close()
+    assert interrupts > min(total, MOMENTS) / 2
 
 
 def test_use_after_a_fork_is_an_error(broker: Broker) -> None:

@@ -125,7 +125,11 @@ async def test_file_missing_at_a_reconnection(tmp_path: Path, certificates: Cert
 
 SNAPPY_REPLY = encode_response(b'{"snappy":true}')
 MISBEHAVIOUR = [
-    (encode_response(b'{"max_rdy_count":1e999}'), "is this an NSQ broker"),
+    *(
+        (encode_response(b'{"%s":%s}' % (name, value)), "is this an NSQ broker")
+        for name in (b"max_rdy_count", b"msg_timeout", b"max_msg_timeout")
+        for value in (b"1e999", b"null", b"true", b'"7"', b"-1", b"9223372036854775808", b"1" + b"0" * 400)
+    ),
     (encode_response(b'{"max_rdy_count":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "is this an NSQ broker"),
     (encode_response(b'{"tls_v1":true}') + OK_FRAME, "TLS"),
     (SNAPPY_REPLY + OK_FRAME, "snappy"),

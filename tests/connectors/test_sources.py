@@ -2,23 +2,28 @@
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
+from connectors.mapped_ports import mapped
 from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
 from trio_nsq.access import token_digest
 from trio_nsq.client import ConnectionFailed, Consumer, ConsumerOptions, Producer, RequestRefused
 from trio_nsq.connectors.source.batch import Position, Source, SourceBatch
+from trio_nsq.connectors.source.log_source import FoundLog
 from trio_nsq.connectors.source.options import BrokerAddresses, SourceOptions
 from trio_nsq.connectors.source.run import run_sources
+from trio_nsq.fleet.log_identity import CopyDiffers
 
 PATIENCE_S = 60.0
 CHANNEL = "archive"
+DIFFERS = r"the log at \S+ is a copy of the one at \S+, and has other messages since: give one of them"
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +90,8 @@ async def running(
     """Run sources until the block ends."""
     received = Received()
 
-    async def start(topic: str, broker: str) -> Position | None:
-        return stored(topic, broker)
+    async def start(found: FoundLog) -> Position | None:
+        return stored(found.topic, found.broker)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_sources, options, start, received.handle)
@@ -140,6 +145,31 @@ async def test_missing_topic_is_created(ours: Broker, topic: str) -> None:
         await until(lambda: received.sources)
         publish(ours, topic, b"a")
         assert await received.bodies(1) == [b"a"]
+
+
+async def test_log_that_was_empty_is_known_by_its_identity(ours: Broker, topic: str) -> None:
+    """Nothing is kept under the address, which another broker may have later."""
+    async with running(options([ours], topic)) as received:
+        await until(lambda: received.sources)
+        publish(ours, topic, b"a")
+        (batch,) = await received.batches(1)
+        bounds = json.loads(ours.http("GET", "/topic/bounds", topic=topic))
+        assert batch.log == bounds["incarnation"]
+        assert [source.log == batch.log for source in received.sources] == [False, True]
+
+
+async def test_another_log_of_the_same_length_is_noticed(tmp_path: Path, topic: str) -> None:
+    with qcli_serve(tmp_path / "other") as other:
+        publish(other, topic, b"d", b"e")
+    with qcli_serve(tmp_path / "data") as broker:
+        flags = [f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"]
+        publish(broker, topic, b"a", b"b")
+        async with running(options([broker], topic)) as received:
+            assert await received.bodies(2) == [b"a", b"b"]
+            broker.process.kill()
+            broker.process.wait()
+            with qcli_serve(tmp_path / "other", *flags):
+                assert await received.bodies(2) == [b"d", b"e"]
 
 
 async def test_commit_moves_the_channel(ours: Broker, topic: str) -> None:
@@ -249,7 +279,7 @@ async def test_sources_end_if_nothing_new_is_looked_for(ours: Broker, topic: str
     publish(ours, topic, b"a")
     opened: list[str] = []
 
-    async def start(topic: str, broker: str) -> Position | None:
+    async def start(found: FoundLog) -> Position | None:
         return None
 
     async def handle(source: Source) -> None:
@@ -273,6 +303,25 @@ async def test_restarted_broker(tmp_path: Path, topic: str) -> None:
             with qcli_serve(tmp_path / "data", *flags) as again:
                 publish(again, topic, b"b")
                 assert await received.bodies(1) == [b"b"]
+
+
+async def test_channel_of_another_broker_at_the_address_stays(tmp_path: Path, topic: str) -> None:
+    """What is committed was read from the broker that had the address before."""
+    with qcli_serve(tmp_path / "other") as other:
+        other.create(topic, CHANNEL)
+        publish(other, topic, b"d", b"e", b"f")
+    with qcli_serve(tmp_path / "data") as broker:
+        flags = [f"--tcp-address={broker.tcp_address}", f"--http-address={broker.http_address}"]
+        publish(broker, topic, b"a", b"b", b"c")
+        async with AsyncExitStack() as stack:
+            received = await stack.enter_async_context(running(options([broker], topic)))
+            assert await received.bodies(3) == [b"a", b"b", b"c"]
+            broker.process.kill()
+            broker.process.wait()
+            received.sources[0].commit(Position(3, None))
+            with qcli_serve(tmp_path / "other", *flags) as other:
+                await stack.aclose()  # the end of the source waits for the last commit
+                assert channel(other, topic)["depth"] == 3
 
 
 async def test_deleted_topic_is_created_again(ours: Broker, topic: str) -> None:
@@ -333,6 +382,50 @@ async def test_unknown_http_address(ours: Broker, topic: str, caplog: pytest.Log
         assert await received.bodies(1) == [b"a"]
     assert not received.sources[0].is_log
     assert "its channel is consumed, at least once" in caplog.text
+
+
+async def test_addresses_of_mapped_ports(ours: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker names the port that it knows; both addresses were given, so they are used."""
+    publish(ours, topic, b"a")
+    with mapped(ours.tcp_address) as tcp, mapped(ours.http_address) as http:
+        named = BrokerAddresses(tcp, ("127.0.0.1:1", http), paired_http=http)
+        async with running(SourceOptions(CHANNEL, (topic,), brokers=(named,))) as received:
+            assert await received.bodies(1) == [b"a"]
+    assert [source.broker for source in received.sources] == [http]
+    assert f"names {ours.tcp_address} as its TCP address, not {tcp}" in caplog.text
+
+
+async def test_guessed_address_of_mapped_ports(
+    ours: Broker, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be another broker's, so its log is not read; the reason is the true one."""
+    publish(ours, topic, b"a")
+    with mapped(ours.tcp_address) as tcp:
+        guess = BrokerAddresses(tcp, (ours.http_address,))
+        async with running(SourceOptions(CHANNEL, (topic,), brokers=(guess,))) as received:
+            assert await received.bodies(1) == [b"a"]
+    assert not received.sources[0].is_log
+    assert (
+        f"{ours.http_address} names {ours.tcp_address} as its TCP address; if ports are mapped" in caplog.text
+    )
+
+
+async def test_http_address_of_another_broker_that_was_named(
+    ours: Broker, topic: str, tmp_path: Path
+) -> None:
+    """The addresses are in another order: the one that answers is not taken for the one that is down."""
+    with qcli_serve(tmp_path / "other") as other:
+        for broker in (ours, other):
+            publish(broker, topic, b"a")
+        swapped = (
+            BrokerAddresses(ours.tcp_address, ("127.0.0.1:1", other.http_address), other.http_address),
+            BrokerAddresses(other.tcp_address, ("127.0.0.1:1", other.http_address), "127.0.0.1:1"),
+        )
+        async with running(SourceOptions(CHANNEL, (topic,), brokers=swapped)) as received:
+            await received.bodies(2)
+    assert sorted((each.broker, each.is_log) for each in received.sources) == sorted(
+        [(ours.tcp_address, False), (other.http_address, True)]
+    )
 
 
 @pytest.mark.parametrize("at_least_once", [False, True])
@@ -449,3 +542,78 @@ async def test_broker_that_lost_its_last_messages(
             with qcli_serve(tmp_path / "data", *flags) as again:
                 publish(again, topic, b"new")
                 assert await received.bodies(1) == [b"new"]
+
+
+@contextmanager
+def copied(tmp_path: Path, topic: str, *bodies: bytes) -> Iterator[tuple[Broker, Broker]]:
+    """Run two brokers of which one has a copy of the other's data folder, with these messages."""
+    with qcli_serve(tmp_path / "one") as broker:
+        publish(broker, topic, *bodies)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    with qcli_serve(tmp_path / "one") as one, qcli_serve(tmp_path / "two") as two:
+        yield one, two
+
+
+async def ended(wanted: SourceOptions) -> list[bytes]:
+    """Run sources until each has no more messages; return the bodies."""
+    position: list[Position | None] = [None]
+    bodies: list[bytes] = []
+
+    async def start(found: FoundLog) -> Position | None:
+        return position[0]
+
+    async def handle(source: Source) -> None:
+        while source.lag():
+            batch = await source.receive()
+            bodies.extend(batch.bodies)
+            position[0] = batch.position
+
+    with trio.fail_after(PATIENCE_S):
+        await run_sources(wanted, start, handle)
+    return bodies
+
+
+@pytest.mark.parametrize("looks_again", [True, False])
+async def test_copies_of_a_log_that_both_got_messages_are_refused(
+    tmp_path: Path, topic: str, looks_again: bool
+) -> None:
+    with copied(tmp_path, topic, b"old") as (one, two):
+        publish(one, topic, b"of one")
+        publish(two, topic, b"of two", b"of two, too")
+        with pytest.raises(ExceptionGroup) as caught:
+            await ended(options([one, two], topic, looks_again=looks_again))
+    assert caught.group_contains(CopyDiffers, match=DIFFERS)
+
+
+async def test_a_copy_that_gets_messages_later_is_noticed(tmp_path: Path, topic: str) -> None:
+    async def diverge(one: Broker, two: Broker) -> None:
+        async with running(options([one, two], topic)) as received:
+            assert await received.bodies(1) == [b"old"]
+            publish(one, topic, b"of one")
+            publish(two, topic, b"of two")
+            with trio.fail_after(PATIENCE_S):
+                await trio.sleep_forever()
+
+    with copied(tmp_path, topic, b"old") as (one, two), pytest.raises(ExceptionGroup) as caught:
+        await diverge(one, two)
+    assert caught.group_contains(CopyDiffers, match=DIFFERS)
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("looks_again", [True, False])
+async def test_of_copies_the_one_with_more_messages_is_read(
+    tmp_path: Path, topic: str, looks_again: bool, written: int
+) -> None:
+    with copied(tmp_path, topic, b"old") as brokers:
+        publish(brokers[written], topic, b"new")
+        wanted = options(brokers, topic, looks_again=looks_again)
+        if not looks_again:
+            assert await ended(wanted) == [b"old", b"new"]
+            return
+        position: list[Position | None] = [None]
+        async with running(wanted, lambda topic, broker: position[0]) as received:
+            batches: list[SourceBatch] = []
+            while not batches or b"new" not in batches[-1].bodies:
+                batches += await received.batches(1)
+                position[0] = batches[-1].position
+    assert [body for batch in batches for body in batch.bodies] == [b"old", b"new"]

@@ -107,6 +107,13 @@ async def _until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
+async def _in_flight(broker: Broker, topic: str, count: int) -> None:
+    """Wait until so many messages of the channel are in flight."""
+    with trio.fail_after(DEADLINE_S):
+        while broker.channel_stats(topic, "c")["in_flight_count"] != count:
+            await trio.sleep(0.01)
+
+
 async def _drained(broker: Broker, topic: str) -> None:
     """Wait until every message of the channel is finished."""
     with trio.fail_after(DEADLINE_S):
@@ -213,6 +220,26 @@ async def test_the_last_attempt_goes_to_the_chosen_dead_letter_topic(broker: Bro
             await _drained(broker, topic)
         assert Counter(server.bodies) == {b"bad": 3, b"good": 1}
     assert await _letters(broker, f"{topic}_rest", 1) == [b"bad"]
+
+
+async def test_refused_message_is_sent_once_if_not_all_attempts_count_at_the_broker(
+    broker: Broker, topic: str
+) -> None:
+    """It was returned by consumers that closed; the broker needs three requeues until it is a dead letter."""
+    letters = f"{topic}_rest"
+    broker.create(letters, "dead-letters")
+    settings = json.dumps({"max_attempts": 3, "dead_letter_topic": letters}).encode()
+    broker.put("/channel/settings", settings, topic=topic, channel="c")
+    await _publish(broker, topic, [b"bad"])
+    for attempts in range(1, 5):
+        async with Consumer(topic, "c", nsqd_tcp_addresses=broker.tcp_address) as consumer:
+            assert (await anext(consumer)).attempts == attempts
+    with receiver(lambda request: 404) as server:
+        async with _delivering(broker, topic, _options(server.url)) as statistics:
+            await _drained(broker, topic)
+        assert server.bodies == [b"bad"]
+    assert await _letters(broker, letters, 1) == [b"bad"]
+    assert (statistics.delivered, statistics.dead) == (0, 1)
 
 
 async def test_other_status_rules(broker: Broker, topic: str) -> None:
@@ -513,21 +540,24 @@ async def test_connections_that_the_receiver_closed_are_replaced(broker: Broker,
 
 
 async def test_requests_and_messages_in_flight_are_limited(broker: Broker, topic: str) -> None:
-    await _publish(broker, topic, [b"x" * 1000] * 100)
-    released = threading.Event()
+    """As long as nothing tells how fast the receiver is, no messages wait."""
+    released = [threading.Event(), threading.Event()]
 
-    def answer(_: Received) -> int:
-        released.wait(DEADLINE_S)
+    def answer(request: Received) -> int:
+        released[request.body[0]].wait(DEADLINE_S)
         return 200
 
     with receiver(answer) as server:
         async with _delivering(broker, topic, _options(server.url, concurrency=5), max_in_flight=20):
-            await trio.to_thread.run_sync(server.wait_for, 5)
-            await _until(lambda: broker.channel_stats(topic, "c")["in_flight_count"] == 20)
-            assert len(server.requests) == 5
-            released.set()
-            await _drained(broker, topic)
-        assert len(server.requests) == 100
+            for which, expected in enumerate((5, 20)):
+                server.requests.clear()
+                await _publish(broker, topic, [bytes([which])] * 100)
+                await trio.to_thread.run_sync(server.wait_for, 5)
+                await _in_flight(broker, topic, expected)
+                assert len(server.requests) == 5
+                released[which].set()
+                await _drained(broker, topic)
+                assert len(server.requests) == 100
 
 
 @on_both
@@ -669,6 +699,40 @@ async def test_messages_wait_no_longer_than_the_broker_allows(
             with receiver(port=port) as server:
                 await _drained(short, "t")
                 assert set(server.bodies) == set(bodies)
+
+
+async def test_receivers_slower_than_the_message_timeout(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tool takes no more messages than the receiver takes before the broker delivers them again."""
+    slow = threading.Event()  # never set
+    bodies = [b"%d" % index for index in range(6)]
+    with qcli_serve(tmp_path / "data", "--msg-timeout=1s", "--max-msg-timeout=2500ms") as broker:
+        broker.create("t", "c")
+        with receiver(lambda _: slow.wait(1.4) or 200) as server:
+            async with _delivering(broker, "t", _options(server.url, concurrency=2)):
+                await _publish(broker, "t", bodies)
+                await _drained(broker, "t")
+            assert sorted(server.bodies) == bodies
+        stats = broker.channel_stats("t", "c")
+    assert (stats["timeout_count"], stats["requeue_count"]) == (0, 0)
+    assert not caplog.messages
+
+
+async def test_a_request_that_ends_after_the_message_timed_out_is_not_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = threading.Event()  # never set
+    with qcli_serve(tmp_path / "data", "--msg-timeout=500ms", "--max-msg-timeout=500ms") as broker:
+        broker.create("t", "c")
+        with receiver(lambda _: slow.wait(1.2) or 200) as server:
+            async with _delivering(broker, "t", _options(server.url, concurrency=4)) as statistics:
+                await _publish(broker, "t", [b"a", b"b"])
+                await _drained(broker, "t")
+            assert sorted(server.bodies) == [b"a", b"b"]
+    assert statistics.delivered == 2
+    (warning,) = caplog.messages
+    assert "--max-msg-timeout" in warning
 
 
 async def test_messages_that_wait_are_not_sent_after_their_connection_was_lost(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import trio
 
 from access.support import ALL_ROLES, AuthFile, Given, everything
 from broker.support import PATIENCE_S, running_broker, until
+from trio_nsq.access.secret import Secret
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import serve
-from trio_nsq.secret import Secret
 
 _CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 

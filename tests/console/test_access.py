@@ -12,8 +12,8 @@ from access.support import Given, everything
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, running_broker, until
 from console.access_support import Browser, auth_file, guarded, guarded_broker, open_site, running_console
+from trio_nsq.access.secret import NO_SECRET
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.secret import NO_SECRET
 
 
 def cookie_of(answer: Any, kind: str) -> str:

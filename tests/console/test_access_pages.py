@@ -10,8 +10,8 @@ import httpx
 
 from access.support import Given, bearer
 from console.access_support import Site, auth_file, guarded_broker, running_console
+from trio_nsq.access.secret import Secret
 from trio_nsq.console.web.app import PAGES
-from trio_nsq.secret import Secret
 
 HIDDEN = "orders"
 OPEN = {"login", "logout"}

@@ -13,7 +13,7 @@ from trio_nsq.access.auth_file import parse_auth_file
 from trio_nsq.console.access.proxies import Proxies
 from trio_nsq.console.access.rights import EVERYTHING, NOTHING, READ, rights_of
 from trio_nsq.console.access.sessions import MAX_ENDED, Sessions, session_key
-from trio_nsq.listening import StartupError
+from trio_nsq.protocol.errors import StartupError
 
 KEY = bytes(32)
 
@@ -86,7 +86,8 @@ def test_a_changed_cookie_is_not_read(data: st.DataObject) -> None:
     sessions = Sessions(KEY)
     _, cookie = sessions.begin("secret", 0.0, 100.0)
     at = data.draw(st.integers(0, len(cookie) - 5))  # the last characters have unused bits
-    other = data.draw(st.characters(min_codepoint=33, max_codepoint=126).filter(lambda c: c != cookie[at]))
+    same = {"-": "-+", "_": "_/"}.get(cookie[at], cookie[at])  # in base64: both alphabets are read
+    other = data.draw(st.characters(min_codepoint=33, max_codepoint=126).filter(lambda c: c not in same))
     assert sessions.read(cookie[:at] + other + cookie[at + 1 :], 1.0) is None
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from trio_nsq.api.lookupd import Node
 from trio_nsq.console.api.aggregate import sum_channels, sum_topics, topic_part
 from trio_nsq.console.api.producers import Producer, merge, out_of_date
-from trio_nsq.lookup.answers import Node
 
 NOW_S = 1_700_000_100
 

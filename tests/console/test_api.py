@@ -72,8 +72,9 @@ def test_pages_of_other_origins_change_nothing(
 
 
 def test_another_host_name_is_refused(site: WebServer) -> None:
-    status, text = message(site, "GET", "/api/topics", Host="evil.example")
+    status, text = message(site, "GET", "/api/topics", Host="evil.example", Origin="http://evil.example")
     assert (status, text.partition(":")[0]) == (403, "HOST_NOT_ALLOWED")
+    assert site.ask("GET", "/api/topics", headers={"Host": "evil.example"}).status == 200
 
 
 def test_large_bodies_are_refused(site: WebServer) -> None:
@@ -87,7 +88,27 @@ def test_names_are_not_parts_of_a_path(site: WebServer, broker: Broker) -> None:
     assert (answer["topic_name"], answer["channel_name"]) == ("odd#ephemeral", "c.1#ephemeral")
     for path in ("/api/topics/..%2F..%2Finfo", "/api/topics/a%3Fb=c", "/api/topics/a%0d%0aX:y"):
         answer = site.ask("GET", path)
-        assert answer.status in (404, 502), path
+        assert answer.status == 404, path
+        assert answer.json()["message"] in ("TOPIC_NOT_FOUND", "NOT_FOUND"), path
+
+
+def test_topics_that_no_broker_has(site: WebServer, broker: Broker) -> None:
+    for name in ("clicks,x", "clicksx"):
+        for path in (f"/api/topics/{name}", f"/api/topics/{name}/archive"):
+            assert message(site, "GET", path) == (404, "TOPIC_NOT_FOUND")
+
+
+def test_a_topic_that_no_broker_has_while_another_is_down(tmp_path: Path, broker: Broker) -> None:
+    with console(tmp_path, broker, "--nsqd-http-address=127.0.0.1:1") as site:
+        status, text = message(site, "GET", "/api/topics/clicksx")
+        assert (status, text.startswith("TOPIC_NOT_FOUND: 127.0.0.1:1: ")) == (404, True)
+
+
+def test_the_server_as_a_whole(site: WebServer) -> None:
+    answer = site.ask("OPTIONS", "*")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, POST, PUT"
+    assert message(site, "GET", "*") == (405, "METHOD_NOT_ALLOWED")
 
 
 # --------------------------------------------------------------- who may do what

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trio
 from cryptography import x509
 from h2.connection import H2Connection
@@ -16,8 +17,8 @@ from broker.support import PATIENCE_S, connected, running_broker
 from console.access_support import Site, auth_file, guarded, open_site, running_console
 from console.fleet.fake_brokers import FakeBroker, fake_brokers
 from console.web.support import visited
+from trio_nsq.access.secret import NO_SECRET
 from trio_nsq.client.connection.tls import TLSFiles
-from trio_nsq.secret import NO_SECRET
 
 
 async def test_the_certificate_of_the_console_is_no_login(tmp_path: Path) -> None:
@@ -54,8 +55,6 @@ async def test_http2_is_no_way_past_the_proxy(tmp_path: Path) -> None:
     spoofed = {"X-Forwarded-User": "alice"}
     async with open_site(tmp_path, admin_users=("alice",)) as site:
         assert await _status_after_upgrade(site, spoofed) == 505
-        async with httpx.AsyncClient(http1=False, http2=True) as client:
-            assert (await client.get(f"{site.root}/", headers=spoofed)).status_code == 505
         async with site.browser() as browser:
             assert (await browser.get("/", spoofed)).status_code == 200
 
@@ -107,6 +106,50 @@ async def test_clients_of_a_local_proxy_only_read(tmp_path: Path) -> None:
             )
             assert answer.status_code == 403, name
         assert (await browser.client.post("/api/topics", content=b'{"topic": "t"}')).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "host", "status"),
+    [
+        ("1.1", "127.0.0.1:1", 200),
+        ("1.1", "localhost", 200),
+        ("1.1", "[::1]:4171", 200),
+        ("1.0", "127.0.0.1:1", 403),  # nginx without further settings
+        ("1.1", "nsq.example", 403),
+        ("1.1", "nsq", 403),
+        ("1.1", "10.0.0.5:80", 403),  # a loopback listener is not reached by it
+        ("1.1", "localhost.nsq.example", 403),
+        ("1.0", "", 403),
+    ],
+)
+async def test_clients_of_a_proxy_that_does_not_name_itself_only_read(
+    version: str, host: str, status: int, tmp_path: Path
+) -> None:
+    async with open_site(tmp_path, http_allowed_hosts=("*nsq.example",)) as site:
+        assert await _creation_status(site, version, host, "") == status
+
+
+async def test_clients_below_a_path_of_a_proxy_only_read(tmp_path: Path) -> None:
+    async with open_site(tmp_path, base_path="/nsq") as site:
+        assert await _creation_status(site, "1.1", "127.0.0.1", "/nsq") == 403
+    (tmp_path / "second").mkdir()
+    async with open_site(tmp_path / "second", base_path="/nsq", anonymous="manage") as site:
+        assert await _creation_status(site, "1.1", "127.0.0.1", "/nsq") == 200
+
+
+async def _creation_status(site: Site, version: str, host: str, base_path: str) -> int:
+    """Create a topic as curl does, and return the status."""
+    body = b'{"topic": "t"}'
+    head = (
+        f"POST {base_path}/api/topics HTTP/{version}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    )
+    if host:
+        head += f"Host: {host}\r\n"
+    port = int(site.root.removesuffix(base_path).rpartition(":")[2])
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(head.encode() + b"\r\n" + body)
+        with trio.fail_after(PATIENCE_S):
+            return int(bytes(await stream.receive_some()).split()[1])
 
 
 async def test_a_link_leads_to_no_other_host(tmp_path: Path) -> None:
@@ -172,9 +215,10 @@ async def test_secrets_of_addresses_are_not_shown(tmp_path: Path) -> None:
 async def test_messages_do_not_leave_the_topics_of_a_token_of_the_console(tmp_path: Path) -> None:
     """The brokers cannot check it: they see the console's own credentials."""
     file = auth_file(tmp_path)
-    file.add_token("web", Given(["manage"], ["clicks", "failed"]))
+    file.add_token("web", Given(["manage"], ["clicks", "failed"]), Given(["read"], ["clicks"]))
+    file.add_token("blind", Given(["manage"], ["clicks"]), Given(["publish", "read"], ["failed"]))
     async with open_site(tmp_path, auth_file=file.write()) as site:
-        async with site.browser() as admin, site.browser() as web:
+        async with site.browser() as admin, site.browser() as web, site.browser() as blind:
             await admin.log_in("admin")
             for topic, channel in (("orders", "billing"), ("clicks", "archive")):
                 await admin.post("/create", {"topic": topic, "channel": channel})
@@ -188,6 +232,10 @@ async def test_messages_do_not_leave_the_topics_of_a_token_of_the_console(tmp_pa
                 "publish or manage on topic orders"
                 in (await web.post(path, {"dead_letter_topic": "orders"})).text
             )
+            await blind.log_in("blind")
+            for fields in ({"dead_letter_topic": "failed"}, {"max_attempts": "1"}):
+                answer = await blind.post(path, fields)
+                assert (answer.status_code, "role read on topic clicks" in answer.text) == (422, True), fields
 
 
 async def test_dead_letters_are_requeued_to_topics_of_the_token_only(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from console.support import console_of
 from fleet.support import Fleet, hung, nodes, running_fleet, take_down, wait_until
-from trio_nsq.console.actions.cluster import Change, Places, Step, apply, rounds, tombstone
+from trio_nsq.console.actions.cluster import apply, tombstone
+from trio_nsq.fleet.changes import Change, Places, Step, rounds
 
 PLACES = Places(
     lookupds=("l1", "l2"), brokers=("b1", "b2"), listed={"l1": ["b1:1", "b2:1"], "l2": []}, may_create=()
@@ -16,7 +17,11 @@ PLACES = Places(
 
 def shown(plan: list[list[Step]]) -> list[list[str]]:
     """Return the requests as text."""
-    return [[" ".join([step.server, step.path, *step.params.values()]) for step in steps] for steps in plan]
+
+    def text(step: Step) -> str:
+        return " ".join([step.server, step.request.path, *step.request.params.values()])
+
+    return [[text(step) for step in steps] for steps in plan]
 
 
 def test_pause_goes_to_the_brokers_only() -> None:

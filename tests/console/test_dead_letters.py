@@ -233,7 +233,6 @@ async def test_move_without_time_left_says_where_to_continue(site: Site) -> None
         done = await move(
             console.upstream,
             addresses,
-            None,
             "late.dead",
             "drop",
             Filter(),

@@ -10,10 +10,10 @@ import pytest
 
 from console.support import WebServer, qcli_admin
 from fleet.support import Fleet, hung, running_fleet, wait_until
+from trio_nsq.api.lookupd import Node
 from trio_nsq.console.fleet.health import BrokerHealth, health_of
-from trio_nsq.console.fleet.snapshot import BrokerState, LookupdState, Snapshot
-from trio_nsq.console.fleet.stats import parse_topics
-from trio_nsq.lookup.answers import Node
+from trio_nsq.fleet.snapshot import BrokerState, LookupdState, Snapshot
+from trio_nsq.fleet.stats import parse_topics
 
 NODE = Node("host", 1, 2)
 

@@ -29,10 +29,15 @@ async def test_search_by_text_pattern_and_condition(tmp_path: Path) -> None:
         assert await found(site, q="é", kind="regex") == [21]
         assert await found(site, q="n>=18", kind="json", order="oldest") == [18, 19]
         assert await found(site, q='user.name="ann"', kind="json", count=2) == [19, 18]
-        assert "No match" in (await site.page("/topics/t/messages", q="zebra")).text
+        assert "No match" in (nothing := await site.page("/topics/t/messages", q="zebra")).text
+        assert not [link for link in nothing.links if "condition" in link]
+        as_text = await site.page("/topics/t/messages", q="n>=18")
+        meant = await site.follow(as_text, "Search for the JSON condition n>=18 instead")
+        assert [sequence for _, sequence in listed(meant)] == [19, 18]
         for wrong in (
             {"q": "(", "kind": "regex"},
             {"q": "=", "kind": "json"},
+            {"q": "n>>1", "kind": "json"},
             {"q": "a", "kind": "sql"},
             {"q": "x" * 2000},
         ):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from console.viewers import LiveViewer, live_viewers, read_until
+from console.support import ask
+from console.viewers import DEADLINE_S, LiveViewer, live_viewers, read_until
 from interop.peers import Broker, RunningConsole, nsqd, qcli_admin, qcli_serve
 
 pytestmark = pytest.mark.interop
@@ -36,6 +38,10 @@ def console(brokers: list[Broker]) -> Iterator[RunningConsole]:
     """Their console, which polls often."""
     addresses = [f"--nsqd-http-address={broker.http_address}" for broker in brokers]
     with qcli_admin(*addresses, "--poll-interval=100ms") as running:
+        # On a busy machine, an nsqd may answer later than the first poll waits.
+        deadline = time.monotonic() + DEADLINE_S
+        while ask(running.http_address, "GET", "/topics/topic007").status != 200:
+            assert time.monotonic() < deadline, "the console has never had the topics of nsqd"
         yield running
 
 

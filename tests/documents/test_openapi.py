@@ -311,7 +311,14 @@ def test_refusals_are_as_described(tmp_path: Path) -> None:
             target = re.sub("{.*}", "x", path)
             if role == "open":
                 check_answer(
-                    broker, Call(method, target, {}, status=403, headers=(("Host", "evil.example"),))
+                    broker,
+                    Call(
+                        method,
+                        target,
+                        {},
+                        status=403,
+                        headers=(("Host", "evil.example"), ("Accept-Language", "en")),
+                    ),
                 )
                 assert operation["security"] == []
                 assert "401" not in operation["responses"]

@@ -17,7 +17,7 @@ RETIRED = {
     r"\bGatheredBatch\b": "CombinedBatch",
     r"\bOutbox\b": "SendBuffer",
     r"\bOncePublisher\b": "IdempotentProducer",
-    r"\bCommitThreads\b": "GroupCommitter",
+    r"\b(CommitThreads|GroupCommitter)\b": "LocalSync",
     r"\bSetAside\b": "Withdrawn",
     r"\btalk to standard error\b": "diagnostics go to stderr",
     r"\bgoes easy\b": "backs off",

@@ -225,7 +225,7 @@ class Footprint:
 
 
 def _tasks_below(task: trio.lowlevel.Task | None) -> int:
-    if task is None or "GroupCommitter" in task.name:
+    if task is None or "LocalSync" in task.name:
         return 0
     children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
     return 1 + sum(map(_tasks_below, children))

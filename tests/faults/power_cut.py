@@ -12,8 +12,8 @@ from faults.ledger import body_of
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage import retention
+from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.log import Files
-from trio_nsq.pacing import Pacing
 
 AHEAD = "always, write-ahead"
 """The mode `always`, where the write-ahead log serves each sync, even of a single topic, in small files."""
@@ -21,7 +21,7 @@ IN_LOOP = "always, in the event loop"
 """The mode `always`, where the event loop syncs whenever it may."""
 EVERY_OK_SYNCED = ("always", AHEAD, IN_LOOP)
 _AHEAD_PACING = Pacing(ahead_topics=1, ahead_file_bytes=1500, ahead_file_s=4.0, ahead_retry_s=0.0)
-_IN_LOOP_PACING = Pacing(turn_s=10, ahead_topics=1000, loop_sync_s=math.inf, loop_syncs_after=0)
+_IN_LOOP_PACING = Pacing(turn_s=10, ahead_topics=1000, fast_sync_s=math.inf)
 
 
 def sync_options(sync: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def sync_options(sync: str) -> dict[str, Any]:
         return {"sync": "always", "pacing": _AHEAD_PACING}
     if sync == IN_LOOP:
         return {"sync": "always", "pacing": _IN_LOOP_PACING}
-    return {"sync": sync, "pacing": Pacing(ahead_topics=1000, loop_syncs_after=1_000_000)}
+    return {"sync": sync, "pacing": Pacing(ahead_topics=1000, small_sync_bytes=-1)}
 
 
 def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from faults.load import Gone, connection
 from interop.peers import Broker, Child
 from log.support import HastyFiles
 from trio_nsq.broker import BrokerOptions, serve
+from trio_nsq.log.files import Space
 
 _BLOCK_BYTES = 4096
 _MOUNT_S = 30.0
@@ -92,6 +93,10 @@ class SmallFiles(HastyFiles):
     def free_bytes(self) -> int:
         """The free bytes."""
         return self.disk_bytes - sum(self._blocks.values()) * _BLOCK_BYTES
+
+    def space(self, path: Path) -> Space:
+        with self._lock:
+            return Space(self.free_bytes, self.disk_bytes)
 
     def _grow(self, fd: int, size: int) -> bool:
         """Allocate space for a file of this size; False if there is not enough."""

@@ -3,10 +3,13 @@
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio.testing
 
+from broker.api import running_api
+from broker.moving import Mover
 from broker.support import RawClient, connected, dpub, identify, running_broker, settle
 from faults.scenario import http
 
@@ -105,6 +108,25 @@ async def test_requeues_and_timeouts_do_not_depend_on_the_clock(
         assert came == {b"requeued": 2, b"unanswered": 2}
 
 
+@pytest.mark.parametrize("by_s", [-HOUR_S, HOUR_S])
+async def test_due_times_are_shown_by_the_clock(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.post("/pub", b"x", topic="t", defer=60_000)
+        wall.set(by_s)
+        due_s = int(wall.time()) + 60
+        where: dict[str, Any] = {"topic": "t", "channel": "c"}
+        before = f"@{due_s - 5},@{due_s + 5}"
+        counts = (await api.get("/channel/deferred/counts", before=before, **where)).json()
+        assert counts["due_before"] == [0, 1]
+        for path in ("/channel/deferred", "/channel/peek"):
+            assert (await api.get(path, **where)).json()["due_ns"] // 10**9 == due_s
+        assert counts["first_due_ns"] // 10**9 == counts["last_due_ns"] // 10**9 == due_s
+
+
 async def test_timestamps_follow_the_clock(
     tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock
 ) -> None:
@@ -175,3 +197,48 @@ async def test_ids_do_not_repeat(
             folder = tmp_path / f"killed{number}"
     assert len(set(ids)) == len(ids) == 600
     assert ids == sorted(ids)
+
+
+@pytest.mark.parametrize("by_s", [-2 * HOUR_S, 2 * HOUR_S])
+async def test_move_between_brokers_whose_clocks_were_set(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock, by_s: int
+) -> None:
+    """The source's clock is set after its start; the target starts with the right clock."""
+    async with running_api(tmp_path / "a") as source:
+        wall.set(by_s)
+        async with running_api(tmp_path / "b") as target:
+            for api in (source, target):
+                await api.post("/topic/create", topic="t")
+                await api.post("/channel/create", topic="t", channel="c")
+                answer = await api.client.put(
+                    "/topic/settings", params={"topic": "t"}, json={"ttl_ms": HOUR_S * 1000}
+                )
+                assert answer.status_code == 200
+            await source.post("/pub", b"fresh", topic="t")
+            await source.post("/pub", b"later", topic="t", defer=str(20_000))
+            mover = Mover(source, target)
+            await mover.drain()
+            assert sum((await mover.all()).values()) == 2
+            await target.tcp.subscribe("t", "c", ready_count=10)
+            assert (await target.tcp.message()).body == b"fresh"
+            await wall.pass_time(18)
+            await target.tcp.nothing_more()
+            await wall.pass_time(4)
+            assert (await target.tcp.message()).body == b"later"
+
+
+async def test_copies_of_a_folder_that_start_in_the_same_second_have_other_ids(
+    tmp_path: Path, clock: trio.testing.MockClock, wall: WallClock
+) -> None:
+    """So readers notice that both have got messages."""
+    async with running_api(tmp_path / "one") as api:
+        await api.post("/pub", b"old", topic="t")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    ids = []
+    for name in ("one", "two"):
+        async with running_api(tmp_path / name) as api:
+            await api.post("/pub", b"new", topic="t")
+            await api.tcp.subscribe("t", "c", ready_count=2)
+            ids.append([(await api.tcp.message()).id for _ in range(2)])
+    assert ids[0][0] == ids[1][0]
+    assert ids[0][1] != ids[1][1]

@@ -30,7 +30,7 @@ from faults.conversations import (
 )
 from faults.proxy import CUTS, STALLS, Fault, Kind, Proxy, Towards, proxy_before
 from trio_nsq.client import ConnectionFailed, Consumer, Producer, PublishFailed
-from trio_nsq.client.connection.reconnect import MAX_DELAY_S
+from trio_nsq.event_loop.retries import MAX_DELAY_S
 
 pytestmark = pytest.mark.slow
 

@@ -27,6 +27,7 @@ from faults.disk import RecordingFiles, disk_at, write_image
 from faults.small_disk import on_small_disk
 from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
+from trio_nsq.api.broker import bounds
 from trio_nsq.client import RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
 
@@ -69,11 +70,9 @@ def bodies(broker: Broker, topic: str, channel: str) -> Counter[str]:
 def stored_in(broker: Broker) -> int:
     """Return how many messages the topic has had."""
     try:
-        bounds = BrokerHTTP(broker.http_address).request_json("GET", "/topic/bounds", {"topic": "t"})
+        return BrokerHTTP(broker.http_address).ask(bounds("t"))["next_sequence"]
     except RequestRefused:
         return 0  # there is no such topic yet
-    number: int = bounds["next_sequence"]
-    return number
 
 
 def fill(cli: Cli, broker: Broker) -> dict[str, Counter[str]]:

@@ -112,7 +112,7 @@ def test_bytes_that_are_not_utf_8_stay() -> None:
         ("!error", ["{}", '{"errors":1}'], ['{"error":null}']),
         ("time>=2026-01-02", ['{"time":"2026-01-02T00:00:00Z"}'], ['{"time":"2026-01-01"}', '{"time":3000}']),
         ("n=5", ['{"n":1,"n":5}'], ['{"n":5,"n":1}']),  # the last one counts
-        ("a<>", ['{"a":"="}'], ['{"a":">"}']),  # a value may be anything
+        ("a<\">\"", ['{"a":"="}'], ['{"a":">"}']),  # a quoted value may be anything
     ],
 )  # fmt: skip
 def test_condition(condition: str, passing: list[str], failing: list[str]) -> None:
@@ -121,10 +121,32 @@ def test_condition(condition: str, passing: list[str], failing: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "=1", "!", "!a=1", ".a=1", "a.=1", "a..b", 'a="x', 'a="x"y', "\\", "!!a", "<5", "a=>1"]
+    "text",
+    [
+        "",
+        "=1",
+        "!",
+        "!a=1",
+        ".a=1",
+        "a.=1",
+        "a..b",
+        'a="x',
+        'a="x"y',
+        "\\",
+        "!!a",
+        "<5",
+        "a=>1",
+        "total>>",
+        "a>>1",
+        "a<>1",
+        "a===1",
+        "a!==1",
+        "a>",
+        "a<= ",
+    ],
 )
 def test_not_a_condition(text: str) -> None:
-    with pytest.raises(ValueError, match=r"condition|field|JSON string|write >="):
+    with pytest.raises(ValueError, match=r"condition|field|JSON string|is no operator|is missing"):
         parse_condition(text)
 
 

@@ -37,6 +37,26 @@ def test_all_brokers_are_registered_at_both_services(fleet: Fleet, topic: str) -
         assert here == ports(fleet)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("peek", "{}"),
+        ("dlq", "list"),
+        ("topic", "settings", "{}"),
+        ("tail", "{}", "--from=earliest", "-n", "1"),
+    ],
+)
+def test_reading_notes_an_nsqd(run_here: Run, fleet: Fleet, topic: str, command: tuple[str, ...]) -> None:
+    """It has no such request, so the result of the others is complete."""
+    for broker in (fleet.ours[0], fleet.nsqd):
+        broker.post("/pub", b"a", topic=topic)
+    both = f"--nsqd-http-address={fleet.ours[0].http_address},{fleet.nsqd.http_address}"
+    result = run_here(cli_of(fleet.ours[0]), *(each.format(topic) for each in command), both)
+    assert result.code == 0, result.err
+    assert f"Note: The broker at {fleet.nsqd.http_address} " in result.err
+    assert "Error" not in result.err
+
+
 def test_hung_broker_works_again(run_here: Run, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 0.5)
     broker = fleet.ours[0]

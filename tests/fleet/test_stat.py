@@ -210,7 +210,7 @@ def test_unavailable_topic_is_named_with_its_broker(tmp_path: Path, run_here: Ru
         sound.post("/pub", b"x", topic="t")
         *table, reason = run_here(cli_of(sound, damaged), "stat").out.decode().splitlines()
         assert reason.startswith(f"Topic t is unavailable on {damaged.http_address}: ")
-        assert [line.split()[:2] for line in table[1:]] == [["t", "0"], ["t", "c"], ["total", "1"]]
+        assert [line.split()[:2] for line in table[1:]] == [["t", "1"], ["t", "c"], ["total", "1"]]
         assert table[1].endswith("unavailable")
         with live(cli_of(sound, damaged)) as (screen, _):
             screen.wait_for(f"Topic t is unavailable on {damaged.http_address}")

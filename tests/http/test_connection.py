@@ -16,9 +16,9 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair
 
-from broker.support import QuietRounds
+from broker.support import serve_clients
+from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.http import CutOff, HTTPError, OnRequest, Request, Response, Route, Router, serve_connection
-from trio_nsq.reactor import Poller
 
 LIMIT_BYTES = 1000
 HOST = b"Host: localhost\r\n"
@@ -115,7 +115,7 @@ async def serving(
     handle = partial(serve_connection, router=Router(routes), on_request=on_request, poller=poller)
     async with trio.open_nursery() as nursery:
         if poller is not None:
-            nursery.start_soon(poller.run, QuietRounds())
+            nursery.start_soon(serve_clients, poller)
         nursery.start_soon(trio.serve_listeners, handle, [listener])
         port: int = listener.socket.getsockname()[1]
         yield port

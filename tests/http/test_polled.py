@@ -13,7 +13,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from broker.support import QuietRounds, open_files, open_files_before, settle
+from broker.support import open_files, open_files_before, serve_clients, settle
+from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.http import (
     IDLE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
@@ -25,7 +26,6 @@ from trio_nsq.http import (
     serve_connection,
 )
 from trio_nsq.http.serving import PolledConnection
-from trio_nsq.reactor import Poller
 
 PATIENCE_S = 60
 LONG = 1_000_000  # more than the socket buffers hold
@@ -169,7 +169,7 @@ async def sitting() -> AsyncIterator[Desk]:
         trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair()
     )
     async with trio.open_nursery() as nursery, desk.client:
-        nursery.start_soon(desk.poller.run, QuietRounds())
+        nursery.start_soon(serve_clients, desk.poller)
         nursery.start_soon(desk.serve, theirs)
         await settle()  # the task first reads what has arrived, then gives the connection to the poller
         yield desk

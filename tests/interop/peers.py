@@ -26,7 +26,8 @@ from typing import IO, Any, NamedTuple, NoReturn
 import pytest
 
 from interop.build import INTEROP, PeerUnavailable, go_program, installed_program, node_modules, nsq_sources
-from trio_nsq.secret import authorization
+from processes import popen
+from trio_nsq.access.secret import authorization
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 15.0
@@ -88,7 +89,7 @@ class Child:
 
     def __init__(self, argv: Sequence[str | Path], env: dict[str, str] | None = None) -> None:
         self.argv = [str(word) for word in argv]
-        self.process = subprocess.Popen(
+        self.process = popen(
             self.argv,
             cwd=INTEROP.parent,  # "python -m interop.NAME" finds the Python peers from here
             env=os.environ | (env or {}),

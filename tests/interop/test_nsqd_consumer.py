@@ -85,6 +85,7 @@ async def test_failed_message_is_retried_after_a_backoff_pause(tmp_path: Path) -
         broker.post("/pub", b"x", topic="topic")
         options: dict[str, Any] = {
             "max_in_flight": 7,
+            "backoff_after": 1,
             "backoff_multiplier_s": 0.25,
             "default_requeue_delay_ms": 1,
         }
@@ -109,7 +110,7 @@ async def test_slow_message_is_touched_and_failing_message_is_passed_to_the_call
             raise ValueError
         await trio.sleep(1.5 * message.timeout_s)
 
-    async def bury(message: Message) -> None:
+    async def bury(message: Message, _: Exception) -> None:
         buried.append(message.body)
 
     with nsqd_with_channel(tmp_path) as broker, trio.fail_after(PATIENCE_S):

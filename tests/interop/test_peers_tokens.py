@@ -10,9 +10,10 @@ from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from interop.deliveries import counted, some_bodies
 from interop.peers import CLIENTS, Broker, Client, qcli_serve
 from interop.same.certificates import Certificates
+from trio_nsq.access.secret import Secret
+from trio_nsq.api.broker import stats
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.client.http.broker_http import BrokerHTTP
-from trio_nsq.secret import Secret
 
 pytestmark = pytest.mark.interop
 
@@ -35,9 +36,8 @@ class Guarded(NamedTuple):
 
     def depth(self, topic: str) -> int:
         """Return the number of messages in the channel `ch`, including those in flight."""
-        stats = self.http.request_json("GET", "/stats", {"format": "json", "topic": topic})
-        (channel,) = stats["topics"][0]["channels"]
-        return int(channel["depth"] + channel["in_flight_count"] + channel["deferred_count"])
+        (channel,) = self.http.ask(stats(topic))["topics"][0]["channels"]
+        return channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
 
 
 @pytest.fixture(scope="module")

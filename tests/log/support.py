@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from errno import EIO
 from pathlib import Path
 
-from trio_nsq.log import DiskLog, Files, Log, MemoryLog, RecordBatch
+from trio_nsq.log import DiskLog, Files, Log, LogWriteError, MemoryLog, RecordBatch
 from trio_nsq.log.records import HEADER_BYTES
+from trio_nsq.log.write_ahead import WriteAheadFile
 from trio_nsq.protocol import pack_messages
 
 FILE_HEADER_BYTES = 52
@@ -369,3 +370,25 @@ def only_the_end(part: float) -> Keep:
         ]
 
     return keep
+
+
+def carry_forward(
+    log: Log, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
+) -> bool:
+    """Replace a log's carried-forward segment, as a broker does in a thread. Returns False if they are too large."""
+    use = log.carry_forward(sequences, max_bytes, keeps_metadata)()
+    if use is not None:
+        use()
+    return use is not None
+
+
+def sync_now(log: Log | WriteAheadFile) -> None:
+    """Sync a log or a write-ahead file as a broker does. Raises LogWriteError."""
+    point = log.sync_point()
+    error: Exception | None = None
+    try:
+        point.sync()
+    except LogWriteError as exc:
+        error = exc
+    if (error := log.end_sync(point, error)) is not None:
+        raise error

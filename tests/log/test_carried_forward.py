@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from faults.disk import Disk, RecordingFiles, write_image
-from log.support import FailingFiles, HastyFiles, append_each, batch, contents, numbered
+from log.support import FailingFiles, HastyFiles, append_each, batch, carry_forward, contents, numbered
 from trio_nsq.log import DiskLog, LogReadError, LogWriteError, OpenFiles, RecordBatch
 from trio_nsq.log.disk.carried_forward import FILE_NAME, CarriedForwardSegment
 from trio_nsq.protocol import pack_messages
@@ -46,7 +46,7 @@ def test_carried_messages_survive_the_deletion_of_their_files(
 ) -> None:
     log = full_log(tmp_path / "log")
     sequences = [1, 2, 3, 17, 40]
-    assert log.carry_forward(sequences, PLENTY)
+    assert carry_forward(log, sequences, PLENTY)
     log.discard_before(60)
     assert 40 < log.first_sequence <= 60
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_damaged_message_is_not_carried_forward(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     for path in (tmp_path / "log").glob("*.log"):
         path.write_bytes(path.read_bytes().replace(body(17), body(99)))
-    log.carry_forward([16, 17, 40], PLENTY)
+    carry_forward(log, [16, 17, 40], PLENTY)
     log.discard_before(60)
     assert bodies(log, 17, 40) == [None, body(40)]
     assert log.read_carried_forward(18) == []
@@ -77,9 +77,9 @@ def test_deleted_carried_forward_segment_can_be_forgotten(tmp_path: Path) -> Non
     full_log(tmp_path / "log").close()
     for fewest_open in (False, True):
         log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0 if fewest_open else 100))
-        log.carry_forward([1], PLENTY)
+        carry_forward(log, [1], PLENTY)
         (tmp_path / "log" / FILE_NAME).unlink()
-        log.carry_forward([], 0)
+        carry_forward(log, [], 0)
         assert not log.has_carried_forward
         log.close()
 
@@ -87,7 +87,7 @@ def test_deleted_carried_forward_segment_can_be_forgotten(tmp_path: Path) -> Non
 def test_record_keeps_all_but_its_other_messages(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
     original = next(record for record in BATCHES if record.count == 3)
-    log.carry_forward([original.base_sequence + 1], PLENTY)
+    carry_forward(log, [original.base_sequence + 1], PLENTY)
     (carried,) = log.read_carried_forward(original.base_sequence + 1)
     assert carried == RecordBatch(
         original.base_sequence + 1,
@@ -103,7 +103,7 @@ def test_record_with_metadata_is_kept_whole(tmp_path: Path) -> None:
     noted = RecordBatch(0, 7, 8, 9, pack_messages([b"a", b"b", b"c"]), b'{"channel":"c"}')
     log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
     append_each(log, [noted, *(batch(n, b"x") for n in range(3, 9))])
-    log.carry_forward([1, 2, 4], PLENTY)
+    carry_forward(log, [1, 2, 4], PLENTY)
     log.discard_before(7)
     assert log.read_carried_forward(1) == log.read_carried_forward(2) == [noted]
     assert bodies(log, 4) == [b"x"]
@@ -115,7 +115,7 @@ def test_unneeded_metadata_is_dropped(tmp_path: Path) -> None:
     noted = [RecordBatch(n, 7 + n, 8, 9, pack_messages([b"a", b"b"]), b"%d" % n) for n in (0, 2)]
     log = DiskLog(tmp_path / "log", segment_bytes=100, files=HastyFiles())
     append_each(log, [*noted, *(batch(n, b"x") for n in range(4, 9))])
-    log.carry_forward([1, 3], PLENTY, lambda metadata: metadata == b"2")
+    carry_forward(log, [1, 3], PLENTY, lambda metadata: metadata == b"2")
     log.discard_before(7)
     assert log.read_carried_forward(1) == [RecordBatch(1, 8, 8, 9, pack_messages([b"b"]))]
     assert log.read_carried_forward(3) == noted[1:]
@@ -124,14 +124,14 @@ def test_unneeded_metadata_is_dropped(tmp_path: Path) -> None:
 
 def test_unneeded_messages_are_forgotten(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
-    log.carry_forward([1, 2, 3], PLENTY)
+    carry_forward(log, [1, 2, 3], PLENTY)
     log.discard_before(30)
     size = log.size_bytes
-    log.carry_forward([2, 33], PLENTY)
+    carry_forward(log, [2, 33], PLENTY)
     log.discard_before(50)
     assert bodies(log, 1, 2, 3, 33) == [None, body(2), None, body(33)]
     assert log.size_bytes < size
-    log.carry_forward([], 0)
+    carry_forward(log, [], 0)
     assert not log.has_carried_forward
     assert not (tmp_path / "log" / FILE_NAME).exists()
     log.close()
@@ -139,8 +139,8 @@ def test_unneeded_messages_are_forgotten(tmp_path: Path) -> None:
 
 def test_too_large_carry_is_skipped(tmp_path: Path) -> None:
     log = full_log(tmp_path / "log")
-    assert log.carry_forward([1], 200)
-    assert not log.carry_forward([1, 2, 3, 4, 5, 6], 200)
+    assert carry_forward(log, [1], 200)
+    assert not carry_forward(log, [1, 2, 3, 4, 5, 6], 200)
     assert bodies(log, 1, 2) == [body(1), body(2)]
     assert (log.read_carried_forward(1), log.read_carried_forward(2)) == (log.read_carried_forward(1), [])
     log.close()
@@ -162,14 +162,14 @@ def test_reader_finishes_in_a_replaced_file(tmp_path: Path) -> None:
 def test_error_changes_nothing(tmp_path: Path, operation: str) -> None:
     files = FailingFiles()
     log = full_log(tmp_path / "log", files=files)
-    log.carry_forward([1], PLENTY)
+    carry_forward(log, [1], PLENTY)
     files.room = 0
     files.failing[operation] = 5
     with pytest.raises((LogReadError, LogWriteError)):
-        log.carry_forward([1, 20], PLENTY)
+        carry_forward(log, [1, 20], PLENTY)
     files.heal()
     assert bodies(log, 1, 20) == [body(1), body(20)]
-    log.carry_forward([1, 20], PLENTY)
+    carry_forward(log, [1, 20], PLENTY)
     log.discard_before(40)
     assert bodies(log, 1, 20) == [body(1), body(20)]
     log.close()
@@ -177,7 +177,7 @@ def test_error_changes_nothing(tmp_path: Path, operation: str) -> None:
 
 def test_damage_affects_only_its_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = full_log(tmp_path / "log")
-    log.carry_forward([1, 2, 3], PLENTY)
+    carry_forward(log, [1, 2, 3], PLENTY)
     log.discard_before(30)
     log.close()
     path = tmp_path / "log" / FILE_NAME
@@ -199,7 +199,7 @@ def test_damage_affects_only_its_message(tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("size", [0, 5, 23, 24, 40, 71, 100])
 def test_truncated_file_is_reported(tmp_path: Path, size: int, caplog: pytest.LogCaptureFixture) -> None:
     log = full_log(tmp_path / "log")
-    log.carry_forward([1, 2, 3], PLENTY)
+    carry_forward(log, [1, 2, 3], PLENTY)
     log.discard_before(30)
     log.close()
     path = tmp_path / "log" / FILE_NAME
@@ -220,7 +220,7 @@ def test_needed_messages_survive_a_power_cut_at_any_time(tmp_path: Path) -> None
     steps: list[tuple[int, list[int]]] = []
     for sequences, before in (([1, 2, 17], 30), ([2, 33, 34], 60), ([], END)):
         steps.append((files.position, [*sequences, *range(before, END)]))
-        log.carry_forward(sequences, PLENTY)
+        carry_forward(log, sequences, PLENTY)
         log.discard_before(before)
     log.close()
     steps.append((files.position, []))
@@ -265,10 +265,10 @@ def test_reading_while_the_replaced_segment_is_closed(tmp_path: Path, following:
     """The old segment is closed when nothing refers to it any more: then the log must have the new one."""
     files = ReadingWhenClosed()
     log = full_log(tmp_path / "log", files=files)
-    assert log.carry_forward([1, 40], PLENTY)
+    assert carry_forward(log, [1, 40], PLENTY)
     log.discard_before(60)
     files.log = log
-    assert log.carry_forward(following, PLENTY)
+    assert carry_forward(log, following, PLENTY)
     files.log = None
     assert len(files.found) == files.reads > 0
     assert set(files.found) == {body(1) if following else None}

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from log.support import LOG_KINDS, append_each, batch, contents, numbered
+from log.support import LOG_KINDS, append_each, batch, contents, numbered, sync_now
 from trio_nsq.log import Log, RecordBatch, RecordHeader
 from trio_nsq.log.interface import READ_BYTES
 from trio_nsq.log.raw import RawStreamReader, encode_raw
@@ -40,7 +40,7 @@ def test_empty_log(log: Log) -> None:
     assert log.read(0) == []
     assert log.read(5) == []
     assert list(log.headers(0)) == []
-    log.sync()
+    sync_now(log)
     log.discard_before(0)
     log.discard_before(7)
     assert log.first_sequence == log.next_sequence == 0
@@ -74,7 +74,7 @@ def test_appended_batches_are_read(log: Log) -> None:
         assert log.next_sequence == one.next_sequence
         assert log.first_sequence == 0
         assert contents(log) == batches[: n + 1]
-    log.sync()
+    sync_now(log)
     assert contents(log) == batches
     assert log.size_bytes >= sum(one.record_bytes for one in batches)
 

@@ -1,6 +1,5 @@
 """Tests for concurrent writes, syncs and commits, and for files that a failure leaves."""
 
-import threading
 from collections.abc import Callable, Sequence
 from errno import EIO, EMFILE
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from log.support import batch, contents
 from trio_nsq.log import DiskLog, Files, LogWriteError
-from trio_nsq.log.files.open_files import LogFile, OpenFiles
+from trio_nsq.log.files.open_files import OpenFiles
 
 
 class BesideAWrite(Files):
@@ -56,39 +55,34 @@ def test_write_during_the_end_of_a_sync_is_stored_or_not(tmp_path: Path) -> None
     assert contents(DiskLog(tmp_path / "t")) == [*kept, *last]
 
 
-class BesideALetGo(OpenFiles):
-    """Calls a function when a file is released."""
-
-    beside: Callable[[], None] | None = None
-
-    def hold(self, file: LogFile, held: bool) -> None:
-        if not held and self.beside is not None:
-            beside, self.beside = self.beside, None
-            beside()
-        super().hold(file, held)
-
-
-@pytest.mark.uncompiled
 def test_file_stays_open_while_it_has_unsynced_data(tmp_path: Path) -> None:
+    """A sync does not close it if a write follows: only the first descriptor surely gets write errors."""
     files = BesideAWrite()
-    open_files = BesideALetGo(files, 0)
-    log = DiskLog(tmp_path / "t", open_files=open_files)
+    log = DiskLog(tmp_path / "t", open_files=OpenFiles(files, 0))
     log.append([batch(0, b"first")], sync=False)
     files.closed = 0
-    threads: list[threading.Thread] = []
-
-    def write() -> None:
-        log.write([batch(1, b"written when the sync has ended")])
-
-    def write_beside() -> None:
-        threads.append(threading.Thread(target=write, daemon=True))
-        threads[0].start()
-        threads[0].join(0.2)  # it may have to wait for this one
-
-    open_files.beside = write_beside
+    point = log.sync_point()
+    log.write([batch(1, b"written during the sync")])
+    point.sync()
+    assert log.end_sync(point, None) is None
+    assert (files.closed, log.unsynced_bytes > 0) == (0, True)
     log.sync()
-    threads[0].join()
-    assert files.closed == 0
+    assert (files.closed, log.unsynced_bytes) == (1, 0)
+
+
+def test_a_sync_after_a_failed_one_counts_only_if_it_writes_the_bytes_again(tmp_path: Path) -> None:
+    """The kernel reports an error once, and drops the bytes: the next sync of the same file succeeds without them."""
+    log = DiskLog(tmp_path / "t")
+    log.begin_file()
+    log.write([batch(0, b"first")])
+    failed, stale = log.sync_point(), log.sync_point()
+    assert log.end_sync(failed, OSError(EIO, "broken")) is not None
+    stale.sync()
+    assert log.end_sync(stale, None) is not None
+    again = log.sync_point()
+    again.sync()
+    assert log.end_sync(again, None) is None
+    assert (log.unsynced_bytes, log.failed_syncs) == (0, 2)
 
 
 def test_uncommitted_data_counts_for_the_size_of_a_segment(tmp_path: Path) -> None:

@@ -435,10 +435,10 @@ def test_append_withdrawn_during_the_scan(tmp_path: Path) -> None:
     path = make_log(tmp_path)
     edit(path, lambda content: content.extend(b"NSQB and what else there was room for"))
 
-    def take_back(_reads: int) -> None:
+    def rollback(_reads: int) -> None:
         os.truncate(path, OFFSETS[-1])
 
-    assert verify_log(tmp_path, files=BusyFiles(take_back)).findings == []
+    assert verify_log(tmp_path, files=BusyFiles(rollback)).findings == []
 
 
 def test_partial_write_is_not_damage(tmp_path: Path) -> None:

@@ -1,16 +1,13 @@
 """Tests for write-ahead files and their replay, without a broker."""
 
 import random
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 
-from log.support import FIRST, HastyFiles, SimulatedDisk, batch, contents, segment_files
+from log.support import FIRST, HastyFiles, SimulatedDisk, batch, contents, segment_files, sync_now
 from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
 from trio_nsq.log.write_ahead import Replay, WriteAheadFile
 
@@ -54,7 +51,7 @@ class Ahead:
         for topic in topics:
             self.logs[topic].mark_logged()
         if sync:
-            self.file.sync()
+            sync_now(self.file)
             for topic in topics:
                 self.logs[topic].commit(self.logs[topic].written_sequence)
 
@@ -175,7 +172,7 @@ def test_refused_messages_do_not_replace_later_ones(tmp_path: Path) -> None:
     ahead.write("a", "b")
     ahead.write("a", "b", sync=False)  # their sync fails, and the write-ahead file cannot be cut
     log = ahead.logs["a"]
-    log.take_back()
+    log.rollback()
     assert log.unlogged() is None, "after a cut, the log needs a sync of its own"
     ahead.written["a"][-1] = later = batch(log.next_sequence, b"something else, and longer than before")
     log.write([later])
@@ -190,7 +187,7 @@ def test_write_that_was_cut_needs_a_sync_of_the_log(tmp_path: Path) -> None:
     ahead.write("a", "b")
     log = ahead.logs["a"]
     log.write([batch(log.written_sequence, b"refused")])
-    log.take_back()
+    log.rollback()
     assert log.unlogged() is None
     log.sync()
     part = log.unlogged()
@@ -229,13 +226,28 @@ def test_damaged_entry_is_reported_and_costs_nothing_else(tmp_path: Path) -> Non
         assert ahead.replayed("b") == ahead.written["b"]
 
 
-def test_file_with_a_damaged_header_is_reported(ahead: Ahead) -> None:
+@pytest.mark.parametrize("at", range(32))
+def test_damaged_bit_of_a_header_loses_nothing(ahead: Ahead, at: int) -> None:
     data = bytearray(ahead.file.path.read_bytes())
+    data[at] ^= 1 << at % 8
+    ahead.file.path.write_bytes(data)
+    ahead.cut_segments()
+    replay = Replay(ahead.files, ahead.folder)
+    assert replay.damage == [
+        (ahead.file.path, "the file's header is damaged; its entries are still readable")
+    ]
+    for topic in ("a", "b", "c"):
+        assert ahead.replayed(topic) == ahead.written[topic]
+
+
+def test_file_with_a_lost_header_is_reported(ahead: Ahead) -> None:
+    data = bytearray(ahead.file.path.read_bytes())
+    data[14] ^= 1
     data[20] ^= 1
     ahead.file.path.write_bytes(data)
     ((path, what),) = Replay(ahead.files, ahead.folder).damage
     assert path == ahead.file.path
-    assert "damaged" in what
+    assert "messages are lost" in what
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32])
@@ -251,7 +263,7 @@ def test_file_whose_creation_was_interrupted_is_removed(ahead: Ahead, size: int)
 def test_file_of_a_later_format_is_refused(ahead: Ahead) -> None:
     data = bytearray(ahead.file.path.read_bytes())
     data[11] = 2
-    ahead.file.path.write_bytes(data)
+    ahead.file.path.write_bytes(data[:32] + b"entries of a later format")
     with pytest.raises(ValueError, match="format 2"):
         Replay(ahead.files, ahead.folder)
 
@@ -266,7 +278,7 @@ def test_message_with_the_bytes_of_an_entry_is_not_an_entry(tmp_path: Path) -> N
     part = log.unlogged()
     assert part is not None
     ahead.file.append([(b"b", part)])
-    ahead.file.sync()
+    sync_now(ahead.file)
     data = bytearray(ahead.file.path.read_bytes())
     data[33] ^= 1  # so that replay searches for the next entry
     ahead.file.path.write_bytes(data)
@@ -282,54 +294,39 @@ def test_failed_sync_leaves_nothing_to_replay(tmp_path: Path) -> None:
     ahead.write("a", "b", sync=False)
     disk.sync_fails = True
     with pytest.raises(LogWriteError):
-        ahead.file.sync()
+        sync_now(ahead.file)
     disk.sync_fails = False
     with pytest.raises(LogWriteError):  # the kernel would report success now
-        ahead.file.sync()
+        sync_now(ahead.file)
     ahead.file.discard_unsynced()
     ahead.cut_segments()
     assert ahead.replayed("a") == ahead.written["a"][:1]
 
 
-class GatedSync(HastyFiles):
-    """Syncs of one thread end when `gate` is set. A full disk refuses writes."""
+class FullFiles(HastyFiles):
+    """A disk that may have no room for a write-ahead file."""
 
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.is_syncing = threading.Event()
-        self.is_full = False
-
-    def sync(self, fd: int) -> None:
-        if threading.current_thread().name == "syncing":
-            self.is_syncing.set()
-            assert self.gate.wait(60)
+    is_full = False
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
-        if self.is_full:
+        if self.is_full and "write-ahead" in Path(f"/proc/self/fd/{fd}").readlink().name:
             raise OSError(ENOSPC, "full")
         super().write(fd, offset, parts)
 
 
-def test_what_a_sync_reports_as_stored_is_not_discarded(tmp_path: Path) -> None:
-    """An append fails during a sync of earlier ones, and the file is given up."""
-    files = GatedSync()
+def test_a_sync_during_which_an_append_fails_is_not_reported_as_stored(tmp_path: Path) -> None:
+    """The file is given up, and what no sync has reported is discarded."""
+    files = FullFiles()
     ahead = Ahead(tmp_path, files)
+    ahead.write("a", "b")
     ahead.write("a", "b", sync=False)
-    with ThreadPoolExecutor(
-        1, "syncing", lambda: setattr(threading.current_thread(), "name", "syncing")
-    ) as one:
-        sync = one.submit(ahead.file.sync)
-        assert files.is_syncing.wait(60)
-        files.is_full = True
-        with pytest.raises(LogWriteError):
-            ahead.write("a", "b", sync=False)
-        with ThreadPoolExecutor(1) as another:
-            discard = another.submit(ahead.file.discard_unsynced)
-            with suppress(TimeoutError):
-                discard.result(0.2)  # it may have to wait for the sync
-            files.gate.set()
-            discard.result(60)
-        sync.result(60)
+    point = ahead.file.sync_point()
+    files.is_full = True
+    with pytest.raises(LogWriteError):
+        ahead.write("a", "b", sync=False)
+    point.sync()
+    assert ahead.file.end_sync(point, None) is not None
+    ahead.file.discard_unsynced()
     ahead.cut_segments()
     files.is_full = False
     assert ahead.replayed("a") == ahead.written["a"][:1]

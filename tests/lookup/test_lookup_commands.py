@@ -1,5 +1,6 @@
 """Tests for parsing the commands of brokers, whole and in pieces."""
 
+from dataclasses import replace
 from struct import pack
 
 import pytest
@@ -65,6 +66,14 @@ CASES: list[tuple[bytes, list[Command | bytes]]] = [
         [b"E_BAD_BODY IDENTIFY body too big 65537 > 65536"],
     ),
     (MAGIC + b"IDENTIFY\n\0\0\0\2{}", [b"E_BAD_BODY IDENTIFY missing fields"]),
+    (MAGIC + identify(tcp_port=-1), [b"E_BAD_BODY IDENTIFY invalid port"]),
+    (MAGIC + identify(http_port=65536), [b"E_BAD_BODY IDENTIFY invalid port"]),
+    (MAGIC + identify(broadcast_address="\r\nX: y"), [b"E_BAD_BODY IDENTIFY invalid broadcast_address"]),
+    (MAGIC + identify(broadcast_address="a b"), [b"E_BAD_BODY IDENTIFY invalid broadcast_address"]),
+    (
+        MAGIC + identify(broadcast_address="fe80::1%eth0", tcp_port=65535),
+        [Identify(replace(I.info, broadcast_address="fe80::1%eth0", tcp_port=65535))],
+    ),
     (MAGIC + b"PING" + b" " * (MAX_LINE_BYTES - 5) + b"\n", [Ping()]),
     (MAGIC + b"PING" + b" " * (MAX_LINE_BYTES - 4) + b"\n", [b"E_INVALID line longer than 16384 bytes"]),
     (MAGIC + b"x" * MAX_LINE_BYTES, [b"E_INVALID line longer than 16384 bytes"]),

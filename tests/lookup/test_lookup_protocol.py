@@ -70,9 +70,23 @@ def test_responses_in_any_pieces(piece_size: int) -> None:
     assert read == RESPONSES
 
 
-@pytest.mark.parametrize("size", [-1, -(2**31), MAX_RESPONSE_BYTES + 1, int.from_bytes(b"HTTP", "big")])
+@pytest.mark.parametrize("size", [-1, -(2**31), MAX_RESPONSE_BYTES + 1])
 def test_size_out_of_range_is_refused_before_its_data(size: int) -> None:
     reader = ResponseReader()
     reader.receive_data(size.to_bytes(4, "big", signed=True))
     with pytest.raises(LookupdError, match=rf"\({size}\)"):
+        reader.next_response()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it answers in HTTP: use the TCP port of nsqlookupd"),
+        (b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", "it answers as a broker: use the TCP port of nsqlookupd"),
+    ],
+)
+def test_response_of_another_server_names_the_right_port(data: bytes, reason: str) -> None:
+    reader = ResponseReader()
+    reader.receive_data(data)
+    with pytest.raises(LookupdError, match=reason):
         reader.next_response()

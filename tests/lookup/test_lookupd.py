@@ -13,10 +13,10 @@ from trio.testing import MockClock
 
 from broker.support import PATIENCE_S, until
 from lookup.support import FREE, Lookupd, RawProducer, identify, ours, producer
-from trio_nsq.listening import StartupError
 from trio_nsq.lookup.service.broker_connection import GREETING_TIMEOUT_S
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.lookup.service.server import serve
+from trio_nsq.protocol.errors import StartupError
 
 
 @pytest.fixture
@@ -142,6 +142,21 @@ async def test_registrations_per_producer_are_limited() -> None:
         assert await one.response() is None
 
 
+async def test_names_of_ended_connections_are_limited() -> None:
+    async with ours(max_topics=20, max_channels=30) as lookupd:
+        for n in range(5):
+            async with producer(lookupd) as one:
+                lines = [f"REGISTER t{n}-{topic} c{channel}" for topic in range(10) for channel in range(3)]
+                responses = await one.ask("".join(f"{line}\n" for line in lines).encode())
+                assert set(responses) == {b"OK"}
+            while await told(lookupd, f"t{n}-0"):
+                pass
+        topics = (await get(lookupd, "/topics"))["topics"]
+        assert topics == sorted(f"t{n}-{topic}" for n in (3, 4) for topic in range(10))
+        assert len((await get(lookupd, "/channels?topic=t4-9"))["channels"]) == 3
+        assert (await get(lookupd, "/channels?topic=t3-9"))["channels"] == []
+
+
 async def test_thousands_of_channels_at_once() -> None:
     lines = [f"REGISTER t{n % 10} c{n}" for n in range(3_000)]
     async with ours() as lookupd, producer(lookupd) as one:
@@ -212,7 +227,7 @@ async def test_port_in_use_is_an_error() -> None:
 
 async def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "trio_nsq")
-    async with ours() as lookupd, producer(lookupd, broadcast_address="\x1b[31m") as one:
+    async with ours() as lookupd, producer(lookupd, version="\x1b[31m") as one:
         assert isinstance(one.stream, trio.SocketStream)
         peer = "%s:%d" % one.stream.socket.getsockname()
         await one.register("REGISTER t c", "REGISTER t c", "UNREGISTER t c", "PING")
@@ -224,7 +239,10 @@ async def test_log_messages(caplog: pytest.LogCaptureFixture) -> None:
 
         expected = {
             (logging.INFO, "TCP: new client(PEER)"),
-            (logging.INFO, r'CLIENT(PEER): IDENTIFY Address:"\x1b[31m" TCP:4150 HTTP:4151 Version:"1.3.0"'),
+            (
+                logging.INFO,
+                r'CLIENT(PEER): IDENTIFY Address:"b" TCP:4150 HTTP:4151 Version:"\x1b[31m"',
+            ),
             (logging.INFO, "DB: client(PEER) REGISTER t c"),
             (logging.INFO, "DB: client(PEER) UNREGISTER t c"),
             (logging.ERROR, r'[PEER] - "E_INVALID invalid command \x1b[31m"'),

@@ -97,7 +97,9 @@ async def http(
 
 
 def test_every_endpoint_has_a_row() -> None:
-    registry = Registry(inactive_timeout_s=1, tombstone_lifetime_s=1, max_registrations=1)
+    registry = Registry(
+        inactive_timeout_s=1, tombstone_lifetime_s=1, max_registrations=1, max_topics=9, max_channels=9
+    )
     routes = {(route.method, route.path) for route in make_router(registry, AuditLog()).routes}
     assert routes == {(method, target.partition("?")[0]) for method, target in ENDPOINTS}
 
@@ -342,9 +344,11 @@ async def test_foreign_web_pages_change_nothing() -> None:
         page = {"Origin": "http://evil.example"}
         answer = await client.post("/topic/create?topic=t", headers=page)
         assert (answer.status_code, answer.json()["message"].partition(":")[0]) == (403, "NOT_FOR_WEB_PAGES")
-        answer = await client.get("/topics", headers={"Host": "evil.example"})
+        answer = await client.get("/topics", headers={"Host": "evil.example", "Accept-Language": "en"})
         assert (answer.status_code, answer.json()["message"].partition(":")[0]) == (403, "HOST_NOT_ALLOWED")
         assert (await client.get("/topics")).json() == {"topics": []}
+        # Not a browser: NSQ's clients under an alias of the service.
+        assert (await client.get("/topics", headers={"Host": "evil.example"})).json() == {"topics": []}
 
 
 async def test_names_of_the_service() -> None:

@@ -11,12 +11,12 @@ import pytest
 import trio
 import trio.testing
 
-from broker.support import PATIENCE_S
+from broker.support import PATIENCE_S, until
 from lookup.support import Lookupd, ours, producer
-from trio_nsq.listening import StartupError
 from trio_nsq.log import Files
 from trio_nsq.lookup.service.names_file import FILE_NAME, NamesFile
 from trio_nsq.lookup.service.names_saver import SAVE_RETRY_S
+from trio_nsq.protocol.errors import StartupError
 
 
 async def names(lookupd: Lookupd) -> dict[str, list[str]]:
@@ -87,8 +87,7 @@ async def test_full_disk_stops_nothing_and_is_retried(
     async with ours(data_path=tmp_path / "d", files=disk) as lookupd:
         await post(lookupd, "/topic/create?topic=t")
         assert await names(lookupd) == {"t": []}
-        await trio.sleep(1)
-        assert "No space left on device" in caplog.text
+        await until(lambda: "No space left on device" in caplog.text)
         disk.error = 0
         with trio.fail_after(SAVE_RETRY_S + 1):
             while not (tmp_path / "d" / FILE_NAME).exists():

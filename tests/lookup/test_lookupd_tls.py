@@ -29,10 +29,10 @@ from lookup.support import (
     watched_log,
     write_auth_file,
 )
-from trio_nsq.listening import StartupError
 from trio_nsq.lookup.query import lookup_topic
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.lookup.service.server import serve
+from trio_nsq.protocol.errors import StartupError
 from trio_nsq.tls.accepting import FIRST_BYTE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, HANDSHAKES_PER_HOST
 
 

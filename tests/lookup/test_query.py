@@ -13,8 +13,8 @@ import trio.testing
 import trustme
 
 from lookup.support import Runs, ours, producer, real
+from trio_nsq.api.lookupd import Node, ProducerAddress
 from trio_nsq.http import HTTPError, Request, Response, Route, Router, serve_connection
-from trio_nsq.lookup.answers import Node, ProducerAddress
 from trio_nsq.lookup.hosts import HostPatterns
 from trio_nsq.lookup.query import MAX_ANSWER_BYTES, LookupFailed, lookup_nodes, lookup_topic
 from trio_nsq.protocol import NSQError
@@ -107,7 +107,7 @@ async def test_fields_of_all_brokers(fields: dict[str, object], expected: Node) 
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
-        (HTTPError(404, "TOPIC_NOT_FOUND").response(), "got response 404"),
+        (HTTPError(404, "TOPIC_NOT_FOUND").response(), "it is not an nsqlookupd: use the HTTP port"),
         (Response.json({"producers": [FIELDS | {"draining": "yes"}]}), "draining is of the wrong type"),
         (Response.json({"producers": [FIELDS | {"tombstones": [1]}]}), "tombstones is of the wrong type"),
     ],
@@ -151,8 +151,8 @@ async def test_broker_with_an_invalid_address_is_left_out(caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
-        (HTTPError(404, "NOT_FOUND").response(), "got response 404"),
-        (Response.text("not found", 404), "got response 404"),
+        (HTTPError(404, "NOT_FOUND").response(), "it is not an nsqlookupd: use the HTTP port"),
+        (Response.text("not found", 404), "it is not an nsqlookupd: use the HTTP port"),
         (HTTPError(500, "INTERNAL_ERROR").response(), "got response 500"),
         (Response.text("<html>"), "the answer is not valid"),
         (Response.json([]), "the answer is not valid: not a JSON object"),

@@ -1,5 +1,6 @@
 """Tests for the registry of a discovery service."""
 
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ def registry(**changes: Any) -> Registry:
         "inactive_timeout_s": INACTIVE_S,
         "tombstone_lifetime_s": LIFETIME_S,
         "max_registrations": 100,
+        "max_topics": 1000,
+        "max_channels": 1000,
     }
     return Registry(**(settings | changes))
 
@@ -239,3 +242,87 @@ def test_registry_equals_a_simple_list(steps: list[tuple[str, int, str, str | No
         assert ("c#ephemeral" in there.channels("t")) == any(
             each[1:] == ("t", "c#ephemeral") for each in registered
         )
+
+
+@given(STEPS)
+def test_names_are_limited(steps: list[tuple[str, int, str, str | None]]) -> None:
+    """New names replace those without a producer, and no others."""
+    there = registry(max_topics=2, max_channels=2)
+    producers = [join(there, str(who)) for who in range(3)]
+    for what, who, topic, channel in steps:
+        before = names(there)
+        used = {key for producer in producers for key in held(producer)}
+        match what:
+            case "register":
+                new = {(topic, None), (topic, channel)} - before
+                try:
+                    there.register(producers[who], topic, channel)
+                except TooMany:
+                    topics = {each for each in used | new if each[1] is None}
+                    assert len(topics) > 2 or len(used | new) - len(topics) > 2
+            case "unregister":
+                there.unregister(producers[who], topic, channel)
+            case "leave":
+                there.disconnect(producers[who])
+                producers[who] = join(there, str(who))
+            case "delete":
+                there.delete_topic(topic) if channel is None else there.delete_channel(topic, channel)
+        after = names(there)
+        assert sum(name is None for _, name in after) <= 2
+        assert sum(name is not None for _, name in after) <= 2
+        assert {key for producer in producers for key in held(producer)} <= after
+
+
+def names(there: Registry) -> set[tuple[str, str | None]]:
+    """Return all topics and channels."""
+    return {(topic, name) for topic in there.topics() for name in (None, *there.channels(topic))}
+
+
+def held(producer: Producer) -> set[tuple[str, str | None]]:
+    """Return a producer's topics and channels."""
+    return {(topic, name) for topic, channels in producer.channels.items() for name in (None, *channels)}
+
+
+def test_oldest_unused_names_are_replaced_first() -> None:
+    there = registry(max_topics=3, max_channels=3)
+    there.load({"saved": ["s"]})
+    producer = join(there)
+    there.register(producer, "kept", "c")
+    for n in range(10):
+        other = join(there, f"b{n}")
+        there.register(other, f"t{n}", "c")
+        there.disconnect(other)
+    assert names(there) == {(topic, name) for topic in ("kept", "t8", "t9") for name in (None, "c")}
+    for topic in ("u", "v"):
+        there.register(producer, topic)
+    assert there.topics() == ["kept", "u", "v"]
+    with pytest.raises(TooMany, match="--max-topics"):
+        there.create("w")
+
+
+def test_registry_may_change_during_a_query() -> None:
+    there = registry()
+    leaving, staying = join(there, "a"), join(there, "b")
+    for topic in ("t", "u", "v"):
+        for producer in (leaving, staying):
+            there.register(producer, topic, "c")
+    registrations, nodes = there.registrations(), there.nodes(0)
+    first = [next(registrations) for _ in range(3)]  # up to the first topic
+    assert next(nodes)[0] is leaving
+    there.delete_topic("u")
+    there.disconnect(leaving)
+    there.register(join(there, "c"), "w")
+    rest = [*registrations]
+    assert ("channel:v:c", staying, None) in rest
+    assert not any(":u:" in key or (producer is leaving and ":v:" in key) for key, producer, _ in rest)
+    assert [key for key, _, _ in first] == ["client::", "client::", "topic:t:"]
+    assert [node for node, _ in nodes] == [staying]
+
+
+def test_registrations_of_a_topic_follow_each_other() -> None:
+    there = registry()
+    for name in ("a", "b"):
+        for topic in ("t", "u"):
+            there.register(join(there, name + topic), topic, "c")
+    keys = [key for key, _, _ in there.registrations()]
+    assert [key for key, _ in groupby(keys)] == [*dict.fromkeys(keys)]

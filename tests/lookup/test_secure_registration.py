@@ -17,11 +17,11 @@ from trio.testing import MockClock
 from broker.certificates import Certificates
 from broker.support import connected, refusal, running_broker
 from lookup.support import Lookupd, grant, ours, producer, real, token_of, watched_log, write_auth_file
+from trio_nsq.access.secret import Secret
 from trio_nsq.broker import BrokerOptions, serve
 from trio_nsq.lookup.protocol import PeerInfo
 from trio_nsq.lookup.query import LookupFailed, lookup_nodes, lookup_topic
 from trio_nsq.lookup.registration import LookupRegistration
-from trio_nsq.secret import Secret
 
 INFO = PeerInfo("127.0.0.1", "here", 4151, 4150, "0.1")
 GRANTS = {"broker": grant("register"), "reader": grant("consume")}

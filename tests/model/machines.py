@@ -7,24 +7,41 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.state import MS, SECOND, Fixture, Subscriber, decode, disk_log, effect_of_seek, ids_in_flight
+from broker.state import (
+    MS,
+    SECOND,
+    Fixture,
+    Subscriber,
+    decode,
+    disk_log,
+    effect_of_seek,
+    ids_in_flight,
+    kept,
+)
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import dispatcher as dispatcher_module
 from trio_nsq.broker.state import message_store as store_module
 from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.state.checkpoint import ChannelState, first_needed
+from trio_nsq.broker.state.checkpoint import Checkpoint, first_needed
+from trio_nsq.broker.state.deferred import DeferredMessages
+from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.state.withdrawn import Withdrawn
 from trio_nsq.log import Log, MemoryLog, RecordBatch
+from trio_nsq.protocol import is_ephemeral
 from trio_nsq.protocol.encode import encode_finish
+
+T = TypeVar("T")
 
 SETTINGS = settings(
     max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")),
@@ -61,7 +78,7 @@ answers = st.tuples(
 # (client, how long it takes, its answers to the first messages that it holds)
 turns = st.tuples(picks, st.sampled_from([0, 0, 10, 40, 70]), st.lists(answers, min_size=1, max_size=6))
 OPERATIONS = ["add", "add", "pause", "unpause", "unpause", "empty", "delete"]
-TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic"]
+TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topic", "configure topic"]
 
 
 # The stored records, the number of messages, when they are due, and the only channel that gets them.
@@ -70,12 +87,27 @@ Stored = tuple[list[RecordBatch], int, int, str | None]
 Taken = tuple[NaiveChannel, Channel, list[Withdrawn], dict[int, Copy]]
 
 
-def kept(state: ChannelState) -> tuple[dict[str, Any], int]:
-    """Return a channel's encoded state, and the first sequence that it needs."""
-    for _ in state.encode():
+def encoded(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the content of a checkpoint."""
+    for _ in checkpoint.encode():
         pass
-    data = json.loads(b"".join(state.parts))
-    return data | {key: sorted(data[key]) for key in ("unfinished", "deferred")}, state.first_needed
+    data: dict[str, Any] = json.loads(checkpoint.content)
+    return data
+
+
+def change_as_saved(channel: Channel, change: Callable[[Channel], T]) -> T:
+    """Make a change of a channel, and check that its state is then the one that is saved before."""
+    before = kept(channel.make_state())
+    expected = kept(channel.state_after(change))
+    assert kept(channel.make_state()) == before
+    result = change(channel)
+    assert kept(channel.make_state()) == expected
+    return result
+
+
+def pause(paused: bool) -> Callable[[Channel], None]:
+    """Return the change that pauses a channel, or unpauses it."""
+    return lambda channel: setattr(channel, "paused", paused)
 
 
 class TopicMachine(RuleBasedStateMachine):
@@ -96,10 +128,12 @@ class TopicMachine(RuleBasedStateMachine):
         self.ids: dict[int, bytes] = {}
         self.storing: Stored | None = None
         self.saved: dict[str, Any] | None = None
+        self.seen: tuple[Topic, int, object] | None = None
         self.saved_naive = NaiveTopic()
         self.since_saved: list[tuple[int, int, str | None]] = []
         self.taken: list[Taken] = []
         self.real = Fixture(self.make_log(), name=self.name, **self.sizes())
+        self.real.watch_deadlines()
 
     def sizes(self) -> dict[str, int]:
         return {"mem_queue_size": self.mem_queue_size, "cache_bytes": self.cache_bytes}
@@ -174,7 +208,11 @@ class TopicMachine(RuleBasedStateMachine):
             self.connect(index, 3 * index + 1, 100)
 
     def add_channel(self, name: str) -> None:
-        self.real.topic.add_channel(name, private=name == PRIVATE)
+        if is_ephemeral(name) or name in self.naive.channels:
+            self.real.topic.add_channel(name, private=name == PRIVATE)
+        else:
+            with self.as_saved(lambda checkpoint: checkpoint.add_channel(name)):
+                self.real.topic.add_channel(name)
         self.naive.channels.setdefault(name, NaiveChannel(private=name == PRIVATE))
         self.naive.distribute()
 
@@ -188,16 +226,18 @@ class TopicMachine(RuleBasedStateMachine):
             return
         naive, real = self.naive.channels[name], self.real.topic.channels[name]
         if what == "empty":
-            real.empty()
+            change_as_saved(real, Channel.empty)
             naive.copies.clear()
         elif what == "delete":
-            self.real.topic.remove_channel(real)
+            with self.as_saved(lambda checkpoint: checkpoint.remove_channel(name)):
+                self.real.topic.remove_channel(real)
             naive.copies.clear()  # withdrawn messages are dropped, too
             del self.naive.channels[name]
             for consumer in naive.consumers:
                 assert self.clients.pop(consumer).closed
         elif what != "add":
-            naive.paused = real.paused = what == "pause"
+            change_as_saved(real, pause(what == "pause"))
+            naive.paused = what == "pause"
 
     # A channel counts messages for other channels until its cursor reaches them.
     @precondition(lambda self: not self.naive.only)
@@ -223,16 +263,55 @@ class TopicMachine(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(TOPIC_OPERATIONS))
     def operate_topic(self, what: str) -> None:
+        topic = self.real.topic
         if what == "empty topic":
-            self.real.topic.empty()
+            planned = topic.checkpoint()
+            topic.plan_empty(planned)
+            topic.empty()
+            # What ephemeral channels need is not planned: a lower sequence only keeps more.
+            assert encoded(topic.checkpoint()) | {"ephemeral_needed": 0} == encoded(planned) | {
+                "ephemeral_needed": 0
+            }
             self.naive.empty()
+        elif what == "configure topic":
+            changes = {"max_messages": None if topic.settings.max_messages else 1_000_000}
+            with self.as_saved(lambda checkpoint: topic.plan_configure(checkpoint, changes)):
+                topic.configure(changes)
         elif what == "pause topic":
-            self.real.topic.pause()
+            with self.as_saved(lambda checkpoint: checkpoint.change_topic(paused=True)):
+                topic.pause()
             self.naive.paused = True
         else:
-            self.real.topic.unpause()
+            with self.as_saved(lambda checkpoint: checkpoint.change_topic(paused=False)):
+                topic.unpause()
             self.naive.paused = False
             self.naive.distribute()
+
+    @contextmanager
+    def as_saved(self, plan: Callable[[Checkpoint], None]) -> Iterator[None]:
+        """Make a change of the topic in the block. A restart then finds what it finds in the state saved before.
+
+        Ephemeral channels are not saved: to a restart, messages that only they have got still wait for a channel.
+        """
+        topic = self.real.topic
+        planned = topic.checkpoint()
+        plan(planned)
+        if topic.ephemeral or any(channel.ephemeral for channel in topic.limits.shared):
+            yield
+            return
+        expected = self.found_by_restart(planned)
+        yield
+        assert self.found_by_restart(topic.checkpoint()) == expected
+
+    def found_by_restart(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return the state of a topic that is restored from a checkpoint and the log."""
+        other = Fixture(self.real.log, name=self.name, **self.sizes())
+        other.topic.restore(encoded(checkpoint))
+        found = encoded(other.topic.checkpoint())
+        for channel in found["channels"]:
+            channel["unfinished"].sort()
+            channel["deferred"] = sorted(DeferredMessages.restore(channel["deferred"]))
+        return found
 
     # ------------------------------------------------------------------ exhausted and withdrawn messages
 
@@ -240,9 +319,8 @@ class TopicMachine(RuleBasedStateMachine):
     def configure(self, pick: int, max_attempts: int, dead_letters: bool) -> None:
         if picked := self.pick_channel(pick):
             _, naive, real = picked
-            real.configure(
-                {"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""}
-            )
+            changes = {"max_attempts": max_attempts, "dead_letter_topic": "dead" if dead_letters else ""}
+            change_as_saved(real, lambda each: each.configure(changes))
             naive.configure(max_attempts, dead_letters)
             if self.is_kept():
                 self.keep_state()
@@ -285,7 +363,7 @@ class TopicMachine(RuleBasedStateMachine):
         naive, real, taken, copies = self.taken.pop(pick % len(self.taken))
         left = [each for each in taken if naive.copies.get(each.sequence) is copies[each.sequence]]
         if gone:
-            assert real.dispose(taken) == len(left)
+            assert change_as_saved(real, lambda each: each.dispose(taken)) == len(left)
         else:
             real.put_back(taken)
         for message in left:
@@ -303,7 +381,8 @@ class TopicMachine(RuleBasedStateMachine):
             return
         _, naive, real = picked
         numbers = {each % self.naive.published for each in chosen} & naive.at(Place.DEFERRED).keys()
-        assert sorted(real.cancel(numbers | {self.naive.published})) == sorted(numbers)
+        wanted = numbers | {self.naive.published}
+        assert sorted(change_as_saved(real, lambda each: each.cancel(wanted))) == sorted(numbers)
         for number in numbers:
             del naive.copies[number]
 
@@ -490,6 +569,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.real = Fixture(self.reopen_log(), name=self.name, **self.sizes())
         self.real.now_ns, self.real.ids = now_ns, ids
         assert self.real.topic.restore(deepcopy(self.saved)) is False
+        self.real.watch_deadlines()
         self.pass_to(now_ns)
         for index in range(len(self.naive.channels)):
             self.connect(index, 4, 100)
@@ -548,12 +628,21 @@ class TopicMachine(RuleBasedStateMachine):
             if deadline_ns is not None:
                 assert real.next_deadline_ns is not None
                 assert real.next_deadline_ns <= deadline_ns
+            if real.next_deadline_ns is not None:
+                assert self.real.watched[real] <= real.next_deadline_ns
 
     @invariant()
-    def what_is_remembered_to_be_saved_is_true(self) -> None:
-        for name, channel in self.real.topic.channels.items():
+    def every_change_of_the_saved_state_changes_the_version(self) -> None:
+        """The state that a channel remembers by its version is the present one, and so is the topic's."""
+        topic = self.real.topic
+        for name, channel in topic.channels.items():
             remembered = kept(channel.state())
             assert remembered == kept(channel.make_state()), name
+        checkpoint = topic.checkpoint()
+        state = checkpoint.head, [*checkpoint.waiting], checkpoint.producers, [*checkpoint.durable]
+        before, self.seen = self.seen, (topic, topic.version.number, state)
+        if before is not None and before[:2] == self.seen[:2]:
+            assert before == self.seen
 
     # ------------------------------------------------------------------ the end
 

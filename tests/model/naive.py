@@ -33,6 +33,9 @@ class Copy:
         delivered_ns: When it was last sent.
         holder: The consumer that has it in flight.
         due_ns: The producer's due time of a ready copy, which the cursor defers when it gets there; 0: none.
+        order: Ascends with each delivery of the channel.
+        prefetched: How many of its deliveries ended with a lost connection whose client worked on another message.
+        exhausted: It failed its last attempt.
     """
 
     place: Place = Place.READY
@@ -42,10 +45,13 @@ class Copy:
     delivered_ns: int = 0
     holder: str = ""
     due_ns: int = 0
+    order: int = 0
+    prefetched: int = 0
+    exhausted: bool = False
 
     def give_back(self) -> None:
         """Make it ready again."""
-        self.place, self.holder = Place.READY, ""
+        self.place, self.holder, self.exhausted = Place.READY, "", False
 
 
 @dataclass
@@ -73,6 +79,7 @@ class NaiveChannel:
     requeue_count: int = 0
     timeout_count: int = 0
     max_attempts: int = 0
+    deliveries: int = 0
     dead_letters: bool = False
     """A dead-letter topic is set."""
     given_up_count: int = 0
@@ -102,6 +109,8 @@ class NaiveChannel:
         assert attempts == copy.attempts + 1
         known = self.consumers[consumer]
         known.message_count += 1
+        self.deliveries += 1
+        copy.order = self.deliveries
         copy.place, copy.attempts, copy.fresh = Place.IN_FLIGHT, attempts, False
         copy.holder, copy.delivered_ns, copy.at_ns = consumer, now_ns, now_ns + known.timeout_ns
 
@@ -136,8 +145,8 @@ class NaiveChannel:
         """Make an unfinished message ready again, or exhausted."""
         copy = self.copies[number]
         copy.give_back()
-        if 0 < self.max_attempts <= copy.attempts:
-            copy.place = Place.GIVEN_UP
+        if 0 < self.max_attempts <= copy.attempts - copy.prefetched:
+            copy.place, copy.exhausted = Place.GIVEN_UP, True
             if not self.dead_letters:
                 del self.copies[number]
                 self.given_up_count += 1
@@ -185,9 +194,18 @@ class NaiveChannel:
         return None
 
     def leave(self, consumer: str) -> None:
-        """Disconnect."""
-        for number in self.held_by(consumer):
-            self.make_unfinished(number)
+        """Disconnect: the messages that the consumer has touched have failed, or else the one that it got first."""
+        held, timeout_ns = self.held_by(consumer), self.consumers[consumer].timeout_ns
+        touched = [n for n, copy in held.items() if copy.at_ns > copy.delivered_ns + timeout_ns]
+        begun = touched or [
+            n for n, copy in held.items() if copy.order == min(c.order for c in held.values())
+        ]
+        for number, copy in held.items():
+            if number in begun:
+                self.make_unfinished(number)
+            else:
+                copy.prefetched += bool(self.max_attempts)
+                copy.give_back()
         del self.consumers[consumer]
 
     def tick(self, now_ns: int) -> None:
@@ -270,9 +288,9 @@ class NaiveTopic:
         }
         for channel in self.channels.values():
             channel.message_count = channel.requeue_count = channel.timeout_count = channel.given_up_count = 0
-            for consumer in list(channel.consumers):
-                channel.leave(consumer)
-            for place in (Place.READY, Place.GIVEN_UP, Place.TAKEN):
-                for number, copy in channel.at(place).items():
-                    if not copy.fresh:
-                        channel.make_unfinished(number)
+            channel.consumers.clear()
+            for number, copy in list(channel.copies.items()):
+                if copy.exhausted:
+                    channel.make_unfinished(number)
+                elif copy.place in (Place.IN_FLIGHT, Place.TAKEN):
+                    copy.give_back()

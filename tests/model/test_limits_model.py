@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from log.support import carry_forward
 from model.machines import SETTINGS, DiskMachine, TopicMachine
 from model.naive import NaiveChannel, Place
 from trio_nsq.broker.state.channel import Channel
@@ -68,7 +69,7 @@ class CarryingMachine(LimitedMachine, DiskMachine):
             pass
         done = [file.next_sequence for file in log.files[:-1] if file.next_sequence <= checkpoint.all_needed]
         if done:
-            assert log.carry_forward(checkpoint.unfinished_before(done[-1]), 10**9)
+            assert carry_forward(log, checkpoint.unfinished_before(done[-1]), 10**9)
             log.discard_before(done[-1])
             assert log.first_sequence == done[-1]
 

@@ -4,12 +4,11 @@ import pytest
 
 from protocol.support import flattened, int32, message_frame, read_frames, single_bytes
 from trio_nsq.protocol import FrameError
+from trio_nsq.protocol.bulk import MESSAGE_FRAME_BYTES, MESSAGE_HEADER_BYTES
 from trio_nsq.protocol.frames import (
     CLOSE_WAIT_FRAME,
     DEFAULT_MAX_FRAME_BYTES,
     HEARTBEAT_FRAME,
-    MESSAGE_FRAME_BYTES,
-    MESSAGE_HEADER_BYTES,
     OK_FRAME,
     ErrorFrame,
     FrameReader,
@@ -37,7 +36,7 @@ CASES: list[tuple[bytes, bytes, object]] = [
         ErrorFrame("E_FIN_FAILED", "FIN 0123456789abcdef failed ID not in flight"),
     ),
     (encode_error(b""), b"\0\0\0\4\0\0\0\1", ErrorFrame("", "")),
-    (encode_error(b"E_X \xff\xc3\xa9"), b"\0\0\0\x0b\0\0\0\1E_X \xff\xc3\xa9", ErrorFrame("E_X", "\udcffé")),
+    (encode_error(b"E_X \xff\xc3\xa9"), b"\0\0\0\x0b\0\0\0\1E_X \xff\xc3\xa9", ErrorFrame("E_X", "\\xffé")),
     (
         encode_frame(FrameType.MESSAGE, bytes(range(8)) + b"\0\1" + ID + b"body"),
         b"\0\0\0\x22\0\0\0\2\0\1\2\3\4\5\6\7\0\x010123456789abcdefbody",
@@ -155,6 +154,10 @@ SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
         (b"\x80\0\0\0\0\0\0\0", SIZE.format(-(2**31))),
         (int32(101) + int32(0), SIZE.format(101)),
         (int32(101) + int32(2), SIZE.format(101)),
+        (
+            int32(14) + b"E_BAD_PROTOCOL",
+            "it answers as nsqlookupd: use the TCP port of a broker, by default 4150",
+        ),
         (
             b"HTTP/1.1 400 Bad Request",
             "it answers in HTTP: use the port of the TCP protocol, by default 4150",

@@ -37,20 +37,40 @@ def read(wire: bytes, limits: Limits = SMALL, *, eof: bool = False) -> list[obje
         (int32(54) + int32(1) + int32(11), b"E_BAD_MESSAGE MPUB message too big 11 > 10"),
         (int32(54) + int32(3) + int32(1) + b"x" + int32(0), b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
         (int32(54) + int32(2) + int32(1) + b"x" + int32(12), b"E_BAD_MESSAGE MPUB message too big 12 > 10"),
-        # inconsistent sizes
-        (int32(1) + int32(1), b"E_BAD_BODY MPUB invalid body size 1"),
-        (int32(4) + int32(1), b"E_BAD_BODY MPUB invalid body size 4"),
-        (int32(7) + int32(1), b"E_BAD_BODY MPUB invalid body size 7"),
-        (int32(9) + int32(1) + int32(2), b"E_BAD_BODY MPUB invalid body size 9"),
-        (int32(10) + int32(1) + int32(1), b"E_BAD_BODY MPUB invalid body size 10"),
-        (int32(9) + int32(2) + int32(1), b"E_BAD_BODY MPUB invalid body size 9"),
-        (int32(12) + int32(2) + int32(1), b"E_BAD_BODY MPUB invalid body size 12"),
-        (int32(13) + int32(2) + int32(1) + b"x" + int32(1), b"E_BAD_BODY MPUB invalid body size 13"),
+        (int32(5) + int32(6) + messages(*[b"x" * 10] * 5).data + int32(5), b"E_BAD_BODY MPUB body too big 55 > 54"),
     ],
 )  # fmt: skip
 def test_invalid_body_is_refused_as_early_as_possible(wire: bytes, error: bytes) -> None:
     assert read(wire) == [error]
     assert read(wire + b"\0" * 60) == [error]
+
+
+@pytest.mark.parametrize("bodies", [(b"x",), (b"a", b"bc", b"def"), (b"x" * 10,) * 4, (b"x",) * 10])
+def test_sizes_of_the_messages_count_if_they_contradict_the_size_of_the_body(
+    bodies: tuple[bytes, ...],
+) -> None:
+    """As in nsqd. segmentio/nsq-go sends the size of all bodies, without the count and the sizes."""
+    rest, expected = mpub_body(*bodies)[4:], Publish("MPUB", "t", messages(*bodies))
+    for size in (1, sum(map(len, bodies)), len(rest) - 1, len(rest), len(rest) + 1, 54):
+        if size > 54:
+            continue
+        assert read(int32(size) + rest) == [expected]
+        assert read(int32(size) + rest + LINE + mpub_body(b"a")) == [
+            expected,
+            Publish("MPUB", "t", messages(b"a")),
+        ]
+        assert read(int32(size) + rest[:-1]) == []
+        assert read(int32(size) + rest[:-1], eof=True) == [b"E_BAD_MESSAGE MPUB failed to read message body"]
+
+
+@pytest.mark.parametrize("count", [1000, 40_000])
+@pytest.mark.parametrize("piece_bytes", [10**9, 65_536, 5000])
+def test_large_body_that_is_longer_than_it_says(count: int, piece_bytes: int) -> None:
+    bodies = [b"x" * (n % 200 + 1) for n in range(count)]
+    wire = LINE + int32(sum(map(len, bodies))) + mpub_body(*bodies)[4:] + b"NOP\n"
+    pieces = [wire[at : at + piece_bytes] for at in range(0, len(wire), piece_bytes)]
+    found = read_all(reader_in(State.INIT), pieces)
+    assert found == [Publish("MPUB", "t", messages(*bodies)), NoOperation()]
 
 
 def test_defaults_are_nsqds() -> None:

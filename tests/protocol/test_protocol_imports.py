@@ -13,10 +13,13 @@ FOLDER = Path(str(trio_nsq.protocol.__file__)).parent
 MODULES = sorted(FOLDER.glob("*.py"))
 ALLOWED = {
     "__future__",
+    "base64",
     "bisect",
     "collections",
     "dataclasses",
+    "datetime",  # to write times
     "enum",
+    "functools",
     "ipaddress",
     "itertools",
     "json",

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
+from trio_nsq.access.secret import Secret
 from trio_nsq.client.connection.tls import TLSFiles
-from trio_nsq.secret import Secret
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace

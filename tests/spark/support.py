@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from cli.support import Cli, Result
 from interop.peers import Broker
 from qcli.app import run
-from trio_nsq.broker.state.record_metadata import metadata_for_channel
 from trio_nsq.client.errors import RequestRefused
 from trio_nsq.client.reading.broker_log import BrokerLog
 from trio_nsq.log import DiskLog, RecordBatch
+from trio_nsq.log.record_metadata import metadata_for_channel
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.replay.job import ReplayJob, open_job
 from trio_nsq.spark.replay.request import ReplayRequest

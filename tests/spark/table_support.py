@@ -1,5 +1,8 @@
 """Helpers for the tests of Delta and Iceberg tables: a catalog, and the rows of a table as other programs see them."""
 
+import json
+import string
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,39 @@ def write_range(
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(builder.table(), folder / name)
     return RangeResult("b", first, first + COUNT, COUNT, files=[name])
+
+
+_Z85 = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
+
+
+def _z85(data: bytes) -> str:
+    """Encode bytes as text, as Delta tables do."""
+    numbers = struct.unpack(f">{len(data) // 4}I", data)
+    return "".join(_Z85[number // 85**power % 85] for number in numbers for power in (4, 3, 2, 1, 0))
+
+
+def _deletion_vector(rows: list[int]) -> bytes:
+    """Return the bitmap of the numbers of rows, an even number of them, in the format of Delta tables."""
+    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(rows) - 1, 16) + struct.pack(f"<{len(rows)}H", *rows)
+    return struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+
+
+def delete_delta_rows(folder: Path, rows: list[int]) -> None:
+    """Delete an even number of rows of the first file of a Delta table, as programs do that write deletion vectors."""
+    log = folder / "_delta_log"
+    lines = [line for path in sorted(log.glob("*.json")) for line in path.read_text().splitlines()]
+    add = next(action["add"] for action in map(json.loads, lines) if "add" in action)
+    bitmap = _deletion_vector(rows)
+    vector = {
+        "storageType": "i",
+        "pathOrInlineDv": _z85(bitmap),
+        "sizeInBytes": len(bitmap),
+        "cardinality": len(rows),
+    }
+    old = {"path": add["path"], "size": add["size"], "partitionValues": add["partitionValues"]}
+    changes = [
+        {"remove": old | {"deletionTimestamp": 0, "dataChange": True, "extendedFileMetadata": True}},
+        {"add": add | {"deletionVector": vector}},
+    ]
+    version = len(list(log.glob("*.json")))
+    (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, changes)))

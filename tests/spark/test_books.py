@@ -1,49 +1,20 @@
 """Tests for the books of an export: kills between any two of their steps."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from spark.kills import Killed, KillingStorage
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.books import Books
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
-from trio_nsq.spark.export.manifest import RangeResult, result_path
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, range_name, safe_name
+from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
 from trio_nsq.spark.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
 from trio_nsq.spark.tables.table import Compacted
-
-
-class Killed(BaseException):
-    """The process was killed."""
-
-
-class KillingStorage(LocalStorage):
-    """A folder in which the process is killed before or after the call number `kill_at` that changes it."""
-
-    def __init__(self, folder: Path, kill_at: int, *, before: bool) -> None:
-        super().__init__(folder)
-        self._kill_at = kill_at
-        self._before = before
-        self.calls = 0
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self.calls += 1
-        if self.calls == self._kill_at and self._before:
-            raise Killed
-        yield
-        if self.calls == self._kill_at:
-            raise Killed
-
-    def replace(self, name: str, data: bytes, version: str | None) -> str:
-        with self.step():
-            return super().replace(name, data, version)
-
-    def remove(self, names: Sequence[str]) -> None:  # type: ignore[override]
-        for name in names:
-            with self.step():
-                super().remove([name])
 
 
 class ListTable:
@@ -54,7 +25,9 @@ class ListTable:
         self.commits: list[tuple[str, ...]] = []
         self.layouts: list[Layout] = []
 
-    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None:
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> Layout:
+        for result in results:
+            layout = layout.with_fields(result.new_fields)
         files = tuple(name for result in results for name in result.files)
         assert self.storage is not None
         with self.storage.step():
@@ -64,6 +37,7 @@ class ListTable:
                 assert number == len(self.commits) + 1
                 self.commits.append(files)
                 self.layouts.append(layout)
+        return layout
 
     def compact(self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]) -> Compacted:
         return Compacted()
@@ -187,3 +161,33 @@ def test_fenced_export_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ChangedMeanwhile):
         books.settle()
     assert len(storage.names("_nsq/t/done")) == 1
+
+
+NAMES = st.text("ab-_.:", min_size=1, max_size=4)
+
+
+@given(one=st.tuples(NAMES, NAMES), other=st.tuples(NAMES, NAMES))
+@example(one=("a-b", "c"), other=("a", "b-c"))
+@example(one=("-", "a"), other=("-a", "-"))
+def test_no_two_topics_of_a_place_have_files_of_one_name(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    with TemporaryDirectory() as folder:
+        storage = LocalStorage(Path(folder))
+        with storage.hold("lock", StorageError) as lease:
+            books = Books(one[0], storage, lease)
+            books.start(Layout(), [one[1]]).plan(one[1], Span(0, 10), 10)
+            books.check_names([one[1]])
+            books.save()
+            same_names = range_name(*one, Span(0, 10)) == range_name(*other, Span(0, 10))
+            refused = ""
+            try:
+                books = Books(other[0], storage, lease)
+                books.check_names([other[1]])
+            except ManifestError as exc:
+                refused = str(exc)
+            assert not refused or "the same names" in refused
+            if one[0] != other[0]:
+                assert refused or not same_names
+                # The state of an export is in a folder with the name of the topic.
+                assert not refused or same_names or safe_name(one[0]) == safe_name(other[0])

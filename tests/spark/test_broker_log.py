@@ -10,7 +10,7 @@ from cli.support import Cli
 from interop.peers import qcli_serve
 from spark.support import cli_of, numbers
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.client.reading.broker_log import BrokerLog
+from trio_nsq.client.reading.broker_log import BrokerLog, LogReplaced
 from trio_nsq.log.gaps import Span
 from trio_nsq.log.records import RecordBatch
 
@@ -41,6 +41,17 @@ def test_records_are_cut_to_the_span(qcli: Cli, topic: str) -> None:
     assert (part.base_sequence, part.next_sequence, part.first_id) == (3, 7, whole.first_id + 3)
     assert part.messages.bodies() == numbers(4, 3)
     assert log.id_at(5) == f"{whole.first_id + 5:016x}"
+
+
+def test_log_of_another_identity_is_not_read(qcli: Cli, topic: str) -> None:
+    """A task is planned for a log; another broker may have the address when it runs."""
+    for name in (topic, f"{topic}.other"):
+        qcli.publish(name, numbers(10))
+    planned = BrokerLog(qcli.http_address, topic).bounds().incarnation
+    span = Span(0, 10)
+    assert list(BrokerLog(qcli.http_address, topic, incarnation=planned).read(span))
+    with pytest.raises(LogReplaced, match="is not the one that was planned"):
+        list(BrokerLog(qcli.http_address, f"{topic}.other", incarnation=planned).read(span))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Child
-from qcli.commands.spark import ENTRY, ZIP
+from spark.javas import JAVAS, java_environment
 from spark.support import bodies_in, column, jobs_of, leftovers, parquet_files, rows, write_parquet
 from trio_nsq.spark.runtime.java import java_home
 
@@ -117,43 +117,36 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python_with(tmp_path_factory.mktemp("worker") / "python", WORKER)
 
 
+@pytest.mark.parametrize("java", JAVAS)
 def test_spark_submit_with_a_bundle(
-    cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path
+    cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path, java: str
 ) -> None:
-    """Run the command that `qcli spark bundle` prints, with Pythons that have only the documented packages."""
+    """Run the line that `qcli spark bundle` prints, with Pythons that have only the documented packages."""
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
-    told = qcli("spark", "bundle", str(tmp_path / "submit")).out.decode()
-    bundle, entry = (str(tmp_path / "submit" / name) for name in (ZIP, ENTRY))
-    assert told.startswith(f"PYTHONPATH={bundle} spark-submit ")
-    words = shlex.split(told.partition(" ")[2].replace("spark://HOST:7077", cluster).strip())
-    words = words[: words.index(entry)]
+    env = java_environment(java, tmp_path / "bin")
+    line = qcli("spark", "bundle", str(tmp_path / "submit"), env=env).out.decode().strip()
     folder = tmp_path / "a"
-    with java_home() as home:
-        env = qcli.environment(
-            PYTHONPATH=bundle,
-            PYSPARK_PYTHON=worker_python,
-            PYSPARK_DRIVER_PYTHON=python_with(tmp_path / "python", SUBMITTER),
-            JAVA_HOME=str(home),
-            SPARK_LOCAL_IP="127.0.0.1",
-        )
-        arguments = [
-            "to-parquet",
-            topic,
-            str(folder),
-            "--target-file-size",
-            "300KiB",
-            "--format",
-            "json",
-            "-q",
-        ]  # its Spark also logs to stdout
-        done = subprocess.run(
-            [str(SCRIPTS / words[0]), *words[1:], entry, *arguments],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=RUN_DEADLINE_S,
-        )
+    for placeholder, value in (
+        ("spark://HOST:7077", cluster),
+        ("HOST:PORT", qcli.http_address),
+        ("TOPIC FOLDER", f"{topic} {shlex.quote(str(folder))}"),
+    ):
+        line = line.replace(placeholder, value)
+    env |= {
+        "PATH": os.pathsep.join([env["PATH"], str(SCRIPTS)]),
+        "PYSPARK_PYTHON": worker_python,
+        "PYSPARK_DRIVER_PYTHON": python_with(tmp_path / "python", SUBMITTER),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    done = subprocess.run(
+        f"{line} --target-file-size 300KiB --format json -q",  # its Spark also logs to stdout
+        shell=True,
+        env=qcli.environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=RUN_DEADLINE_S,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout)
     assert (said["engine"], said["messages"]) == ("spark", 20_000)
@@ -207,11 +200,13 @@ def test_failures_of_workers_are_one_sentence(cluster: str, qcli: Cli, topic: st
     assert not parquet_files(tmp_path / "a")
 
 
-def test_export_with_a_master(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
+def test_export_with_a_master(
+    cluster: str, qcli: Cli, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relative folder is that of the command: workers have other working directories."""
     qcli.publish(topic, [b"%d" % n for n in range(1000)])
-    with qcli.running(
-        "to-parquet", topic, str(tmp_path / "a"), "--master", cluster, "--format", "json"
-    ) as running:
+    monkeypatch.chdir(tmp_path)
+    with qcli.running("to-parquet", topic, "a", "--master", cluster, "--format", "json") as running:
         out, err = running.process.communicate(timeout=RUN_DEADLINE_S)
     assert running.process.returncode == 0, err
     assert json.loads(out)["messages"] == 1000

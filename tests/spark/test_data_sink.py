@@ -203,7 +203,7 @@ def test_two_attempts_with_different_rows(qcli: Cli, topic: str) -> None:
         numbering = BatchNumbers()
         return [numbering.next(topic, 0, each) for each in (bodies[:4], end)][1]
 
-    ends = ([b"other%d" % n] * 4 for n in range(1000))
+    ends = ([b"other%d" % n] * 4 for n in range(1_000_000))  # the number of `bodies` may be high
     other = next(end for end in ends if second_number(end) > second_number(bodies[4:]))
 
     def overtaken() -> Iterator[Any]:

@@ -3,6 +3,8 @@
 import json
 import re
 from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,12 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
+    DecimalType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -74,6 +79,16 @@ def test_fields_are_columns(qcli: Cli, topic: str) -> None:
     assert [row["unparsed"] for row in found] == [None, None, BODIES[2], BODIES[3]]
 
 
+def test_decimals(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, [b'{"price":1.10}', b'{"price":1.105}'])
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "columns": "price:decimal(5,2),unparsed"}
+    assert [str(row["price"]) for row in read(options)] == ["1.10", "None"]
+    assert [row["price"] for row in read(options, StructType([StructField("price", DecimalType(5, 2))]))] == [
+        Decimal("1.10"),
+        None,
+    ]
+
+
 def test_inferred_fields(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """All columns are those of an export."""
     qcli.publish(topic, BODIES[:2])
@@ -99,6 +114,19 @@ def test_schema_of_the_user(qcli: Cli, topic: str) -> None:
     assert plain == [{"body": body, "seq": n} for n, body in enumerate(BODIES)]
 
 
+def test_inferred_columns_that_are_written_down(qcli: Cli, topic: str) -> None:
+    """A stream should have a schema: it is written from the inferred columns."""
+    fields = ["ts", "date", "hour", "seq", "rest", "body", "Ts", "body_x", "user"]
+    qcli.publish(topic, [json.dumps({field: field for field in fields} | {"first name": "f"}).encode()])
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address}
+    (inferred,) = read(options)
+    names = ["body_ts", "body_date", "body_hour", "body_seq", "body_rest", "body_body", "body_x", "user"]
+    (found,) = read(options, schema_of(", ".join(f"{name} string" for name in names)))
+    assert found == {name: inferred[name] for name in names}
+    assert set(found.values()) == {*fields} - {"Ts"}
+    assert read(options | {"columns": "first name:string"}) == [{"first_name": "f"}]
+
+
 def test_text(qcli: Cli, topic: str) -> None:
     qcli.publish(topic, [b"\xc3\xa4", b"\xff"])
     options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "columns": "body,unparsed"}
@@ -119,13 +147,65 @@ def test_invalid_columns() -> None:
             NsqDataSource(CaseInsensitiveDict({"format": "json", "topic": "t"} | options)).schema()
     for form, columns, text in (
         ("json", "ts string", "the column ts is timestamp NOT NULL, not string: .* name the column body_ts"),
-        ("json", "price integer", "the column price has the type int"),
+        ("json", "price binary", "the column price has the type binary"),
         ("json", "price double!", "the column price has NOT NULL"),
         ("binary", "seq long, user string", "no column user"),
         ("binary", "body string", "the column body is binary NOT NULL, not string"),
     ):
         with pytest.raises(OptionError, match=text):
             NsqDataSource({"format": form, "topic": "t"}).reader(schema_of(columns))
+    nested: list[tuple[DataType, str]] = [
+        (ArrayType(BinaryType()), "the column x has the type binary"),
+        (ArrayType(LongType(), containsNull=False), "the column x has NOT NULL"),
+        (StructType([StructField("a", LongType(), nullable=False)]), "the column x has NOT NULL"),
+        (MapType(StringType(), LongType(), valueContainsNull=False), "the column x has NOT NULL"),
+        (MapType(LongType(), LongType()), "the column x has the type map<bigint,bigint>"),
+    ]
+    for kind, text in nested:
+        with pytest.raises(OptionError, match=text):
+            NsqDataSource({"format": "json", "topic": "t"}).reader(StructType([StructField("x", kind)]))
+
+
+TYPES = """
+    b TINYINT, s SMALLINT, n INT, f FLOAT, d DATE,
+    items ARRAY<STRUCT<name: STRING, price: DECIMAL(5,2), at: TIMESTAMP, tags: ARRAY<STRING>>>,
+    counts MAP<STRING, INT>,
+    unparsed BINARY
+"""
+
+
+def check_types(spark: SparkSession, qcli: Cli, topic: str) -> None:
+    """Read the types that are not inferred: a value of each that fits, none, and one that does not."""
+    item = '{"name":"i","price":1.10,"at":"2026-11-28T06:00:00Z","tags":["x",null],"more":1}'
+    good = (
+        f'{{"b":-128,"s":1,"n":2147483647,"f":0.1,"d":"2026-11-28","items":[{item},null],"counts":{{"k":1}}}}'
+    )
+    bad = good.replace("-128", "-129").replace('"s":1', '"s":32768').replace("647", "648")
+    bad = bad.replace("0.1,", "16777217,").replace('28",', '31",').replace("1.10", "1.105")
+    bad = bad.replace('"k":1', '"k":1.5')
+    qcli.publish(topic, [good.encode(), b"{}", bad.encode()])
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "format": "json"}
+    found = spark.read.format("nsq").options(**options).schema(TYPES).load()
+    with_values, empty, without = [row.asDict(recursive=True) for row in found.collect()]
+    at = with_values["items"][0].pop("at")
+    assert at.astimezone(UTC) == datetime(2026, 11, 28, 6, tzinfo=UTC)
+    assert with_values == {
+        "b": -128,
+        "s": 1,
+        "n": 2**31 - 1,
+        "f": 0.100000001490116119384765625,
+        "d": date(2026, 11, 28),
+        "items": [{"name": "i", "price": Decimal("1.10"), "tags": ["x", None]}, None],
+        "counts": {"k": 1},
+        "unparsed": None,
+    }
+    assert set(empty.values()) == {None}
+    assert without == dict.fromkeys(with_values) | {"unparsed": bad.encode()}
+    total = found.selectExpr("explode(items) AS item").selectExpr("sum(item.price)")
+    assert total.collect()[0][0] == Decimal("1.10")
+    named = spark.read.format("nsq").options(**options, columns="b:byte,s:short,n:int,f:float,d:date").load()
+    assert named.schema.simpleString() == "struct<b:tinyint,s:smallint,n:int,f:float,d:date>"
+    assert [tuple(row) for row in named.where("n > 0").collect()] == [tuple(with_values.values())[:5]]
 
 
 @pytest.mark.slow
@@ -136,8 +216,9 @@ def test_with_spark(spark: SparkSession, qcli: Cli, topic: str, tmp_path: Path) 
     inferred = spark.read.format("nsq").options(**options).load()
     assert inferred.columns[7:] == ["user", "price", "body_ts", "address", "User_2", "ok", "rest", "unparsed"]
     assert inferred.where("ok").count() == 1
-    given = spark.read.format("nsq").options(**options).schema("user STRING, price DOUBLE").load()
+    given = spark.read.format("nsq").options(**options).schema("user STRING, price DECIMAL(5,2)").load()
     assert [tuple(row) for row in given.collect()] == [("u1", 1.0), ("u2", 2.5), (None, None), (None, None)]
+    check_types(spark, qcli, f"{topic}.types")
     seen: list[tuple[object, ...]] = []
 
     def take(batch: DataFrame, _: int) -> None:

@@ -73,6 +73,7 @@ def test_several_topics(qcli: Cli, topic: str, tmp_path: Path) -> None:
         assert query.batches() == [[(a, there, 0)]]
         state = query.control.reportLatestOffset()
         assert state is not None
+        state[b][there].pop("published_per_s", None)  # after a second
         assert state[b][there] == {"sequence": 2, "behind": 0}
         only = json.dumps({b: {here: 0, there: 1}, a: {here: 2, there: 1}})
         assert batch_rows(**options, startingOffsets=only) == sorted(

@@ -149,7 +149,10 @@ def test_available_now_fixes_the_end_at_the_start(qcli: Cli, topic: str) -> None
     assert sequences(query.batch()) == list(range(15))
     qcli.publish(topic, numbers(5))
     assert [sequences(each) for each in query.batches()] == [[15, 16, 17, 18, 19]]
-    assert query.control.reportLatestOffset() == {qcli.http_address: {"sequence": 25, "behind": 5}}
+    state = query.control.reportLatestOffset()
+    assert state is not None
+    state[qcli.http_address].pop("published_per_s", None)  # after a second
+    assert state == {qcli.http_address: {"sequence": 25, "behind": 5}}
     again = Query(query.checkpoint, **options).until_now()
     assert [sequences(each) for each in again.batches()] == [[20, 21, 22, 23, 24]]
 
@@ -285,13 +288,10 @@ def test_recreated_topic_is_an_error(broker: Broker, qcli: Cli, topic: str, publ
         qcli.publish(topic, numbers(published))
     started = Query(idle.checkpoint, **options)
     attempts: list[Callable[[], object]] = [started.plan, planned.rows, idle.plan]
-    if published == 10:
-        assert not idle.plan()  # the same end as before: undetected until there is new data
-        qcli.publish(topic, numbers(1))
     if published is not None:
         attempts.append(lambda: list(read.tasks.read(partition)))
     for attempt in attempts:
-        with pytest.raises(LogReplaced, match="it was deleted and recreated, or lost its last messages"):
+        with pytest.raises(LogReplaced, match="deleted and recreated"):
             attempt()
 
 

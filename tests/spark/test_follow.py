@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.support import Cli, Running
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker, free_address, qcli_serve
 from spark.support import (
     cli_of,
     column,
@@ -141,6 +141,21 @@ def test_rounds_continue_after_restarts_of_broker_and_export(tmp_path: Path) -> 
     assert leftovers(folder) == []
 
 
+def test_follow_waits_for_a_broker_that_is_down_at_the_start(tmp_path: Path) -> None:
+    """And for a discovery service."""
+    address, folder = free_address(), tmp_path / "a"
+    with Cli("", address).running("to-parquet", "t", str(folder), "--follow", "--every", "50ms") as running:
+        assert running.hear_line().startswith("Warning: ")
+        with qcli_serve(tmp_path / "data", f"--http-address={address}") as broker:
+            cli_of(broker).publish("t", numbers(5))
+            until(lambda: parquet_files(folder) != [])
+    words = ["--follow", "--lookupd-http-address", free_address()]
+    with Cli("", address).running("to-parquet", "t", str(folder), *words) as running:
+        line = running.hear_line()
+        assert line.startswith("Warning: No nsqlookupd answers")
+        assert line.endswith("Waiting for one.\n")
+
+
 def test_follow_without_a_channel_continues(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, numbers(10))
     request = ExportRequest(topic, str(tmp_path), first="-1h")
@@ -212,7 +227,8 @@ def test_recreated_topic_ends_follow(broker: Broker, qcli: Cli, topic: str, tmp_
         result = running.end()
     assert result.code == 4
     assert result.err.endswith(
-        "it was deleted and recreated, or lost its last messages. Choose another folder.\n"
+        "it was deleted and recreated, or lost its last messages, or another "
+        "broker has this address now. Choose another folder.\n"
     )
 
 

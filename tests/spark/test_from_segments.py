@@ -25,6 +25,7 @@ from spark.support import (
     numbers,
     parquet_files,
     rows,
+    run_in_process,
     write_log,
 )
 from trio_nsq.log import DiskLog
@@ -122,6 +123,26 @@ def test_a_file_for_each_segment(backup: Path, tmp_path: Path) -> None:
     assert len(starts) > 5
 
 
+def test_topics_and_brokers_whose_files_have_the_same_names(tmp_path: Path) -> None:
+    """A file of the same name is another topic's, whatever its manifest says: nothing counts as written."""
+    args = {}
+    for name, topic in (("1", "a"), ("2", "a-b"), ("3", "a-b")):
+        write_log(tmp_path / name, topic, [(NOON_NS, [f"{name} {number}".encode() for number in range(10)])])
+        args[name] = str(tmp_path / name)
+    folder = tmp_path / "f"
+    export(OFFLINE, "a-b", folder, "--from-segments", f"d={args['2']}")
+    export(OFFLINE, "a", folder, "--from-segments", f"b-c={args['1']}")
+    both = ["to-parquet", "a-b", str(folder), "--from-segments", f"d={args['2']},c={args['3']}"]
+    refused = run_in_process(OFFLINE, *both)
+    assert refused.code == 1
+    assert "has topic a from broker b-c, and the files of a-b from c would have the same names" in refused.err
+    (folder / "_nsq" / "a").rename(folder / "_nsq" / "other")
+    refused = run_in_process(OFFLINE, *both)
+    assert refused.code == 1
+    assert "has topic a from broker b-c, and that of a-b from c would have the same name" in refused.err
+    assert len(rows(folder)) == 20
+
+
 def test_an_export_is_continued_from_a_backup(serve: Broker, backup: Path, tmp_path: Path) -> None:
     assert export(cli_of(serve), "t", tmp_path, "--to", "2000")["messages"] == 2000
     said = export(OFFLINE, "t", tmp_path, "--from-segments", f"{serve.http_address}={backup}")
@@ -175,7 +196,7 @@ def test_deleted_segments_are_missing(to_parquet: ToParquet, backup: Path, tmp_p
     result = to_parquet(
         "t", tmp_path / "a", "--from-segments", tmp_path / "data", "--from", "0", "--format", "json"
     )
-    assert (result.code, result.records[0]["missing"]) == (0, int(second.stem))
+    assert (result.code, result.records[0]["missing"]) == (6, int(second.stem))
 
 
 def test_copies_for_one_channel_are_left_out(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Tests for JSON bodies as columns."""
 
 import json
+import struct
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,17 +15,24 @@ from trio_nsq.spark.export.json_columns import JsonParser, infer_columns
 from trio_nsq.spark.export.layout import (
     MAX_COLUMNS,
     BodyFormat,
+    ColumnType,
+    DecimalType,
+    JsonArray,
     JsonColumn,
+    JsonMap,
+    JsonStruct,
     JsonType,
     Layout,
     LayoutError,
     name_columns,
+    parse_type,
+    split_columns,
 )
 
 T = JsonType
 
 
-def layout(*columns: tuple[str, JsonType], rest: bool = False, widens: bool = False) -> Layout:
+def layout(*columns: tuple[str, ColumnType], rest: bool = False, widens: bool = False) -> Layout:
     json_columns = tuple(JsonColumn(field, kind, field, widens) for field, kind in columns)
     return Layout(body=BodyFormat.JSON, json_columns=json_columns, keep_rest=rest)
 
@@ -44,15 +55,39 @@ def parse(
     [
         (T.STRING, '"a\\u00e4"', "aä"),
         (T.LONG, "-9223372036854775808", -(2**63)),
+        (T.INT, "-2147483648", -(2**31)),
+        (T.SHORT, "32767", 32767),
+        (T.BYTE, "-128", -128),
         (T.DOUBLE, "1", 1.0),
         (T.DOUBLE, "1.5e3", 1500.0),
         (T.DOUBLE, "1152921504606846976", 2.0**60),
+        (T.DOUBLE, "1.10", 1.1),
+        (T.DOUBLE, "0.10000000000000001", 0.1),
+        (T.DOUBLE, "0.1000000000000000055511151231257827", 0.1),
+        (T.DOUBLE, "-0.000e9", 0.0),
+        (T.DOUBLE, "5e-324", 5e-324),
+        (T.FLOAT, "16777216", 2.0**24),
+        (T.FLOAT, "1.10", 1.10000002384185791015625),
+        (T.FLOAT, "0.10000000149011612", 0.100000001490116119384765625),
+        (T.FLOAT, "3.4028235e38", 2.0**128 - 2.0**104),
         (T.BOOLEAN, "true", True),
+        (T.DATE, '"2026-02-28"', date(2026, 2, 28)),
+        (T.DATE, '"0001-01-01"', date(1, 1, 1)),
         (T.TIMESTAMP, '"1970-01-01T00:00:01.5Z"', 1_500_000),
         (T.TIMESTAMP, '"1970-01-01T01:00:00+01:00"', 0),
         (T.TIMESTAMP, '"1969-12-31T23:59:59"', -1_000_000),
         (T.TIMESTAMP, "1.5", 1_500_000),
+        (T.TIMESTAMP, '"1970-01-01"', 0),
+        (T.TIMESTAMP, '"1970-01-01t00:01z"', 60_000_000),
+        (T.LONG, "-0", 0),
+        (T.JSON, "-0", "-0"),
+        (T.JSON, '[-0,{"a":-0},0]', '[-0,{"a":-0},0]'),
+        (T.TIMESTAMP, '"0001-01-01T00:00:00Z"', -62_135_596_800_000_000),
+        (T.TIMESTAMP, '"9999-12-31T23:59:59.999999Z"', 253_402_300_799_999_999),
         (T.JSON, '{"b": [1, "ä"]}', '{"b":[1,"ä"]}'),
+        (T.JSON, '{"ä": [1.10, {"c": 1E+2, "d": 1.5}, "1.10"]}', '{"ä":[1.10,{"c":1E+2,"d":1.5},"1.10"]}'),
+        (T.JSON, "12345678901234567.89", "12345678901234567.89"),
+        (T.JSON, "1e999", "1e999"),
         (T.LONG, "null", None),
     ],
 )
@@ -69,13 +104,41 @@ def test_valid_values(kind: JsonType, text: str, value: object) -> None:
         (T.LONG, b'{"x": true}'),
         (T.LONG, b'{"x": 1.0}'),
         (T.LONG, b'{"x": 9223372036854775808}'),
+        (T.INT, b'{"x": 2147483648}'),
+        (T.INT, b'{"x": 1.0}'),
+        (T.INT, b'{"x": true}'),
+        (T.SHORT, b'{"x": -32769}'),
+        (T.BYTE, b'{"x": 128}'),
         (T.DOUBLE, b'{"x": 1e999}'),
         (T.DOUBLE, b'{"x": true}'),
         (T.DOUBLE, b'{"x": 9007199254740993}'),
+        (T.DOUBLE, b'{"x": 9007199254740993.0}'),
+        (T.DOUBLE, b'{"x": 12345678901234567.89}'),
+        (T.DOUBLE, b'{"x": 0.1234567890123456789}'),
+        (T.DOUBLE, b'{"x": 1e-999}'),
+        (T.FLOAT, b'{"x": 16777217}'),
+        (T.FLOAT, b'{"x": 0.123456789}'),
+        (T.FLOAT, b'{"x": 3.5e38}'),
+        (T.FLOAT, b'{"x": 1e-60}'),
+        (T.FLOAT, b'{"x": true}'),
         (T.BOOLEAN, b'{"x": 1}'),
+        (T.DATE, b'{"x": "2026-02-29"}'),
+        (T.DATE, b'{"x": "2026-02-28T00:00:00Z"}'),
+        (T.DATE, b'{"x": "10000-01-01"}'),
+        (T.DATE, b'{"x": 20512}'),
         (T.TIMESTAMP, b'{"x": "yesterday"}'),
+        (T.TIMESTAMP, b'{"x": "2024-W01-1"}'),
+        (T.TIMESTAMP, b'{"x": "20240101T000000Z"}'),
+        (T.TIMESTAMP, b'{"x": "2024-01-01x00:00:00"}'),
+        (T.DATE, b'{"x": "2024-W01-1"}'),
+        (T.DATE, b'{"x": "20240101"}'),
         (T.TIMESTAMP, b'{"x": 1e300}'),
-        (T.JSON, b'{"x": 1e999}'),
+        (T.TIMESTAMP, b'{"x": 1700000000000}'),
+        (T.TIMESTAMP, b'{"x": -9e12}'),
+        (T.TIMESTAMP, b'{"x": 253402300799.999999}'),
+        (T.TIMESTAMP, b'{"x": "9999-12-31T23:59:59-12:00"}'),
+        (T.TIMESTAMP, b'{"x": "0001-01-01T00:00:00+01:00"}'),
+        (T.JSON, b'{"x": "\\ud800"}'),
     ],
 )
 def test_a_value_that_does_not_fit_is_null(kind: JsonType, body: bytes) -> None:
@@ -110,11 +173,18 @@ def test_bodies_that_are_no_objects_are_kept_unparsed(kind: JsonType, body: byte
     assert (values, rest, unparsed) == ([[None, None]], [None, None], [body, None])
 
 
+def test_of_a_repeated_field_the_last_value_counts() -> None:
+    body = b'{"x": 1, "y": 1, "x": 2, "y": 2}'
+    values, rest, unparsed = parse([body], layout(("x", JsonType.LONG), rest=True))
+    assert (values, rest, unparsed) == ([[2]], ['{"y":2}'], [None])
+
+
 def test_space_around_a_body() -> None:
     assert parse([b' \t\r\n{"x": 1}\r\n'], layout(("x", T.LONG)))[0] == [[1]]
 
 
 def test_fields_without_a_column() -> None:
+    assert parse([b'{"a": 1, "b": 1.10}'], layout(("a", T.LONG), rest=True))[1] == ['{"b":1.10}']
     body = '{"a": 1, "b": "ä", "c": null}'.encode()
     assert parse([body], layout(("a", T.LONG), rest=True))[1] == ['{"b":"ä","c":null}']
     assert parse([body], layout(("a", T.LONG)))[1] == [None]
@@ -127,6 +197,14 @@ def test_a_rest_that_is_no_text_is_null() -> None:
     parser = JsonParser(chosen)
     parser.parse([body])
     assert parser.misfits == {"rest": 1}
+
+
+def test_a_negative_zero_stays_in_the_rest() -> None:
+    body, chosen = b'{"a":-0,"b":-0,"day":"2026-01-05"}', layout(("a", T.LONG), rest=True)
+    assert parse([body], chosen) == ([[0]], ['{"b":-0,"day":"2026-01-05"}'], [None])
+    parser = JsonParser(chosen)
+    parser.parse([body])
+    assert parser.new_fields == {"b": "long", "day": "string"}
 
 
 def test_new_fields() -> None:
@@ -163,11 +241,169 @@ def test_wider_types() -> None:
     assert (stated.widen, stated.misfits) == ({}, {"a": 1})
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.10", "1.10"),
+        ('"-12345678901234567.8"', "-12345678901234567.80"),
+        ("12345678901234567.890", "12345678901234567.89"),
+        ("0.1", "0.10"),
+        ("15e-1", "1.50"),
+        ("1e17", "100000000000000000.00"),
+        ("7", "7.00"),
+        ("1.105", None),
+        ("1e18", None),
+        ("123456789012345678901", None),
+        ("1e-999999999999999999999", None),
+        ("1e999999999999999999999", None),
+        ("true", None),
+        ('"1,5"', None),
+        ('"NaN"', None),
+    ],
+)
+def test_decimals(text: str, value: str | None) -> None:
+    body = b'{"x":%b}' % text.encode()
+    values, _, unparsed = parse([body], layout(("x", DecimalType(20, 2))))
+    assert values == [[None if value is None else Decimal(value)]]
+    assert unparsed == [body if value is None else None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["decimal", "decimal(0,0)", "decimal(39,1)", "decimal(5,6)", "decimal(5)", "integer", "array<int>"],
+)
+def test_types_that_do_not_exist(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a valid JsonType|has no scale"):
+        parse_type(text)
+
+
+def test_list_of_columns() -> None:
+    text = "a:decimal(10,2), b,c:decimal(3, 1),d(1,e"
+    assert split_columns(text) == ["a:decimal(10,2)", "b", "c:decimal(3, 1)", "d(1", "e"]
+    assert [str(parse_type(kind)) for kind in ("decimal(10,2)", "decimal(3, 1)", "long")] == [
+        "decimal(10,2)",
+        "decimal(3,1)",
+        "long",
+    ]
+
+
+def test_times_in_milliseconds() -> None:
+    parser = JsonParser(layout(("a", T.TIMESTAMP), ("b", T.LONG)))
+    parser.parse(
+        [b'{"a": 1700000000000, "b": 1.5}', b'{"a": 1700000000000.5}', b'{"a": 17e17}', b'{"a": "x"}']
+    )
+    assert (parser.misfits, parser.milliseconds) == ({"a": 4, "b": 1}, {"a": 2})
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False).filter(bool), st.integers(0, 60))
+def test_a_double_takes_its_own_digits(value: float, digits: int) -> None:
+    """However many a program prints, as C's printf does; one more that is not its own does not fit."""
+    text = f"{value:.{digits}e}"
+    mantissa, _, exponent = text.partition("e")
+    wrong = f"{mantissa}{'0' * 60}1e{exponent}"
+    found, _, unparsed = parse(
+        [b'{"x":%b}' % each.encode() for each in (text, wrong)], layout(("x", T.DOUBLE))
+    )
+    assert found == [[float(text), None]]
+    assert [each is None for each in unparsed] == [True, False]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32).filter(bool), st.integers(0, 60))
+def test_a_float_takes_its_own_digits(value: float, digits: int) -> None:
+    text = f"{value:.{digits}e}"
+    try:
+        nearest = nearest_float(text)
+    except OverflowError:
+        return  # the largest float, rounded up
+    assert parse([b'{"x":%b}' % text.encode()], layout(("x", T.FLOAT))) == ([[nearest]], [None], [None])
+
+
+@given(st.floats(-1e38, 1e38).filter(bool))
+def test_a_float_takes_no_other_digits(value: float) -> None:
+    """The float differs from the number by at most half of its last digit."""
+    body = b'{"x":%b}' % repr(value).encode()
+    nearest = nearest_float(repr(value))
+    exponent = Decimal(repr(value)).normalize().as_tuple().exponent
+    fits = 2 * abs(Fraction(nearest) - Fraction(repr(value))) <= Fraction(10) ** int(exponent)
+    values, _, unparsed = parse([body], layout(("x", T.FLOAT)))
+    assert (values, unparsed) == (([[nearest]], [None]) if fits else ([[None]], [body]))
+
+
+def nearest_float(text: str) -> float:
+    found: float = struct.unpack("f", struct.pack("f", float(text)))[0]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(T.LONG, 63), (T.INT, 31), (T.SHORT, 15), (T.BYTE, 7)])
+def test_whole_numbers(kind: JsonType, bits: int) -> None:
+    """In one array all fit, in the other one not."""
+    low, high = -(2**bits), 2**bits - 1
+    bodies = [b'{"x":%d}' % value for value in (low - 1, low, low + 1, high - 1, high, high + 1)]
+    assert parse(bodies[1:5], layout(("x", kind)))[0] == [[low, low + 1, high - 1, high]]
+    assert parse(bodies, layout(("x", kind)))[0] == [[None, low, low + 1, high - 1, high, None]]
+
+
+scalars = st.sampled_from([*T, DecimalType(5, 2)])
+
+
+@given(
+    scalars, st.lists(json_values | st.dates().map(str) | st.decimals(-9, 9, places=2).map(float), max_size=4)
+)
+def test_values_inside_of_others(kind: ColumnType, found: list[Any]) -> None:
+    """They are what they are alone; if one does not fit, the whole column is null."""
+    alone = layout(("x", kind))
+    arrays = JsonParser(alone).parse([json.dumps({"x": value}).encode() for value in found])
+    expected, misfits = arrays[0].to_pylist(), arrays[1].null_count < len(found)
+    names = [f"k{number}" for number in range(len(found))]
+    value = {"a": found, "s": dict(zip(names, found, strict=True)), "more": 1}
+    deep = JsonStruct(
+        (
+            ("a", JsonArray(kind)),
+            ("s", JsonStruct(tuple((name, kind) for name in names))),
+            ("none", JsonArray(JsonMap(kind))),
+        )
+    )
+    body = json.dumps({"deep": value, "map": {"k": value["s"]}, "n": 1}).encode()
+    chosen = layout(("deep", deep), ("map", JsonMap(JsonMap(kind))), ("n", T.INT))
+    parser = JsonParser(chosen)
+    deep_array, map_array, number, unparsed = parser.parse([body])
+    assert number.to_pylist() == [1]
+    if misfits:
+        assert (deep_array.to_pylist(), map_array.to_pylist(), unparsed.to_pylist()) == (
+            [None],
+            [None],
+            [body],
+        )
+        assert parser.misfits == {"deep": 1, "map": 1}
+        return
+    pairs = list(zip(names, expected, strict=True))
+    assert deep_array.to_pylist() == [{"a": expected, "s": dict(pairs), "none": None}]
+    assert map_array.to_pylist() == [[("k", pairs)]]
+    assert (unparsed.to_pylist(), parser.misfits) == ([None], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (JsonArray(T.INT), "1"),
+        (JsonArray(T.INT), '{"0":1}'),
+        (JsonArray(JsonArray(T.INT)), "[[1],2]"),
+        (JsonStruct((("a", T.INT),)), "[1]"),
+        (JsonStruct((("a", T.INT),)), '"{}"'),
+        (JsonMap(T.INT), "[]"),
+        (JsonMap(T.INT), '{"\\ud800":1}'),
+    ],
+)
+def test_nested_values_that_do_not_fit(kind: ColumnType, text: str) -> None:
+    body = b'{"x":%b}' % text.encode()
+    assert parse([body], layout(("x", kind))) == ([[None]], [None], [body])
 
 
 @given(
@@ -201,6 +437,9 @@ def test_bodies_can_be_rebuilt(found: list[Any], sampled: int) -> None:
         ([b'{"a": 1, "b": "x"}'], [], [("a", T.LONG), ("b", T.STRING)]),
         ([b'{"a": 1}', b'{"a": 1.5}'], [], [("a", T.DOUBLE)]),
         ([b'{"a": 1}', b'{"a": "x"}'], [], [("a", T.JSON)]),
+        ([b'{"a": 1}', b'{"a": 1.10}'], [], [("a", T.DOUBLE)]),
+        ([b'{"a": 12345678901234567.89}', b'{"a": 1}'], [], [("a", T.JSON)]),
+        ([b'{"a": 18446744073709551615}'], [], [("a", T.JSON)]),
         ([b'{"a": null}', b'{"a": true}'], [], [("a", T.BOOLEAN)]),
         ([b'{"a": null}'], [], [("a", T.STRING)]),
         ([b'{"a": {}}', b"nonsense"], [], [("a", T.JSON)]),
@@ -218,7 +457,8 @@ def test_inferred_columns(
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        (["a", "b c"], ["a", "b c"]),
+        (["a", "b.c", "d-e"], ["a", "b.c", "d-e"]),
+        (["a b", "a_b", "a,b", "{c}(=;)"], ["a_b", "a_b_2", "a_b_3", "_c_____"]),
         (["user", "User", "USER"], ["user", "User_2", "USER_3"]),
         (["ts", "Ts", "TS"], ["body_ts", "body_Ts_2", "body_TS_3"]),
         (["body_ts", "ts"], ["body_ts", "body_ts_2"]),

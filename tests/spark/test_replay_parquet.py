@@ -1,6 +1,7 @@
 """Tests for `qcli replay` of Parquet files: selection, results, messages and errors."""
 
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from broker.certificates import Certificates
-from cli.support import Cli
+from cli.support import Cli, Result
 from interop.peers import Broker, nsqd, qcli_serve
 from spark.support import (
     HOUR_NS,
@@ -27,7 +28,7 @@ from spark.support import (
     replayed,
     write_parquet,
 )
-from trio_nsq.extras import install_hint
+from trio_nsq.platform.extras import install_hint
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.engine import run_inline
@@ -167,6 +168,22 @@ def test_files_of_other_programs(qcli: Cli, topic: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("words", [(), ("--match", "[ac]"), ("--ordered", "--where", "body <> 'b'")])
+@pytest.mark.parametrize(
+    "kind", [pa.binary_view(), pa.string_view(), pa.large_binary(), pa.large_string(), pa.binary(1)], ids=str
+)
+def test_bodies_of_all_types(
+    qcli: Cli, topic: str, tmp_path: Path, kind: pa.DataType, words: tuple[str, ...]
+) -> None:
+    bodies = pa.array([b"a", None, b"b", b"c"], pa.binary(1)).cast(pa.binary()).cast(kind)
+    write_parquet(
+        tmp_path / "a" / "one.parquet", {"body": bodies, "time": pa.array([1, 2, 3, 4], pa.int64())}
+    )
+    replayed(qcli, tmp_path, str(tmp_path / "a"), topic, "--time-column", "time", *words)
+    expected = [b"a", b"c"] if words else [b"a", b"b", b"c"]
+    assert bodies_in(qcli.http_address, topic) == expected
+
+
 @pytest.mark.parametrize(
     "kind", [pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.int64()]
 )
@@ -226,6 +243,76 @@ def test_interrupted_job_is_resumed(qcli: Cli, topic: str, archive: Path, tmp_pa
     assert [path.name for path in (tmp_path / "jobs" / "nightly").iterdir() if path.name != "lock"] == [
         "job.json"
     ]
+
+
+class Begun:
+    """A job with two pieces, of which one is complete and one is begun, and a backup of the broker before it."""
+
+    job = ("--job", "j")
+    topic = "t.again"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for index in range(2):
+            bodies = [b"%d" % (index * 1000 + number) + b"x" * 8000 for number in range(1000)]
+            write_parquet(folder / "files" / f"{index}.parquet", {"body": bodies})
+        with qcli_serve(folder / "data") as broker:
+            broker.post("/pub", b"before", topic=self.topic)
+        shutil.copytree(folder / "data", folder / "backup")
+        with qcli_serve(folder / "data") as broker:
+            request = ReplayRequest(str(folder / "files"), self.topic, broker.http_address)
+            with open_job(folder / "jobs", "j", request) as job:
+                job.plan(None)
+                complete, begun = job.tasks()
+                complete.run()
+                with pytest.raises(KeyboardInterrupt):
+                    begun.run(self.interrupt)
+
+    def interrupt(self, messages: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    def resume(self, broker: Broker, *options: str) -> Result:
+        return replay(
+            cli_of(broker), self.folder, *self.job, "--nsqd-http-address", broker.http_address, *options
+        )
+
+    def numbers_in(self, broker: Broker) -> list[int]:
+        bodies = bodies_in(broker.http_address, self.topic)
+        return sorted(int(body.rstrip(b"x")) for body in bodies if body != b"before")
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Begun:
+    return Begun(tmp_path)
+
+
+def test_resumed_job_finds_its_broker_at_another_address(begun: Begun) -> None:
+    with qcli_serve(begun.folder / "data") as broker:
+        assert begun.resume(broker).code == 0
+        assert begun.numbers_in(broker) == list(range(2000))
+        again = begun.resume(broker)
+        assert (again.code, "is complete: nothing to do" in again.err) == (0, True)
+
+
+@pytest.mark.parametrize("how", ["restored", "deleted", "other"])
+def test_resumed_job_whose_broker_lost_messages(begun: Begun, how: str) -> None:
+    folder = begun.folder / {"restored": "backup", "deleted": "data", "other": "new"}[how]
+    with qcli_serve(folder) as broker:
+        if how == "deleted":
+            broker.http("POST", "/topic/delete", topic=begun.topic)
+        refused = begun.resume(broker)
+        assert (refused.code, "lacks messages that the job j has published" in refused.err) == (1, True)
+        assert begun.numbers_in(broker) == []
+        assert begun.resume(broker, "--publish-missing").code == 0
+        assert begun.numbers_in(broker) == list(range(2000))
+
+
+def test_resumed_job_goes_on_without_lost_messages(begun: Begun) -> None:
+    with qcli_serve(begun.folder / "backup") as broker:
+        assert begun.resume(broker, "--allow-gaps").code == 0
+        found = begun.numbers_in(broker)
+        assert 0 < len(found) < 1000
+        assert found[-1] == 1999
 
 
 def test_same_job_name_in_another_folder(qcli: Cli, topic: str, archive: Path, tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """Replay of Delta and Iceberg tables: the current version, older ones, and what is refused."""
 
-import json
 import shutil
-import string
-import struct
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +16,7 @@ from spark.table_support import (
     DELTA,
     HOURS,
     ICEBERG,
+    delete_delta_rows,
     iceberg_table,
     use_catalog,
     write_range,
@@ -135,36 +133,12 @@ def test_folder_of_a_table_is_refused(target: TableTarget, qcli: Cli, topic: str
     assert f"replay the table, with {source_of(target, tmp_path)[1]}" in result.err
 
 
-_Z85 = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
-
-
-def _z85(data: bytes) -> str:
-    """Encode bytes as text, as Delta tables do."""
-    numbers = struct.unpack(f">{len(data) // 4}I", data)
-    return "".join(_Z85[number // 85**power % 85] for number in numbers for power in (4, 3, 2, 1, 0))
-
-
-def _deletion_vector(rows: list[int]) -> bytes:
-    """Return the bitmap of the numbers of rows, an even number of them, in the format of Delta tables."""
-    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(rows) - 1, 16) + struct.pack(f"<{len(rows)}H", *rows)
-    return struct.pack("<IQI", 1681511377, 1, 0) + bitmap
-
-
 def test_deleted_rows_are_refused(qcli: Cli, topic: str, tmp_path: Path) -> None:
     folder = tmp_path / "f"
     rows = pa.table({"body": [b"%d" % number for number in range(30)]})
     deltalake.write_deltalake(folder, rows, configuration={"delta.enableDeletionVectors": "true"})
     assert replayed(qcli, tmp_path, str(folder), topic, "--delta")["published"] == 30
-    log = folder / "_delta_log"
-    lines = map(json.loads, (log / f"{0:020d}.json").read_text().splitlines())
-    (add,) = (line["add"] for line in lines if "add" in line)
-    vector = {
-        "storageType": "i",
-        "pathOrInlineDv": _z85(_deletion_vector([3, 4, 7, 11, 18, 29])),
-        "sizeInBytes": 44,
-        "cardinality": 6,
-    }
-    (log / f"{1:020d}.json").write_text(json.dumps({"add": add | {"deletionVector": vector}}))
+    delete_delta_rows(folder, [3, 4, 7, 11, 18, 29])
     result = replay(qcli, tmp_path, str(folder), topic, "--delta")
     assert result.code == 1
     assert "has deleted rows (deletion vectors), which are not supported" in result.err

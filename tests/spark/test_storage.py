@@ -132,6 +132,13 @@ def test_long_lists_have_pages(kind: str, request: pytest.FixtureRequest) -> Non
         assert storage.names("a") == []
 
 
+def test_uri_that_pyarrow_reads_as_another_folder(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"pyarrow would use {tmp_path}/a instead. Write # as %23"):
+        HadoopStorage(f"file://{tmp_path}/a#b")
+    HadoopStorage(f"file://{tmp_path}/a%23b").put("x", b"")
+    assert (tmp_path / "a#b" / "x").is_file()
+
+
 @pytest.mark.parametrize("kind", [LocalStorage, lambda path: HadoopStorage(f"file://{path}")])
 def test_leftovers_of_killed_runs(kind: Callable[[Path], Storage], tmp_path: Path) -> None:
     storage = kind(tmp_path)

@@ -124,6 +124,24 @@ def test_answers_that_are_lost(s3: Store, qcli: Cli, topic: str) -> None:
         assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_conflicts_that_the_store_reports(s3: Store, qcli: Cli, topic: str, version: int) -> None:
+    """A store may answer 409 to a conditional request because of another one, which may fail later."""
+    place = s3.new_place()
+    left = [Fault(status=409), Fault(status=409)]
+    with proxy(s3) as between, s3.behind(between.endpoint).here():
+        commit = f"_delta_log/{version:020d}.json"
+        between.judge = lambda method, path: (
+            left.pop() if method == "PUT" and path.endswith(commit) and left else None
+        )
+        for start in (0, 10):
+            qcli.publish(topic, numbers(10, start))
+            result = run_in_process(qcli, "to-parquet", topic, place, "--delta", "--engine", "inline")
+            assert result.code == 0, result.err
+        assert left == []
+        assert counts(rows_in(DELTA, place)) == (20, 20, sum(range(20)))
+
+
 def test_follow_waits_for_the_table(s3: Store, qcli: Cli, topic: str, tmp_path: Path) -> None:
     place = s3.new_place()
     qcli.publish(topic, numbers(10))
@@ -150,6 +168,31 @@ def test_delta_on_azure(azure: Store, qcli: Cli, topic: str, tmp_path: Path) -> 
             assert result.code == 0, result.err
         assert counts(rows_in(DELTA, place)) == (90, 90, sum(range(90)))
         assert replayed(qcli, tmp_path, place, "--delta", f"{topic}.again")["published"] == 90
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["zz#b", "a%20b", "50 % é[c]+&=:;"])
+def test_any_folder_has_its_table_or_is_refused(
+    target: TableTarget, moto_s3: Store, tmp_path: Path, name: str
+) -> None:
+    result = write_range(tmp_path / "f", 0, layout := Layout())
+    with moto_s3.here(**catalog_environment(tmp_path)):
+        parent = moto_s3.new_place()
+        storage = storage_at(f"{parent}/{name}")
+        storage.put_new(result.files[0], (tmp_path / "f" / result.files[0]).read_bytes())
+        refusal = ""
+        try:
+            open_table(target, storage, "t", "e1").commit(1, [result], layout)
+        except TableError as error:
+            refusal = str(error)
+        if refusal:
+            assert "would use another folder than" in refusal
+        else:
+            assert rows_in(target, storage.url_of("")).num_rows == COUNT
+        files = storage_at(parent).files()
+        assert isinstance(files, list)
+        assert {each.name.partition("/")[0] for each in files} == {name}
+        assert (len(files) == 1) == bool(refusal)
 
 
 @KINDS

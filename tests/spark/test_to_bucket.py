@@ -1,12 +1,16 @@
 """Tests of exports to buckets: exactly once with killed, concurrent and sleeping exporters, and without secrets."""
 
 import os
+import random
 import re
+import resource
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import duckdb
@@ -333,3 +337,62 @@ def test_one_sentence_for_wrong_places(qcli: Cli, topic: str, s3: Store, uri: st
         result = run_in_process(qcli, "to-parquet", topic, uri.replace("KEY", KEY))
     assert result.code == 1
     assert re.fullmatch(rf"Error: [^\n]*{text}[^\n]*\.\n", result.err), result.err
+
+
+class NotFound(BaseHTTPRequestHandler):
+    """A web server that is no store."""
+
+    def handle_request(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_request
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["s3", "az"])
+def test_endpoint_that_is_no_store(
+    qcli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    qcli.publish(topic, numbers(3))
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        for name, value in (
+            *(("AWS_ENDPOINT_URL", endpoint), ("AWS_ALLOW_HTTP", "true")),
+            *(("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")),
+            *(("AZURE_STORAGE_ENDPOINT", endpoint), ("AZURE_ALLOW_HTTP", "true")),
+            *(("AZURE_STORAGE_ACCOUNT_NAME", "a"), ("AZURE_STORAGE_ACCOUNT_KEY", "Yg==")),
+        ):
+            monkeypatch.setenv(name, value)
+        place = f"{scheme}://bucket/x"
+        for words in (["to-parquet", topic, place], ["to-parquet", topic, place, "--delta"]):
+            result = run_in_process(qcli, *words)
+            told = f"Error: The object {place}/_nsq/{topic}/lock cannot be written: the store answers HTTP 404: check"
+            assert (result.code, result.err.startswith(told)) == (1, True), result.err
+        server.shutdown()
+
+
+def test_full_folder_for_temporary_files_is_named(s3: Store, qcli: Cli, topic: str) -> None:
+    """It is on this machine: the bucket is not full."""
+    qcli.publish(topic, [random.Random(1).randbytes(100_000)] * 20)
+    place = s3.new_place()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit_bytes in (10_000, 1_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limits[1]))
+        try:
+            with s3.here():
+                result = run_in_process(qcli, "to-parquet", topic, place, "-q")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert result.code == 1
+        assert f"the folder for temporary files, {tempfile.gettempdir()}: File too large" in result.err, (
+            result.err
+        )
+        assert result.err.endswith("Set TMPDIR to a folder with more space.\n")
+    with s3.here():
+        assert run_in_process(qcli, "to-parquet", topic, place, "-q").code == 0

@@ -323,7 +323,10 @@ def test_recreated_topic_is_refused(
         qcli.publish(topic, numbers(count))
         result = to_parquet(topic, tmp_path)
         assert result.code == 1
-        assert "it was deleted and recreated, or lost its last messages. Choose another folder." in result.err
+        assert (
+            "it was deleted and recreated, or lost its last messages, or another "
+            "broker has this address now. Choose another folder." in result.err
+        )
     assert column(tmp_path, "seq") == list(range(10))
 
 
@@ -419,3 +422,16 @@ def test_tasks_can_be_pickled(qcli: Cli, topic: str, tmp_path: Path) -> None:
     done = pickle.loads(pickle.dumps(task)).run()
     assert pickle.loads(pickle.dumps(done)) == done
     assert (done.messages, json.loads(done.to_bytes())["broker"]) == (5, qcli.http_address)
+
+
+def test_unfinished_merged_file_is_removed(
+    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """Of a run with --compact that was killed."""
+    qcli.publish(topic, numbers(1))
+    killed = tmp_path / f".{topic}-merged-0123456789abcdef0123.parquet.tmp-1-a"
+    killed.write_bytes(b"")
+    others = tmp_path / f".{topic}x-merged-0123456789abcdef0123.parquet.tmp-1-a"
+    others.write_bytes(b"")
+    assert to_parquet(topic, tmp_path).code == 0
+    assert (killed.exists(), others.exists()) == (False, True)

@@ -19,8 +19,8 @@ import pytest
 from cli.support import DEADLINE_S, Cli, does_not_exist, without_suggestion
 from interop.peers import nsqd, qcli_serve
 from spark.support import ToParquet, cli_of, column, export, leftovers, numbers, parquet_files, until
-from trio_nsq.extras import install_hint
 from trio_nsq.log.gaps import Span
+from trio_nsq.platform.extras import install_hint
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
@@ -32,7 +32,7 @@ def test_usage_errors(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None
     for args, text in (
         (["--text", "--json"], "exclude each other"),
         (["--columns", "a"], "say --json"),
-        (["--json", "--columns", "a:int"], "is not one of string, long"),
+        (["--json", "--columns", "a:real"], "is not one of string, long"),
         (["--json", "--columns", "a,a"], "is given twice"),
         (["--json", "--columns", "a,"], "empty name"),
         (["--channel", "c", "--from", "1"], "the export begins at the channel's position"),

@@ -61,6 +61,9 @@ def test_values_that_do_not_fit_are_reported(
     ]
     said = export(qcli, topic, tmp_path / "b", "--json", "--columns", "price:long,user:string")
     assert (said["misfits"], said["unparsed"]) == ({"price": 3, "user": 1}, 3)
+    qcli.publish(topic, lines({"price": 1_700_000_000_000}))
+    noted = to_parquet(topic, tmp_path / "d", "--json", "--columns", "price:timestamp")
+    assert "Note: price seems to be in milliseconds" in noted.err
     quiet = to_parquet(topic, tmp_path / "c", "--json", "--columns", "price:long", "-q")
     assert quiet.err.startswith("Warning: 3 values did not fit")
 

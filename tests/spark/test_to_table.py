@@ -172,7 +172,7 @@ def test_folder_whose_name_deltalake_decodes(qcli: Cli, topic: str, tmp_path: Pa
     qcli.publish(topic, numbers(10))
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path / "a%20b"), "--delta")
     assert result.code == 1
-    assert "because it decodes %20 in the path. Choose another folder" in result.err
+    assert "because of '%20' in its name. Choose another folder" in result.err
     assert not (tmp_path / "a b").exists()
 
 

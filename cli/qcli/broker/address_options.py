@@ -58,7 +58,6 @@ unused_tcp_addresses = option(
 
 
 def check_tcp_address(text: str) -> None:
-    """Raises BadParameter if the text is no TCP address."""
     try:
         params.tcp_address(text)
     except click.BadParameter as error:
@@ -83,7 +82,6 @@ def _one_http_address(text: str) -> str:
 
 
 def http_address(text: str) -> Decorator:
-    """Return `--nsqd-http-address` with this help."""
     one = {**_HTTP, "type": _one_http_address}
     return option(BROKER, HTTP_OPTION, default=DEFAULT_HTTP_ADDRESS, help=text, **one)
 

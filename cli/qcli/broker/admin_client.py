@@ -1,22 +1,33 @@
 """The HTTP interface of a broker for commands: the library's blocking client, with errors as failures."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from http.client import HTTPMessage
+from typing import TypeVar
 
+from trio_nsq.access.secret import Secret
+from trio_nsq.api import broker as api
+from trio_nsq.api.answers import Info, Stats, TopicStats
+from trio_nsq.api.request import Request
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
-from trio_nsq.untrusted_json import decode_json
+from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.protocol.untrusted_json import decode_json
 
-from ..framework.params import is_unix_path, without_scheme
+from ..framework.errors import Failure
+from ..framework.params import is_https, without_scheme
 from .connection_options import ConnectOptions, refuse_plain_http
-from .failures import Refused, http_failure, not_a_broker
-from .stats_check import check_info, check_stats
+from .failures import Refused, check_broker, http_failure, not_a_broker
+
+_T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
 """Both values are those of NSQ's tools."""
-MAX_ANSWER_BYTES = 256 << 20
-"""Enough for the statistics of 100,000 channels with their consumers."""
+_PATIENT_S = 30.0
+"""Long, because a broker may wait for its disk."""
+_KEEP_ALIVE_S = 4.0
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
 
@@ -26,32 +37,52 @@ class AdminClient:
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         connecting: The connection options; None: those of the current command.
+        secret: Instead of the one of the connection options.
+        is_patient: Wait longer for answers, and keep the connection. Only what broker it is, is to be told soon: this
+            needs no disk, so that a broker that hangs is found.
 
     Raises:
         click.UsageError: The command line asks for TLS, and the address is not https.
         Failure: A file for TLS cannot be used.
     """
 
-    def __init__(self, address: str, connecting: ConnectOptions | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        connecting: ConnectOptions | None = None,
+        *,
+        secret: Secret | None = None,
+        is_patient: bool = False,
+    ) -> None:
         if connecting is None:
             refuse_plain_http(address)
             connecting = ConnectOptions.of_command()
         self.address = address
-        self._http = BrokerHTTP(
+        self._is_broker = False
+        tls, secret = connecting.https_context(address), secret or connecting.secret
+        self._http = self._quick_http = BrokerHTTP(
             address,
-            connecting.https_context(address),
-            connecting.secret,
+            tls,
+            secret,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=REQUEST_TIMEOUT_S,
-            max_answer_bytes=MAX_ANSWER_BYTES,
         )
+        if is_patient:
+            self._http = BrokerHTTP(
+                address,
+                tls,
+                secret,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                answer_timeout_s=_PATIENT_S,
+                keep_alive_s=_KEEP_ALIVE_S,
+            )
 
-    def info(self) -> dict[str, Any]:
+    def close(self) -> None:
+        self._http.close()
+
+    def info(self) -> Info:
         """Return the broker's `/info`. Raises Failure: no broker answers."""
-        try:
-            return check_info(decode_json(self.request("GET", "/info", {})))
-        except ValueError as error:
-            raise not_a_broker(self.address) from error
+        return self._translated(lambda: self._quick_http.ask(api.info()))
 
     def stats(
         self,
@@ -60,23 +91,10 @@ class AdminClient:
         *,
         clients: bool = False,
         disk: bool = False,
-    ) -> dict[str, Any]:
-        """Return the statistics (`/stats`) of all topics and channels, or of one, without memory.
-
-        Args:
-            clients: List the clients, too.
-            disk: Tell the disk space, too; an nsqd does not.
-
-        Raises Failure: no broker answers.
-        """
-        params = {"format": "json", "include_clients": str(clients).lower(), "include_mem": "false"}
-        params |= {"include_disk": "true"} if disk else {}
-        params |= {"topic": topic} if topic is not None else {}
-        params |= {"channel": channel} if channel is not None else {}
+    ) -> Stats:
+        """Return the statistics, as `api.broker.stats` asks for them. Raises Failure: no broker answers."""
         try:
-            return check_stats(decode_json(self.request("GET", "/stats", params)))
-        except ValueError as error:
-            raise not_a_broker(self.address) from error
+            return self.ask(api.stats(topic, channel, clients=clients, disk=disk))
         except Refused as error:
             if error.text == "NOT_FOUND":  # every broker has /stats
                 raise not_a_broker(self.address) from error
@@ -89,11 +107,7 @@ class AdminClient:
         http_host = "localhost" if here else without_scheme(self.address).rpartition(":")[0]
         if tcp_host != http_host and not {tcp_host, http_host} <= _LOCAL_HOSTS:
             return False
-        try:
-            told = decode_json(self.request("GET", "/info", {}))["tcp_port"]
-        except (ValueError, KeyError, TypeError):
-            return False
-        return bool(told == int(tcp_port))
+        return self.info().get("tcp_port") == int(tcp_port)
 
     def requires_tls_for_tcp(self) -> bool:
         """Return whether TCP connections to the broker must use TLS. Raises Failure: no broker answers.
@@ -102,36 +116,79 @@ class AdminClient:
         needs the same secret, shows it.
         """
         try:
-            return self.request("GET", "/config/tls_required", {}) != b"0"
+            return self.ask(api.option("tls_required")) != b"0"
         except Refused as error:
             if error.is_about_secret:
                 return False
             raise
 
-    def decoded(self, answer: bytes) -> Any:
-        """Decode the JSON of an answer. Raises Failure if it is not JSON, and so not from a broker."""
-        try:
-            return decode_json(answer)
-        except ValueError as error:
-            raise not_a_broker(self.address) from error
-
-    def request(self, method: str, path: str, params: Mapping[str, str], body: bytes | None = None) -> bytes:
-        """Make a request and return the body of the answer.
+    def ask(self, request: Request[_T]) -> _T:
+        """Make a request and return its answer. Nothing is changed unless a broker answers.
 
         Raises:
             Refused: The broker answered with an error.
             Failure: No broker answers.
         """
+        return self._translated(lambda: self.make(request))
+
+    def make(self, request: Request[_T]) -> _T:
+        """Do the same, for callers who know what to do after the library's errors.
+
+        Raises:
+            RequestRefused, BrokerUnreachable: As `BrokerHTTP.stream`.
+            Failure: The answer is not from a broker.
+        """
+        if request.method != "GET":
+            self.check_broker()
+        body = self._http.request(request.method, request.path, request.params, request.body)
         try:
-            return self._http.request(method, path, params, body)
+            return request.read(body, decode_json)
+        except ValueError as error:
+            raise not_a_broker(self.address) from error
+
+    def make_with_headers(self, request: Request[bytes]) -> tuple[bytes, HTTPMessage]:
+        """Make a request that changes nothing at other servers, and return body and headers. Raises as `make`."""
+        with self._http.stream(request.method, request.path, request.params) as answer:
+            return answer.read(), answer.headers
+
+    def check_broker(self) -> None:
+        """Check what listens, once. Raises Failure: it is no broker; BrokerUnreachable: no server answers."""
+        if not self._is_broker:
+            check_broker(self._quick_http)
+            self._is_broker = True
+
+    def _translated(self, act: Callable[[], _T]) -> _T:
+        try:
+            try:
+                return act()
+            except RequestRefused as error:
+                if error.text == "NOT_FOUND":  # that is, the endpoint
+                    self.check_broker()
+                raise
         except (RequestRefused, BrokerUnreachable) as error:
             raise http_failure(error) from error
 
 
-def channels_by_topic(topics: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+def client_of(
+    tcp_address: str, http_addresses: Iterable[str], connecting: ConnectOptions
+) -> AdminClient | None:
+    """Return a client of the broker at a TCP address, which has one of these HTTP addresses; None: none of them is its.
+
+    The secret is not sent in clear text to a broker that is reached over TLS otherwise.
+    """
+    for address in dict.fromkeys(http_addresses):
+        is_plain = connecting.encrypts_tcp and not is_https(address) and not is_unix_path(address)
+        client = AdminClient(address, replace(connecting, auth_secret="") if is_plain else connecting)
+        with suppress(Failure):  # unreachable
+            if client.listens_at(tcp_address):
+                return client
+    return None
+
+
+def channels_by_topic(topics: Iterable[TopicStats]) -> dict[str, list[str]]:
     """Return the sorted names of channels by topic, from the `topics` of `/stats` of one broker or several."""
     names: dict[str, set[str]] = {}
     for topic in topics:
         channels = names.setdefault(topic["topic_name"], set())
-        channels.update(channel["channel_name"] for channel in topic["channels"] or [])
+        channels.update(channel["channel_name"] for channel in topic["channels"])
     return {topic: sorted(names[topic]) for topic in sorted(names)}

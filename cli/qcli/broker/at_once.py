@@ -1,18 +1,18 @@
 """Requests to several servers at the same time."""
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import click
 from click.globals import pop_context, push_context
 
+from trio_nsq.fleet.fan_out import MAX_THREADS, start_all
+
 from ..framework.errors import Failure
 from .connection_options import ConnectOptions
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
-MAX_THREADS = 64
 
 
 def at_once(
@@ -30,49 +30,26 @@ def at_once(
             return {addresses[0]: act(addresses[0])}
         except Failure as failure:
             return {addresses[0]: failure}
+    found: dict[str, _T | Failure] = {}
+    for address, future in start_all(in_context(act), addresses, at_most=at_most or MAX_THREADS).items():
+        try:
+            found[address] = future.result()
+        except Failure as failure:
+            found[address] = failure
+    return found
+
+
+def in_context(act: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return `act` for a thread: there, it runs in the context of the current command, if there is one."""
     ctx = click.get_current_context(silent=True)
-    if ctx is not None:
-        ConnectOptions.of_command(ctx)  # reads the secret, which may come from standard input, only once
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for address in addresses:
-        waiting.put(address)
-    answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    if ctx is None:
+        return act
+    ConnectOptions.of_command(ctx)  # reads the secret, which may come from standard input, only once
 
-    def work() -> None:
-        if ctx is not None:
-            push_context(ctx)  # click keeps the current context for each thread
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        push_context(ctx)  # click keeps the current context for each thread
         try:
-            while True:
-                address = waiting.get_nowait()
-                try:
-                    answers.put((address, act(address)))
-                except BaseException as error:
-                    answers.put((address, error))
-        except queue.Empty:
-            pass
-        finally:
-            if ctx is not None:
-                pop_context()
-
-    for _ in range(min(at_most or MAX_THREADS, len(addresses))):
-        # A daemon: Python must not wait for it when the user interrupts the command.
-        threading.Thread(target=work, daemon=True).start()
-    found = dict(answers.get() for _ in addresses)
-    for answer in found.values():
-        if isinstance(answer, BaseException) and not isinstance(answer, Failure):
-            raise answer
-    return {address: found[address] for address in addresses}
-
-
-def in_context(act: Callable[[], _T]) -> Callable[[], _T]:
-    """Return `act` for a thread: there, it runs in the context of the current command."""
-    ctx = click.get_current_context()
-    ConnectOptions.of_command(ctx)  # reads the secret only once
-
-    def run() -> _T:
-        push_context(ctx)
-        try:
-            return act()
+            return act(*args, **kwargs)
         finally:
             pop_context()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
@@ -20,12 +20,12 @@ from .address_options import (
     lookupd_addresses,
     unused_tcp_addresses,
 )
-from .at_once import at_once
+from .at_once import at_once, in_context
 from .connection_options import http_connection, refuse_plain_http
-from .refusals import NotFound, listed, missing
+from .refusals import NotFound, Unsupported, listed, missing
 
 if TYPE_CHECKING:
-    from trio_nsq.lookup.answers import Node
+    from trio_nsq.api.lookupd import Node
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -92,15 +92,14 @@ class Brokers:
 
     @functools.cached_property
     def addresses(self) -> tuple[str, ...]:
-        """The HTTP addresses. At the first use this asks the discovery services, all at once.
+        """The HTTP addresses, one for each broker. At the first use this asks the discovery services, all at once.
 
         A service that does not answer is reported on standard error; another one knows the same brokers.
 
         Raises Failure: no service answers, or none lists a broker.
         """
-        if not self.lookupds:
-            return self.given
-        return tuple(dict.fromkeys([*self.given, *self._listed()]))
+        listed = self._listed() if self.lookupds else []
+        return distinct_brokers([*self.given, *listed], self.check_listed)
 
     def again(self) -> Brokers:
         """Return the same brokers, for which the discovery services will be asked again, without warnings."""
@@ -237,14 +236,21 @@ class Brokers:
     def read(self, act: Callable[[str], _T]) -> Answers[_T]:
         """Call `act` as `ask` does, for results that can be shown without the other brokers'.
 
-        Brokers without the topic or channel do not matter if another one has it. Call `Answers.check` after the output.
+        Brokers without the topic or channel do not matter if another one has it. A broker without such requests, as an
+        nsqd, is noted. Call `Answers.check` after the output.
 
         Raises Failure: no broker has a result.
         """
         answers = self.ask(act)
         if not answers.results:
             raise self._why_none(answers)
-        return answers
+        for failure in answers.failures.values():
+            if isinstance(failure, Unsupported) and not self._quiet:
+                print_diagnostic(f"Note: {failure.brief}")
+        failures = {
+            address: each for address, each in answers.failures.items() if not isinstance(each, Unsupported)
+        }
+        return replace(answers, failures=failures)
 
     def change(
         self, act: Callable[[str], _T], report: Callable[[str, _T], None], *, in_turn: bool = False
@@ -279,13 +285,37 @@ class Brokers:
             raise combined(failures.values(), partial=bool(done))
 
     def _why_none(self, answers: Answers[Any]) -> Failure:
-        """Return the failure if no broker has a result."""
         if answers.failures:
             return combined([*answers.failures.values(), *answers.lacking.values()], partial=False)
         lacking = next(iter(answers.lacking.values()))
         if len(self.addresses) == 1 or lacking.wanted is None:
             return lacking
         return missing(lacking.wanted, *self.addresses, creation=lacking.creation)
+
+
+def distinct_brokers(
+    addresses: Iterable[str], check: Callable[[str], None] = lambda address: None
+) -> tuple[str, ...]:
+    """Return one HTTP address for each broker, the first one: several may reach the same.
+
+    Args:
+        check: Raises Failure if an address must not be asked.
+    """
+    from trio_nsq.fleet.identity import BrokerIdentity, first_addresses
+
+    from .admin_client import AdminClient
+
+    def identify(address: str) -> Hashable | None:
+        try:
+            check(address)
+            return BrokerIdentity.of(AdminClient(address).info())
+        except (Failure, click.UsageError):  # whatever needs the broker reports it
+            return None
+
+    distinct = tuple(dict.fromkeys(addresses))
+    if len(distinct) < 2:
+        return distinct
+    return tuple(dict.fromkeys(first_addresses(distinct, in_context(identify)).values()))
 
 
 def combined(failures: Iterable[Failure], *, partial: bool) -> Failure:

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trio_nsq._version import __version__
+from trio_nsq.protocol.address import is_unix_path
 
 from ..contexts.choice import chosen_context, context_option
 from ..framework.errors import ExitCode, Failure, reason_of
 from ..framework.options import CONNECTION_OPTIONS, Decorator, all_of, option
 from ..framework.output import print_diagnostic, show_security_warnings
-from ..framework.params import is_https, is_unix_path
+from ..framework.params import is_https
 
 if TYPE_CHECKING:
     import ssl
 
+    from trio_nsq.access.secret import Secret
     from trio_nsq.client.connection.options import ConnectionOptions
     from trio_nsq.client.connection.tls import TLSFiles
-    from trio_nsq.secret import Secret
 
 USER_AGENT = f"qcli/{__version__}"
 """The client name that commands send to a broker."""
@@ -47,7 +48,6 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def values_of_command(ctx: click.Context) -> dict[str, Any]:
-    """Return the values of the connection options of a command, by parameter."""
     return dict(ctx.meta.get(_IN_CONTEXT, {}))
 
 
@@ -179,7 +179,6 @@ class ConnectOptions:
 
     @property
     def has_tls(self) -> bool:
-        """Whether an option for TLS is given."""
         return bool(self.tls or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify)
 
     @classmethod
@@ -197,7 +196,6 @@ class ConnectOptions:
 
     @property
     def encrypts_tcp(self) -> bool:
-        """Whether TCP connections use TLS."""
         if self.tls is not None:
             return self.tls
         return self._has_tls_files
@@ -208,8 +206,7 @@ class ConnectOptions:
 
     @property
     def secret(self) -> Secret:
-        """The secret, for requests over HTTP."""
-        from trio_nsq.secret import Secret
+        from trio_nsq.access.secret import Secret
 
         return Secret(self.auth_secret)
 
@@ -301,7 +298,7 @@ def read_secret(file: str, *, completing: bool = False) -> str:
 
     Raises Failure: the file cannot be used.
     """
-    from trio_nsq.secret import SecretFileError, decode_secret, read_secret_file
+    from trio_nsq.access.secret import SecretFileError, decode_secret, read_secret_file
 
     if file == "-":
         secret = b"" if completing else _first_line(sys.stdin.fileno())

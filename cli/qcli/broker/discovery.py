@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import trio
 
-from trio_nsq.lookup.answers import ProducerAddress
+from trio_nsq.api.lookupd import ProducerAddress
 from trio_nsq.lookup.hosts import HostPatterns
 from trio_nsq.lookup.query import LookupFailed, lookup_topic
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import http
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.text.wording import printable, untrusted_certificate
+
 from ..framework.errors import ExitCode, Failure, chain, reason_of
-from ..framework.params import Source, is_https, is_unix_path
+from ..framework.params import Source, is_https
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from .connection_options import ConnectOptions
+from .wrong_ports import what_listens
 
 if TYPE_CHECKING:
     from trio_nsq.client import BrokerError, BrokerUnreachable, ConnectionFailed, RequestRefused
+    from trio_nsq.client.http.broker_http import BrokerHTTP
 
 NO_ANSWER = "connected, but no answer"
 """The beginning of a reason, also of the library's, if a connection was accepted and nothing was sent."""
@@ -33,6 +38,7 @@ class Refused(Failure):
     def __init__(self, address: str, status: int, text: str) -> None:
         from trio_nsq.client.errors import meaning_of
 
+        text = printable(text)  # of the broker: a line break could look like another message
         meaning = f": {found}" if (found := meaning_of(text)) else ""
         super().__init__(
             access_refusal(f"The broker at {address}", text)
@@ -56,8 +62,8 @@ def access_refusal(server: str, text: str) -> str | None:
     """
     code, _, detail = text.partition(": ")
     if code == "FORBIDDEN":
-        needs = detail.removeprefix("this needs ")
-        if needs == detail:
+        _, found, needs = detail.partition("this needs ")
+        if not found:
             return f"{server} allows this to no secret."
         return f"{server} refused: your secret does not have {needs}. Use another one, or have it granted the role."
     if code == "HOST_NOT_ALLOWED":
@@ -75,7 +81,8 @@ def access_refusal(server: str, text: str) -> str | None:
 
 def unreachable(address: str, option: str, reason: object) -> Failure:
     """Return the failure for an unreachable broker, or one that does not answer; `option` sets another address."""
-    if str(reason).startswith(NO_ANSWER):
+    reason = printable(str(reason))
+    if reason.startswith(NO_ANSWER):
         brief = f"The broker at {address} does not answer: {reason}."
         return Failure(
             f"{brief} It may be stopped (SIGSTOP), overloaded, or waiting for its disk: see its log. Or use another "
@@ -83,9 +90,9 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
             ExitCode.UNREACHABLE,
             brief=brief,
         )
-    end = "" if str(reason).endswith("?") else "."
+    end = "" if reason.endswith("?") else "."
     waiting = ""
-    if "connection refused" in str(reason).lower():
+    if "connection refused" in reason.lower():
         waiting = " 'qcli stat --once --wait 10s' waits for a broker that is starting."
     brief = f"No broker answers at {address}: {reason}{end}"
     return Failure(
@@ -95,8 +102,20 @@ def unreachable(address: str, option: str, reason: object) -> Failure:
     )
 
 
+def not_a_lookupd(address: str) -> Failure:
+    what = what_listens(address)
+    guess = f", but {what}." if what else ". Is it a broker's, or the TCP port?"
+    return Failure(
+        f"{address} is not the HTTP port of an nsqlookupd{guess} See {LOOKUPD_OPTION}.", ExitCode.UNREACHABLE
+    )
+
+
 def lookupd_unreachable(address: str, reason: str) -> Failure:
-    """Return the failure for a discovery service that is unreachable, or refuses."""
+    from trio_nsq.lookup.query import WRONG_PORT
+
+    if reason.endswith(WRONG_PORT) or (_may_be_wrong_port(reason) and what_listens(address)):
+        return not_a_lookupd(address)
+    reason = printable(reason)
     if text := access_refusal(f"The nsqlookupd at {address}", reason.partition(": ")[2]):
         return Failure(text)
     return Failure(
@@ -108,14 +127,46 @@ def lookupd_unreachable(address: str, reason: str) -> Failure:
 
 
 def not_a_broker(address: str) -> Failure:
-    """Return the failure for an HTTP server that is not a broker."""
-    guess = "Is it the TCP port, or another program's?"
-    if not is_https(address):
-        guess = f"Is it the TCP port, that of HTTPS (then write https://{address}), or an nsqlookupd's?"
+    guess = ". Is it the TCP port, or another program's?"
+    if what := what_listens(address):
+        guess = f", but {what}."
+    elif not is_https(address):
+        guess = f". Is it the TCP port, that of HTTPS (then write https://{address}), or an nsqlookupd's?"
     return Failure(
-        f"{address} is not the HTTP port of an NSQ broker. {guess} See {HTTP_OPTION}.",
+        f"{address} is not the HTTP port of an NSQ broker{guess} See {HTTP_OPTION}.",
         ExitCode.UNREACHABLE,
     )
+
+
+def check_broker(http: BrokerHTTP) -> None:
+    """Ask what listens, before a change: a discovery service takes some of a broker's requests for its own.
+
+    A server that refuses to tell refuses the change too.
+
+    Raises:
+        Failure: It is no broker.
+        BrokerUnreachable: No server answers.
+    """
+    from trio_nsq.api.broker import info as api_info
+    from trio_nsq.client.errors import NotABroker, RequestRefused
+
+    try:
+        info = http.ask(api_info())
+    except NotABroker as error:
+        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return
+        raise not_a_broker(http.address) from error
+    except RequestRefused as error:
+        if error.text != "NOT_FOUND":  # every broker has this path
+            return
+        raise not_a_broker(http.address) from error
+    if "tcp_port" not in info:
+        raise not_a_broker(http.address)
+
+
+def _may_be_wrong_port(reason: str) -> bool:
+    """Whether a server hung up, as those of other protocols do."""
+    return any(each in reason for each in ("reset by peer", "connection was lost", "disconnected"))
 
 
 def hung_up(address: str) -> str:
@@ -131,7 +182,7 @@ def tls_failure(address: str, error: BaseException) -> Failure | None:
 
     for cause in chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            why = f"its certificate is not trusted: {cause.verify_message}. See --tls-root-ca-file."
+            why = f"{untrusted_certificate(cause.verify_message)}. See --tls-root-ca-file."
         elif isinstance(cause, ssl.SSLError):
             why = f"{(cause.reason or str(cause)).lower().replace('_', ' ')}."
             why += " See --tls-cert." if "certificate" in why else ""
@@ -173,8 +224,10 @@ def refused(broker: str, error: BrokerError) -> str:
     return f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
 
 
-def connection_failure(error: ConnectionFailed, address: str | None = None) -> Failure:
-    """Return the failure for a TCP connection to the error's address, or to this one."""
+def connection_failure(
+    error: ConnectionFailed, address: str | None = None, option: str = TCP_OPTION
+) -> Failure:
+    """Return the failure for a TCP connection to the error's address, or to this one; `option` sets another."""
     from trio_nsq.client import BrokerError
     from trio_nsq.protocol import FrameError
 
@@ -195,12 +248,12 @@ def connection_failure(error: ConnectionFailed, address: str | None = None) -> F
     if isinstance(cause, (FrameError, ValueError, TypeError, AttributeError)) and not isinstance(
         cause, UnicodeError
     ):
+        what = what_listens(address)
+        guess = f", but {what}." if what else ". Is it the HTTP port, or another program's?"
         return Failure(
-            f"{address} is not the TCP port of an NSQ broker. Is it the HTTP port, or another program's? "
-            f"See {TCP_OPTION}.",
-            ExitCode.UNREACHABLE,
+            f"{address} is not the TCP port of an NSQ broker{guess} See {option}.", ExitCode.UNREACHABLE
         )
-    return unreachable(address, TCP_OPTION, reason_of(cause) if isinstance(cause, OSError) else error.reason)
+    return unreachable(address, option, reason_of(cause) if isinstance(cause, OSError) else error.reason)
 
 
 def reason_unreachable(error: BrokerUnreachable) -> str:
@@ -219,7 +272,7 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
         return Failure(
             f"The broker at {address} requires TLS: write {HTTP_OPTION} https://HOST:PORT, with its --https-address."
         )
-    if isinstance(error, NotABroker) and error.status in (0, http.HTTPStatus.NOT_FOUND):
+    if isinstance(error, NotABroker) and error.status in (0, HTTPStatus.NOT_FOUND):
         return not_a_broker(address)  # a broker's answer would have a code
     if isinstance(error, RequestRefused | NotABroker):
         return Refused(address, error.status, error.text)
@@ -227,5 +280,7 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
         return failure
     reason = reason_unreachable(error)
     if isinstance(error.cause, ConnectionResetError) and not (is_https(address) or is_unix_path(address)):
+        if what_listens(address):
+            return not_a_broker(address)
         reason = hung_up(address)
     return unreachable(address, HTTP_OPTION, reason)

@@ -1,18 +1,14 @@
 """Finds the HTTPS addresses of brokers that discovery services list: these know the port of plain HTTP only."""
 
-from __future__ import annotations
-
 import http.client
 from collections.abc import Sequence
 
-from trio_nsq.protocol.address import format_address
-from trio_nsq.untrusted_json import decode_json
+from trio_nsq.api.https import https_address as address_of_answer
 
 from .admin_client import CONNECT_TIMEOUT_S
 from .at_once import at_once
 from .connection_options import ConnectOptions
 
-_MAX_PORT = 65535
 _MAX_ANSWER_BYTES = 4096
 
 
@@ -41,10 +37,4 @@ def https_address(address: str) -> str:
         return ""
     finally:
         connection.close()
-    try:
-        https_port = decode_json(body)["https_port"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    if answer.status != http.client.FORBIDDEN or not isinstance(https_port, int):
-        return ""
-    return f"https://{format_address(host.strip('[]'), https_port)}" if 0 < https_port <= _MAX_PORT else ""
+    return address_of_answer(address, answer.status, body)

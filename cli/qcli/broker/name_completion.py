@@ -1,11 +1,12 @@
 """Completion of the names of a running broker's topics and channels."""
 
 import os
-import threading
 from collections.abc import Callable
 
 import click
 from click.shell_completion import CompletionItem
+
+from trio_nsq.fleet.fan_out import start_all
 
 from ..framework.errors import Failure
 from ..framework.params import duration
@@ -20,7 +21,6 @@ TIMEOUT_VARIABLE = "QCLI_COMPLETION_TIMEOUT"
 
 
 def complete_topic(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a topic."""
     return [CompletionItem(name) for name in _ask(ctx) if name.startswith(incomplete)]
 
 
@@ -84,19 +84,15 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
         timeout_ms = duration(os.environ.get(TIMEOUT_VARIABLE, f"{TIMEOUT_MS}ms"))
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
-    answer: list[dict[str, list[str]]] = []
 
-    def ask() -> None:
-        try:
-            with ctx.scope(cleanup=False):
-                found = brokers.ask(lambda address: AdminClient(address, connecting).stats()["topics"])
-            answer.append(channels_by_topic([topic for each in found.results.values() for topic in each]))
-        except Exception:
-            # An error must not disturb the prompt: offer no names.
-            pass
+    def ask(brokers: Brokers) -> dict[str, list[str]]:
+        with ctx.scope(cleanup=False):
+            found = brokers.ask(lambda address: AdminClient(address, connecting).stats()["topics"])
+        return channels_by_topic([topic for each in found.results.values() for topic in each])
 
     # In a thread, because socket timeouts do not limit the total time, nor name resolution.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_ms / 1000)
-    return answer[0] if answer else {}
+    answer = start_all(ask, [brokers])[brokers]
+    try:
+        return answer.result(timeout_ms / 1000)
+    except Exception:
+        return {}  # an error must not disturb the prompt: offer no names

@@ -15,10 +15,16 @@ from ..framework.errors import Failure
 from ..framework.params import Source
 from .address_options import DEFAULT_HTTP_ADDRESS, HTTP_OPTION, HTTP_VARIABLE, LOOKUPD_OPTION
 from .at_once import at_once
-from .failures import http_failure
+from .failures import http_failure, not_a_broker
+from .wrong_ports import is_other_server
 
 if TYPE_CHECKING:
     from trio_nsq.client import RequestRefused
+
+
+class Unsupported(Failure):
+    """A broker does not have a request, as an nsqd. In a fleet, what is read from the others is complete."""
+
 
 CANNOT_BE_READ = "cannot be read by sequence or time"
 """The text for a broker without the requests to read logs; see `refusal`."""
@@ -121,7 +127,7 @@ def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | Non
     `what` completes the error for a broker without this request, such as `has no dead letters`.
     """
     if text == "NOT_FOUND":  # that is, the endpoint
-        return Failure(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")
+        return Unsupported(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")
     for code in _FOR_THE_USER:
         if text.startswith(code):
             return Failure(f"{text.removeprefix(code)}.")
@@ -129,7 +135,8 @@ def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | Non
 
 
 def read_failure(error: RequestRefused) -> Failure:
-    """Return the failure for a refused request to read a topic's log."""
+    if error.text == "NOT_FOUND" and is_other_server(error.address):
+        return not_a_broker(error.address)
     return refusal(error.address, Source(error.topic, None), error.text, CANNOT_BE_READ) or http_failure(
         error
     )

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trio_nsq.protocol.address import is_unix_path
+
 from ..framework.errors import leaf_exceptions, reason_of
 from ..framework.output import print_diagnostic
-from ..framework.params import is_https, is_unix_path
+from ..framework.params import is_https
 from ..framework.positions import is_in_future
 from .address_options import HTTP_OPTION
-from .failures import NO_ANSWER, hung_up, tls_failure, unreachable
+from .failures import NO_ANSWER, hung_up, not_a_broker, tls_failure, unreachable
 from .refusals import read_failure
+from .wrong_ports import what_listens
 
 if TYPE_CHECKING:
     from trio_nsq.client.reading.topic_reader import TopicReader
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 def reading_errors(address: str) -> Iterator[None]:
     """Convert errors of a `TopicReader` of this HTTP address inside the block to failures, also those of tasks."""
     from trio_nsq.client import ConnectionFailed, RequestRefused
-    from trio_nsq.client.reading.http_stream import AnswerLost, AnswerSilent
+    from trio_nsq.client.reading.topic_reader import AnswerSilent
 
     try:
         yield
@@ -38,7 +41,9 @@ def reading_errors(address: str) -> Iterator[None]:
                 reason = reason_of(cause) if isinstance(cause, OSError) else error.reason
                 if isinstance(cause, AnswerSilent):
                     reason = f"{NO_ANSWER}: {error.reason}"
-                elif isinstance(cause, AnswerLost) and not (is_https(address) or is_unix_path(address)):
+                elif not (isinstance(cause, OSError) or is_https(address) or is_unix_path(address)):
+                    if what_listens(address):
+                        raise not_a_broker(address) from error
                     reason = hung_up(error.address)
                 raise unreachable(error.address, HTTP_OPTION, reason) from error
         raise

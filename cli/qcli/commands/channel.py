@@ -4,16 +4,18 @@ from typing import Any
 
 import click
 
-from trio_nsq.wording import count_of
+from trio_nsq.api import broker as api
+from trio_nsq.api.answers import Seek as SeekAnswer
+from trio_nsq.text.wording import count_of
 
 from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_channel, complete_topic
-from ..broker.refusals import CANNOT_BE_READ, missing
-from ..broker.requests import request_json
+from ..broker.refusals import missing
+from ..broker.requests import ask
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
-from ..framework.output import json_lines, write
+from ..framework.output import json_lines, write, write_lines
 from ..framework.params import Source, channel_source, topic_name
 from ..framework.positions import POSITIONS_NOTE, BrokerPosition, refuse_sequence
 from ..terminal.confirm import UNCONFIRMED, confirm
@@ -122,7 +124,7 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
     paused = {
         Source(each["topic_name"], channel["channel_name"])
         for each in topics
-        for channel in each["channels"] or []
+        for channel in each["channels"]
         if channel["paused"]
     }
     records: list[dict[str, Any]] = [
@@ -133,7 +135,7 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
     if form == "json":
         write(json_lines(records))
     else:
-        write("".join(f"{Source(each['topic'], each['channel'])}\n" for each in records))
+        write_lines(str(Source(each["topic"], each["channel"])) for each in records)
     answers.check()
 
 
@@ -201,19 +203,17 @@ def seek(
         effects = brokers.read(lambda address: _seek(address, wanted, to, dry_run=True))
         _ask_to_skip(wanted, brokers, sum(effect["skipped"] for effect in effects.results.values()))
 
-    def report(address: str, moved: dict[str, Any]) -> None:
+    def report(address: str, moved: SeekAnswer) -> None:
         if form == "json":
-            write(json_lines(brokers.records([moved], address)))
+            write(json_lines(brokers.records([dict(moved)], address)))
         else:
-            write(_report(wanted, brokers.suffix(address), moved))
+            write_lines(_report(wanted, brokers.suffix(address), moved))
 
     brokers.change(lambda address: _seek(address, wanted, to, dry_run=dry_run), report)
 
 
-def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> dict[str, Any]:
-    params = {"to": to} | ({"dry_run": "true"} if dry_run else {})
-    answer: dict[str, Any] = request_json("POST", address, wanted, "/channel/seek", params, CANNOT_BE_READ)
-    return answer
+def _seek(address: str, wanted: Source, to: str, *, dry_run: bool) -> SeekAnswer:
+    return ask(address, api.seek(wanted.topic, wanted.channel or "", to, dry_run=dry_run))
 
 
 def _ask_to_skip(wanted: Source, brokers: Brokers, skipped: int) -> None:
@@ -226,7 +226,7 @@ def _ask_to_skip(wanted: Source, brokers: Brokers, skipped: int) -> None:
         )
 
 
-def _report(wanted: Source, where: str, move: dict[str, Any]) -> str:
+def _report(wanted: Source, where: str, move: SeekAnswer) -> list[str]:
     would = "would move" if move["dry_run"] else "moved"
     again, skipped = count_of(move["delivered_again"], "message"), count_of(move["skipped"], "message")
     text = (
@@ -239,4 +239,4 @@ def _report(wanted: Source, where: str, move: dict[str, Any]) -> str:
         text += f"\nThe earliest message that is kept is {move['to_sequence']}."
     elif move["limited_by"] == "latest":
         text += f"\nThe channel's topic has passed on messages up to {move['to_sequence']} only."
-    return text + "\n"
+    return text.split("\n")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from trio_nsq.api.answers import ClientStats, Stats
+
 from ..broker.brokers import Brokers, broker_http_options
-from ..broker.failures import not_a_broker
 from ..broker.name_completion import complete_source
 from ..broker.refusals import missing
 from ..framework import output
@@ -130,53 +131,44 @@ def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Rec
 def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, Record]:
     """Return the clients: consumers by channel, then producers. Raises NotFound: the broker lacks topic or channel."""
     stats = broker.stats(*(wanted or (None, None)), clients=True)
-    try:
-        found, has_wanted = _of_stats(stats, broker.address, wanted)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise not_a_broker(broker.address) from error
+    found, has_wanted = _of_stats(stats, broker.address, wanted)
     if wanted is not None and not has_wanted:
         raise missing(wanted, broker.address)
     return found
 
 
-def _of_stats(
-    stats: Mapping[str, Any], broker: str, wanted: Source | None
-) -> tuple[dict[_Key, Record], bool]:
+def _of_stats(stats: Stats, broker: str, wanted: Source | None) -> tuple[dict[_Key, Record], bool]:
     """Return the clients, and whether the broker has the topic or channel."""
-    channels = [
-        (str(topic["topic_name"]), channel)
-        for topic in stats["topics"]
-        for channel in topic["channels"] or ()
-    ]
+    channels = [(topic["topic_name"], channel) for topic in stats["topics"] for channel in topic["channels"]]
     found: dict[_Key, Record] = {}
     for topic, channel in channels:
-        for client in channel["clients"] or ():
-            key, record = _record("consumer", broker, topic, str(channel["channel_name"]), client)
+        for client in channel["clients"]:
+            key, record = _record("consumer", broker, topic, channel["channel_name"], client)
             found[key] = record
     if wanted is None or wanted.channel is None:
-        for topic, count, client in _published(stats["producers"] or (), wanted):
+        for topic, count, client in _published(stats["producers"], wanted):
             key, record = _record("producer", broker, topic, None, client)
             found[key] = record | {"messages": count}
     return found, bool(channels if wanted is not None and wanted.channel is not None else stats["topics"])
 
 
 def _published(
-    producers: Sequence[Mapping[str, Any]], wanted: Source | None
-) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    producers: Sequence[ClientStats], wanted: Source | None
+) -> Iterator[tuple[str, int, ClientStats]]:
     """Yield topic, number of messages and client, for each topic of each producer."""
     for client in producers:
-        for each in client.get("pub_counts") or ():
+        for each in client["pub_counts"]:
             if wanted is None or each["topic"] == wanted.topic:
-                yield str(each["topic"]), int(each["count"]), client
+                yield each["topic"], each["count"], client
 
 
 def _record(
-    kind: str, broker: str, topic: str, channel: str | None, client: Mapping[str, Any]
+    kind: str, broker: str, topic: str, channel: str | None, client: ClientStats
 ) -> tuple[_Key, Record]:
-    compression = [name for name in ("snappy", "deflate") if client.get(name)]
+    compression = "snappy" if client.get("snappy") else "deflate" if client.get("deflate") else None
     consumes = kind == "consumer"
-    connect_time = int(client.get("connect_ts") or 0)
-    address = str(client.get("remote_address") or "")
+    connect_time = client.get("connect_ts") or 0
+    address = client.get("remote_address") or ""
     record: Record = {
         "kind": kind,
         "broker": broker,
@@ -188,13 +180,13 @@ def _record(
         "agent": client.get("user_agent"),
         "tls": bool(client.get("tls")),
         "tls_version": client.get("tls_version") or None,
-        "compression": compression[0] if compression else None,
+        "compression": compression,
         "identity": client.get("auth_identity") or None,
-        "in_flight": int(client.get("in_flight_count") or 0) if consumes else None,
-        "ready": int(client.get("ready_count") or 0) if consumes else None,
-        "messages": int(client.get("message_count") or 0),
-        "finished": int(client.get("finish_count") or 0) if consumes else None,
-        "requeued": int(client.get("requeue_count") or 0) if consumes else None,
+        "in_flight": client.get("in_flight_count") or 0 if consumes else None,
+        "ready": client.get("ready_count") or 0 if consumes else None,
+        "messages": client.get("message_count") or 0,
+        "finished": client.get("finish_count") or 0 if consumes else None,
+        "requeued": client.get("requeue_count") or 0 if consumes else None,
         "rate": None,
         "connect_time": connect_time,
         "connected_s": max(0, round(time.time()) - connect_time),
@@ -203,7 +195,6 @@ def _record(
 
 
 def _tables(records: Sequence[Record], wanted: Source | None, width: int | None, *, with_broker: bool) -> str:
-    """Return the table of consumers and the table of producers."""
     texts = []
     for kind in ("consumer", "producer"):
         if rows := [record for record in records if record["kind"] == kind]:

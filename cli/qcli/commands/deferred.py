@@ -5,10 +5,14 @@ from typing import Any
 
 import click
 
+from trio_nsq.api import broker as api
+from trio_nsq.fleet.deferred import Cancelled
+from trio_nsq.fleet.deferred import cancel as cancel_messages
+
 from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_channel
 from ..broker.refusals import ChannelNotFound
-from ..broker.requests import request_json
+from ..broker.requests import ask, perform
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
@@ -17,9 +21,6 @@ from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
 from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from .shared.messages import with_body_column
-
-_WHAT = "has no list of deferred messages"
-_AT_ONCE = 500
 
 
 @click.group(
@@ -60,7 +61,9 @@ def command() -> None:
 @count_option(
     "Which messages", "List at most N messages, those that are due first.", most=10_000, default=100
 )
-@output_format("table: shorten bodies; times are UTC. json: write an object per line.", "table", "json")
+@output_format(
+    "table: shorten bodies on a terminal; times are UTC. json: write an object per line.", "table", "json"
+)
 @format_string_option("Output")
 def list_deferred(
     wanted: Source, brokers: Brokers, count: int, form: str, format_string: FormatString | None
@@ -68,36 +71,35 @@ def list_deferred(
     """List the deferred messages of a channel, the earliest first."""
     if format_string is not None:
         refuse_other_formats("form")
-    params = {"max_messages": str(count)}
+    topic, channel = wanted.topic, wanted.channel or ""
     try:
-        answers = brokers.read(
-            lambda address: request_json(
-                "GET", address, wanted, "/channel/deferred", params, _WHAT, lines=True
-            )
-        )
+        found = brokers.read(lambda address: ask(address, api.deferred(topic, channel, count)))
     except ChannelNotFound as error:
         # The topic keeps deferred messages for its first channel. A user may look here before there is one.
         raise ChannelNotFound(
             f"{error.message} The deferred messages of a topic without channels wait for its first channel."
         ) from error
-    lines = brokers.merge(answers)
+    lines = brokers.merge(found)
     messages = [line for line in lines if "gap" not in line]  # damaged messages, which 'peek' reports
-    messages = sorted(messages, key=lambda message: int(message["due_ns"]))[:count]
+    messages = sorted(messages, key=lambda message: message["due_ns"] or 0)[:count]
     if format_string is not None:
         columns = columns_of(messages, "".join(brokers.addresses[:1]))
         RawOutput().write(format_string.render(columns, len(messages)))
     elif form == "json":
         write(json_lines(messages))
     elif messages:
-        headings, rows = ("DUE", "ID", "ATTEMPTS", "PUBLISHED"), [_row(message) for message in messages]
+        headings, rows = (
+            ("DUE (UTC)", "ID", "ATTEMPTS", "PUBLISHED (UTC)"),
+            [_row(message) for message in messages],
+        )
         write(plain_table(with_body_column(headings, rows, messages), 5))
     if not messages:
         print_diagnostic(f"Note: there are no deferred messages in {wanted}.")
-    answers.check()
+    found.check()
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
-    due, published = short_time(message["due_ns"]), short_time(message["timestamp_ns"])
+    due, published = short_time(message["due_ns"] or 0), short_time(message["timestamp_ns"])
     return due, message["id"], str(message["attempts"]), published
 
 
@@ -125,12 +127,9 @@ def cancel(wanted: Source, ids: Sequence[str], brokers: Brokers) -> None:
     cancelled: set[str] = set()
 
     def act(address: str) -> list[str]:
-        done: list[str] = []
-        for start in range(0, len(ids), _AT_ONCE):
-            params = {"id": ",".join(ids[start : start + _AT_ONCE])}
-            answer = request_json("POST", address, wanted, "/channel/deferred/cancel", params, _WHAT)
-            done += answer["cancelled"]
-        return done
+        done = Cancelled()
+        perform(address, cancel_messages(wanted.topic, wanted.channel or "", ids, done))
+        return done.ids
 
     def report(address: str, done: list[str]) -> None:
         if done:

@@ -157,7 +157,7 @@ def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
 def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Show the help of a command, or of a topic that several commands share.
 
-    Topics: connection, environment, positions, durations, exit-codes.
+    Topics: connection, environment, positions, format-strings, durations, exit-codes.
     """
     top = ctx.find_root()
     if len(words) == 1 and words[0] in _TOPICS:

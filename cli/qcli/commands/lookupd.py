@@ -52,7 +52,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "address-file",
-        kinds.FILE,
+        kinds.WRITTEN_FILE,
         help="Write the bound addresses to this file when the service is ready: JSON with the keys tcp_address "
         "and http_address. The file is replaced atomically, and removed when the service stops.",
         brief=True,
@@ -73,6 +73,18 @@ SETTINGS = under_headings(
     ),
     Setting(
         "max-registrations", kinds.POSITIVE, 100_000, help="Limit the topics and channels of one broker."
+    ),
+    Setting(
+        "max-topics",
+        kinds.POSITIVE,
+        100_000,
+        help="Limit the topics. A new one replaces the one that has had no broker for the longest time.",
+    ),
+    Setting(
+        "max-channels",
+        kinds.POSITIVE,
+        100_000,
+        help="Limit the channels of all topics together, in the same way.",
     ),
     "TLS and authentication",
     *certificate_settings(),
@@ -176,20 +188,25 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     ask which brokers have a topic. When it is ready, it writes a line with its addresses to standard error. A second
     signal stops it at once.
     """
+    from trio_nsq.lookup.service.names_file import is_own_name
     from trio_nsq.lookup.service.server import serve
+    from trio_nsq.server.startup_checks import OwnFiles
 
     from ..framework.daemon.run import raise_file_limit, run_server
 
     if values["data_path"] is not None:
         # An absolute path, because the log names it.
         values["data_path"] = values["data_path"].absolute()
+    own = OwnFiles(values["data_path"], is_own_name) if values["data_path"] is not None else None
     if values["check_config"]:
         from trio_nsq.lookup.service.startup_check import startup_problems
 
-        return check_config(ctx, values["address_file"], lambda: startup_problems(lookupd_options(values)))
+        return check_config(
+            ctx, values["address_file"], lambda: startup_problems(lookupd_options(values)), own
+        )
     options = lookupd_options(values)
     raise_file_limit()
-    run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options))
+    run_server(ctx, serve, options, "trio_nsq.lookup", lambda bound: _described(bound, options), own=own)
     return ExitCode.OK
 
 

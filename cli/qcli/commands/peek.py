@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from trio_nsq.api import broker as api
+
 from ..broker.brokers import Brokers, broker_http_options
 from ..broker.name_completion import complete_source
-from ..broker.refusals import CANNOT_BE_READ
-from ..broker.requests import request_json, topic_bounds
+from ..broker.requests import ask
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
@@ -65,7 +66,8 @@ STATES = ("requeued", "fresh", "deferred")
     help="Show only messages of a channel in this state. May be repeated.",
 )
 @output_format(
-    "table: shorten bodies. json: write an object per line. raw: write bodies unchanged, with line feeds.",
+    "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies unchanged, "
+    "with line feeds.",
     "table",
     "json",
     "raw",
@@ -92,18 +94,13 @@ def command(
         refuse_other_formats("form")
     refuse_sequence(first, brokers.addresses)
 
-    def ask(address: str) -> Any:
-        params = {"max_messages": str(count)}
+    def look(address: str) -> list[dict[str, Any]]:
         if wanted.channel is not None:
-            path, what = "/channel/peek", "cannot show the messages of a channel"
-            params |= {"state": ",".join(states)} if states else {}
-        else:
-            path, what = "/topic/read", CANNOT_BE_READ
-            params["from"] = first or _newest(address, wanted, count)
-        return request_json("GET", address, wanted, path, params, what, lines=True)
+            return ask(address, api.peek(wanted.topic, wanted.channel, count, states))
+        return ask(address, api.read(wanted.topic, first or _newest(address, wanted, count), count))
 
-    answers = brokers.read(ask)
-    lines = brokers.merge(answers)
+    found = brokers.read(look)
+    lines = brokers.merge(found)
     messages = [line for line in lines if "gap" not in line]
     if brokers.is_fleet:
         messages = _merged(messages, count, newest=first is None)
@@ -118,19 +115,23 @@ def command(
     elif messages:
         write(_table(messages))
     if not lines:
-        for address in answers.results:
+        for address in found.results:
             print_diagnostic(_why_none(address, wanted, first, states))
-    answers.check()
+    found.check()
     return ExitCode.DAMAGED if damaged else ExitCode.OK
 
 
 def _merged(messages: list[dict[str, Any]], count: int, *, newest: bool) -> list[dict[str, Any]]:
     """Return the first messages of several brokers, in the order of one broker, or the newest messages."""
     if messages and "state" in messages[0]:
-        messages.sort(key=lambda each: (STATES.index(each["state"]), each["due_ns"] or 0))
+        messages.sort(key=lambda each: (_rank(each["state"]), each["due_ns"] or 0))
         return messages[:count]
-    messages.sort(key=lambda each: int(each["timestamp_ns"]))
+    messages.sort(key=lambda each: each["timestamp_ns"])
     return messages[-count:] if newest else messages[:count]
+
+
+def _rank(state: str) -> int:
+    return STATES.index(state) if state in STATES else len(STATES)
 
 
 def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
@@ -138,7 +139,7 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
     if wanted.channel is not None:
         state = f"{' or '.join(states)} " if states else ""
         return f"Note: there are no {state}messages in {wanted}."
-    bounds = topic_bounds(address, wanted.topic)
+    bounds = ask(address, api.bounds(wanted.topic))
     if bounds["first_sequence"] == bounds["next_sequence"]:
         return f"Note: {wanted} has no messages."
     newest = f"the newest message is {bounds['next_sequence'] - 1}"
@@ -149,7 +150,7 @@ def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[
 
 def _newest(address: str, wanted: Source, count: int) -> str:
     """Return the first sequence of a topic's `count` newest messages."""
-    bounds = topic_bounds(address, wanted.topic)
+    bounds = ask(address, api.bounds(wanted.topic))
     return str(max(bounds["first_sequence"], bounds["next_sequence"] - count))
 
 
@@ -172,7 +173,7 @@ def _report_gaps(gaps: Iterable[dict[str, Any]]) -> bool:
 
 
 def _table(messages: Sequence[dict[str, Any]]) -> str:
-    headings = ["SEQUENCE", "PUBLISHED"]
+    headings = ["SEQUENCE", "PUBLISHED (UTC)"]
     rows = [[str(message["sequence"]), short_time(message["timestamp_ns"])] for message in messages]
     if "broker" in messages[0]:
         headings.insert(0, "BROKER")
@@ -183,7 +184,7 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
         for row, message in zip(rows, messages, strict=True):
             row += [str(message["attempts"]), message["state"]]
     if any(message["due_ns"] for message in messages):
-        headings.append("DUE")
+        headings.append("DUE (UTC)")
         for row, message in zip(rows, messages, strict=True):
             row.append(short_time(message["due_ns"]) if message["due_ns"] else "")
     return plain_table(with_body_column(headings, rows, messages), len(headings) + 1)

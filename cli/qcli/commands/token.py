@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,14 +280,11 @@ def list_entries(auth_file: Path, form: str) -> None:
 
 
 def _record(entry: Entry, now: datetime) -> dict[str, Any]:
-    grants = [
-        {"roles": grant.roles, "topics": grant.topics, "channels": grant.channels} for grant in entry.grants
-    ]
     return {
         "name": entry.name,
         "kind": entry.kind,
         **({"subject": entry.subject} if entry.subject else {}),
-        "grants": grants,
+        "grants": [asdict(grant) for grant in entry.grants],
         "expires": f"{entry.expires:%Y-%m-%dT%H:%M:%SZ}" if entry.expires else None,
         "expired": entry.has_expired(now),
     }
@@ -341,14 +339,16 @@ def _tell_servers(reload: bool, brokers: Brokers) -> None:
     if not reload:
         print_diagnostic("A running server reads the file at SIGHUP. A broker also with --reload.")
         return
+    from trio_nsq.api import broker as api
+
     from ..broker.admin_client import AdminClient
 
     def read_again(address: str) -> bytes:
         broker = AdminClient(address)
-        path = broker.request("GET", "/config/auth_file", {})
+        path = broker.ask(api.option("auth_file"))
         if not path:
             raise Failure(f"The broker at {address} has no --auth-file.")
-        broker.request("PUT", "/config/auth_file", {}, path)
+        broker.ask(api.set_option("auth_file", path))
         return path
 
     def report(address: str, path: bytes) -> None:

@@ -1,7 +1,5 @@
 """`qcli tombstone`: hides brokers from the consumers of a topic."""
 
-from __future__ import annotations
-
 import click
 
 from ..broker.address_options import LOOKUPD_OPTION, lookupd_addresses
@@ -50,28 +48,30 @@ def command(
 
     A broker has the address that it registered, as 'qcli nodes' shows it.
     """
-    from ..broker.lookupd_client import LookupdClient
+    from trio_nsq.api import lookupd
+
+    from ..broker.lookupd_client import LookupdClient, listed_with
 
     if not lookupd_addresses:
         raise click.UsageError(f"Name the discovery services: {LOOKUPD_OPTION}.")
 
-    def hide(lookupd: str) -> list[str]:
-        client = LookupdClient(lookupd)
-        listed = {node.http_address for node in client.nodes() if topic in node.topics}
+    def hide(address: str) -> list[str]:
+        client = LookupdClient(address)
+        listed = listed_with(client, topic)
         known = [node for node in nodes if node in listed]
         for node in known:
-            client.post("/topic/tombstone", {"topic": topic, "node": node})
+            client.ask(lookupd.tombstone(topic, node))
         return known
 
     failures: list[Failure] = []
     hidden: set[str] = set()
     answers = at_once(lookupd_addresses, hide)
-    for lookupd, known in answers.items():
+    for service, known in answers.items():
         if isinstance(known, Failure):
             failures.append(known)
             continue
         for node in known:
-            print_diagnostic(f"topic {topic}: {node} hidden from consumers at {lookupd}")
+            print_diagnostic(f"topic {topic}: {node} hidden from consumers at {service}")
         hidden.update(known)
     if len(failures) < len(answers):
         services = " or ".join(each for each, known in answers.items() if not isinstance(known, Failure))

@@ -1,7 +1,5 @@
 """Which context a command uses, and how its values become the defaults of the command's options."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -12,7 +10,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from ..framework.errors import Failure
+from ..framework.errors import ExitCode, Failure
 from ..framework.options import DEFAULTS_ORIGIN, IGNORED_VARIABLES, GroupedOption
 from .context import ADDRESSES, KEYS, SECRETS, Context, option_of
 from .store import read_contexts, writable_by_others
@@ -58,7 +56,6 @@ def note_of_unused_context(ctx: click.Context) -> str:
 
 
 def complete_context(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a context."""
     try:
         names = read_contexts().tables
     except Failure:
@@ -129,7 +126,8 @@ class ContextOption(GroupedOption):
         if context is None:
             text = contexts.unknown(name)
             if origin == BY_USE:
-                raise Failure(f"{contexts.current_place()}: {text} To choose one: qcli context use NAME")
+                text = f"{contexts.current_place()}: {text} To choose one: qcli context use NAME"
+                raise Failure(text, ExitCode.USAGE)  # as for another origin
             raise click.BadParameter(text, ctx, self)
         if "auth_secret_command" in context.values and writable_by_others(contexts.path):
             raise Failure(

@@ -107,7 +107,6 @@ class Context:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses, of all kinds."""
         return tuple(address for key in ADDRESSES for address in self.values.get(key, ()))
 
     @property
@@ -117,7 +116,6 @@ class Context:
 
 
 def option_of(key: str) -> str:
-    """Return the command line option that a key sets."""
     return "--" + key.replace("_", "-")
 
 

@@ -6,8 +6,8 @@ import shlex
 import subprocess
 import time
 
-from trio_nsq.extras import install_hint
-from trio_nsq.secret import MAX_SECRET_BYTES, decode_secret
+from trio_nsq.access.secret import MAX_SECRET_BYTES, decode_secret
+from trio_nsq.platform.extras import install_hint
 
 from ..framework.errors import Failure, reason_of
 from .context import keyring_entry

@@ -1,7 +1,5 @@
 """The file of contexts: reads, checks and changes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -23,7 +21,6 @@ CURRENT = "current"
 
 
 def is_name(text: str) -> bool:
-    """Return whether a context may have this name."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -79,7 +76,7 @@ class Contexts:
 
 def read_contexts() -> Contexts:
     """Read the file; a missing one has no contexts. Raises Failure: it cannot be read, or is not valid."""
-    from trio_nsq.edit_file import read_text
+    from trio_nsq.platform.edit_file import read_text
 
     path = contexts_path()
     try:
@@ -143,7 +140,7 @@ def change_contexts(change: Callable[[Contexts, str], str]) -> Path:
 
     Raises Failure: the file cannot be written, is not valid, or `change` raised this or ValueError.
     """
-    from trio_nsq.edit_file import edit_file
+    from trio_nsq.platform.edit_file import edit_file
 
     path = contexts_path()
 

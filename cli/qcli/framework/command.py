@@ -15,6 +15,8 @@ import click
 
 from .errors import ExitCode
 from .options import CONNECTION_OPTIONS, OTHER_OPTIONS
+from .output import write
+from .raised_signals import raise_dropped
 
 EXAMPLES_IN_HELP = 4
 
@@ -86,12 +88,30 @@ class DocumentedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, but report an option that takes one value and is given several times."""
         if not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            try:
+                _, _, given = self.make_parser(ctx).parse_args(list(args))
+            except click.NoSuchOption as error:
+                if error.option_name in ("-y", "--yes"):
+                    raise click.UsageError(
+                        f"No such option {error.option_name!r}: this command asks no question.", ctx
+                    ) from None
+                raise
             for param in dict.fromkeys(given):
                 if (count := given.count(param)) > 1 and _takes_one_value(param):
                     names = " / ".join([*param.opts, *param.secondary_opts])
                     self.report_repeated(ctx, f"{names} is given {count} times")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        raise_dropped()
+        return super().invoke(ctx)
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return click's option, but report what keeps the help from being written, as for other output."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
 
     def report_repeated(self, ctx: click.Context, text: str) -> None:
         """Raises UsageError: an option that takes one value has several, as the text says."""
@@ -159,6 +179,12 @@ def write_paragraph(formatter: click.HelpFormatter, text: str) -> None:
         break_long_words=False,
     )
     formatter.write(wrapped + "\n")
+
+
+def _show_help(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        write(ctx.get_help() + "\n")
+        ctx.exit()
 
 
 class DocumentedGroup(DocumentedCommand, click.Group):

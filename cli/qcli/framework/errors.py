@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3, "No broker answers at the address."
     PARTIAL = 4, "Failure after a part was done; standard error says which part."
     DAMAGED = 5, "Data on disk is damaged; the output says what."
+    MISSING = 6, "Messages are no longer retained; the output says which."
     INTERRUPTED = 130, "Interrupted (SIGINT)."
     TERMINATED = 143, "Terminated (SIGTERM)."
 
@@ -87,7 +88,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def causes_of(error: BaseException) -> str:
     """Return the traces of what led to a failure, without secrets."""
-    from trio_nsq.secret import redacted
+    from trio_nsq.access.secret import redacted
 
     return redacted("".join(traceback.format_exception(error.__cause__ or error))).rstrip()
 

@@ -11,7 +11,8 @@ from click.core import ParameterSource
 
 from trio_nsq._version import __version__
 
-from .params import delimiter, duration, long_duration, positive_duration
+from .output import write
+from .params import Integer, Number, delimiter, duration, long_duration, positive_duration
 
 OTHER_OPTIONS = "Options"
 
@@ -87,6 +88,12 @@ class GroupedOption(click.Option):
             return super().value_from_envvar(ctx)
         text = self.resolve_envvar_value(ctx)
         return None if text is None else text.split(",")
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value. A NUL character, which only a file can have, is an error: no path or address has one."""
+        if any("\0" in text for text in (value if isinstance(value, list | tuple) else [str(value)])):
+            raise click.BadParameter("It has a NUL character.", ctx, self)
+        return super().type_cast_value(ctx, value)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return where the user gave a bad value: the option, or its environment variable."""
@@ -194,25 +201,25 @@ def count_option(
     section: str, text: str, *, least: int = 1, most: int | None = None, default: int | None = None
 ) -> Decorator:
     """`-n`, `--count`: a maximum; without a default, the parameter is None if the option is not given."""
-    return option(section, "-n", "--count", type=click.IntRange(least, most), default=default, help=text)
+    return option(section, "-n", "--count", type=Integer(least, most), default=default, help=text)
 
 
 def rate_option(section: str, text: str) -> Decorator:
     """`--rate`: the maximum of messages per second; None if it is not given."""
     text = f"Publish at most N messages per second, evenly{text}."
-    return option(section, "--rate", type=click.FloatRange(min=0, min_open=True), help=text)
+    return option(section, "--rate", type=Number(min=0, min_open=True), help=text)
 
 
 def max_in_flight_option(section: str, text: str) -> Decorator:
     """`--max-in-flight`; the default is the brokers' default limit, as larger batches cost less per message."""
-    type_ = click.IntRange(min=1)
+    type_ = Integer(min=1)
     return option(section, "--max-in-flight", type=type_, default=2500, brief=True, help=text)
 
 
 def max_msg_size_option(section: str, text: str) -> Decorator:
     """`--max-msg-size`: a broker's limit; the default is that of brokers."""
     text = f"Set the maximum size of a message, the broker's limit. {text}"
-    type_, default = click.IntRange(min=1), 1024 * 1024
+    type_, default = Integer(min=1), 1024 * 1024
     return option(
         section, "--max-msg-size", type=type_, default=default, metavar="BYTES", brief=True, help=text
     )
@@ -245,9 +252,9 @@ def delimiter_of(separator: bytes, null: bool) -> bytes:
 def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from trio_nsq.compiled import form
+    from trio_nsq.platform.compiled import form
 
-    click.echo(f"qcli {__version__} (Python {platform.python_version()}, {form()})")
+    write(f"qcli {__version__} (Python {platform.python_version()}, {form()})\n")
     ctx.exit()
 
 

@@ -1,9 +1,7 @@
 """Writes data to standard output and diagnostics to standard error; terminals and pipes."""
 
-import base64
 import csv
 import io
-import json
 import math
 import os
 import select
@@ -12,10 +10,26 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from trio_nsq.wording import printable
+from trio_nsq.protocol import message_json
+from trio_nsq.protocol.message_json import rfc3339
+from trio_nsq.text.wording import printable
 
 from .errors import Failure, OutputClosed
-from .times import with_times
+
+_SUFFIX = "_ns"
+
+
+def with_times(record: Mapping[str, object]) -> dict[str, object]:
+    """Return a JSON record with an RFC 3339 time after each Unix time: `due` after `due_ns`; null stays null.
+
+    Every field whose name ends with `_ns` is a Unix time, also in objects inside the record.
+    """
+    result: dict[str, object] = {}
+    for name, value in record.items():
+        result[name] = with_times(value) if isinstance(value, dict) else value
+        if name.endswith(_SUFFIX):
+            result[name.removesuffix(_SUFFIX)] = rfc3339(value) if isinstance(value, int) else None
+    return result
 
 
 def configure_streams() -> None:
@@ -65,7 +79,7 @@ def show_library_warnings(*, notes: bool = True) -> None:
 
 def show_security_warnings() -> None:
     """Print the library's warnings about secrets, also after `silence_library`. May be called again."""
-    from trio_nsq.secret import SECURITY_LOGGER
+    from trio_nsq.access.secret import SECURITY_LOGGER
 
     _print_logs_of(SECURITY_LOGGER)
 
@@ -99,6 +113,14 @@ def write(text: str) -> None:
         raise OutputClosed from error
     except OSError as error:
         raise Failure(f"Cannot write to standard output: {os.strerror(error.errno or 0)}.") from error
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines of text that may contain data of brokers and their clients: control characters are escaped.
+
+    Raises as `write`.
+    """
+    write("".join([printable(line, keep="\t") + "\n" for line in lines]))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -178,34 +200,27 @@ def size(count: float) -> str:
     return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode  # faster than `json.dumps`, which makes an encoder
+def with_counts(text: str, *counts: tuple[int, str]) -> str:
+    """Return a report with the counts that are not 0; `{}` in the words after it stands for the count."""
+    return "; ".join([text, *(words.format(f"{count:,}") for count, words in counts if count)])
 
 
-def json_lines(records: Iterable[Mapping[str, object]], *, have_times: bool = False) -> str:
-    """Return one JSON object per line.
-
-    An RFC 3339 time is added beside each Unix time (see `with_times`), unless the records have them (`have_times`),
-    which is faster.
-    """
-    if not have_times:
-        records = map(with_times, records)
-    return "".join([_encode(record) + "\n" for record in records])
-
-
-def body_field(body: bytes) -> dict[str, str]:
-    """Return a message's body as part of a JSON object: `body`, or `body_base64` if it is not UTF-8."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """Return one JSON object per line, with an RFC 3339 time beside each Unix time (see `with_times`)."""
+    return message_json.json_lines(map(with_times, records))
 
 
 def table_value(value: object) -> object:
-    """Return the value of a JSON record for a table: null is empty, booleans are `true` or `false`, lists are words."""
+    """Return the value of a JSON record for a table: null is empty, booleans are `true` or `false`, lists are words.
+
+    Control characters of brokers and their clients are escaped.
+    """
     if value is None:
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
+        return printable(" ".join(map(str, value)))
+    if isinstance(value, str):
+        return printable(value)
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -232,6 +247,8 @@ def plain_table(rows: Sequence[Sequence[str]], left: int) -> str:
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if left == len(widths) > 0:
+        widths[-1] = 0  # nothing follows: no need to fill up short texts beside a long one
     lines = []
     for row in rows:
         cells = [

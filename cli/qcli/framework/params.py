@@ -12,12 +12,17 @@ from typing import Any, NamedTuple
 
 import click
 
-from trio_nsq.durations import parse_duration_ms, parse_long_duration_ms, parse_retention_ms
-from trio_nsq.sizes import parse_size
+from trio_nsq.protocol.address import check_host, check_host_pattern, is_unix_path
+from trio_nsq.text.durations import parse_duration_ms, parse_long_duration_ms, parse_retention_ms
+from trio_nsq.text.numbers import parse_decimal, parse_integer
+from trio_nsq.text.sizes import parse_size
 
-_HOST_PORT = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
+_HOST_PORT = re.compile(r"(?P<host>\[[^\s/\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
+_PLAIN_HOST = re.compile(r"[A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,63}){0,30}")
 _MAX_PORT = 65535
+_NO_INT64 = 2**63
 _TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+_OF_STATSD = " |:@#"
 _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
 
 
@@ -71,11 +76,6 @@ _HTTPS = "https://"
 def is_https(text: str) -> bool:
     """Return whether an address from `http_address` uses TLS."""
     return text.startswith(_HTTPS)
-
-
-def is_unix_path(text: str) -> bool:
-    """Return whether an address is the path of a unix socket, which has a slash in it."""
-    return text.startswith(("/", ".")) or ("/" in text and ":" not in text)
 
 
 def without_scheme(text: str) -> str:
@@ -150,13 +150,19 @@ def _host_port(text: str, example: str = "127.0.0.1:4150") -> tuple[str, int]:
         raise click.BadParameter(f"{text!r} is not host:port, such as {example}.{hint}")
     if int(found["port"]) > _MAX_PORT:
         raise click.BadParameter(f"{text!r} has no valid port: 1 to {_MAX_PORT}.")
-    return found["host"], int(found["port"])
+    host = found["host"]
+    if _PLAIN_HOST.fullmatch(host) is None:
+        try:
+            host.encode("idna")  # as the resolver of Python does
+        except UnicodeError:
+            raise click.BadParameter(f"{text!r} has no valid host.") from None
+    return host, int(found["port"])
 
 
 def percentiles(text: str) -> tuple[float, ...]:
     """Parse quantiles, each above 0 and at most 1, separated by commas."""
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(parse_decimal(part.strip(" ")) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a number such as 0.99, nor several with commas.") from None
     for value in values:
@@ -170,22 +176,59 @@ def or_nothing(convert: Callable[[str], str]) -> Callable[[str], str]:
     return lambda text: convert(text) if text else text
 
 
-def optional_text(text: str) -> str | None:
-    """Return the text; an empty text is None."""
-    return text or None
+def host(text: str) -> str | None:
+    """Check a host to announce, without a port; an empty text is None."""
+    return _checked(check_host, text) or None
+
+
+def host_pattern(text: str) -> str | None:
+    """Check a host name in which `*` stands for any characters; an empty text is None."""
+    return _checked(check_host_pattern, text) or None
+
+
+def metric_prefix(text: str) -> str:
+    """Check the beginning of statsd's names: a character of statsd's own would change what its lines mean."""
+    for character in text:
+        if character in _OF_STATSD or not (character.isascii() and character.isprintable()):
+            raise click.BadParameter(
+                f"{text!r} contains {character!r}: use printable ASCII without blanks, '|', ':', '@' and '#'."
+            )
+    return text
+
+
+def _checked(check: Callable[[str], None], text: str) -> str:
+    if text:
+        try:
+            check(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.") from error
+    return text
 
 
 class Integer(click.IntRange):
-    """An integer as Go writes it, such as 4096, 4_096 or 0x1000; within bounds.
+    """An integer as Go writes it, such as 4096, 4_096 or 0x1000; within bounds, and of 64 bits.
 
     010 is refused: Go would take it for 8.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            number = int(value, 0) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is not an integer.", param, ctx)
+            number = parse_integer(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if number >= _NO_INT64:
+            self.fail(f"{value} is 2**63 or more.", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = parse_decimal(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
         return super().convert(number, param, ctx)
 
 
@@ -260,7 +303,6 @@ def unescape(text: str) -> bytes:
 
 
 def delimiter(text: str) -> bytes:
-    """Parse a delimiter with escapes to bytes."""
     if not (value := unescape(text)):
         raise click.BadParameter("It must not be empty.")
     return value
@@ -287,7 +329,6 @@ def topic_name(text: str) -> str:
 
 
 def topic_source(text: str) -> Source:
-    """Parse `TOPIC`."""
     return Source(topic_name(text), None)
 
 

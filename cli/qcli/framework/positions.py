@@ -1,6 +1,5 @@
 """Positions in a log, for files and for a broker: a sequence, a time, or how long ago; and their options."""
 
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,7 +9,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from .options import Decorator, option
-from .params import long_duration
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -19,13 +17,7 @@ FORMS = (
 
 NOTHING_BETWEEN = "--from is after --to: the range is empty."
 
-NOW = "now"
-"""The same as `latest`, in every command."""
-
 _NO_END = 2**64
-_UNIX_S = re.compile(r"([0-9]{1,11})(?:\.([0-9]{1,9}))?")
-_MORE_DIGITS = re.compile(r"[.,]\d{6}(\d{1,3})")
-_NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
 
@@ -38,33 +30,14 @@ class Position(NamedTuple):
 
 def position(text: str) -> Position:
     """Parse a sequence, a time or how long ago; also the HTTP forms `@TIME`, `-DURATION` and `latest`."""
-    if text.isascii() and text.isdigit():
-        return Position(int(text), False)
-    if text == "earliest":
-        return Position(0, False)
-    if text in ("latest", NOW):
-        return Position(_NO_END, False)
-    found = _time(text.removeprefix("@"), unix=text.startswith("@"))
-    if found is None:
-        try:
-            found = time.time_ns() - long_duration(text.removeprefix("-")) * _NS_PER_MS
-        except click.BadParameter:
-            raise click.BadParameter(f"{text!r} is neither {FORMS}.") from None
-    return Position(max(0, found), True)
+    from trio_nsq.log.positions import parse_typed_position
 
-
-def _time(text: str, *, unix: bool) -> int | None:
-    """Return Unix nanoseconds of a time, local without a zone, or of Unix seconds; None if the text is neither."""
-    if unix and (found := _UNIX_S.fullmatch(text)):
-        seconds, fraction = found.groups(default="")
-        return int(seconds) * _NS_PER_S + int(fraction.ljust(9, "0"))
     try:
-        moment = datetime.fromisoformat(text)
-        whole_s = int(moment.replace(microsecond=0).timestamp())
-    except (ValueError, OverflowError):
-        return None
-    more = _MORE_DIGITS.search(text)  # Python reads microseconds
-    return whole_s * _NS_PER_S + moment.microsecond * 1000 + (int(more[1].ljust(3, "0")) if more else 0)
+        found = parse_typed_position(text).at(time.time_ns())
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither {FORMS}.") from None
+    value = {"earliest": 0, "latest": _NO_END}.get(found.kind, found.value)
+    return Position(value, found.kind == "time")
 
 
 def moment(timestamp_ns: int) -> str:
@@ -103,21 +76,12 @@ class BrokerPosition(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text to send. The broker computes how long ago something was, by its own clock."""
-        text = str(value)
-        if text == NOW:
-            return "latest"
-        if text in _WORDS or (text.isascii() and text.isdigit()):
-            return text
+        from trio_nsq.log.positions import parse_typed_position
+
         try:
-            return f"-{long_duration(text.removeprefix('-'))}ms"
-        except click.BadParameter:
-            pass
-        try:
-            time_ns = position(text).value
-        except click.BadParameter as error:
-            self.fail(f"{error.message.rstrip('.')}, nor earliest or latest.", param, ctx)
-        seconds, ns = divmod(time_ns, _NS_PER_S)
-        return f"@{seconds}.{ns:09d}"
+            return str(parse_typed_position(str(value)))
+        except ValueError:
+            self.fail(f"{str(value)!r} is neither {FORMS}, nor earliest or latest.", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

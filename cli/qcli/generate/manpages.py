@@ -173,8 +173,10 @@ def _explanation(param: click.Option) -> Iterator[str]:
         yield "Show a help page and exit."  # click's own text may change with its version
         return
     yield param.help or ""
-    if param.show_default and param.default is not None:
-        default = param.default
+    if isinstance(param.show_default, str):
+        yield f"Default: {param.show_default}."
+    elif param.show_default and param.default is not None:
+        default = "the current folder" if str(param.default) == "." else param.default
         values = (
             default if isinstance(default, (tuple, list)) else (default,)
         )  # the format of click's own help

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trio_nsq.wording import printable
+from trio_nsq.text.wording import printable
 
 from ..framework.output import plain_table
 from .figures import shortened, speaks_unicode

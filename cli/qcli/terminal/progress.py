@@ -17,6 +17,7 @@ from ..framework.output import is_live_terminal, no_color, rate, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+    from rich.text import Text
 
     from trio_nsq.spark.runtime.engine import Advance
 
@@ -145,6 +146,20 @@ class TimeLeft:
         return "days left"
 
 
+async def show_live_text(text_at: Callable[[float], Text]) -> None:
+    """Show text on standard error, which `text_at` returns for a time, until cancelled; then remove it."""
+    import trio
+    from rich.console import Console
+    from rich.live import Live
+
+    # Without auto_refresh: it would be a thread beside the event loop.
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            await trio.sleep(REFRESH_S)
+            live.update(text_at(trio.current_time()), refresh=True)
+
+
 async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -> None:
     """Show a status line on standard error until cancelled; then remove it.
 
@@ -153,30 +168,23 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
             unknown.
     """
     import trio
-    from rich.console import Console
-    from rich.live import Live
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
     begun_s = trio.current_time()
     bold = "" if no_color() else "bold"
     recent, left = RecentRate(), TimeLeft()
-    # Without auto_refresh: it would be a thread beside the event loop.
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            await trio.sleep(REFRESH_S)
-            now_s = trio.current_time()
-            messages, body_bytes, share = progress()
-            per_second, rest = recent.after(now_s, messages), left.after(now_s, share)
-            live.update(
-                Text.assemble(
-                    "" if share is None else f"{share:.0%}, ",
-                    (f"{messages:,}", bold),
-                    f" messages, {size(body_bytes)}, ",
-                    ("" if per_second is None else rate(per_second), bold),
-                    "" if per_second is None else " messages/s, ",
-                    f"{now_s - begun_s:.0f} s",
-                    rest and f", {rest}",
-                ),
-                refresh=True,
-            )
+
+    def text_at(now_s: float) -> Text:
+        messages, body_bytes, share = progress()
+        per_second, rest = recent.after(now_s, messages), left.after(now_s, share)
+        return Text.assemble(
+            "" if share is None else f"{share:.0%}, ",
+            (f"{messages:,}", bold),
+            f" messages, {size(body_bytes)}, ",
+            ("" if per_second is None else rate(per_second), bold),
+            "" if per_second is None else " messages/s, ",
+            f"{now_s - begun_s:.0f} s",
+            rest and f", {rest}",
+        )
+
+    await show_live_text(text_at)

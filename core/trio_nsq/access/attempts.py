@@ -1,10 +1,12 @@
 """Slows down failed logins, by the client's address, and counts them."""
 
-import ipaddress
 from collections import OrderedDict
 from heapq import heappop, heappush
 from itertools import product
 from typing import Literal, get_args
+
+from ..event_loop.retries import doubled_s
+from ..protocol.address import network_of
 
 MAX_ADDRESSES = 10_000
 FORGET_S = 60.0
@@ -42,14 +44,18 @@ class FailedAttempts:
         """All failed logins since the start."""
         return sum(self.totals.values())
 
+    def count(self, protocol: Protocol, reason: Reason) -> None:
+        """Count a failed login whose answer is not delayed."""
+        self.totals[protocol, reason] += 1
+
     def record_failure(
         self, host: str, now_s: float, protocol: Protocol = "tcp", reason: Reason = "token"
     ) -> float:
         """Record a failed login at a time of any clock. Returns how long to delay its answer, in seconds."""
-        self.totals[protocol, reason] += 1
+        self.count(protocol, reason)
         network = network_of(host)
         count, last_s = self._failures.pop(network, (0, now_s))
-        count = 1 if now_s - last_s > FORGET_S else min(count + 1, 32)
+        count = 1 if now_s - last_s > FORGET_S else count + 1
         self._failures[network] = count, now_s
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
@@ -57,22 +63,10 @@ class FailedAttempts:
             heappop(self._delayed_until_s)
         if len(self._delayed_until_s) >= MAX_DELAYED:
             return 0.0
-        delay_s = min(FIRST_DELAY_S * 2.0 ** (count - 1), MAX_DELAY_S)
+        delay_s = doubled_s(FIRST_DELAY_S, count - 1, MAX_DELAY_S)
         heappush(self._delayed_until_s, now_s + delay_s)
         return delay_s
 
     def __len__(self) -> int:
         """Return the number of addresses that are remembered."""
         return len(self._failures)
-
-
-def network_of(host: str) -> str:
-    """Return the key of an address: of IPv6 the network, of everything else the address itself."""
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    mapped = address.ipv4_mapped
-    return str(mapped) if mapped is not None else address.packed[:8].hex()

@@ -7,7 +7,7 @@ from collections import deque
 
 import trio
 
-from ..listening import StartupError
+from ..protocol.errors import StartupError
 from .audit import AuditLog
 
 logger = logging.getLogger("trio_nsq.access")

@@ -16,7 +16,9 @@ grants = [{ roles = ["read"] }]
 """
 
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -51,6 +53,11 @@ def read_auth_file(path: Path) -> Policy:
     """Read an auth file. Raises AuthFileError."""
     try:
         with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IWOTH:
+                raise AuthFileError(
+                    f"the auth file {path} may be written by every user of this machine, so anyone could add a token: "
+                    "chmod o-w"
+                )
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as exc:
         hint = "; 'qcli token create' creates it" if isinstance(exc, FileNotFoundError) else ""

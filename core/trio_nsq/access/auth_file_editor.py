@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from ..edit_file import edit_file, read_text
+from ..platform.edit_file import edit_file, read_text
 from .auth_file import MAX_FILE_BYTES, NAME, AuthFileError, header_lines, parse_auth_file
 from .patterns import ALL
 from .policy import token_digest

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import trio
 
-from ..listening import StartupError
-from ..wording import count_of
+from ..protocol.errors import StartupError
+from ..text.wording import count_of
 from .access import Access, AuthService
 from .audit import AuditLog
 from .auth_file import AuthFileError, read_auth_file

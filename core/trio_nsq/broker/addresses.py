@@ -3,7 +3,7 @@
 import socket
 from dataclasses import dataclass
 
-from ..listening import port_of
+from ..server.listening import port_of
 from .options import BrokerOptions
 
 

@@ -5,8 +5,7 @@ DeletedError if the topic or the channel is deleted meanwhile. `cancel` and `see
 is being moved to another broker.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +14,13 @@ import trio
 
 from ..log.positions import Position
 from .dead_letters import DEAD_LETTERS, refuse_loop
-from .delivery import Delivery
+from .delivery import Deliverer
 from .errors import DeletedError
 from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.checkpoint import ChannelState, Checkpoint
-from .state.seek import Move, Seek
+from .state.checkpoint import Checkpoint
+from .state.seek import Seek, SeekResult
 from .state.steps import forget
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
@@ -35,7 +34,7 @@ class Admin:
 
     broker: Broker
     timers: Timers
-    delivery: Delivery
+    delivery: Deliverer
     checkpointer: Checkpointer
     readers: Readers
 
@@ -83,51 +82,47 @@ class Admin:
     async def pause(self, channel: Channel, paused: bool) -> None:
         """Pause a channel or unpause it, durably. On a pause, messages already in send buffers are sent."""
 
-        def apply() -> None:
-            channel.paused = paused
+        def change(each: Channel) -> None:
+            each.paused = paused
+
+        def then() -> None:
             if paused:
                 for consumer in channel.consumers:
                     consumer.subscriber.send_delivered()
             else:
                 self.delivery.deliver(channel)
 
-        await self._change(channel, lambda: channel.state_if_paused(paused), apply)
+        await self.checkpointer.change_channel(channel, change, then=then)
 
     async def empty(self, channel: Channel) -> None:
         """Drop all messages of a channel, durably: ready, in flight and deferred."""
-        forgotten: list[deque[Any]] = []
-        await self._change(channel, channel.state_if_empty, lambda: forgotten.extend(channel.empty()))
-        await _run_cooperatively(forget(forgotten))
+        await _run_cooperatively(forget(await self.checkpointer.change_channel(channel, Channel.empty)))
 
     async def configure_channel(self, channel: Channel, changes: Mapping[str, Any]) -> None:
         """Change settings of a channel, durably. Also raises SettingsError."""
-
-        def plan() -> ChannelState:
-            refuse_loop(self.broker, channel, changes)
-            return channel.state_if_configured(changes)
-
-        def apply() -> None:
-            channel.configure(changes)
-            self.delivery.deliver(channel)  # exhausted messages may have attempts left now
-
-        await self._change(channel, plan, apply)
+        await self.checkpointer.change_channel(
+            channel,
+            lambda each: each.configure(changes),
+            check=lambda: refuse_loop(self.broker, channel, changes),
+            then=lambda: self.delivery.deliver(channel),  # exhausted messages may have attempts left now
+        )
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably. Its clients are disconnected."""
-        await self._change(channel, lambda: None, partial(self.broker.delete_channel, channel))
+
+        def plan(checkpoint: Checkpoint) -> None:
+            self.broker.existing_topic_of(channel)
+            checkpoint.remove_channel(channel.name)
+
+        topic = self.broker.existing_topic_of(channel)
+        await self.checkpointer.change(topic, plan, partial(self.broker.delete_channel, channel))
 
     async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
         """Drop the deferred ones of these messages, durably, and return their sequences."""
-        topic, cancelled = self._topic_of(channel), list[int]()
-
-        def plan() -> ChannelState:
-            topic.moving.refuse_changes()
-            return channel.state_if_cancelled(sequences)
-
-        def apply() -> None:
-            cancelled.extend(channel.cancel(sequences))
-
-        await self._change(channel, plan, apply)
+        topic = self.broker.existing_topic_of(channel)
+        cancelled = await self.checkpointer.change_channel(
+            channel, lambda each: each.cancel(sequences), check=topic.moving.refuse_changes
+        )
         if len(cancelled) < len(sequences):
             await self.checkpointer.save(topic)  # messages that came due meanwhile are kept, but not saved
         return cancelled
@@ -137,46 +132,15 @@ class Admin:
 
         Returns the number of messages finished; messages dropped meanwhile do not count.
         """
-        disposed = 0
-
-        def apply() -> None:
-            nonlocal disposed
-            disposed = channel.dispose(messages)
-
         try:
-            await self._change(channel, lambda: channel.state_if_disposed(messages), apply)
+            return await self.checkpointer.change_channel(channel, lambda each: each.dispose(messages))
         except BaseException:
             self.delivery.put_back(channel, messages)
             raise
-        return disposed
 
-    def _topic_of(self, channel: Channel) -> Topic:
-        """Return the topic of a channel. Raises DeletedError."""
-        topic = self.broker.topic_of(channel)
-        if topic is None:
-            raise DeletedError(channel.name)
-        return topic
-
-    async def _change(
-        self, channel: Channel, planned: Callable[[], ChannelState | None], apply: Callable[[], None]
-    ) -> None:
-        """Save the planned state of a channel, then apply the change. A state of None deletes the channel."""
-        topic = self._topic_of(channel)
-
-        def plan(checkpoint: Checkpoint) -> None:
-            if topic.channels.get(channel.name) is not channel:
-                raise DeletedError(channel.name)
-            state = planned()
-            if channel.ephemeral:
-                return
-            if state is None:
-                checkpoint.remove_channel(channel.name)
-            else:
-                checkpoint.change_channel(state)
-
-        await self.checkpointer.change(topic, plan, apply)
-
-    async def seek(self, channel: Channel, position: Position, *, dry_run: bool = False) -> tuple[Move, int]:
+    async def seek(
+        self, channel: Channel, position: Position, *, dry_run: bool = False
+    ) -> tuple[SeekResult, int]:
         """Move a channel to a position, durably. With `dry_run`, only compute the effect.
 
         Returns the move, and the oldest sequence that the channel could move to.
@@ -185,7 +149,7 @@ class Admin:
             LogReadError, SaveError: A read or write failed; the channel was not moved.
             DeletedError: The channel was deleted meanwhile.
         """
-        topic = self._topic_of(channel)
+        topic = self.broker.existing_topic_of(channel)
         wanted = await self.readers.call(topic, partial(position.sequence_in, topic.log))
         if not dry_run:
             if topic.dead_letters.moved_count:
@@ -199,7 +163,7 @@ class Admin:
             move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest
 
-    async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> Move:
+    async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> SeekResult:
         """Move a channel, or compute the effect, in steps that let other tasks run. The topic must be locked."""
         seek = Seek(channel, sequence, self.timers.now_ns())
         moving: Iterator[None] = iter(())
@@ -220,7 +184,7 @@ class Admin:
             move = seek.effect()
             if dry_run:
                 return move
-            await self.checkpointer.change_locked(topic, plan, apply)
+            await self.checkpointer.change(topic, plan, apply, locked=True)
         finally:
             seek.close()
         self.delivery.deliver(channel)

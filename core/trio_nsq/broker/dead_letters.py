@@ -13,9 +13,11 @@ from typing import Any
 
 import trio
 
+from ..api.answers import Origin
 from ..log import LogError, LogReadError
+from ..log.record_metadata import Reason, metadata_for_dead_letters
 from ..protocol import pack_messages
-from .delivery import Delivery
+from .delivery import Deliverer
 from .errors import PublishRefused, SaveError
 from .ingest.publication import Publication
 from .readers import Readers
@@ -23,7 +25,6 @@ from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.message_store import MessageStore, Wanted
-from .state.record_metadata import Origin, Reason, metadata_for_dead_letters
 from .state.settings import SettingsError
 from .state.withdrawn import Withdrawn
 from .topics import Topics
@@ -46,7 +47,7 @@ class DeadLetterMover:
 
     broker: Broker
     topics: Topics
-    delivery: Delivery
+    delivery: Deliverer
     readers: Readers
     _moving: set[Channel] = field(default_factory=set, init=False)
     _failure_logged: set[Channel] = field(default_factory=set, init=False)
@@ -172,13 +173,13 @@ def _read(
         if letters and size > _MOVE_BYTES:
             break
         origin = Origin(
-            topic.name,
-            channel.name,
-            batch.id(index).decode(),
-            message.sequence,
-            message.attempts,
-            batch.timestamp_ns(index),
-            message.reason or Reason.REQUEUED,
+            topic=topic.name,
+            channel=channel.name,
+            id=batch.id(index).decode(),
+            sequence=message.sequence,
+            attempts=message.attempts,
+            timestamp_ns=batch.timestamp_ns(index),
+            reason=(message.reason or Reason.REQUEUED).value,
         )
         letters.append((message, origin, body))
     return letters, gone

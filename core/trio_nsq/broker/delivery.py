@@ -5,14 +5,13 @@ work per turn is bounded: further channels are queued until the poller has serve
 """
 
 import logging
-import time
 from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
 
+from ..event_loop.reactor import Poller
 from ..log import LogError, ReadWouldWaitError
-from ..reactor import Poller
 from .options import BrokerOptions
 from .readers import Readers
 from .state.broker import Broker
@@ -20,7 +19,7 @@ from .state.channel import Channel
 from .state.consumer import Subscriber
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
-from .timers import Timers
+from .timers import Lateness, Timers
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -30,7 +29,7 @@ _PAUSE_S: Final = 1.0
 """Pause after a failed read. Without it, a channel with other messages to deliver would retry all the time."""
 
 
-class Delivery:
+class Deliverer:
     """Sends ready messages to consumers that can take them. One for a broker.
 
     Args:
@@ -56,7 +55,6 @@ class Delivery:
         self.dead_letters_added = trio.Event()
         self._broker = broker
         self._pacing = options.pacing
-        self._longest_timeout_ns = options.limits.max_msg_timeout_ms * 1_000_000
         self._timers = timers
         self._poller = poller
         self._clock_s = poller.clock_s
@@ -81,13 +79,9 @@ class Delivery:
             logger.exception("%s: published messages could not be delivered", topic.name)
 
     def deliver_topic(self, topic: Topic) -> None:
-        """Send the ready messages of a topic's channels, and set timers for new deferred messages."""
+        """Send the ready messages of a topic's channels."""
         if self._readers.waiting:
             self._readers.wake(topic)
-        if topic.has_distributed_deferred:
-            topic.has_distributed_deferred = False
-            for channel in topic.channels.values():
-                self._timers.watch(channel, channel.next_due_ns)
         left = self._pacing.channels_per_turn
         for channel in topic.channels.values():
             if channel in self._waiting or not channel.dispatcher.has_ready_consumer:
@@ -137,11 +131,20 @@ class Delivery:
 
     async def run_timers(self) -> None:
         """Run due timers (deferred messages, timeouts), and deliver; runs until cancelled."""
-        while True:
-            for channel in self._broker.tick(self._timers.now_ns()):
-                self.collect_dead_letters(channel)
-                self._enqueue(channel)
-            await self._timers.wait()
+        lateness = Lateness()
+        trio.lowlevel.add_instrument(lateness)
+        try:
+            while True:
+                if late_ns := lateness.take_ns():
+                    # What clients sent in time is still in their sockets.
+                    self._broker.extend_timeouts(late_ns)
+                    await self._poller.until_served()
+                for channel in self._broker.tick(self._timers.now_ns()):
+                    self.collect_dead_letters(channel)
+                    self._enqueue(channel)
+                await self._timers.wait()
+        finally:
+            trio.lowlevel.remove_instrument(lateness)
 
     def _enqueue(self, channel: Channel) -> None:
         """Serve a channel at the end of this round or the next one."""
@@ -180,8 +183,6 @@ class Delivery:
         self.collect_dead_letters(channel)
         if channel.dispatcher.can_deliver and not self._waits(channel):
             self._deliver_now(channel)
-        if (due_ns := channel.next_due_ns) is not None:
-            self._timers.watch(channel, due_ns)  # the deadline may have moved
 
     def deliver_waiting(self, channel: Channel) -> None:
         """Send all ready messages, including those that output buffering holds back."""
@@ -207,7 +208,7 @@ class Delivery:
             return True
         if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self._timers.now_ns():
             return False
-        self._timers.watch(channel, until_ns)
+        self._broker.watch(channel, until_ns)
         return True
 
     def _refills_later(self, channel: Channel) -> bool:
@@ -226,7 +227,6 @@ class Delivery:
 
     def _deliver_now(self, channel: Channel) -> None:
         now_ns = self._timers.now_ns()
-        timeout_ns = self._longest_timeout_ns
         sent = 0
         over_s = self._clock_s() + self._pacing.turn_s
         while channel.dispatcher.can_deliver:
@@ -234,7 +234,7 @@ class Delivery:
                 self._enqueue(channel)
                 break
             try:
-                grants = channel.dispatcher.dispatch(now_ns, time.time_ns() - now_ns)
+                grants = channel.dispatcher.dispatch(now_ns, self._timers.ahead_ns())
             except ReadWouldWaitError:
                 self._read(channel)
                 break
@@ -252,11 +252,8 @@ class Delivery:
             for consumer, frames in grants:
                 consumer.subscriber.deliver(frames)
                 subscribers[consumer.subscriber] = None
-                timeout_ns = min(timeout_ns, consumer.msg_timeout_ns)
             for subscriber in subscribers:
                 subscriber.send_delivered()
-        if sent:
-            self._timers.watch(channel, now_ns + timeout_ns)
 
     # ------------------------------------------------------------------ messages that are on disk only
 
@@ -294,7 +291,7 @@ class Delivery:
 
     def _mark_unreadable(self, channel: Channel, error: LogError) -> None:
         """Schedule the next attempt to read a channel's messages, and log the first of several failures in a row."""
-        self._timers.watch(channel, self._timers.now_ns() + _READ_AGAIN_NS)
+        self._broker.watch(channel, self._timers.now_ns() + _READ_AGAIN_NS)
         deleted = channel.topic.name in self._broker.deleting  # its files are renamed already
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)

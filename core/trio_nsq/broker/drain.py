@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
-from .ingest.publisher import Publisher
+from .ingest.write_path import WritePath
 from .state.broker import Broker
 from .topics import Topics
 
@@ -17,7 +17,7 @@ class DrainMode:
 
     broker: Broker
     topics: Topics
-    publisher: Publisher
+    write_path: WritePath
 
     async def set(self, draining: bool) -> None:
         """Refuse the publishes of clients from now on, or accept them again.
@@ -25,7 +25,7 @@ class DrainMode:
         Returns when all publishes that were accepted before are stored and answered. This waits for the disk only.
         """
         if draining != self.broker.draining:
-            self.broker.set_draining(draining)
+            self.broker.draining = draining
             if self.topics.lookup is not None:
                 self.topics.lookup.set_draining(draining)
             if draining:
@@ -33,7 +33,7 @@ class DrainMode:
             else:
                 logger.info("DRAIN: ended, the broker accepts publishes again")
         if draining:
-            await self.publisher.until_stored()
+            await self.write_path.until_stored()
 
     async def begin_on_request(self, requests: AsyncIterable[object]) -> None:
         """Switch the mode on at each request; runs until cancelled."""

@@ -1,8 +1,8 @@
 """Errors of the broker. All derive from `NSQError`."""
 
-from ..listening import StartupError as StartupError
 from ..log import LogError
 from ..protocol import NSQError
+from ..protocol.errors import StartupError as StartupError
 
 
 class TopicUnavailable(LogError):

@@ -6,8 +6,9 @@
     +---------------+----------------+---------+-------------------+---------------+- - -
 
 The sizes are unsigned 32-bit integers, big-endian. The header is a JSON object: `first` and `last`, the sequences of
-the first and the last message at the source; `count`; `due_ns`, Unix nanoseconds, absent if the messages are due;
-`channel`, absent if all channels get them; `dead_letters`, see `record_metadata`. Groups are in ascending order.
+the first and the last message at the source; `count`; `due_ns`, Unix nanoseconds by the system clock, absent if the
+messages are due; `channel`, absent if all channels get them; `dead_letters`, see `record_metadata`. Groups are in
+ascending order.
 """
 
 import json
@@ -18,14 +19,15 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any
 
+from ..api.answers import Origin
 from ..log import RecordBatch
+from ..log.record_metadata import dead_letters_json, origins
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ..protocol import MessageSet, is_valid_name
 from ..protocol.limits import Limits
 from ..protocol.messages import walk_messages
-from ..untrusted_json import decode_json
+from ..protocol.untrusted_json import decode_json
 from .state.move import Run
-from .state.record_metadata import Origin, dead_letters_json, origins
 
 _SIZES = Struct(">II")
 _MAX_NUMBER = 2**63
@@ -38,7 +40,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(slots=True)
-class Group:
+class MovedGroup:
     """Messages that the target stores in one record.
 
     Attributes:
@@ -70,7 +72,7 @@ class Group:
 # ---------------------------------------------------------------------- at the target
 
 
-def decode_groups(body: bytes, limits: Limits) -> Iterator[Group]:
+def decode_groups(body: bytes, limits: Limits) -> Iterator[MovedGroup]:
     """Yield the groups of a request. Raises ValueError; CommandError if a message is too large."""
     at, last = 0, -1
     while at < len(body):
@@ -92,7 +94,7 @@ def decode_groups(body: bytes, limits: Limits) -> Iterator[Group]:
         yield group
 
 
-def _decode_group(header: Any, data: bytes, limits: Limits) -> Group:
+def _decode_group(header: Any, data: bytes, limits: Limits) -> MovedGroup:
     if not isinstance(header, dict):
         raise ValueError("a group's header is not a JSON object")
     if not header.keys() <= _KEYS:
@@ -112,7 +114,7 @@ def _decode_group(header: Any, data: bytes, limits: Limits) -> Group:
         raise ValueError("a group's messages do not match its count")
     if letters is not None:
         _check_letters(letters, count)
-    return Group(first, last, MessageSet(data, sizes), due_ns, channel, letters)
+    return MovedGroup(first, last, MessageSet(data, sizes), due_ns, channel, letters)
 
 
 def _number(header: Mapping[str, Any], name: str) -> int:
@@ -134,12 +136,12 @@ def _check_letters(letters: Any, count: int) -> None:
 
 def _is_origin(origin: Origin) -> bool:
     return (
-        all(isinstance(name, str) and is_valid_name(name) for name in (origin.topic, origin.channel))
-        and isinstance(origin.id, str)
-        and _ID.fullmatch(origin.id) is not None
+        all(isinstance(name, str) and is_valid_name(name) for name in (origin["topic"], origin["channel"]))
+        and isinstance(origin["id"], str)
+        and _ID.fullmatch(origin["id"]) is not None
         and all(
             type(number) is int and 0 <= number < _MAX_NUMBER
-            for number in (origin.sequence, origin.attempts, origin.timestamp_ns)
+            for number in (origin["sequence"], origin["attempts"], origin["timestamp_ns"])
         )
     )
 
@@ -150,23 +152,28 @@ def _is_origin(origin: Origin) -> bool:
 class GroupBuilder:
     """Collects messages, in ascending sequence, into groups that each fit in one record.
 
+    Args:
+        ahead_ns: How far the system clock is ahead of the broker's, by which messages are due.
+
     Attributes:
         count, size: The messages collected, and about the bytes of their groups.
         groups: The number of groups.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_ns: int) -> None:
+        self._ahead_ns = ahead_ns
         self.count = self.size = self.groups = 0
         self._done: list[bytes] = []
         self._pieces: list[bytes] = []
         self._sizes: list[int] = []
         self._bytes = 0
-        self._group: Group | None = None
+        self._group: MovedGroup | None = None
 
     def add(self, record: RecordBatch, runs: Sequence[Run]) -> None:
         """Add messages of a record, which is within the limits; `runs` are within it, ascending."""
         found, base = origins(record.metadata) if record.metadata else [], record.base_sequence
-        for start, end, due_ns, channel in runs:
+        for start, end, broker_due_ns, channel in runs:
+            due_ns = max(1, broker_due_ns + self._ahead_ns) if broker_due_ns else 0
             self._add(record, start, end, due_ns, channel, found[start - base : end - base])
 
     def _add(
@@ -191,7 +198,7 @@ class GroupBuilder:
             self._end_group()
             self.groups += 1
             self.size += _HEADER_BYTES
-            self._group = group = Group(start, end - 1, MessageSet(b"", []), due_ns, channel, letters)
+            self._group = group = MovedGroup(start, end - 1, MessageSet(b"", []), due_ns, channel, letters)
         group.last = end - 1
         self._pieces.append(data)
         self._sizes += sizes

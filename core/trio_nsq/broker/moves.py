@@ -16,21 +16,20 @@ import trio
 
 from ..log import RecordBatch
 from ..log.interface import READ_BYTES
+from ..log.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from ..log.records import split_batch
-from .delivery import Delivery
+from .delivery import Deliverer
 from .errors import DeletedError, MoveRefused, SaveError
 from .ingest.idempotent import refuse_unless_remembered
 from .ingest.publication import Publication
-from .ingest.publisher import Publisher
-from .moved_groups import Group, GroupBuilder
+from .ingest.write_path import WritePath
+from .moved_groups import GroupBuilder, MovedGroup
 from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.checkpoint import Checkpoint
 from .state.message_store import REDELIVERY_READ_BYTES
-from .state.move import Move, MovePlan, MoveStream
+from .state.move import Move, MovePlan
 from .state.producers import LastBatch
-from .state.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
 from .timers import Timers
@@ -75,8 +74,8 @@ class Moves:
 
     broker: Broker
     timers: Timers
-    publisher: Publisher
-    delivery: Delivery
+    write_path: WritePath
+    delivery: Deliverer
     checkpointer: Checkpointer
     readers: Readers
     _locks: dict[str, trio.Lock] = field(default_factory=dict, init=False)  # by topic; few topics are moved
@@ -102,7 +101,7 @@ class Moves:
                 topic.moving.begin(move)
             try:
                 # Otherwise a power cut could let other messages have sequences of this move.
-                if not await self.publisher.sync(topic):
+                if not await self.write_path.sync(topic):
                     raise SaveError(f"the log of topic {topic.name} cannot be synced")
                 await self.checkpointer.save(topic)
             except BaseException:
@@ -137,15 +136,12 @@ class Moves:
             SaveError: That cannot be saved; nothing has changed.
         """
 
-        def plan(checkpoint: Checkpoint) -> None:
-            topic.moving.plan_end(checkpoint)
-
         async with self._locked(topic):
             check_move(topic, move_id)
             topic.moving.drop_all_moved()
             if not cancel and (left := _what_is_left(topic)):
                 raise MoveRefused(f"NOT_MOVED: {left}")
-            await self.checkpointer.change(topic, plan, partial(self._end, topic))
+            await self.checkpointer.change(topic, topic.moving.plan_end, partial(self._end, topic))
             logger.info("TOPIC(%s): the move has %s", topic.name, "been ended" if cancel else "completed")
 
     def _end(self, topic: Topic) -> None:
@@ -175,7 +171,7 @@ class Moves:
             if stream is None:
                 raise MoveRefused("EPHEMERAL: an ephemeral channel cannot be moved")
             if channel is not None and not stream.is_fixed:
-                await self._fix(topic, channel, stream)
+                await self._fix(topic, channel)
             if moved is not None:
                 topic.moving.confirm(name, moved)
             if stream.plan is None:
@@ -185,7 +181,7 @@ class Moves:
                 raise DeletedError(topic.name)
             return await self._read(topic, made, max_bytes)
 
-    async def _fix(self, topic: Topic, channel: Channel, stream: MoveStream) -> None:
+    async def _fix(self, topic: Topic, channel: Channel) -> None:
         """Begin the stream of a channel, durably. From now on its messages only become fewer."""
         if count := channel.in_flight_count:
             raise MoveRefused(f"IN_FLIGHT: {count} messages of {topic.name}/{channel.name} are in flight")
@@ -196,19 +192,11 @@ class Moves:
                 f"IN_FLIGHT: {count} messages of {where} are on the way to dead-letter topic {to}"
             )
 
-        def plan(checkpoint: Checkpoint) -> None:
-            if topic.channels.get(channel.name) is not channel:
-                raise DeletedError(channel.name)
-            checkpoint.change_channel(channel.state_if_moving(stream.moved))
-
-        def apply() -> None:
-            stream.is_fixed = True
-
-        await self.checkpointer.change(topic, plan, apply, with_others=True)
+        await self.checkpointer.change_channel(channel, Channel.fix_stream, with_others=True)
 
     async def _read(self, topic: Topic, plan: MovePlan, max_bytes: int) -> MoveBatch:
-        builder = GroupBuilder()
-        found = _Records(self.readers, topic, self.timers.now_ns())
+        builder = GroupBuilder(self.timers.ahead_ns())
+        found = _Records(self.readers, topic, time.time_ns())
         until_s = trio.current_time() + _READ_S
         through = -1
         for start, end in list(islice(plan.spans, _MAX_SPANS)):
@@ -322,7 +310,7 @@ class MovedMessages:
     _storing: dict[tuple[str, str], trio.Event] = field(default_factory=dict, init=False)
 
     async def store(
-        self, topic: Topic, producer: str, groups: Sequence[Group], *, close: bool = False
+        self, topic: Topic, producer: str, groups: Sequence[MovedGroup], *, close: bool = False
     ) -> int:
         """Store the groups that are not stored yet, durably, and return the number of their messages.
 
@@ -361,7 +349,7 @@ class MovedMessages:
             this.set()
         return sum(len(group.messages) for group in new)
 
-    def _new(self, topic: Topic, producer: str, groups: Sequence[Group]) -> list[Group]:
+    def _new(self, topic: Topic, producer: str, groups: Sequence[MovedGroup]) -> list[MovedGroup]:
         move = topic.moving.current
         if move is not None and producer.startswith(move.producer(None)):
             raise MoveRefused("SAME_BROKER: this broker is the source of the move")
@@ -376,9 +364,11 @@ class MovedMessages:
             raise MoveRefused(f"OVERLAP: messages up to {number} of this stream are stored")
         return new
 
-    def _publication(self, producer: str, group: Group) -> Publication:
+    def _publication(self, producer: str, group: MovedGroup) -> Publication:
         due_ns = group.due_ns
-        if group.channel is not None and not due_ns:
+        if due_ns:
+            due_ns = max(IN_SEQUENCE_NS + 1, due_ns - self.topics.timers.ahead_ns())
+        elif group.channel is not None:
             due_ns = IN_SEQUENCE_NS
         metadata = metadata_for_moved(producer, group.last, group.channel, group.letters)
         return Publication([group.messages], due_ns, metadata)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..pacing import Pacing
+from ..event_loop.pacing import Pacing
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
 from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion, requires_certificate
 from .state.settings import TopicSettings
@@ -59,7 +59,7 @@ class BrokerOptions:
         auth_http_addresses: Authorization services, `host:port` or a URL each, for secrets that are not in the auth
             file. Without them and an auth file, all clients may do everything.
         http_allowed_hosts: Names by which HTTP clients may address the broker, besides localhost, this machine's host
-            name, the broadcast address and IP addresses. `*` allows all.
+            name, the broadcast address and IP addresses; see `HostNames`. `*` stands for any characters.
         http_read_only: Refuse HTTP requests that change something.
         http_open_metrics: `/metrics` needs no authentication.
         audit_log: The file of the audit log, or `-` for standard output; empty for none.

@@ -11,6 +11,7 @@ from ..http import CutOff
 from ..log import LogReadError, RecordBatch
 from ..log.gaps import Gap, gaps
 from ..log.records import RawRecord
+from ..server.bodies import PieceRoom
 from .state.broker import Broker
 from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
@@ -125,6 +126,8 @@ class Reading(Generic[_Record]):
         position: The next sequence.
         end: The sequence after the last; None for no end.
         wait_s: How long to wait for messages at the end of the log.
+        held: How much memory a record takes until the client has it.
+        room: For large records.
     """
 
     readers: Readers
@@ -133,6 +136,8 @@ class Reading(Generic[_Record]):
     position: int
     end: int | None
     wait_s: float
+    held: Callable[[_Record], int]
+    room: PieceRoom | None
 
     async def next(self) -> list[_Record | Gap]:
         """Return the next records and gaps, in order; an empty list at the end or after `wait_s` without a message.
@@ -154,7 +159,8 @@ class Reading(Generic[_Record]):
 
     async def _read(self, known: int) -> list[_Record | Gap]:
         """Read the next records; the log ends at `known` or later."""
-        records = await self.readers.read(self.topic, partial(self.read_log, self.position))
+        work = partial(self.readers.read, self.topic, partial(self.read_log, self.position))
+        records = await (work() if self.room is None else self.room.read(work, self.held))
         found: list[_Record | Gap] = []
         for record in records:
             if self.end is not None and record.base_sequence >= self.end:

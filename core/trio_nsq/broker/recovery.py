@@ -8,18 +8,19 @@ from typing import Any
 
 import trio
 
-from ..log import Log, LogError, LogReadError, is_disk_full
+from ..api.answers import Origin
+from ..event_loop.retries import Delays
+from ..log import ALL_STABLE, Log, LogError, LogReadError, is_disk_full
+from ..log.record_metadata import origins
 from ..log.write_ahead import Replay
-from .delivery import Delivery
+from .delivery import Deliverer
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.checkpoint import first_needed
-from .state.record_metadata import Origin, origins
+from .state.checkpoint import first_needed, stable_end
 from .state.topic import StateError, Topic
 from .state.withdrawn import Withdrawn
 from .storage.data_folder import STATE_FILE, DataFolder
 from .storage.retention import RetentionManager
-from .timers import Timers
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -34,15 +35,14 @@ class TopicLoader:
     """Opens the topics of a data folder. An error in one topic makes only that topic unavailable.
 
     Attributes:
-        make_log: Opens the log of a topic, by name; thread-safe. May raise LogError.
+        make_log: Opens the log of a topic, by name and `DiskLog`'s `stable_end`; thread-safe. May raise LogError.
         replay: The write-ahead log that a crash left. Its files stay until all topics are open.
     """
 
     broker: Broker
     folder: DataFolder
-    make_log: Callable[[str], Log]
-    delivery: Delivery
-    timers: Timers
+    make_log: Callable[[str, int], Log]
+    delivery: Deliverer
     retention: RetentionManager
     replay: Replay
     # Held to open or delete an unavailable topic.
@@ -80,7 +80,6 @@ class TopicLoader:
 
     def _loaded(self, topic: Topic) -> None:
         self.retention.schedule_loaded(topic)
-        self.broker.allow_publishes(topic)
         if (move := topic.moving.current) is not None:
             logger.warning(
                 "TOPIC(%s): is being moved to %s: its channels deliver nothing until 'qcli drain --move-to' continues "
@@ -90,17 +89,15 @@ class TopicLoader:
             )
         for channel in topic.channels.values():
             self.delivery.collect_dead_letters(channel)
-        self.timers.recompute()
 
     async def open_again_on_schedule(self) -> None:
         """Retry opening the unavailable topics, with growing pauses, until all are open.
 
         A disk that fails while the machine boots may work later.
         """
-        wait_s = _RETRY_S
+        delays = Delays(_RETRY_S, _RETRY_MAX_S)
         while self.broker.unavailable:
-            await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+            await trio.sleep(delays.next_s())
             for name in list(self.broker.unavailable):
                 async with self._opening:
                     await self._open_again(name)
@@ -168,17 +165,19 @@ class TopicLoader:
                 "TOPIC(%s): wrote %d bytes to its log that only the write-ahead log had, as after a power cut"
             )
             logger.warning(what, name, written)
-        log = self.make_log(name)
+        state, is_previous = self.folder.read_state(name)
+        log = self.make_log(name, ALL_STABLE if self.replay.lacks_entries else stable_end(state))
         try:
-            return self._restore_from(log, name)
+            return self._restore_from(log, name, state, is_previous=is_previous)
         except BaseException:
             log.close()
             raise
 
-    def _restore_from(self, log: Log, name: str) -> tuple[Topic, bool | None]:
+    def _restore_from(
+        self, log: Log, name: str, state: dict[str, Any] | None, *, is_previous: bool
+    ) -> tuple[Topic, bool | None]:
         folder = self.folder
         topic = self.broker.make_topic(name, log)
-        state, is_previous = folder.read_state(name)
         try:
             ahead = topic.restore(state)
         except StateError as exc:
@@ -205,8 +204,6 @@ class TopicLoader:
             broker.never_saved.discard(topic)
         if is_saved:
             broker.changed.discard(topic.name)
-        for channel in topic.channels.values():
-            broker.alarms.watch(channel, channel.next_deadline_ns)
 
 
 def _report_missing(
@@ -256,12 +253,12 @@ def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
 
 def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | None) -> None:
     found = origins(metadata)
-    if only is not None and topic.name != only and not (found and found[0].topic == only):
+    if only is not None and topic.name != only and not (found and found[0]["topic"] == only):
         return
-    if found and found[0].topic in broker.unavailable and found[0].topic != only:
+    if found and found[0]["topic"] in broker.unavailable and found[0]["topic"] != only:
         return
-    origin = broker.topics.get(found[0].topic) if found else None
-    channel = origin.channels.get(found[0].channel) if origin is not None else None
+    origin = broker.topics.get(found[0]["topic"]) if found else None
+    channel = origin.channels.get(found[0]["channel"]) if origin is not None else None
     if origin is None or channel is None:
         topic.dead_letters.confirm(metadata)
     elif _finish_moved(channel, found):
@@ -273,13 +270,13 @@ def forget_origin(broker: Broker, name: str) -> None:
     for topic in broker.topics.values():
         for metadata in list(topic.dead_letters.unconfirmed):
             found = origins(metadata)
-            if found and found[0].topic == name:
+            if found and found[0]["topic"] == name:
                 topic.dead_letters.confirm(metadata)
 
 
 def _finish_moved(channel: Channel, found: Iterable[Origin]) -> bool:
     """Finish moved messages in their channel. Returns False if some could not be read; these stay."""
-    ids = {origin.sequence: origin.id for origin in found}
+    ids = {origin["sequence"]: origin["id"] for origin in found}
     taken = channel.withdraw(ids)
     same: list[Withdrawn] = []
     error: LogReadError | None = None

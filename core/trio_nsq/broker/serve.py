@@ -14,17 +14,18 @@ from .._version import __version__
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..access.policy import Identity
-from ..admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
-from ..listening import Listening, StartupError, is_exposed, listen, loopback_host
+from ..access.secret import Secret, SecretFileError
 from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
-from ..reloading import reload_on_request
-from ..secret import Secret, SecretFileError
+from ..platform.requirements import has_gil, require_trio
+from ..protocol.errors import StartupError
+from ..server.admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
+from ..server.listening import Listening, is_exposed, listen, loopback_host
+from ..server.reloading import reload_on_request
+from ..text.wording import count_of
 from ..tls.client import client_context
 from ..tls.settings import requires_certificate
-from ..under_trio import require_trio
-from ..wording import count_of
 from .addresses import BoundAddresses, Broadcast
 from .api.server import HTTPServer
 from .monitoring.statsd import StatsdClient
@@ -72,6 +73,9 @@ async def serve(
         RuntimeError: The caller is not a trio task.
     """
     require_trio("trio_nsq.broker.serve")
+    if not has_gil():
+        # Threads read attributes, tuples and dicts that the event loop changes: docs/decisions/0005.
+        logger.warning("this Python runs without the GIL, which the broker relies on: set PYTHON_GIL=1")
     folder = DataFolder(options.data_path, files)
     use_own_threads()
     try:
@@ -126,6 +130,8 @@ async def _serve_folder(
             opened["HTTPS"] = await listen("--https-address", options.https_address)
         addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
+        ports = server.services.wrong_ports
+        ports.tcp, ports.http, ports.https = bound.tcp_address, bound.http_address, bound.https_address
         for job in server.jobs:
             workers.start_soon(_keep_running, job, name=job)
         if options.statsd_address:

@@ -1,6 +1,7 @@
 """Builds the parts of a broker, and wires them."""
 
 import logging
+import os
 import socket
 import time
 from functools import partial
@@ -10,30 +11,31 @@ import trio
 
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
-from ..admission import Admission
-from ..checksum import crc32
-from ..log import DiskLog, Log, LogError, LogWriteError, MemoryLog, is_disk_full, reasonable_limit
+from ..event_loop.reactor import Poller
+from ..log import ALL_STABLE, DiskLog, Log, LogError, LogWriteError, MemoryLog, is_disk_full, reasonable_limit
 from ..log.write_ahead import Replay, WriteAheadFile
+from ..platform.checksum import crc32
 from ..protocol import is_ephemeral
-from ..reactor import Poller
+from ..server.admission import Admission
 from .admin import Admin
 from .dead_letters import DeadLetterMover
-from .delivery import Delivery
+from .delivery import Deliverer
 from .drain import DrainMode
 from .errors import StartupError
-from .ingest.publisher import Publisher
-from .ingest.write_ahead import WriteAhead
+from .ingest.write_ahead import MOST_BYTES_IN_FILES, WriteAhead
+from .ingest.write_path import WritePath
 from .monitoring.process import ProcessFigures
 from .moves import MovedMessages, Moves
 from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
+from .scheduler import Scheduler
 from .session.services import Services
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
-from .storage.data_folder import BROKER_FILE, ID_RESERVE, DataFolder
+from .storage.data_folder import BROKER_FILE, ID_RESERVE, MISSING_WRITE_AHEAD, DataFolder
 from .timers import Timers
 from .topics import Topics
 
@@ -54,6 +56,7 @@ class Server:
         StartupError: The contents of the data folder cannot be used.
 
     Attributes:
+        instance: A random name of this run, by which clients recognize the broker at another address.
         start_time_s: Start time, Unix seconds.
         start_time_ns: Start time by `Timers.now_ns`, to measure the uptime.
         node_id: The first ten bits of every message id.
@@ -93,38 +96,43 @@ class Server:
         broker.waits_for_disk = False
         self.timers = timers = Timers(broker)
         self.start_time_ns = timers.now_ns()
+        self.instance = os.urandom(8).hex()
         self.poller = poller = Poller(options.pacing)
         self.readers = Readers(broker)
-        self.delivery = delivery = Delivery(broker, options, timers, poller, self.readers, nursery)
-        self.publisher = publisher = Publisher(
+        self.delivery = delivery = Deliverer(broker, options, timers, poller, self.readers, nursery)
+        self.write_path = write_path = WritePath(
             options, ids, nursery, folder.spare_room, poller, delivery, self._write_ahead
         )
-        self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, publisher.roll, publisher.sync)
+        self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, write_path.roll, write_path.sync)
         self._loader = TopicLoader(
-            broker, folder, self._make_log, delivery, timers, self.checkpointer.retention, replay
+            broker, folder, self._make_log, delivery, self.checkpointer.retention, replay
+        )
+        self.scheduler = Scheduler(
+            poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"
         )
         self.topics = Topics(
-            broker, options, folder, timers, publisher, delivery, self.checkpointer, self._loader, self.readers, nursery
+            broker, options, folder, timers, write_path, delivery, self.checkpointer, self._loader, self.readers,
+            nursery,
         )  # fmt: skip
-        self.drain_mode = DrainMode(broker, self.topics, publisher)
+        self.drain_mode = DrainMode(broker, self.topics, write_path)
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
-        self.moves = Moves(broker, timers, publisher, delivery, self.checkpointer, self.readers)
+        self.moves = Moves(broker, timers, write_path, delivery, self.checkpointer, self.readers)
         self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
         self.services = Services(
-            options, broker, timers, poller, publisher, delivery, self.topics, tls_context, self.authentication.access
+            options, broker, timers, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
         )  # fmt: skip
         self.sessions = Sessions(self.services)
         self._loader.load_all()
         self.process = ProcessFigures()
         self.reported_jobs = ReportedJobs()
         self.jobs = (
-            partial(poller.run, publisher),
+            self.scheduler.run,
             delivery.run_timers,
             self._dead_letters.run,
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,
-            publisher.syncs.run,
+            write_path.syncs.run,
             partial(self.authentication.watch_expiry, self.sessions),
             self.audit.run,
         )
@@ -149,6 +157,9 @@ class Server:
             raise StartupError(f"--data-path: {exc}; {advice}") from exc
         for path, what in replay.damage:
             logger.error("%s: %s", path, what)
+        if self._folder.lacks_write_ahead:
+            logger.error("%s: %s", self._folder.path / "write-ahead.*", MISSING_WRITE_AHEAD)
+            replay.lacks_entries = True
         return replay
 
     def _make_write_ahead(self) -> WriteAheadFile | None:
@@ -158,7 +169,10 @@ class Server:
         """
         folder = self._folder
         try:
-            if folder.files.available_bytes(folder.path) < self.options.pacing.ahead_free_bytes:
+            if (
+                folder.files.space(folder.path).free_bytes
+                < MOST_BYTES_IN_FILES * self.options.pacing.ahead_file_bytes
+            ):
                 return None
             folder.begin_write_ahead()
         except OSError as exc:
@@ -166,12 +180,15 @@ class Server:
         number, self._write_ahead_number = self._write_ahead_number, self._write_ahead_number + 1
         return WriteAheadFile.create(folder.files, folder.path, number)
 
-    def _make_log(self, name: str) -> Log:
+    def _make_log(self, name: str, stable_end: int = ALL_STABLE) -> Log:
         if is_ephemeral(name):
             return MemoryLog(max_messages=self.options.mem_queue_size)
         folder = self._folder.topic_folder(name)
         return DiskLog(
-            folder, segment_bytes=self.options.max_bytes_per_file, open_files=self._folder.open_files
+            folder,
+            segment_bytes=self.options.max_bytes_per_file,
+            open_files=self._folder.open_files,
+            stable_end=stable_end,
         )
 
     # ------------------------------------------------------------------ health and stop
@@ -180,14 +197,14 @@ class Server:
     def health(self) -> str:
         """`OK`, or `NOK - ` and the error of the last write, or the name of an unavailable topic."""
         room = self._folder.spare_room
-        error = self.publisher.error or room.failed_with or room.shortage or self.checkpointer.error
+        error = self.write_path.error or room.failed_with or room.shortage or self.checkpointer.error
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
     async def stop(self) -> None:
         """Store pending publishes, close every client, save every state. Waits for the disk, never for a client."""
         self.process.close()
-        await self.publisher.close()
+        await self.write_path.close()
         await trio.lowlevel.checkpoint()  # lets sessions send the OKs of the publishes just stored
         self.broker.stopping = True
         await self.sessions.close_all()

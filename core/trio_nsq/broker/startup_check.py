@@ -3,9 +3,9 @@
 from functools import partial
 from pathlib import Path
 
-from ..listening import StartupError
-from ..secret import Secret, SecretFileError
-from ..startup_checks import (
+from ..access.secret import Secret, SecretFileError
+from ..protocol.errors import StartupError
+from ..server.startup_checks import (
     check_auth_file,
     check_data_folder,
     check_different,

@@ -1,5 +1,6 @@
 """The broker's clock, and a wait for the next timer of a channel."""
 
+import logging
 import math
 import time
 from typing import Final
@@ -7,9 +8,48 @@ from typing import Final
 import trio
 
 from .state.broker import Broker
-from .state.channel import Channel
+
+logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_S: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+_LATE_S: Final = 0.4
+"""The event loop counts as late from this on. A busy machine often holds it up for less."""
+
+
+class Lateness(trio.abc.Instrument):
+    """Measures how long the event loop did not run although it should have: the process was stopped (SIGSTOP), the
+    virtual machine was paused, or a disk or other programs held it up.
+
+    It measures real time, whatever clock trio uses.
+    """
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+        self._next_s = math.inf  # when the event loop should run again
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._add(timeout)
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._add(0.0)
+
+    def _add(self, next_after_s: float) -> None:
+        now_s = time.perf_counter()
+        if now_s > self._next_s + _LATE_S:
+            self._late_s += now_s - self._next_s
+        self._next_s = now_s + next_after_s
+
+    def take_ns(self) -> int:
+        """Return the nanoseconds since the last call; 0 if there were only short delays."""
+        self._add(0.0)
+        late_s, self._late_s = self._late_s, 0.0
+        if late_s:
+            logger.warning(
+                "the broker was stopped or held up for %.1f s: messages in flight get as much more time",
+                late_s,
+            )
+        return int(late_s * _NS_PER_S)
 
 
 class Timers:
@@ -21,23 +61,26 @@ class Timers:
         # Wall-clock time at the start, minus trio's clock, which never steps.
         self._offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
         self._broker = broker
-        self._moved = trio.Event()  # the next timer may be earlier than before
+        self._moved = trio.Event()  # the next timer is earlier than before
+        broker.on_earlier_alarm = self._end_wait
 
     def now_ns(self) -> int:
         """Unix nanoseconds by a clock that never steps."""
         return self._offset_ns + int(self.clock_s() * _NS_PER_S)
 
-    def watch(self, channel: Channel, at_ns: int | None) -> None:
-        """Have the timer of a channel run at `at_ns` at the latest; None sets no timer."""
-        if self._broker.alarms.watch(channel, at_ns):
-            self._moved.set()
+    def ahead_ns(self) -> int:
+        """How far the system clock is ahead of `now_ns`, in whole milliseconds: it may have been set since the start.
 
-    def recompute(self) -> None:
-        """End `wait`, so that it starts with the timers of new channels."""
+        Timestamps of messages, and times that are sent to other brokers, are by the system clock; due times and
+        timeouts are by `now_ns`.
+        """
+        return round((time.time_ns() - self.now_ns()) / _NS_PER_MS) * _NS_PER_MS
+
+    def _end_wait(self) -> None:
         self._moved.set()
 
     async def wait(self) -> None:
-        """Wait until the next timer is due, or timers change."""
+        """Wait until the next timer is due, or another one is the next."""
         self._moved = trio.Event()
         due_ns = self._broker.alarms.next_ns
         wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)

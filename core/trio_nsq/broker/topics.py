@@ -12,10 +12,10 @@ import trio
 
 from ..log import LogError
 from ..protocol import is_ephemeral
-from .delivery import Delivery
+from .delivery import Deliverer
 from .errors import DeletedError, Draining, LimitReached, PublishRefused, SaveError
 from .ingest.publication import Publication
-from .ingest.publisher import Publisher
+from .ingest.write_path import WritePath
 from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
@@ -65,8 +65,8 @@ class Topics:
     options: BrokerOptions
     folder: DataFolder
     timers: Timers
-    publisher: Publisher
-    delivery: Delivery
+    write_path: WritePath
+    delivery: Deliverer
     checkpointer: Checkpointer
     loader: TopicLoader
     readers: Readers
@@ -82,28 +82,41 @@ class Topics:
     async def publish(
         self, topic_name: str, publications: Sequence[Publication], *, internal: bool = False
     ) -> None:
-        """Store publications as `Publisher.publish`; create the topic if needed. Raises PublishRefused.
+        """Store publications as `WritePath.publish`; create the topic if needed. Raises PublishRefused.
 
         Args:
             internal: The broker moves messages that it has already. It does so while it drains, too.
         """
-        if not internal:
-            self.refuse_if_draining()  # before the topic is created
+        topic = await self.until_publishable(topic_name, internal=internal)
         try:
-            topic = await self._topic_to_use(topic_name)
-            while (precreating := self._precreating.get(topic)) is not None:
-                await precreating.wait()
-                topic = await self._topic_to_use(topic_name)  # it may have been deleted meanwhile
-        except LogError as exc:
-            raise PublishRefused(str(exc)) from exc
-        try:
-            if not internal:
-                self.refuse_if_draining()  # it may have begun meanwhile
-            await self.publisher.publish(topic, publications)
+            await self.write_path.publish(topic, publications)
         except PublishRefused:
-            await self._forget_new(topic)
+            await self.forget_new(topic)
             raise
-        self._mark_publishable(topic)
+
+    async def until_publishable(self, name: str, *, internal: bool = False) -> Topic:
+        """Return the topic of this name as soon as it is `Broker.publishable`; create it if needed.
+
+        The caller then publishes without waiting in between. If that is refused, it calls `forget_new`.
+
+        Args:
+            internal: As of `publish`.
+
+        Raises:
+            PublishRefused: The topic accepts no publishes, or cannot be created.
+        """
+        while True:
+            if not internal:
+                self.refuse_if_draining()  # before the topic is created
+            if await self._wait_for_deletion(name):
+                continue
+            try:
+                topic = self._topic(name)
+            except LogError as exc:
+                raise PublishRefused(str(exc)) from exc
+            if (precreating := self._precreating.get(topic)) is None:
+                return topic
+            await precreating.wait()
 
     def refuse_if_draining(self) -> None:
         """Raise Draining if the broker accepts no publishes of clients."""
@@ -121,16 +134,9 @@ class Topics:
         """Return when all messages of a topic are on stable storage, or it is deleted. Retries after a failed sync."""
         with trio.CancelScope(shield=True):  # once written, it must not be published a second time
             while (topic := self.broker.topics.get(topic_name)) is not None and self.broker.serves(topic):
-                if await self.publisher.sync(topic):
+                if await self.write_path.sync(topic):
                     break
                 await trio.sleep(_SYNC_RETRY_S)
-
-    def _mark_publishable(self, topic: Topic) -> None:
-        """Allow direct publishes to a topic, if it is durable: it has messages, or is saved."""
-        if topic in self.broker.never_saved and not topic.log.next_sequence:
-            return  # it has only an ephemeral channel
-        if topic.name not in self._deleting and topic not in self._precreating and self.broker.serves(topic):
-            self.broker.allow_publishes(topic)
 
     # ------------------------------------------------------------------ consuming
 
@@ -156,7 +162,7 @@ class Topics:
 
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Remove a consumer from its channel, and requeue its messages in flight."""
-        channel.remove(consumer)
+        channel.remove(consumer, failed=not self.broker.stopping)
         alive = self.broker.topic_of(channel) is not None
         if alive and channel.ephemeral and not channel.consumers:
             self.broker.delete_channel(channel)
@@ -179,7 +185,7 @@ class Topics:
         try:
             await self.checkpointer.save_new(topic)
         except SaveError:
-            await self._forget_new(topic)
+            await self.forget_new(topic)
             raise
 
     async def _topic_to_use(self, name: str) -> Topic:
@@ -189,11 +195,21 @@ class Topics:
             LogError: The topic cannot be created.
             PublishRefused: It is being deleted.
         """
-        while (deletion := self._deleting.get(name)) is not None and deletion.only_if_unused:
-            await deletion.done.wait()
-        if deletion is not None or self.broker.stopping:
-            raise PublishRefused("exiting")
+        while await self._wait_for_deletion(name):
+            pass
         return self._topic(name)
+
+    async def _wait_for_deletion(self, name: str) -> bool:
+        """Wait until a topic that a request has left unused is deleted; returns whether there was one.
+
+        Raises PublishRefused: a client deletes it, or the broker stops.
+        """
+        deletion = self._deleting.get(name)
+        if self.broker.stopping or (deletion is not None and not deletion.only_if_unused):
+            raise PublishRefused("exiting")
+        if deletion is not None:
+            await deletion.done.wait()
+        return deletion is not None
 
     async def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name. Create it if needed, durably; `private` as in `subscribe`.
@@ -217,9 +233,8 @@ class Topics:
             except DeletedError:
                 continue  # the topic was deleted meanwhile
             except SaveError:
-                await self._forget_new(topic)
+                await self.forget_new(topic)
                 raise
-        self._mark_publishable(topic)
         return channel
 
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
@@ -228,13 +243,19 @@ class Topics:
         if limit and len((topic.channels.keys() | self._creating.get(topic, set())) - {name}) >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
-    async def _forget_new(self, topic: Topic) -> None:
-        """Delete a topic that could not be saved, unless it is in use: a refused request must leave no topic."""
+    async def forget_new(self, topic: Topic) -> None:
+        """Delete a topic that is new and was not used: a refused request must leave no topic."""
         if self._is_new(topic) and topic not in self._precreating:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
                 logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
+
+    def forget_new_soon(self, name: str) -> None:
+        """As `forget_new`, after a publish that did not wait was refused."""
+        topic = self.broker.topics.get(name)
+        if topic is not None and self._is_new(topic):
+            self.nursery.start_soon(self.forget_new, topic)
 
     def _is_new(self, topic: Topic) -> bool:
         """Whether a topic was never saved, and has neither messages nor channels."""
@@ -254,7 +275,6 @@ class Topics:
             return
         self._deleting[topic.name] = _Deletion(only_if_unused)
         self.broker.deleting.add(topic.name)
-        self.broker.publishable.pop(topic.name, None)
         try:
             with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
                 async with self.checkpointer.locked(topic):
@@ -271,7 +291,7 @@ class Topics:
             await self.delete_topic(topic)  # it was just opened
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
-        await self.publisher.until_idle(topic)
+        await self.write_path.until_idle(topic)
         if only_if_unused and not self._is_new(topic):
             return
         retired: Path | None = None
@@ -279,8 +299,8 @@ class Topics:
             # First, so that a crash or error before it leaves the topic unchanged. Consumers still read open files.
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
-            await self.publisher.until_idle(topic)  # a scheduled sync may have begun meanwhile
-        self.publisher.forget(topic)
+            await self.write_path.until_idle(topic)  # a scheduled sync may have begun meanwhile
+        self.write_path.forget(topic)
         self.broker.delete_topic(topic)
         self.readers.wake(topic)
         self.checkpointer.forget(topic)
@@ -304,6 +324,7 @@ class Topics:
             topic = self.broker.topic(name)
             if self.lookup is not None and self.lookup.addresses:
                 self._precreating[topic] = trio.Event()
+                self.broker.incomplete.add(topic)
                 self.nursery.start_soon(self._precreate, topic, self.lookup)
         return topic
 
@@ -328,6 +349,7 @@ class Topics:
             # A bug in the broker: the topic starts without these channels.
             logger.exception("topic %s: its channels on other brokers could not be created here", topic.name)
         finally:
+            self.broker.incomplete.discard(topic)
             self._precreating.pop(topic).set()
 
     async def _save_and_add(self, topic: Topic, names: Sequence[str], *, with_others: bool = False) -> None:
@@ -355,11 +377,8 @@ class Topics:
     def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name. Create it if needed; a new channel can start with deferred messages."""
         self._topic(topic_name)
-        known_ns = self.broker.alarms.next_ns
         channel = self.broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
             # The first consumer may subscribe before the timer runs.
             channel.tick(self.timers.now_ns(), _DUE_AT_ONCE)
-        if self.broker.alarms.next_ns != known_ns:
-            self.timers.recompute()
         return channel

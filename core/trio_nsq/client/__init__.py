@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..log.gaps import Gap
+    from ..log.raw import RawStreamError
+    from ..log.records import RecordBatch
     from ..protocol.address import format_address, parse_address
+    from ..protocol.messages import MessageSet
     from .connection.options import ConnectionOptions, ConnectionSettings
+    from .connection.tls import TLSFiles, TLSFilesError
     from .consuming.consumer import Consumer, ConsumerStats
     from .consuming.message import Message, MessageBatch
     from .consuming.options import ConsumerOptions, ConsumerSettings
@@ -21,12 +25,13 @@ if TYPE_CHECKING:
         BrokerUnreachable,
         ConnectionFailed,
         ConnectionLost,
+        NotABroker,
         ProducerClosed,
         PublishFailed,
         PublishInDoubt,
         RequestRefused,
     )
-    from .http.idempotent_producer import IdempotentProducer
+    from .http.idempotent_producer import IdempotentProducer, PublishOutcome
     from .publishing.options import ProducerOptions, ProducerSettings
     from .publishing.producer import Producer
     from .reading.topic_reader import TopicReader
@@ -50,13 +55,20 @@ __all__ = [
     "IdempotentProducer",
     "Message",
     "MessageBatch",
+    "MessageSet",
+    "NotABroker",
     "Producer",
     "ProducerClosed",
     "ProducerOptions",
     "ProducerSettings",
     "PublishFailed",
     "PublishInDoubt",
+    "PublishOutcome",
+    "RawStreamError",
+    "RecordBatch",
     "RequestRefused",
+    "TLSFiles",
+    "TLSFilesError",
     "TopicReader",
     "format_address",
     "parse_address",
@@ -75,9 +87,15 @@ _MODULES = {
     "IdempotentProducer": ".http.idempotent_producer",
     "Message": ".consuming.message",
     "MessageBatch": ".consuming.message",
+    "MessageSet": "..protocol.messages",
     "Producer": ".publishing.producer",
     "ProducerOptions": ".publishing.options",
     "ProducerSettings": ".publishing.options",
+    "PublishOutcome": ".http.idempotent_producer",
+    "RawStreamError": "..log.raw",
+    "RecordBatch": "..log.records",
+    "TLSFiles": ".connection.tls",
+    "TLSFilesError": ".connection.tls",
     "TopicReader": ".reading.topic_reader",
     "format_address": "..protocol.address",
     "parse_address": "..protocol.address",

@@ -15,7 +15,6 @@ Invalid arguments (a bad name, an empty or oversized message) raise `ValueError`
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from trio_nsq.protocol import NSQError
 
@@ -168,9 +167,6 @@ class BrokerUnreachable(NSQError):
         self.cause = cause
         self.unanswered = unanswered
 
-    def __reduce__(self) -> tuple[Any, ...]:  # Spark's tasks send their errors to the driver
-        return type(self), (self.address, self.reason)
-
 
 class NotABroker(BrokerUnreachable):
     """The server at an HTTP address is not an NSQ broker.
@@ -185,9 +181,6 @@ class NotABroker(BrokerUnreachable):
         super().__init__(address, f"the server is not an NSQ broker{error}", unanswered=unanswered)
         self.status = status
         self.text = text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.address, self.status, self.text)
 
 
 class PublishInDoubt(BrokerUnreachable):
@@ -227,6 +220,3 @@ class RequestRefused(NSQError):
     def is_about_secret(self) -> bool:
         """Whether the broker requires a secret, or refused it or what it is for; retrying does not help."""
         return self.status == 401 or self.text.startswith("FORBIDDEN")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.address, self.topic, self.status, self.text)

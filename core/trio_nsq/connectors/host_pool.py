@@ -16,6 +16,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Protocol
 
+from ..event_loop.retries import Delays
+
 MIN_RETRY_S = 30.0
 MAX_RETRY_S = 15 * 60.0
 
@@ -92,7 +94,7 @@ class _Health:
     """Whether a host is in use. `retry_at_s`: when a failed host gets a request; None: it has not failed."""
 
     retry_at_s: float | None = None
-    delay_s: float = MIN_RETRY_S
+    _delays: Delays = field(default_factory=lambda: Delays(MIN_RETRY_S, MAX_RETRY_S))
 
     def is_usable(self, now_s: float) -> bool:
         return self.retry_at_s is None or self.retry_at_s <= now_s
@@ -100,13 +102,12 @@ class _Health:
     def use(self, now_s: float) -> None:
         """If this is a retry, delay the next one."""
         if self.retry_at_s is not None:
-            self.delay_s = min(2 * self.delay_s, MAX_RETRY_S)
-            self.retry_at_s = now_s + self.delay_s
+            self.retry_at_s = now_s + self._delays.next_s()
 
     def fail(self, now_s: float) -> None:
         if self.retry_at_s is None:
-            self.delay_s = MIN_RETRY_S
-            self.retry_at_s = now_s + self.delay_s
+            self._delays.reset()
+            self.retry_at_s = now_s + self._delays.next_s()
 
 
 class LivePool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from .access.access import Access
+from .access.viewer import viewer_of
 from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.shared import Shared
@@ -35,3 +36,8 @@ def console_of(request: Request) -> Console:
     console = request.app.state.console
     assert isinstance(console, Console)
     return console
+
+
+def upstream_of(request: Request) -> Upstream:
+    """Return what makes requests to brokers with the viewer's token, so that they check its roles, too."""
+    return console_of(request).upstream.with_token(viewer_of(request).token)

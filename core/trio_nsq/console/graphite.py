@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
+from ..fleet.snapshot import BrokerState
+from ..fleet.stats import number, text
 from ..protocol.address import format_address
-from .fleet.snapshot import BrokerState
-from .fleet.stats import number, text
 from .options import ConsoleOptions
 
 _KEYS = {

@@ -4,9 +4,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
 from ..protocol.limits import MINUTE_MS
-from ..secret import NO_SECRET, Secret
+
+COLORS = {
+    "red": "#b3261e",
+    "orange": "#a04a00",
+    "green": "#0b6b41",
+    "blue": "#2f55d4",
+    "purple": "#7446cc",
+    "gray": "#585f6c",
+}
+"""Colours by which pages of several consoles are told apart; white text is legible on each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +26,8 @@ class ConsoleOptions:
     Attributes:
         http_address: Where it listens, `host:port`; port 0 selects a free port. Loopback by default, so that no other
             machine gets access by accident (nsqadmin listens on all interfaces).
+        title: The name of the fleet, on each page; empty: none.
+        color: A name of `COLORS`, of the title and the icon; empty: the console's own blue.
         base_path: The path of the first page, for a reverse proxy.
         nsqd_http_addresses: Brokers: `host:port`, `https://host:port`, or the path of a unix socket.
         lookupd_http_addresses: Discovery services: `host:port` or a URL. The brokers that they list belong to the
@@ -36,6 +48,7 @@ class ConsoleOptions:
         session_key: The key of the session cookies, 32 random bytes; empty: `session_key_file` decides.
         session_key_file: Keeps the key of the session cookies. None: a new key at each start.
         http_allowed_hosts: Host names for the console, besides localhost, this machine's name and IP addresses.
+        max_connections: Viewers' connections; 0 is as many as half of the limit of open files allows.
         allow_config_from_cidr: The network that may use `/config`; empty: none.
         graphite_url: A Graphite whose charts are shown, too; empty: none.
         proxy_graphite: Fetch its charts through the console.
@@ -46,6 +59,8 @@ class ConsoleOptions:
     """
 
     http_address: str = "127.0.0.1:4171"
+    title: str = ""
+    color: str = ""
     base_path: str = "/"
     nsqd_http_addresses: tuple[str, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()
@@ -66,6 +81,7 @@ class ConsoleOptions:
     session_key: bytes = field(default=b"", repr=False)
     session_key_file: Path | None = None
     http_allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 0
     allow_config_from_cidr: str = "127.0.0.1/8"
     graphite_url: str = ""
     proxy_graphite: bool = False

@@ -1,42 +1,38 @@
 """Runs the console: its listener, and all its tasks."""
 
 import logging
-import os
 import platform
-import socket
-import ssl
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 import trio
-from hypercorn.config import Config
-from hypercorn.utils import wrap_app
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
-from ..listening import Listening, listen
-from ..reloading import reload_on_request
-from ..under_trio import require_trio
+from ..http import WaitingClients, peer_of, serve_connection
+from ..platform.requirements import require_trio
+from ..protocol.address import host_of
+from ..server.admission import Admission, connection_limit, http_refusal, https_refusal
+from ..server.bodies import Bodies
+from ..server.listening import Listening, listen
+from ..server.reloading import reload_on_request
+from ..tls.accepting import Acceptor, NotAccepted
+from ..tls.context import server_context
+from ..tls.session import ServerContext
+from ..tls.settings import TLSSettings
 from .access.access import Access
-from .certificate import Certificate
-from .connections import serve_connections
 from .console import Console
 from .fleet.history import History
 from .fleet.watcher import Watcher
 from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
-from .web.app import make_app
+from .web.app import make_site
 
 logger = logging.getLogger("trio_nsq.console")
 
-_MAX_HEADERS_BYTES = 64 * 1024
-_KEEP_ALIVE_S = 75.0
-_STOP_S = 1.0
-"""Time for the answers that are being sent when the console stops."""
+_SEND_S = 30.0
+"""For one piece of an answer. A viewer that does not read for so long is disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +41,11 @@ class ConsoleAddresses:
 
     http_address: str
     url: str
+
+
+def tls_context(options: ConsoleOptions) -> ServerContext | None:
+    """Read the certificate of the console; None without one. Raises StartupError."""
+    return server_context(TLSSettings(options.https_cert, options.https_key), "https")
 
 
 def make_console(options: ConsoleOptions) -> Console:
@@ -90,15 +91,15 @@ async def serve(
     require_trio("trio_nsq.console.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
     console = make_console(options)
-    certificate = None
-    if options.https_cert is not None and options.https_key is not None:
-        certificate = Certificate(options.https_cert, options.https_key)
-    steps = [console.access.reload, console.access.audit.reopen]
-    if certificate is not None:
-        steps.append(certificate.reload)
+    acceptor = Acceptor(tls_context(options))
+
+    async def reload_certificate() -> None:
+        acceptor.context = await trio.to_thread.run_sync(tls_context, options)
+
+    steps = [console.access.reload, console.access.audit.reopen, reload_certificate]
     there = listening or await listen("--http-address", options.http_address)
     try:
-        scheme = "http" if certificate is None else "https"
+        scheme = "http" if acceptor.context is None else "https"
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(console.watcher.run)
@@ -106,7 +107,7 @@ async def serve(
             nursery.start_soon(console.access.run)
             if reloads is not None:
                 nursery.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
-            await nursery.start(_serve_http, console, there, certificate)
+            await nursery.start(_serve_http, console, there, acceptor)
             logger.info("HTTP: listening on %s", there.address)
             task_status.started(bound)
     finally:
@@ -118,58 +119,44 @@ async def serve(
         logger.info("CONSOLE: bye")
 
 
-class _Config(Config):
-    """Hypercorn's configuration, with a TLS context that can be changed."""
-
-    certificate: Certificate | None = None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return None if self.certificate is None else self.certificate.context
-
-
-def http1_only(app: ASGIApp) -> ASGIApp:
-    """Refuse HTTP/2.
-
-    Hypercorn changes to HTTP/2 at `Upgrade: h2c`. If a reverse proxy passes that on, the client's further requests go
-    through it unseen: it removes no header such as `X-Forwarded-User` from them.
-    """
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["http_version"].startswith("1."):
-            refusal = PlainTextResponse("The console speaks HTTP/1.1 only.\n", 505)
-            await refusal(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return answer
-
-
 async def _serve_http(
     console: Console,
     there: Listening,
-    certificate: Certificate | None,
+    acceptor: Acceptor,
     task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    config = _Config()
-    config.certificate = certificate
-    config.accesslog = None
-    config.errorlog = logging.getLogger("trio_nsq.console.http")
-    config.errorlog.setLevel(logging.WARNING)
     # The form parser logs each malformed form; the viewer gets the reason.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-    config.h11_max_incomplete_size = _MAX_HEADERS_BYTES
-    config.keep_alive_timeout = _KEEP_ALIVE_S
-    config.graceful_timeout = _STOP_S
-    config.include_server_header = False
-    listeners: list[Any] = []
-    for listener in there.listeners:
-        copy = socket.socket(fileno=os.dup(listener.socket.fileno()))
-        plain = trio.SocketListener(trio.socket.from_stdlib_socket(copy))
-        if certificate is None:
-            listeners.append(plain)
-        else:
-            listeners.append(trio.SSLListener(plain, certificate.context, https_compatible=True))
-    app = cast(Any, http1_only(make_app(console)))  # other names of the same types
-    await serve_connections(
-        wrap_app(app, config.wsgi_max_body_size, "asgi"), config, listeners, task_status=task_status
-    )
+    # The other half of the descriptors is for connections to brokers.
+    most = connection_limit(console.options.max_connections, listeners=2, logs=False)
+    site = make_site(console)
+    waiting, bodies = WaitingClients(), Bodies()
+
+    scheme = "http" if acceptor.context is None else "https"
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        name = stream.socket.getsockname()
+        peer, port = peer_of(stream), name[1] if isinstance(name, tuple) else 0
+        async with stream:
+            try:
+                secure: trio.abc.Stream = stream
+                if scheme == "https":
+                    with waiting.waits():
+                        secure = await acceptor.shake_hands(stream, host_of(peer))
+                await serve_connection(
+                    secure,
+                    site,
+                    peer=peer,
+                    bodies=bodies,
+                    guard=site.guard(port, scheme),
+                    waiting=waiting,
+                    send_timeout_s=_SEND_S,
+                )
+            except (NotAccepted, trio.BrokenResourceError):
+                pass  # the viewer has disconnected, or does not speak TLS
+            except Exception:  # a bug in the console: it must not affect other viewers
+                logger.exception("HTTP: internal error")
+
+    refusal = http_refusal(most, "console") if scheme == "http" else https_refusal()
+    admission = Admission("HTTP", most, serve_one, refusal, make_room=waiting.end_longest)
+    await trio.serve_listeners(admission.handle, there.listeners, task_status=task_status)

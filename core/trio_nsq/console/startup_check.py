@@ -3,11 +3,12 @@
 from functools import partial
 
 from ..client.connection.tls import TLSFilesError
-from ..listening import StartupError
-from ..startup_checks import check_listen_address, check_written_file, problems_of
+from ..protocol.errors import StartupError
+from ..server.startup_checks import check_listen_address, check_written_file, problems_of
+from ..tls.context import server_context
+from ..tls.settings import TLSSettings
 from .access.access import read_policy
 from .access.proxies import Proxies
-from .certificate import Certificate
 from .options import ConsoleOptions
 
 
@@ -20,14 +21,10 @@ def startup_problems(options: ConsoleOptions) -> list[str]:
         except TLSFilesError as exc:
             raise StartupError(str(exc)) from exc
 
-    def check_certificate() -> None:
-        if options.https_cert is not None and options.https_key is not None:
-            Certificate(options.https_cert, options.https_key)
-
     return problems_of(
         [
             check_tls,
-            check_certificate,
+            partial(server_context, TLSSettings(options.https_cert, options.https_key), "https"),
             partial(read_policy, options.auth_file),
             partial(check_written_file, "--audit-log", options.audit_log),
             partial(Proxies, options.trusted_proxies, options.acl_http_header, options.admin_users),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ..untrusted_json import decode_json
+from ..protocol.untrusted_json import decode_json
 from .json_text import members_of
 
 Path = tuple[str, ...]
@@ -120,10 +120,13 @@ def parse_condition(text: str) -> Condition:
         except ValueError:
             raise ValueError(f"{text!r}: the value is not a JSON string") from None
         return Condition(path, op, string, is_string=True)
-    if op == "=" and value.startswith(("<", ">")):
+    if value.startswith(("<", ">", "=")):
         raise ValueError(
-            f"{text!r}: write >= or <=; if the value begins with {value[0]}, put it in double quotes"
+            f"{text!r}: {match['op']}{value[0]} is no operator: use = != < <= > >=; if the value begins with "
+            f"{value[0]}, put it in double quotes"
         )
+    if not value and op in _ORDERS:
+        raise ValueError(f"{text!r}: the value to compare with is missing")
     return Condition(path, op, value, _number(value))
 
 

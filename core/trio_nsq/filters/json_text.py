@@ -5,7 +5,8 @@ The decoder of the standard library finds where a value ends; the value's text i
 
 import json
 import re
-from typing import Any
+
+from ..protocol.go_json import refuse_constant
 
 _SPACE = re.compile(r"[ \t\n\r]*", re.ASCII)
 _NAME = r'"([^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*)"'
@@ -14,16 +15,12 @@ _EMPTY = re.compile(r"\{[ \t\n\r]*\}")
 _scan_string = json.decoder.scanstring  # type: ignore[attr-defined]  # the type information lacks it
 
 
-def _invalid(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 # Numbers stay text: an int of more than 4300 digits would raise an error, and a float loses digits.
-_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_invalid)
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=refuse_constant)
 
 
 class NotJSON(ValueError):
-    """A body is not a JSON object."""
+    """A text is not JSON, or not an object."""
 
 
 def text_of(body: bytes) -> str:

@@ -6,9 +6,21 @@ route can answer there by its `begin`, without a task switch.
 """
 
 from .auditing import audited
-from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest
+from .connection import IDLE_TIMEOUT_S, LINGER_S, REQUEST_TIMEOUT_S, OnRequest, WaitingClients
 from .guard import Guard
-from .messages import Body, CutOff, HTTPError, Request, Response, channel_names, given, valid_name
+from .limiting import AnswerLimiter
+from .messages import (
+    Body,
+    CutOff,
+    ForeignRequest,
+    HTTPError,
+    Request,
+    Response,
+    channel_names,
+    compact_json,
+    given,
+    valid_name,
+)
 from .parsing import MAX_HEAD_BYTES
 from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
 from .serving import log_request, peer_of, serve_connection
@@ -21,9 +33,11 @@ __all__ = [
     "LINGER_S",
     "MAX_HEAD_BYTES",
     "REQUEST_TIMEOUT_S",
+    "AnswerLimiter",
     "Begin",
     "Body",
     "CutOff",
+    "ForeignRequest",
     "Guard",
     "HTTPError",
     "Handler",
@@ -34,8 +48,10 @@ __all__ = [
     "Route",
     "Router",
     "TLSRequiredRouter",
+    "WaitingClients",
     "audited",
     "channel_names",
+    "compact_json",
     "given",
     "log_request",
     "peer_of",

@@ -1,31 +1,53 @@
-"""HTTP client for requests to auth servers, discovery services and other services."""
+"""HTTP client under trio, for brokers, auth servers, discovery services and other services."""
 
 import base64
 import os
+import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
 from .._version import __version__
+from ..access.secret import authorization
+from ..api.https import https_port
 from ..protocol import NSQError
-from ..protocol.go_json import decode_object
-from ..secret import authorization
+from ..text.wording import untrusted_certificate
+from .urls import URL
 
-if TYPE_CHECKING:
-    import httpx
+if TYPE_CHECKING:  # slow to import, and most brokers make no requests
+    import httpcore
 
-_HEADERS = {
+_MAX_KEPT = 256
+"""Idle connections."""
+_MAX_REASON = 300
+HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
     "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
     "User-Agent": f"trio-nsq/{__version__}",
 }
 
 
+Headers: TypeAlias = Mapping[str, str] | Sequence[tuple[bytes, bytes]]
+
+
 class RequestFailed(NSQError):
     """A request failed. The text gives the reason, without secrets from the URL or the answer."""
+
+
+class NoConnection(RequestFailed, OSError):
+    """The server cannot be reached, or its certificate is not accepted."""
+
+
+class InvalidRequest(RequestFailed):
+    """The request is not valid HTTP: nothing was sent."""
+
+
+class NotHTTP(RequestFailed):
+    """The answer is not HTTP."""
 
 
 class UnexpectedStatus(RequestFailed):
@@ -44,7 +66,7 @@ class UnexpectedStatus(RequestFailed):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with any status. The names of its headers match in any case."""
+    """An answer with any status. The names of its headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -52,15 +74,16 @@ class Reply:
 
 
 class HTTPClient:
-    """Makes requests as nsqd does. It runs no tasks.
-
-    As in nsqd, every request opens a new connection: requests are rare, and a kept connection may be closed by then.
+    """Makes requests. It runs no tasks.
 
     Args:
         connect_timeout_s: Limit for connecting, including TLS.
-        request_timeout_s: Limit for the whole request.
+        request_timeout_s: Limit for the whole request; with `start` and `open`, until the head of the answer has
+            arrived.
         max_answer_bytes: The longest body accepted.
         tls: Settings for https; None uses the system's CAs.
+        keep_alive_s: Use a connection again that was idle for less than this. 0: every request opens a new one, as in
+            nsqd: requests are rare, and a kept connection may be closed by then.
     """
 
     def __init__(
@@ -70,12 +93,14 @@ class HTTPClient:
         request_timeout_s: float,
         max_answer_bytes: int,
         tls: ssl.SSLContext | None = None,
+        keep_alive_s: float = 0.0,
     ) -> None:
+        self._keep_alive_s = keep_alive_s
         self._connect_timeout_s = connect_timeout_s
         self._request_timeout_s = request_timeout_s
         self._max_answer_bytes = max_answer_bytes
         self._tls = tls
-        self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by scheme
+        self._pools: dict[str, httpcore.AsyncConnectionPool] = {}  # by scheme, or the path of a unix socket
 
     async def get(self, url: str, token: str = "", *, server_name: str | None = None) -> bytes:
         """Make one request, and return the body of the answer.
@@ -92,16 +117,10 @@ class HTTPClient:
             RequestFailed: There is no valid answer.
             UnexpectedStatus: The status is not 200. Redirects are not followed.
         """
-        import httpx  # here, because most brokers make no requests
-
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as exc:
-            raise RequestFailed(str(exc)) from exc
+        parsed = _parsed(url)
         reply = await self._request("GET", parsed, token, server_name)
-        if reply.status == 403 and parsed.scheme == "http" and (https_port := _https_port(reply.body)):
-            secure = parsed.copy_with(scheme="https", port=https_port)
-            reply = await self._request("GET", secure, token, server_name)
+        if parsed.scheme == "http" and (port := https_port(reply.status, reply.body)):
+            reply = await self._request("GET", parsed.on_https(port), token, server_name)
         if reply.status != 200:
             raise UnexpectedStatus(reply.status, reply.body)
         return reply.body
@@ -116,18 +135,12 @@ class HTTPClient:
         Raises:
             RequestFailed: There is no valid answer.
         """
-        import httpx
-
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as exc:
-            raise RequestFailed(str(exc)) from exc
-        return await self._request(method, parsed, content_type=content_type, body=body)
+        return await self._request(method, _parsed(url), content_type=content_type, body=body)
 
     async def _request(
         self,
         method: str,
-        url: "httpx.URL",
+        url: URL,
         token: str = "",
         server_name: str | None = None,
         *,
@@ -135,87 +148,194 @@ class HTTPClient:
         body: bytes = b"",
     ) -> Reply:
         """Make one request."""
-        import httpx
 
-        headers = dict(_HEADERS)
+        headers = dict(HEADERS)
         if content_type:
             headers["Content-Type"] = content_type
-        if url.userinfo:
-            credentials = f"{url.username}:{url.password}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
+        if url.credentials:
+            headers["Authorization"] = f"Basic {base64.b64encode(url.credentials.encode()).decode()}"
         elif token:
             headers["Authorization"] = authorization(token)
-        timeout = httpx.Timeout(None, connect=self._connect_timeout_s)
-        extensions: dict[str, Any] = {"timeout": timeout.as_dict()}
-        if server_name is not None:
-            extensions["sni_hostname"] = server_name
         try:
-            request = httpx.Request(method, url, headers=headers, content=body or None, extensions=extensions)
             with trio.fail_after(self._request_timeout_s):
-                response = await self._transport(url.scheme).handle_async_request(request)
-                try:
-                    return Reply(response.status_code, response.headers, await self._read(response))
-                finally:
-                    await response.aclose()
+                async with self.open(method, url, headers, body, server_name=server_name) as answer:
+                    return Reply(answer.status, answer.headers, await self.read(answer))
         except trio.TooSlowError:
             raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
-        except httpx.ConnectTimeout:
-            raise RequestFailed(f"no connection within {self._connect_timeout_s:g} s") from None
-        except (httpx.HTTPError, UnicodeError) as exc:  # UnicodeError: an invalid host name
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        url: URL,
+        headers: Headers,
+        body: bytes = b"",
+        *,
+        unix_path: str = "",
+        server_name: str | None = None,
+    ) -> AsyncIterator["Answer"]:
+        """Make a request as `start` does; the block reads the answer."""
+        answer = await self.start(method, url, headers, body, unix_path=unix_path, server_name=server_name)
+        try:
+            yield answer
+        finally:
+            await answer.aclose()
+
+    async def start(
+        self,
+        method: str,
+        url: URL,
+        headers: Headers,
+        body: bytes = b"",
+        *,
+        unix_path: str = "",
+        server_name: str | None = None,
+    ) -> "Answer":
+        """Make a request and return the answer, with any status, once its head has arrived. The caller closes it.
+
+        The time until then is limited; the body is not.
+
+        Raises:
+            RequestFailed: There is no valid answer.
+        """
+        import httpcore
+
+        extensions: dict[str, Any] = {"timeout": {"connect": self._connect_timeout_s}}
+        if server_name is not None:
+            extensions["sni_hostname"] = server_name
+        all_headers: list[tuple[str | bytes, str | bytes]]
+        all_headers = [*(headers.items() if isinstance(headers, Mapping) else headers)]
+        if not any(name.lower() in ("host", b"host") for name, _ in all_headers):
+            all_headers.insert(0, ("Host", url.netloc))
+        if body or method != "GET":
+            all_headers.append(("Content-Length", str(len(body))))
+        with self._failures():
+            place = httpcore.URL(
+                scheme=url.scheme.encode(), host=url.host.encode(), port=url.port, target=url.target.encode()
+            )
+            request = httpcore.Request(
+                method, place, headers=all_headers, content=body or None, extensions=extensions
+            )
+            pool = self._pool(url.scheme, unix_path)
+            try:
+                with trio.fail_after(self._request_timeout_s):
+                    return Answer(await pool.handle_async_request(request), self._failures)
+            except trio.TooSlowError:
+                raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Convert the library's errors inside the block to RequestFailed."""
+        import httpcore
+
+        try:
+            yield
+        except httpcore.ConnectTimeout:
+            raise NoConnection(f"no connection within {self._connect_timeout_s:g} s") from None
+        except httpcore.ConnectError as exc:
+            raise NoConnection(_why(exc)) from exc
+        except httpcore.LocalProtocolError as exc:
+            raise InvalidRequest(str(exc)) from exc
+        except httpcore.RemoteProtocolError as exc:
+            # A server that closes the connection before the end of an answer raises it, too.
+            is_lost = any(words in str(exc) for words in ("disconnected", "peer closed"))
+            raise (RequestFailed if is_lost else NotHTTP)(_why(exc)) from exc
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as exc:
+            raise RequestFailed(_why(exc)) from exc
+        except UnicodeError as exc:  # an invalid host name, or header
             raise RequestFailed(_why(exc)) from exc
 
-    def _transport(self, scheme: str) -> "httpx.AsyncHTTPTransport":
-        """Return the transport for URLs of this scheme. Create it at the first use.
-
-        It is a transport and not an httpx client: a client logs URLs with their secrets, and uses proxies and cookies,
-        which nsqd does not. The system's CAs are loaded only for https, because that takes longer than a request.
-        """
-        import httpx
-
-        if scheme not in self._transports:
-            context = self._tls or ssl.create_default_context() if scheme == "https" else False
-            self._transports[scheme] = httpx.AsyncHTTPTransport(
-                verify=context, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            )
-        return self._transports[scheme]
-
-    async def _read(self, response: "httpx.Response") -> bytes:
+    async def read(self, answer: "Answer") -> bytes:
+        """Return the body of an answer. Raises RequestFailed: it is too long, or breaks off."""
         body = bytearray()
-        # The cancellation ends the loop, so that the nested generators finish. The library would not close them after
-        # a `break`.
-        with trio.CancelScope() as reading:
-            async for piece in response.aiter_raw():
-                body += piece
-                if len(body) > self._max_answer_bytes:
-                    reading.cancel()
-        if reading.cancel_called:
-            raise RequestFailed(f"the answer is longer than {self._max_answer_bytes} bytes")
+        while piece := await answer.receive():
+            body += piece
+            if len(body) > self._max_answer_bytes:
+                raise RequestFailed(f"the answer is longer than {self._max_answer_bytes} bytes")
         return bytes(body)
+
+    def _pool(self, scheme: str, unix_path: str) -> "httpcore.AsyncConnectionPool":
+        """Return the connections for URLs of this scheme, or to a unix socket. Create them at the first use.
+
+        The system's CAs are loaded only for https, because that takes longer than a request.
+        """
+        import httpcore
+
+        key = unix_path or scheme
+        if key not in self._pools:
+            self._pools[key] = httpcore.AsyncConnectionPool(
+                self._tls or ssl.create_default_context() if scheme == "https" else None,
+                max_connections=None,
+                max_keepalive_connections=_MAX_KEPT if self._keep_alive_s else 0,
+                keepalive_expiry=self._keep_alive_s,
+                uds=unix_path or None,
+            )
+        return self._pools[key]
 
     async def aclose(self) -> None:
         """Close all connections. Running requests fail."""
-        for transport in self._transports.values():
-            await transport.aclose()
+        for pool in self._pools.values():
+            await pool.aclose()
 
 
-def _https_port(body: bytes) -> int:
-    """Return the port in the 403 answer of a server that requires https; 0 without one."""
+class Answer:
+    """An answer whose body is streamed. `HTTPClient` makes it.
+
+    Attributes:
+        status: The status code.
+        headers: The headers, by lower-case name.
+    """
+
+    def __init__(
+        self, response: "httpcore.Response", failures: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.status = response.status
+        self.headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers
+        }
+        self._response = response
+        self._failures = failures
+        self._pieces = response.aiter_stream()
+
+    async def receive(self) -> bytes:
+        """Receive a part of the body; b"" at its end. After a cancellation, the rest is lost.
+
+        Raises RequestFailed: it breaks off.
+        """
+        with self._failures():
+            return await anext(self._pieces, b"")
+
+    async def aclose(self) -> None:
+        """Keep the connection if the answer was read to its end; close others, without waiting."""
+        with trio.CancelScope(shield=True) as ending, suppress(RequestFailed), self._failures():
+            ending.cancel()
+            while await anext(self._pieces, b""):
+                pass  # the cancellation ends the library's nested generators, which it would not close
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await self._response.aclose()
+
+
+def _parsed(url: str) -> URL:
     try:
-        port = decode_object(body).integer("https_port")
-    except ValueError:
-        return 0
-    return port if 0 < port <= 65535 else 0
+        return URL.parse(url)
+    except ValueError as exc:
+        raise RequestFailed(f"the URL is not valid: {exc}") from exc
 
 
 def _why(error: BaseException) -> str:
-    """Return the text of an error; if it says nothing, that of its cause.
+    """Return the reason of an error: the system's, if it has one.
 
-    Libraries wrap errors in empty ones, and trio wraps those of all attempts to connect in one without their reasons.
+    The library wraps errors in others that are empty, or have Python's values in them.
     """
-    while (not str(error) or str(error).startswith("all attempts to connect")) and (
-        inner := error.__cause__ or error.__context__
-    ) is not None:
+    import httpcore
+
+    is_wrapped = isinstance(error, httpcore.ConnectError) or not str(error)
+    while is_wrapped and (inner := error.__cause__ or error.__context__) is not None:
         error = inner.exceptions[-1] if isinstance(inner, BaseExceptionGroup) else inner
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return untrusted_certificate(error.verify_message)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
+        return os.strerror(error.errno)  # trio adds the address to the text of the error
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error) or type(error).__name__)[:_MAX_REASON]

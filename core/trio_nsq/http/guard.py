@@ -1,4 +1,4 @@
-"""Decides before the body of a request is read whether its client may send it."""
+"""The guard of brokers and discovery services: tokens, certificates, auth servers, and pages of other origins."""
 
 import logging
 from collections.abc import Callable
@@ -11,20 +11,18 @@ from ..access.attempts import Reason
 from ..access.policy import Identity, Rule
 from ..protocol.address import host_of
 from .auditing import record_closing, record_refusal
-from .credentials import is_bearer, token_of
+from .credentials import CONSOLE_HEADER, is_bearer, token_of
+from .decisions import ALLOW, NEEDS_LOOKUP, Allow, Decision, Deny
 from .messages import CutOff, HTTPError, Request, Response
 from .routing import Route
-from .web_pages import HostNames, foreign_page
+from .web_pages import HostNames, foreign_page, perhaps_foreign_page
 
 logger = logging.getLogger("trio_nsq.http")
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trio-nsq", Basic realm="trio-nsq"'}
 _INVALID_TOKEN = "INVALID_TOKEN"
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
-
-class Undecided(Exception):
-    """Raised by `Guard.check`: the auth servers decide; see `Guard.ask`."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""Methods of requests that change nothing."""
 
 
 class _Question(TypedDict):
@@ -37,7 +35,7 @@ class _Question(TypedDict):
 
 
 class Guard:
-    """Checks the requests of a listener, or of one TLS connection.
+    """Checks the requests of a listener, or of one TLS connection. A `RequestGuard`.
 
     Args:
         hosts: The names of this server.
@@ -68,18 +66,8 @@ class Guard:
         self._clock_s = clock_s
         self._is_open = access.is_open
 
-    def check(self, request: Request, route: Route | None) -> Response | None:
-        """Check a request whose body has not arrived, and set its `identity`.
-
-        Args:
-            route: None if there is none for the request.
-
-        Returns:
-            The refusal; None if the request may go on.
-
-        Raises:
-            Undecided: `ask` decides.
-        """
+    def check(self, request: Request, route: Route | None) -> Decision:
+        """Decide about a request whose body has not arrived, and set its `identity`."""
         if self._is_open:
             headers = request.headers
             # The fast path of most requests, without further calls.
@@ -89,36 +77,32 @@ class Guard:
                 and "referer" not in headers
                 and not self._read_only
                 and headers.get("host") in self._hosts.known
+                and (request.method == "POST" or not _is_admin(route))
             ):
-                return None
+                return ALLOW
             refusal = self._check_page(request, route) or self._check_method(request, route)
-            return None if refusal is None else self._refuse(request, refusal)
+            return ALLOW if refusal is None else self._refuse(request, refusal)
         token = token_of(request.headers)
         identity = self._access.find(token, self._subject)
         if identity is None and token and self._access.service is not None:
             identity = self._access.known_answer(**self._question(request, token))
             if identity is None and self._needs_identity(request, route):
-                raise Undecided
-        refusal = self._decide(request, route, token, identity)
-        return None if refusal is None else self._refuse(request, refusal)
+                return NEEDS_LOOKUP
+        return self._decide(request, route, token, identity)
 
-    async def ask(self, request: Request, route: Route | None) -> Response | None:
+    async def look_up(self, request: Request, route: Route | None) -> Allow | Deny:
         """As `check`, by the auth servers."""
         token = token_of(request.headers)
-        assert token is not None  # otherwise the request is not undecided
+        assert token is not None  # otherwise there is nothing to look up
         try:
             identity = await self._access.query_cached(**self._question(request, token))
         except AuthError as exc:
             logger.error("%s: authentication failed: %s", request.peer, exc)
             return self._refuse(request, HTTPError(503, "AUTH_UNAVAILABLE"))
-        refusal = self._decide(request, route, token, identity)
-        return None if refusal is None else self._refuse(request, refusal)
+        return self._decide(request, route, token, identity)
 
     def is_current(self, request: Request, route: Route) -> bool:
-        """Whether a request that `check` has accepted may be executed now, and renew its `identity`.
-
-        It may have waited for its body, or for the answers to earlier requests, while its token was revoked.
-        """
+        """As `RequestGuard.is_current`."""
         identity, rule = request.identity, route.rule
         if identity is None or rule is None or rule.open:
             return True
@@ -131,16 +115,15 @@ class Guard:
         return True
 
     def refuse_late(self, request: Request, route: Route) -> Response:
-        """Refuse a request that is not current any more."""
+        """As `RequestGuard.refuse_late`."""
         if request.identity is not None:
             request.identity = self._access.renew(request.identity)
         error = self._check_rule(request, route.rule, token_of(request.headers), request.identity)
-        return self._refuse(
-            request, error or HTTPError(403, "FORBIDDEN: the rights of this client have changed")
-        )
+        error = error or HTTPError(403, "FORBIDDEN: the rights of this client have changed")
+        return self._refuse(request, error).response
 
     def check_again(self, request: Request, route: Route) -> None:
-        """Check a request whose answer is being sent. Raises CutOff: its client may not send it any more."""
+        """As `RequestGuard.check_again`."""
         if not self.is_current(request, route):
             record_closing(self._access.audit, request, self._subject)
             name = request.identity.name if request.identity is not None else ""
@@ -162,7 +145,7 @@ class Guard:
 
     def _decide(
         self, request: Request, route: Route | None, token: bytes | None, identity: Identity | None
-    ) -> HTTPError | None:
+    ) -> Allow | Deny:
         request.identity = identity
         if identity is None or identity.source == "certificate":
             refusal = self._check_page(request, route)  # browsers send certificates by themselves
@@ -172,28 +155,35 @@ class Guard:
             # Browsers repeat Basic credentials by themselves, but not for another name of the server.
             refusal = self._check_origin(request, route)
         refusal = refusal or self._check_method(request, route)
-        if refusal is not None or route is None:
-            return refusal
-        return self._check_rule(request, route.rule, token, identity)
+        if refusal is None and route is not None:
+            refusal = self._check_rule(request, route.rule, token, identity)
+        return ALLOW if refusal is None else self._refuse(request, refusal)
 
     def _check_page(self, request: Request, route: Route | None) -> HTTPError | None:
-        host = request.headers.get("host", "")
-        if not self._hosts.allows(host):
+        if not self._hosts.admits(request.headers):
+            host = request.headers["host"]
             return HTTPError(
                 403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; see --http-allowed-host"
             )
         return self._check_origin(request, route)
 
     def _check_origin(self, request: Request, route: Route | None) -> HTTPError | None:
-        if not foreign_page(request.headers):
-            return None
+        headers = request.headers
         # A page cannot see the answers to its GETs, but some cost much: a profile of the broker takes minutes.
-        if request.method in _SAFE_METHODS and not (route and route.rule and route.rule.role == "admin"):
+        if request.method in SAFE_METHODS and not _is_admin(route):
             return None
-        return HTTPError(403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request")
+        if foreign_page(headers):
+            return HTTPError(403, "NOT_FOR_WEB_PAGES: a web page of another origin made this request")
+        if request.method in SAFE_METHODS and perhaps_foreign_page(headers):
+            return HTTPError(
+                403,
+                "NOT_FOR_WEB_PAGES: a web page of another origin may have made this request; use curl, or a loopback "
+                "address in the browser",
+            )
+        return None
 
     def _check_method(self, request: Request, route: Route | None) -> HTTPError | None:
-        if self._read_only and route is not None and request.method not in _SAFE_METHODS:
+        if self._read_only and route is not None and request.method not in SAFE_METHODS:
             return HTTPError(403, "READ_ONLY: this server runs with --http-read-only")
         return None
 
@@ -210,14 +200,28 @@ class Guard:
             return HTTPError(403, f"FORBIDDEN: this needs {rule.describe(request.query)}")
         return None
 
-    def _refuse(self, request: Request, error: HTTPError) -> Response:
+    def _is_console(self, request: Request) -> bool:
+        """Whether a console has asked about a viewer's token: its own credentials allow to read everything."""
+        token = token_of(request.headers, CONSOLE_HEADER)
+        console = self._access.find(token, self._subject)
+        if console is None and token and self._access.service is not None:
+            console = self._access.known_answer(**self._question(request, token))
+        return console is not None and console.allows_everywhere("read")
+
+    def _refuse(self, request: Request, error: HTTPError) -> Deny:
         """Record a refusal, and build its response."""
         delay_s = 0.0
         is_login = error.code == _INVALID_TOKEN
         if is_login:
             reason: Reason = "token" if self._access.service is None else "auth_server"
-            delay_s = self._access.failures.record_failure(
-                host_of(request.peer), self._clock_s(), "http", reason
-            )
+            failures = self._access.failures
+            if self._is_console(request):
+                failures.count("http", reason)
+            else:
+                delay_s = failures.record_failure(host_of(request.peer), self._clock_s(), "http", reason)
         record_refusal(self._access.audit, request, error, self._subject, is_login=is_login)
-        return error.response(_CHALLENGE if error.status == 401 else None, delay_s)
+        return Deny(error.response(_CHALLENGE if error.status == 401 else None, delay_s))
+
+
+def _is_admin(route: Route | None) -> bool:
+    return route is not None and route.rule is not None and route.rule.role == "admin"

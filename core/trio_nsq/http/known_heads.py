@@ -7,6 +7,7 @@ its bytes, at the start of a request, so it means what it meant to the parser.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .credentials import CONSOLE_HEADER
 from .messages import Request
 
 _MOST_HEADS = 256
@@ -17,6 +18,7 @@ _NOT_KEPT = frozenset(
         "transfer-encoding",  # only the parser finds the end of such a body
         "upgrade",
         "expect",
+        CONSOLE_HEADER,
         "authorization",  # secrets are not kept for longer than their request
         "proxy-authorization",
         "cookie",

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ..access.policy import Identity
 from ..protocol import is_valid_name
+from ..server.bodies import PieceRoom
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 """The body of a response: complete, or a generator of its pieces."""
@@ -34,6 +35,9 @@ class Request:
         peer: The client's address as formatted by `format_peer`; `""` if the stream is not a socket.
         target: Path and query as received, for logs: ASCII without control characters.
         identity: The authenticated client; None without authentication.
+        context: What a guard has found out besides, for the handler.
+        version: Of HTTP: `1.1` or `1.0`.
+        room: For a generated answer, if the route has `Route.pieces`.
     """
 
     method: str
@@ -44,6 +48,20 @@ class Request:
     peer: str
     target: str = ""
     identity: Identity | None = None
+    context: object = None
+    version: str = field(default="1.1", compare=False)
+    room: PieceRoom | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True)
+class ForeignRequest(Request):
+    """What a client sent that speaks another protocol.
+
+    Attributes:
+        spoken: `NSQ` or `TLS`.
+    """
+
+    spoken: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +74,10 @@ class Response:
             exception in the generator is logged and truncates the response, so that the client notices; raise
             `CutOff` for an expected one.
         content_type: The Content-Type header; None for none.
-        headers: Further headers. The server adds Content-Length, Transfer-Encoding, Date and Connection.
+        headers: Further headers; `items` may repeat a name. The server adds Content-Length, Transfer-Encoding, Date
+            and Connection.
         delay_s: Send the response after this time, to slow down failed logins.
+        held_bytes: About the memory that a generator of the body holds until its end, for an `AnswerLimiter`.
     """
 
     status: int = 200
@@ -65,6 +85,7 @@ class Response:
     content_type: str | None = _TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    held_bytes: int = 0
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
@@ -74,8 +95,12 @@ class Response:
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Response:
         """Build a JSON response without blanks, as NSQ does. Raises TypeError as `json.dumps` does."""
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        return cls(status, text.encode(), _JSON)
+        return cls.encoded(compact_json(value).encode(), status)
+
+    @classmethod
+    def encoded(cls, body: Body, status: int = 200, *, held_bytes: int = 0) -> Response:
+        """Build a JSON response of JSON that is already encoded."""
+        return cls(status, body, _JSON, held_bytes=held_bytes)
 
     @classmethod
     def empty(cls, status: int = 200) -> Response:
@@ -104,6 +129,15 @@ class HTTPError(Exception):
 
 class CutOff(Exception):
     """Raised by a body's generator to truncate the response for an expected reason. Its text is logged."""
+
+
+class EndOfAnswer(Exception):
+    """Raised by a guard to end a response that may be complete after any piece."""
+
+
+def compact_json(value: Any) -> str:
+    """Encode JSON without blanks, as NSQ does. Raises TypeError as `json.dumps` does."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 # ---------------------------------------------------------------------- parameters, with NSQ's error strings

@@ -12,10 +12,11 @@ from urllib.parse import unquote
 
 import httptools
 
-from .guard import Guard, Undecided
+from ..protocol.spoken import protocol_of
+from .decisions import ALLOW, Allow, Decision, Deny, NeedsLookup, RequestGuard
 from .known_heads import KnownHeads, repeatable_head
-from .messages import INTERNAL_ERROR, HTTPError, Request, Response
-from .routing import DEFAULT_MAX_BODY_BYTES, Route, Router
+from .messages import INTERNAL_ERROR, ForeignRequest, HTTPError, Request, Response
+from .routing import DEFAULT_MAX_BODY_BYTES, INVALID_REQUEST, Route, Router
 
 logger = logging.getLogger("trio_nsq.http")
 
@@ -28,8 +29,11 @@ _LARGE_BYTES = 64 * 1024
 _PIECE_BYTES = 4096
 """Smaller pieces of a body are joined: an object for each would take more memory than its data."""
 
+_HTTP2 = b"PRI * HTTP/2.0\r\n"
+"""The first line of a client that begins with HTTP/2."""
+
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
-_INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
+_UNKNOWN_CODING = HTTPError(501, "UNSUPPORTED_TRANSFER_ENCODING").response()
 _HEAD_TOO_BIG = HTTPError(431, "HEADERS_TOO_BIG").response()
 
 
@@ -93,7 +97,7 @@ class Exchange:
     Attributes:
         request: The request. A refused one has only the fields parsed so far.
         answer: The route whose handler answers, or the response itself.
-        undecided: The guard must still ask the auth servers: `Guard.ask`.
+        undecided: The guard needs a lookup: `RequestGuard.look_up`.
         keep_alive: Whether the connection continues after the answer. If not, nothing further is read.
         chunked: Whether the client understands chunked responses (HTTP/1.1).
     """
@@ -124,13 +128,14 @@ class RequestReader:
         at_rest: No part of a further request has arrived.
         continue_expected: The client waits for `100 Continue` before it sends an acceptable body. The caller sends it
             and clears this flag.
-        undecided: The head of a request has arrived, its body has not, and the guard must ask the auth servers. The
-            caller calls `decide` before it reads more.
-        unfinished_bytes: Size of the large body that is arriving, or its maximum if the size is not known; 0 without
-            one.
+        undecided: The head of a request has arrived, its body has not, and the guard needs a lookup. The caller calls
+            `decide` before it reads more.
+        awaits_head: The head of the next request is not complete.
+        unfinished_bytes: The missing bytes of the large body that is arriving, at most if its size is not known; 0
+            without one.
     """
 
-    def __init__(self, router: Router, peer: str, guard: Guard | None = None) -> None:
+    def __init__(self, router: Router, peer: str, guard: RequestGuard | None = None) -> None:
         self.continue_expected = False
         self.guard = guard
         self._router = router
@@ -142,6 +147,10 @@ class RequestReader:
         self._last_head = b""  # of the last request that arrived in one piece
         self.on_message_begin()
         self.at_rest = True
+
+    @property
+    def awaits_head(self) -> bool:
+        return self.at_rest or self._in_head
 
     def receive_data(self, data: bytes | bytearray) -> list[Exchange]:
         """Parse received data, and return the requests that are now complete, in order.
@@ -168,14 +177,14 @@ class RequestReader:
             if end > len(data) or not isinstance(route, Route) or head.body_bytes > route.max_body_bytes:
                 break
             request = Request(head.method, head.path, head.query, head.headers, b"", self.peer, head.target)
-            if self.guard is not None:
-                try:
-                    refusal = self.guard.check(request, route)
-                except Undecided:
+            if not head.chunked:
+                request.version = "1.0"
+            decision = ALLOW if self.guard is None else self.guard.check(request, route)
+            if decision is not ALLOW:
+                if not isinstance(decision, Deny):
                     break
-                if refusal is not None:
-                    self._exchanges.append(Exchange(request, refusal, keep_alive=False, chunked=False))
-                    return len(data)
+                self._exchanges.append(Exchange(request, decision.response, keep_alive=False, chunked=False))
+                return len(data)
             request.body = data[body:end]
             self._exchanges.append(Exchange(request, route, keep_alive=True, chunked=head.chunked))
             start = end
@@ -186,10 +195,18 @@ class RequestReader:
         head = repeatable_head(data, exchange.request)
         if head != self._last_head:
             self._last_head = head  # not more yet: some clients send a different head each time
-        elif head and exchange.keep_alive and isinstance(exchange.answer, Route):
+        elif (
+            head
+            and exchange.keep_alive
+            and isinstance(exchange.answer, Route)
+            and exchange.answer.parses_query
+        ):
             _known_heads.add(head, exchange.request, chunked=exchange.chunked)
 
     def _parse(self, data: bytes) -> None:
+        if self.at_rest and data.startswith(_HTTP2):
+            self._refuse(self._router.other_version)
+            return
         # Counts head, chunk framing and trailers; the callbacks reset it when there is progress.
         self._loose_bytes += len(data)
         try:
@@ -201,7 +218,9 @@ class RequestReader:
         except httptools.HttpParserCallbackError as error:
             self._refuse(_refusal_in(error))
         except httptools.HttpParserError:
-            self._refuse(_INVALID_REQUEST)
+            if not self._url and (spoken := protocol_of(data)) in ("NSQ", "TLS"):
+                self._pending = ForeignRequest("", "", {}, {}, b"", self.peer, spoken=spoken)
+            self._refuse(INVALID_REQUEST)
 
     def _feed(self, data: bytes) -> None:
         while True:
@@ -232,18 +251,21 @@ class RequestReader:
             self._pending = Request(
                 self._method, self._path, self._query, self._headers, b"", self.peer, self._target
             )
+            self._pending.version = self._version
         return self._pending
 
     async def decide(self) -> Exchange | None:
-        """Have the guard ask the auth servers about the undecided request. Returns its refusal as an exchange."""
+        """Have the guard look up the client of the undecided request. Returns its refusal as an exchange."""
         assert self.guard is not None  # it has left the request undecided
         route = self._answer
-        refusal = await self.guard.ask(self._request(), route if isinstance(route, Route) else None)
+        decision = await self.guard.look_up(self._request(), route if isinstance(route, Route) else None)
         self.undecided = False
-        if refusal is None:
-            return None
-        self._refuse(refusal)
-        return self._exchanges.pop()
+        try:
+            self._obey(decision)
+        except _Refused as refused:
+            self._refuse(refused.response)
+            return self._exchanges.pop()
+        return None
 
     # Callbacks of httptools.
 
@@ -254,6 +276,7 @@ class RequestReader:
         self._query: Mapping[str, str] = {}
         self._headers: dict[str, str] = {}
         self._url = b""
+        self._version = "1.1"
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._pending = None
@@ -268,7 +291,9 @@ class RequestReader:
             return  # RFC 9110 6.5.1: trailers must not be merged into the headers
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip()
         known = self._headers.get(key)
-        self._headers[key] = text if known is None else f"{known}, {text}"
+        if known is not None:
+            text = f"{known}; {text}" if key == "cookie" else f"{known}, {text}"  # RFC 9113 8.2.3
+        self._headers[key] = text
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
@@ -276,33 +301,40 @@ class RequestReader:
         self._method = parser.get_method().decode("ascii")
         self._target = self._url.decode("ascii", "backslashreplace")
         version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _Refused(self._router.other_version)
         # RFC 9112 3.2: a server must refuse HTTP/1.1 without Host.
-        if version != "1.0" and (version != "1.1" or "host" not in headers):
-            raise _Refused(_INVALID_REQUEST)
+        if version == "1.1" and "host" not in headers:
+            raise _Refused(INVALID_REQUEST)
+        if version == "1.0" and "transfer-encoding" in headers:  # RFC 9112 6.1: a proxy may see another end
+            raise _Refused(INVALID_REQUEST)
+        # RFC 9112 6.1: the chunks may hold compressed data, which must not be taken for the body.
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise _Refused(_UNKNOWN_CODING)
+        self._version = version
         self._chunked = version == "1.1"
         self._upgrade = parser.should_upgrade()
         self._keep_alive = parser.should_keep_alive()
         self._answer = answer = self._resolve()
-        if self.guard is not None:
-            self._check(self.guard)
-        self._max_body_bytes = answer.max_body_bytes if isinstance(answer, Route) else DEFAULT_MAX_BODY_BYTES
-        self._most_bytes = int(headers.get("content-length", self._max_body_bytes))
-        if self._most_bytes > self._max_body_bytes:
-            self._refuse_body()
+        route = answer if isinstance(answer, Route) else None
+        self._max_body_bytes = route.max_body_bytes if route is not None else DEFAULT_MAX_BODY_BYTES
+        decision = ALLOW if self.guard is None else self.guard.check(self._request(), route)
+        self.undecided = isinstance(decision, NeedsLookup)
+        self._obey(decision)
         if self._method == "CONNECT":  # the data after it is not HTTP, and no route has this method
-            raise _Refused(answer if isinstance(answer, Response) else _INVALID_REQUEST)
+            raise _Refused(answer if isinstance(answer, Response) else INVALID_REQUEST)
         if self._chunked and "expect" in headers:
             self.continue_expected = headers["expect"].lower() == "100-continue"
 
-    def _check(self, guard: Guard) -> None:
-        route = self._answer
-        try:
-            refusal = guard.check(self._request(), route if isinstance(route, Route) else None)
-        except Undecided:
-            self.undecided = True
-            return
-        if refusal is not None:
-            raise _Refused(refusal)
+    def _obey(self, decision: Decision) -> None:
+        """Raises _Refused: the guard denies the request, or its body is too long."""
+        if isinstance(decision, Deny):
+            raise _Refused(decision.response)
+        if isinstance(decision, Allow) and decision.max_body_bytes is not None:
+            self._max_body_bytes = min(self._max_body_bytes, decision.max_body_bytes)
+        self._most_bytes = int(self._headers.get("content-length", self._max_body_bytes))
+        if max(self._most_bytes, self._body_bytes) > self._max_body_bytes:
+            self._refuse_body()
 
     def _resolve(self) -> Route | Response:
         url = self._url
@@ -312,13 +344,13 @@ class RequestReader:
         try:
             self._path, query = split(url)
         except ValueError:
-            return _INVALID_REQUEST
+            return INVALID_REQUEST
         answer = self._router.resolve(self._method, self._path, query)
-        if query and isinstance(answer, Route):
+        if query and isinstance(answer, Route) and answer.parses_query:
             try:
                 self._query = parse(query)
             except ValueError:
-                return _INVALID_REQUEST
+                return INVALID_REQUEST
         return answer
 
     def _refuse_body(self) -> None:
@@ -334,7 +366,7 @@ class RequestReader:
         if self._body_bytes > self._max_body_bytes:
             self._refuse_body()
         if self._body_bytes > _LARGE_BYTES:
-            self.unfinished_bytes = self._most_bytes
+            self.unfinished_bytes = max(1, self._most_bytes - self._body_bytes)
         if len(body) >= _PIECE_BYTES or not self._body:
             self._body.append(body)
         elif isinstance(last := self._body[-1], bytearray):

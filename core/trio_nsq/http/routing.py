@@ -12,6 +12,8 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from ..access.policy import Rule
+from ..server.bodies import Bodies
+from .limiting import AnswerLimiter
 from .messages import HTTPError, Request, Response
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -26,6 +28,7 @@ DEFAULT_MAX_BODY_BYTES = 64 * 1024
 """Limit for routes without a body: some clients send one all the same, and handlers can ignore it."""
 
 NOT_FOUND = HTTPError(404, "NOT_FOUND").response()
+INVALID_REQUEST = HTTPError(400, "INVALID_REQUEST").response()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class Route:
         plain: Leave out the X-NSQ-Content-Type header, as /ping does.
         begin: Called before the handler if a poller serves the client; None always uses the handler.
         rule: What the client needs, if it must authenticate; None refuses every client then.
+        limiter: Shared by routes whose answers take long or are large; None for others.
+        pieces: Shared by routes that generate large pieces; the generator uses `Request.room`.
+        parses_query: The query must be valid, and `Request.query` has its parameters. False: the handler parses it.
+        notices_end: A generated answer is closed as soon as the client disconnects, not only with the next piece. Not
+            for clients that a poller serves.
     """
 
     method: str
@@ -51,6 +59,10 @@ class Route:
     plain: bool = False
     begin: Begin | None = None
     rule: Rule | None = None
+    limiter: AnswerLimiter | None = None
+    pieces: Bodies | None = None
+    parses_query: bool = True
+    notices_end: bool = False
 
 
 class _Resource:
@@ -73,10 +85,13 @@ class Router:
 
     Attributes:
         routes: All routes.
+        other_version: The answer to requests that are not HTTP/1.1 or HTTP/1.0.
 
     Raises:
         ValueError: A path does not have the form that `Route` requires, or two routes have the same method and path.
     """
+
+    other_version = INVALID_REQUEST
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)

@@ -6,11 +6,11 @@ import socket
 
 import trio
 
-from ..bodies import Bodies
+from ..event_loop.reactor import IN_TASK, PolledEndpoint, Poller
 from ..protocol.address import format_peer
-from ..reactor import IN_TASK, PolledEndpoint, Poller
-from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest, head_of
-from .guard import Guard
+from ..server.bodies import Bodies
+from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest, WaitingClients, head_of
+from .decisions import RequestGuard
 from .messages import HTTPError, Request, Response
 from .parsing import Exchange, RequestReader
 from .routing import Route, Router
@@ -186,7 +186,9 @@ async def serve_connection(
     on_request: OnRequest | None = None,
     poller: Poller | None = None,
     bodies: Bodies | None = None,
-    guard: Guard | None = None,
+    guard: RequestGuard | None = None,
+    waiting: WaitingClients | None = None,
+    send_timeout_s: float = IDLE_TIMEOUT_S,
 ) -> None:
     """Serve one client until it disconnects, violates HTTP or is too slow; none of that is an error.
 
@@ -199,12 +201,16 @@ async def serve_connection(
         poller: Reads the client instead of the calling task, if the stream is a socket; None uses the task.
         bodies: Limits the memory of large bodies that are arriving; None uses a limit for this client alone.
         guard: Checks each request before its body is read; None accepts all.
+        waiting: Has the connection while it waits for a request. Without a poller only, as the next one.
+        send_timeout_s: Limit for the client to accept an answer, or one piece of a generated one.
     """
     bodies = bodies or Bodies()
     reader = RequestReader(router, peer_of(stream) if peer is None else peer, guard)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
-        connection = Connection(stream, reader, on_request, bodies)
+        connection = Connection(
+            stream, reader, on_request, bodies, waiting=waiting, send_timeout_s=send_timeout_s
+        )
     else:
         # The plain socket needs no task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())

@@ -17,8 +17,10 @@ from .files import Files, OpenFiles, reasonable_limit
 from .interface import Log
 from .memory import MemoryLog
 from .records import RecordBatch, RecordHeader
+from .segment.unwritten import ALL_STABLE
 
 __all__ = [
+    "ALL_STABLE",
     "DiskLog",
     "Files",
     "Log",

@@ -40,13 +40,59 @@ class LogFileFacts(Protocol):
         """
 
 
+class LogFileStart(Protocol):
+    """As `LogFileFacts`."""
+
+    @property
+    def base_sequence(self) -> int: ...
+
+
+class TimedLog(Protocol):
+    """The part of a log that tells when messages were published. Methods as of `Log`."""
+
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def files(self) -> Sequence[LogFileStart]: ...
+    def headers(self, sequence: int) -> Iterator[RecordHeader]: ...
+
+
+DiskWork = Callable[[], Callable[[], None]]
+"""Work for the disk, made in the log's thread. Any thread may call it: it changes no log, and blocks. The log's thread
+then calls what it returns, which changes the log. Raises LogError: nothing is to be changed."""
+
+
+class SyncPoint(Protocol):
+    """Where the writes of a log end: a sync that begins later makes them stable. It does not change."""
+
+    def sync(self) -> None:
+        """Return when all writes up to here are on stable storage. Any thread may call it; it changes no log.
+
+        Raises:
+            LogWriteError: They are not.
+        """
+
+
+class NothingToSync:
+    """The `SyncPoint` of a log without a file."""
+
+    def sync(self) -> None:
+        """Nothing to do."""
+
+
 class Log(Protocol):
     """The messages of one topic, by sequence.
 
-    One thread writes, commits and takes back; others may read, sync and discard meanwhile. Readers see messages only
-    after the commit. A broker that acknowledges only messages on stable storage writes, syncs, commits, acknowledges
-    and delivers, in this order.
+    One thread has the log, and only it changes the log. Others may read, do `DiskWork`, and sync to a `SyncPoint`.
+    Readers see messages only after the commit. A broker that acknowledges only messages on stable storage writes,
+    syncs, commits, acknowledges and delivers, in this order.
     """
+
+    @property
+    def incarnation(self) -> bytes | None:
+        """16 random bytes that no other log has; None before the first message. A copy of the folder has the same."""
 
     @property
     def first_sequence(self) -> int:
@@ -62,7 +108,7 @@ class Log(Protocol):
 
     @property
     def writes(self) -> int:
-        """Number of successful writes since the log was opened; never decreases. Any thread may read it."""
+        """Number of successful writes since the log was opened; never decreases."""
 
     @property
     def failed_syncs(self) -> int:
@@ -70,7 +116,7 @@ class Log(Protocol):
 
     @property
     def unsynced_bytes(self) -> int:
-        """Bytes that the next `sync` stores."""
+        """Bytes that the next sync stores."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -86,36 +132,46 @@ class Log(Protocol):
         """Estimate the sequence from which on the log has at most `size` bytes, without reading."""
 
     def begins_file(self, size: int) -> bool:
-        """Whether a write of `size` bytes needs a new file first: see `begin_file`."""
+        """Whether a write of `size` bytes needs a new file first: see `new_file`."""
 
-    def begin_file(self) -> None:
-        """Sync the last file and begin a new one for the next writes. All writes must be committed.
+    def new_file(self) -> DiskWork:
+        """Begin a new file for the next writes. All writes must be synced and committed, and none may follow meanwhile.
 
-        Blocks on the disk; there must be no write meanwhile.
-
-        Raises:
-            LogWriteError: There is no new file.
+        They are synced so that only the last file can be torn.
         """
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         """Write batches at the end; the first begins at `written_sequence`.
 
-        A crash of the machine may lose them until the next `sync`. If `begins_file`, call `begin_file` before.
+        A crash of the machine may lose them until the next sync. If `begins_file`, use `new_file` before.
 
         Raises:
-            LogWriteError: No batch is stored, and the log is unchanged. If the process dies before another write
-                succeeds, the batches may be in the log after the restart.
+            LogWriteError: No batch is stored, and the log is unchanged. A crash can bring the batches back while
+                `has_unsynced_cut`.
             ValueError: The batches do not begin at `written_sequence`, or have gaps.
         """
 
     def commit(self, sequence: int) -> None:
         """Make messages before this sequence, at which a write ended, visible to readers."""
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """Remove the uncommitted writes. Not during a sync.
 
-        If that fails, the bytes stay in the file until the next write. If the process dies before that write, they may
-        be in the log after the restart.
+        A crash can bring them back while `has_unsynced_cut`.
+        """
+
+    @property
+    def has_unsynced_cut(self) -> bool:
+        """Whether a crash can bring back what was not stored: a failed write, or what `rollback` removed.
+
+        Their removal failed, then `finish_cut` tries again; or it needs a sync.
+        """
+
+    def finish_cut(self) -> None:
+        """Remove what an earlier attempt failed to remove.
+
+        Raises:
+            LogWriteError: It is still there.
         """
 
     def unlogged(self) -> UnsyncedPart | None:
@@ -139,11 +195,15 @@ class Log(Protocol):
             LogWriteError, ValueError: As `write`.
         """
 
-    def sync(self) -> None:
-        """Return when all writes before the call are on stable storage.
+    def sync_point(self) -> SyncPoint:
+        """Return where the writes end, for a sync in a thread. Pass its result to `end_sync` before the next one."""
 
-        Raises:
-            LogWriteError: They are not. Committed messages remain readable, and the next sync includes these writes.
+    def end_sync(self, point: SyncPoint, error: Exception | None) -> Exception | None:
+        """Record the result of a sync.
+
+        Returns:
+            Why the writes up to the point are not on stable storage; None if they are. If a sync failed after the point
+            was made, they are not, whatever the result: the kernel may have dropped them.
         """
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
@@ -178,13 +238,6 @@ class Log(Protocol):
             LogReadError: The operating system failed to read.
         """
 
-    def roll(self) -> None:
-        """Begin a new file unless the last one is empty, so that the last one can be discarded later.
-
-        Raises:
-            LogWriteError: There is no new file.
-        """
-
     @property
     def has_carried_forward(self) -> bool:
         """Whether there is a carried-forward segment."""
@@ -200,7 +253,7 @@ class Log(Protocol):
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
-    ) -> bool:
+    ) -> Callable[[], Callable[[], None] | None]:
         """Durably replace the carried-forward segment by one with these messages. Their files can then be discarded.
 
         Args:
@@ -210,14 +263,14 @@ class Log(Protocol):
                 by one, without the metadata.
 
         Returns:
-            False if the records are larger; nothing has changed then.
-
-        Raises:
-            LogError: The operating system failed to read or write; nothing has changed then.
+            As `DiskWork`, which returns None if the records are larger; nothing is to be changed then.
         """
 
     def discard_before(self, sequence: int) -> None:
-        """Discard messages before `sequence`, as far as that is cheap, and no others."""
+        """Discard messages before `sequence`, as far as that is cheap, and no others. Blocks. Raises LogWriteError."""
+
+    def discard_first(self, sequence: int) -> DiskWork | None:
+        """Discard the first file, as `discard_before`; None if it must be kept."""
 
     def close(self) -> None:
         """Close the files. The log must not be used afterwards."""
@@ -231,7 +284,7 @@ def check_order(batches: Sequence[RecordBatch], next_sequence: int) -> None:
         next_sequence = batch.next_sequence
 
 
-def sequence_at(log: Log, timestamp_ns: int) -> int:
+def sequence_at(log: TimedLog, timestamp_ns: int) -> int:
     """Return the first sequence that was published at this time or later; the end of the log if there is none.
 
     Bisects over files and then over sequences, because timestamps ascend. If the clock was set back, they do not, and

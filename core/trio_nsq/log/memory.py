@@ -1,10 +1,11 @@
 """The log in memory, for ephemeral topics. It is bounded and drops the oldest messages first."""
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol.messages import MessageSet
-from .interface import READ_BYTES, LogFileFacts, check_order
+from .interface import READ_BYTES, DiskWork, LogFileFacts, NothingToSync, SyncPoint, check_order
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
 from .segment.format import INCARNATION_BYTES, encode_file_header, seed_for
 
@@ -27,6 +28,7 @@ class MemoryLog:
     files: Sequence[LogFileFacts] = ()
     has_carried_forward = False
     failed_syncs = unsynced_bytes = 0
+    has_unsynced_cut = False
 
     def __init__(
         self, *, max_messages: int = 10_000, max_bytes: int = 64 * 1024 * 1024, first_sequence: int = 0
@@ -35,6 +37,7 @@ class MemoryLog:
         self._max_bytes = max_bytes
         self._batches: list[RecordBatch] = []
         self._dropped = 0  # number of placeholders at the beginning of `_batches`
+        self.incarnation: bytes | None = os.urandom(INCARNATION_BYTES)
         self.first_sequence = self.next_sequence = first_sequence
         self.size_bytes = 0
         self._written: list[RecordBatch] = []
@@ -64,16 +67,17 @@ class MemoryLog:
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
-    ) -> bool:
+    ) -> Callable[[], None]:
         """As `Log.carry_forward`; does nothing, because there are no files to discard."""
-        return False
+        return lambda: None
 
     def begins_file(self, size: int) -> bool:
         """As `Log.begins_file`; always False."""
         return False
 
-    def begin_file(self) -> None:
+    def new_file(self) -> DiskWork:
         """Nothing to do."""
+        return lambda: lambda: None
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` has no effect."""
@@ -85,8 +89,11 @@ class MemoryLog:
         self._written += batches
         self.writes += 1
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         self._written.clear()
+
+    def finish_cut(self) -> None:
+        """Nothing to do."""
 
     def commit(self, sequence: int) -> None:
         batches = [batch for batch in self._written if batch.next_sequence <= sequence]
@@ -112,8 +119,15 @@ class MemoryLog:
     def mark_logged(self) -> None:
         """Nothing to do."""
 
-    def sync(self) -> None:
+    def sync_point(self) -> SyncPoint:
+        return NothingToSync()
+
+    def end_sync(self, point: SyncPoint, error: Exception | None) -> Exception | None:
         """Nothing to do."""
+        return error
+
+    def discard_first(self, sequence: int) -> None:
+        """As `Log.discard_first`; always None, because there are no files."""
 
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         found: list[RecordBatch] = []

@@ -7,7 +7,7 @@ records is missing in the log, or was not requested.
 
 from collections.abc import Iterable
 
-from ..checksum import crc32
+from ..platform.checksum import crc32
 from .errors import LogError
 from .records import (
     HEADER_BYTES,

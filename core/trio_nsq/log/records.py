@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final
 
-from ..checksum import crc32
+from ..platform.checksum import crc32
 from ..protocol.bulk import MAX_INT32
 from ..protocol.messages import MessageSet, read_sizes
 
@@ -78,6 +78,10 @@ class RecordHeader:
     def record_bytes(self) -> int:
         return HEADER_BYTES + self.length
 
+    def matches(self, payload: bytes | memoryview) -> bool:
+        """Whether a payload is this record's, undamaged."""
+        return len(payload) == self.length and crc32(payload) == self.payload_crc
+
 
 @dataclass(init=False, slots=True)
 class RecordBatch:
@@ -127,6 +131,19 @@ class RecordBatch:
     def count(self) -> int:
         """Messages, at least 1."""
         return len(self.messages.sizes)
+
+    def id_of(self, sequence: int) -> str:
+        """Return the id of one of the messages, 16 hex digits."""
+        return f"{self.first_id + sequence - self.base_sequence:016x}"
+
+    @property
+    def last_id(self) -> str:
+        """The last message's id."""
+        return self.id_of(self.next_sequence - 1)
+
+    def ids(self) -> list[bytes]:
+        """Return the ids of the messages."""
+        return [b"%016x" % each for each in range(self.first_id, self.first_id + self.count)]
 
     @property
     def payload_crc(self) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import trio
 
+from ..access.secret import Secret, SecretFileError, encode_secret, warn_in_clear
+from ..event_loop.retries import Delays
 from ..protocol.address import format_address, parse_address
-from ..secret import Secret, SecretFileError, encode_secret, warn_in_clear
 from .announcements import Announcements, HasChannels
 from .protocol import (
     MAGIC_V1,
@@ -121,7 +122,7 @@ class LookupPeer:
 
     async def run(self) -> None:
         """Connect, and reconnect after each failure."""
-        delay_s = MIN_DELAY_S
+        delays = Delays(MIN_DELAY_S, MAX_DELAY_S, self._random_fraction)
         with self._scope:
             while True:
                 started = trio.current_time()
@@ -139,10 +140,8 @@ class LookupPeer:
                     self.tried.set()
                 if self._attempt.cancelled_caught:
                     continue
-                if trio.current_time() - started >= MAX_DELAY_S:
-                    delay_s = MIN_DELAY_S  # the connection lasted long enough
-                await trio.sleep(delay_s * (1 - self._random_fraction() / 2))
-                delay_s = min(2 * delay_s, MAX_DELAY_S)
+                delays.connection_lasted(trio.current_time() - started)
+                await trio.sleep(delays.next_s())
 
     async def _connect(self) -> None:
         """Connect and stay connected until an error."""

@@ -19,6 +19,7 @@ from struct import Struct
 from typing import Literal, TypeAlias, TypeVar
 
 from ..protocol import CommandError, NSQError, is_valid_name
+from ..protocol.address import MAX_PORT
 from ..protocol.go_json import decode_object, encode_object
 from ..protocol.limits import KIB, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 
@@ -32,7 +33,13 @@ MAX_SECRET_BYTES = 4 * KIB
 MAX_RESPONSE_BYTES = 64 * KIB
 """The largest response; real ones have a few hundred bytes."""
 
+WRONG_PORT = "use the TCP port of nsqlookupd, by default 4160"
+
 _SIZE = Struct(">i")
+_HTTP = int.from_bytes(b"HTTP")
+"""The size, read from the beginning of an HTTP answer."""
+_BAD_PROTOCOL_OF_BROKER = b"\0\0\0\x01E_BAD_PROTOCOL"
+"""The answer of a broker's TCP port: an error frame."""
 _BLANKS = " \t\n\v\f\r"
 
 
@@ -161,6 +168,8 @@ class ResponseReader:
         if len(self._buffer) < _SIZE.size:
             return None
         (size,) = _SIZE.unpack_from(self._buffer)
+        if size == _HTTP:
+            raise LookupdError(f"it answers in HTTP: {WRONG_PORT}")
         if not 0 <= size <= MAX_RESPONSE_BYTES:
             raise LookupdError(f"response body size ({size}) is not within 0-{MAX_RESPONSE_BYTES}")
         end = _SIZE.size + size
@@ -168,6 +177,8 @@ class ResponseReader:
             return None
         data = bytes(self._buffer[_SIZE.size : end])
         del self._buffer[:end]
+        if data == _BAD_PROTOCOL_OF_BROKER:
+            raise LookupdError(f"it answers as a broker: {WRONG_PORT}")
         return data
 
 
@@ -295,4 +306,8 @@ def _identify(body: bytes) -> Identify:
         raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from exc
     if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
         raise CommandError("E_BAD_BODY", "IDENTIFY missing fields")
+    if not all(0 < port <= MAX_PORT for port in (info.tcp_port, info.http_port)):
+        raise CommandError("E_BAD_BODY", "IDENTIFY invalid port")
+    if not info.broadcast_address.isprintable() or " " in info.broadcast_address:
+        raise CommandError("E_BAD_BODY", "IDENTIFY invalid broadcast_address")
     return Identify(info)

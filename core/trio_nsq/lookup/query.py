@@ -5,22 +5,29 @@ import ssl
 from collections.abc import Iterable
 from functools import cache
 from typing import TypeVar
-from urllib.parse import quote_plus, urlsplit
+from urllib.parse import urlsplit
 
-from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
+from ..access.secret import warn_in_clear
+from ..api import lookupd as api
+from ..api.lookupd import Node, ProducerAddress
+from ..api.request import Request
+from ..http.client import HTTPClient, NotHTTP, RequestFailed, UnexpectedStatus
 from ..protocol import NSQError
 from ..protocol.address import is_loopback, without_secrets
 from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
-from ..secret import warn_in_clear
-from .answers import Node, ProducerAddress, parse_lookup, parse_nodes
+from ..protocol.untrusted_json import decode_json
 
 logger = logging.getLogger("trio_nsq.lookup")
 
 MAX_ANSWER_BYTES = 5 * MIB
 """The largest answer: enough for ten thousand producers."""
 
-Found = TypeVar("Found", bound="ProducerAddress")
+WRONG_PORT = "use the HTTP port of nsqlookupd, by default 4161"
+"""The end of the reason if the server at an address is another one."""
+
+Found = TypeVar("Found")
+Place = TypeVar("Place", bound=ProducerAddress)
 
 
 class LookupFailed(NSQError):
@@ -59,12 +66,11 @@ async def lookup_topic(
         LookupFailed: The service cannot be reached, is too slow, or its answer is invalid.
     """
     try:
-        answer = await _get(address, f"/lookup?topic={quote_plus(topic)}", timeout_s, tls, token)
+        return _usable(address, await _ask(address, api.lookup(topic), timeout_s, tls, token))
     except UnexpectedStatus as exc:
         if exc.status == 404 and _says_unknown(exc.body):
             return []
         raise LookupFailed(address, _refusal(exc)) from exc
-    return _usable(address, parse_lookup(answer))
 
 
 async def lookup_nodes(
@@ -72,35 +78,41 @@ async def lookup_nodes(
 ) -> list[Node]:
     """Query a discovery service for all brokers. Arguments, order, omissions and errors as for `lookup_topic`."""
     try:
-        answer = await _get(address, "/nodes", timeout_s, tls, token)
+        return _usable(address, await _ask(address, api.nodes(), timeout_s, tls, token))
     except UnexpectedStatus as exc:
         raise LookupFailed(address, _refusal(exc)) from exc
-    return _usable(address, parse_nodes(answer))
 
 
-async def _get(address: str, path: str, timeout_s: float, tls: ssl.SSLContext | None, token: str) -> bytes:
-    """Return the body of an answer. Raises LookupFailed and UnexpectedStatus."""
+async def _ask(
+    address: str, request: Request[Found], timeout_s: float, tls: ssl.SSLContext | None, token: str
+) -> Found:
+    """Return the answer to a request. Raises LookupFailed and UnexpectedStatus."""
     http = HTTPClient(
         connect_timeout_s=timeout_s,
         request_timeout_s=timeout_s,
         max_answer_bytes=MAX_ANSWER_BYTES,
         tls=tls or _system_tls(),
     )
-    url = _base_url(address) + path
+    url = _base_url(address) + request.target
     place = urlsplit(url)
     in_clear = place.scheme == "http" and not is_loopback(place.hostname or "")
     try:
         try:
-            return await http.get(url, "" if in_clear else token)
+            body = await http.get(url, "" if in_clear else token)
         except UnexpectedStatus as exc:
             if not (in_clear and token and exc.status == 401):
                 raise
             warn_in_clear(place.netloc.rpartition("@")[2])
-            return await http.get(url, token)
+            body = await http.get(url, token)
+        return request.read(body, decode_json)
     except UnexpectedStatus:
         raise
+    except NotHTTP as exc:
+        raise LookupFailed(address, f"it does not answer in HTTP: {WRONG_PORT}") from exc
     except RequestFailed as exc:
         raise LookupFailed(address, str(exc)) from exc
+    except ValueError as exc:
+        raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
     finally:
         await http.aclose()
 
@@ -113,7 +125,7 @@ def _refusal(error: UnexpectedStatus) -> str:
                 return f"{error}: {message}"
         except ValueError:
             pass
-    return str(error)
+    return f"it is not an nsqlookupd: {WRONG_PORT}" if error.status == 404 else str(error)
 
 
 @cache
@@ -134,15 +146,12 @@ def _says_unknown(body: bytes) -> bool:
         return False
 
 
-def _usable(address: str, brokers: Iterable[Found]) -> list[Found]:
-    """Return the brokers with a usable address. Raises LookupFailed."""
+def _usable(address: str, brokers: Iterable[Place]) -> list[Place]:
+    """Return the brokers with a usable address, and warn about the others."""
     usable = []
-    try:
-        for broker in brokers:
-            if broker.is_usable:
-                usable.append(broker)
-            else:
-                logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), broker)
-    except ValueError as exc:
-        raise LookupFailed(address, f"the answer is not valid: {exc}") from exc
+    for broker in brokers:
+        if broker.is_usable:
+            usable.append(broker)
+        else:
+            logger.warning("nsqlookupd %s: no usable address in %r", without_secrets(address), broker)
     return usable

@@ -15,12 +15,12 @@ from urllib.parse import quote_plus
 
 import trio
 
+from ..access.secret import NO_SECRET, Secret, SecretFileError
 from ..http.client import HTTPClient, RequestFailed
 from ..protocol import is_ephemeral, is_valid_name
 from ..protocol.address import parse_address
 from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
-from ..secret import NO_SECRET, Secret, SecretFileError
 from .announcements import HasChannels
 from .peer import LookupPeer, Security
 from .protocol import LookupdError, PeerInfo

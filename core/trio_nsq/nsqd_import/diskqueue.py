@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ..log.inspection.findings import Finding, Kind
 from ..log.inspection.verify import Progress
-from ..wording import count_of
+from ..text.wording import count_of
 
 _NAME = re.compile(r"(?P<queue>.+)\.diskqueue\.(?P<number>[0-9]{6,}|meta)\.dat(?P<bad>\.bad)?", re.DOTALL)
 _META = re.compile(rb"(-?\d+)\n(?P<read_file>\d+),(\d+)\n(?P<write_file>\d+),(\d+)\n?")

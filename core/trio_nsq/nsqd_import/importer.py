@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ..broker.storage.data_folder import BROKER_FILE, STATE_FILE, SUFFIX, DataFolder, encode_checked
+from ..broker.storage.data_folder import (
+    BROKER_FILE,
+    STATE_FILE,
+    SUFFIX,
+    TOPICS_FOLDER,
+    DataFolder,
+    encode_checked,
+)
 from ..log import DiskLog, Files
 from ..log.inspection.findings import Finding
 from ..log.inspection.verify import Progress
-from ..untrusted_json import decode_json
+from ..protocol.untrusted_json import decode_json
 from .diskqueue import Queue
 from .merger import MergedMessage, Merger
 from .nsqd_folder import NsqdFolder, lock
@@ -131,7 +138,7 @@ def _outcomes(source: NsqdFolder, data_path: Path, if_exists: IfExists) -> dict[
     """Decide what to do with each topic. Raises ImportRefused."""
     outcomes: dict[str, Outcome] = {}
     for topic in source.topics:
-        folder = data_path / "topics" / (topic.name + SUFFIX)
+        folder = data_path / TOPICS_FOLDER / (topic.name + SUFFIX)
         outcome = Outcome.IMPORTED
         if folder.exists() and if_exists is not IfExists.REPLACE:
             outcome = Outcome.EARLIER if _origin(folder) == source.fingerprint(topic) else Outcome.SKIPPED

@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 from typing import IO, NamedTuple
 
-from ..checksum import crc32
+from ..platform.checksum import crc32
 from .diskqueue import QueueMessage
 
 _KEY = Struct(">8sQIIHHIQ")

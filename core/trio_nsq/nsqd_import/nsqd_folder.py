@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..log.inspection.findings import Finding, Kind
-from ..wording import count_of
+from ..text.wording import count_of
 from .diskqueue import QueueFiles, list_queues
 from .nsqd_metadata import ImportRefused, TopicMetadata, read_metadata
 

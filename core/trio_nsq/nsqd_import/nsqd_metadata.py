@@ -8,7 +8,7 @@ from ..broker.storage.data_folder import NSQD_FILE
 from ..log.inspection.findings import Finding, Kind
 from ..protocol import is_ephemeral, is_valid_name
 from ..protocol.errors import NSQError
-from ..untrusted_json import decode_json
+from ..protocol.untrusted_json import decode_json
 
 
 class ImportRefused(NSQError):

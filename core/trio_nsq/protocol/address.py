@@ -1,8 +1,11 @@
 """Parse and format addresses: `host:port`, `[v6]:port`."""
 
 import ipaddress
+import re
 
-_MAX_PORT = 65535
+MAX_PORT = 65535
+_LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,254}}\Z)(?:{_LABEL}\.)*{_LABEL}\.?", re.ASCII)
 
 
 def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]:
@@ -36,9 +39,39 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
         return host, default_port
     # ASCII digits only: int() also accepts signs, spaces, underscores and the digits of other scripts.
     is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
-    if not is_number or not 0 < int(port_text) <= _MAX_PORT:
-        raise ValueError(f"address {text!r} has no valid port; it must be a number from 1 to {_MAX_PORT}")
+    if not is_number or not 0 < int(port_text) <= MAX_PORT:
+        raise ValueError(f"address {text!r} has no valid port; it must be a number from 1 to {MAX_PORT}")
     return host, int(port_text)
+
+
+def is_unix_path(address: str) -> bool:
+    """Whether an address is the path of a unix socket: it has a slash, and a colon only if it begins as a path does."""
+    return "/" in address and (address.startswith(("/", ".")) or ":" not in address)
+
+
+def check_host(text: str) -> None:
+    """Check a host without a port: a name, or an address without brackets. It is not resolved. Raises ValueError."""
+    if text.startswith("["):
+        raise ValueError(f"{text!r} is not a host: write an IPv6 address without brackets, such as ::1")
+    try:
+        ipaddress.ip_address(text)
+        return
+    except ValueError:
+        pass
+    if _NAME.fullmatch(text):
+        return
+    host, colon, port = text.rpartition(":")
+    if colon and _NAME.fullmatch(host) and port.isdigit():
+        raise ValueError(f"{text!r} has a port: write the host alone, {host}")
+    raise ValueError(
+        f"{text!r} is not a host name of letters, digits, dots, - and _, nor an IP address; a name in another script "
+        "is written as xn--..."
+    )
+
+
+def check_host_pattern(text: str) -> None:
+    """Check a host in which `*` stands for any characters. Raises ValueError."""
+    check_host(text.replace("*", "a"))
 
 
 def format_address(host: str, port: int) -> str:
@@ -78,6 +111,19 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
 def host_of(peer: str) -> str:
     """Return the host of a client's address in the form of `format_peer`; empty for a unix socket."""
     return peer.rpartition(":")[0].strip("[]")
+
+
+def network_of(host: str) -> str:
+    """Return the key of a client's address: of IPv6 the network (64 bits), because one client can use all addresses of
+    it; of everything else the address itself."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else address.packed[:8].hex()
 
 
 def without_secrets(url: str) -> str:

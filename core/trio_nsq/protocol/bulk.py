@@ -8,7 +8,7 @@ changed.
 
 from __future__ import annotations  # `i64` is for the compiler only
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +18,23 @@ if TYPE_CHECKING:
 COMPILED_FROM = ""
 """SHA-256 of this file, in hexadecimal, where it is compiled."""
 COMPILED = bool(COMPILED_FROM)
-_HEAD_BYTES = 30  # what a message frame has between its size and the body
 _MESSAGE_FRAME = 2
 MAX_INT32 = 2**31 - 1
+
+# The fixed sizes inside message frames and FIN lines, from which the loops over many messages compute offsets. They are
+# here because this module imports none of the others.
+ID_BYTES: Final = 16
+"""A message id is 16 hex digits."""
+FINISH_ID_AT: Final = 4
+"""Where the id of a FIN line begins."""
+FINISH_LINE_BYTES: Final = FINISH_ID_AT + ID_BYTES + 1
+"""The length of a FIN line as all clients send it: `FIN`, one space, a 16-byte id and a line feed."""
+MESSAGE_HEADER_BYTES: Final = 10 + ID_BYTES
+"""The size of timestamp, attempts and id, before the body of a message frame."""
+MESSAGE_HEAD_BYTES: Final = 4 + MESSAGE_HEADER_BYTES
+"""What a message frame has between its size field and the body; its size field counts these bytes, too."""
+MESSAGE_FRAME_BYTES: Final = 4 + MESSAGE_HEAD_BYTES
+"""The size of a message frame without the body."""
 
 
 def walk_sizes(
@@ -106,7 +120,8 @@ def add_frames(
 
     Args:
         data, sizes: The set.
-        heads: What each frame has between its size and the body, 30 bytes for each message, one after the other.
+        heads: What each frame has between its size and the body, `MESSAGE_HEAD_BYTES` for each message, one after the
+            other.
         prefixes: The size field of a frame by the size of its body.
         parts: Extended with the frames, in pieces.
         offsets: Ends with where the first frame begins; extended with where each of them ends.
@@ -117,11 +132,11 @@ def add_frames(
     for each in sizes:
         size: i64 = each
         parts.append(prefixes[each])
-        parts.append(heads[head : head + _HEAD_BYTES])
+        parts.append(heads[head : head + MESSAGE_HEAD_BYTES])
         parts.append(data[start : start + size])
-        head += _HEAD_BYTES
+        head += MESSAGE_HEAD_BYTES
         start += size + 4
-        at += size + 4 + _HEAD_BYTES
+        at += size + MESSAGE_FRAME_BYTES
         offsets.append(at)
 
 
@@ -146,11 +161,11 @@ def split_frames(
         Where the next frame lies.
     """
     available: i64 = len(data)
-    while available - start >= 4 + _HEAD_BYTES:
+    while available - start >= MESSAGE_FRAME_BYTES:
         size: i64 = data[start] << 24 | data[start + 1] << 16 | data[start + 2] << 8 | data[start + 3]
         kind: i64 = data[start + 4] << 24 | data[start + 5] << 16 | data[start + 6] << 8 | data[start + 7]
         end = start + 4 + size
-        if kind != _MESSAGE_FRAME or size < _HEAD_BYTES or size > biggest or end > available:
+        if kind != _MESSAGE_FRAME or size < MESSAGE_HEAD_BYTES or size > biggest or end > available:
             break
         high: i64 = data[start + 8]
         if high > 127:
@@ -159,7 +174,7 @@ def split_frames(
         low: i64 = data[start + 12] << 24 | data[start + 13] << 16 | data[start + 14] << 8 | data[start + 15]
         timestamps_ns.append(high << 56 | middle << 32 | low)
         attempts.append(data[start + 16] << 8 | data[start + 17])
-        ids.append(data[start + 18 : start + 34])
-        bodies.append(data[start + 34 : end])
+        ids.append(data[start + MESSAGE_FRAME_BYTES - ID_BYTES : start + MESSAGE_FRAME_BYTES])
+        bodies.append(data[start + MESSAGE_FRAME_BYTES : end])
         start = end
     return start

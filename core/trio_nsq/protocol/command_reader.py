@@ -10,9 +10,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from .bulk import MAX_INT32, walk_publishes
+from .bulk import FINISH_LINE_BYTES, MAX_INT32, walk_publishes
 from .commands import (
-    FINISH_LINE_BYTES,
     Auth,
     Command,
     Finish,
@@ -37,6 +36,7 @@ from .states import LEGAL_STATES, State
 _INT32: Final = Struct(">i")
 _LARGE_BYTES: Final = 64 * 1024
 """If more than this is missing of a body, parsing waits until the whole body has arrived."""
+_LEAST_MESSAGE_BYTES: Final = 5
 _PIECE_BYTES: Final = 4096
 """Smaller pieces of a large body are joined: an object per piece would take more memory than its bytes."""
 _FIN_LINES_AT_LEAST: Final = 16
@@ -52,7 +52,7 @@ _NOP: Final = NoOperation()
 class _Body:
     """A command whose line was read and whose body is incomplete."""
 
-    __slots__ = ("count", "defer_ms", "size", "sizes", "topic", "verb", "walked")
+    __slots__ = ("count", "defer_ms", "is_longer", "size", "sizes", "topic", "verb", "walked")
 
     def __init__(self, verb: str, topic: str = "", defer_ms: int = 0) -> None:
         self.verb = verb
@@ -62,6 +62,7 @@ class _Body:
         self.count = -1  # MPUB: not yet read
         self.walked = 0  # MPUB: sizes are checked up to this offset from the first message
         self.sizes: list[int] | None = None
+        self.is_longer = False  # MPUB: than its size says
 
 
 class CommandReader:
@@ -417,27 +418,36 @@ class CommandReader:
             self._position += 4
             available -= 4
         start, size = self._position, max(0, body.size - 4)  # of all messages
-        if available < size:
-            end = start + available
-            walked = walk_messages(
-                self._buffer, start + body.walked, end, body.count, self._limits, body.sizes
-            )
-            body.walked = walked - start
-            self._check_walked(body, size)
-            what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
-            return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", size - available)
-        data = self._copied(start, start + size)
-        body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
-        self._check_walked(body, size)
-        self._position, self._body = start + size, None
-        return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
+        if available >= size and not body.is_longer:
+            data = self._copied(start, start + size)
+            body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
+            if body.walked == size and len(body.sizes) == body.count:
+                self._position, self._body = start + size, None
+                return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
+            body.is_longer = True
+        # As nsqd, use the sizes of the messages: segmentio/nsq-go says how long all bodies are, without these sizes.
+        end = start + available
+        walked = walk_messages(self._buffer, start + body.walked, end, body.count, self._limits, body.sizes)
+        body.walked = walked - start
+        self._check_total(body)
+        left = body.count - len(body.sizes)
+        if not left and walked <= end:
+            self._position, self._body = walked, None
+            return Publish("MPUB", body.topic, MessageSet(self._copied(start, walked), body.sizes))
+        least = body.walked + _LEAST_MESSAGE_BYTES * left
+        what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
+        return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", max(size, least) - available)
 
-    def _check_walked(self, body: _Body, size: int) -> None:
-        """Raise CommandError if the sizes of the messages do not add up to the size of the body."""
+    def _check_total(self, body: _Body) -> None:
+        """Raise CommandError if the bodies of an MPUB are too long together."""
         assert body.sizes is not None
-        if body.walked != size if len(body.sizes) == body.count else body.walked > size - 4:
-            # nsqd does not check this and uses the messages' sizes.
-            raise CommandError("E_BAD_BODY", f"MPUB invalid body size {body.size}")
+        biggest = self._limits.max_body_size
+        if body.walked - 4 * len(body.sizes) > biggest:
+            total = 0
+            for size in body.sizes:
+                total += size
+                if total > biggest:
+                    raise CommandError("E_BAD_BODY", f"MPUB body too big {total} > {biggest}")
 
     def _incomplete(self, code: str, text: str, missing_bytes: int = 0) -> Command | None:
         """Return None, or raise CommandError if the input has ended."""

@@ -7,12 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from .bulk import FINISH_ID_AT, FINISH_LINE_BYTES
 from .errors import CommandError
 from .limits import MAX_LINE_BYTES
 from .messages import MessageSet
-
-FINISH_LINE_BYTES: Final = 21
-"""The length of a FIN line as all clients send it: `FIN`, one space, a 16-byte id and a line feed."""
 
 _FIN_LINES: Final = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
 _HEX_DIGITS: Final = b"0123456789abcdef"
@@ -136,7 +134,7 @@ class LineTooLong(CommandError):
 
 def finish_line_ids(lines: bytes) -> list[bytes]:
     """Return the ids in FIN lines of FINISH_LINE_BYTES each, at least one."""
-    return lines[4:-1].split(b"\nFIN ")
+    return lines[FINISH_ID_AT:-1].split(b"\nFIN ")
 
 
 def finish_run_bytes(lines: bytes) -> int:
@@ -148,7 +146,7 @@ def finish_run_bytes(lines: bytes) -> int:
     if _are_finish_lines(lines):
         return len(lines)
     count = len(lines) // FINISH_LINE_BYTES
-    for column, byte in ((20, b"\n"), (3, b" ")):
+    for column, byte in ((FINISH_LINE_BYTES - 1, b"\n"), (FINISH_ID_AT - 1, b" ")):
         cells = lines[column::FINISH_LINE_BYTES]
         count = min(count, len(cells) - len(cells.lstrip(byte)))
     lines = lines[: count * FINISH_LINE_BYTES]
@@ -163,7 +161,7 @@ def _are_finish_lines(lines: bytes) -> bool:
     """Whether all lines are FIN lines whose ids are hex digits, as all brokers' ids."""
     count = len(lines) // FINISH_LINE_BYTES
     return (
-        lines[20::FINISH_LINE_BYTES] == b"\n" * count
-        and lines[3::FINISH_LINE_BYTES] == b" " * count
+        lines[FINISH_LINE_BYTES - 1 :: FINISH_LINE_BYTES] == b"\n" * count
+        and lines[FINISH_ID_AT - 1 :: FINISH_LINE_BYTES] == b" " * count
         and lines.translate(None, _HEX_DIGITS) == b"FIN \n" * count
     )

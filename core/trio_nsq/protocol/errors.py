@@ -4,17 +4,38 @@
       CommandError      the broker refuses a client's command and sends this as an error frame (broker side)
         AuthRequired      the client must send AUTH first
       FrameError        the peer's bytes violate the NSQ protocol (client side)
+      StartupError      a server cannot start
 
 Errors of IO (a lost connection, a refused publish) are in `trio_nsq.client.errors`, errors of the log in
 `trio_nsq.log.errors`.
 """
+
+from typing import Any
 
 NON_FATAL_CODES = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 """Errors after which the broker keeps the connection; all others close it."""
 
 
 class NSQError(Exception):
-    """The base class of all errors of this library."""
+    """The base class of all errors of this library.
+
+    All of them can be pickled and copied with their attributes and notes, so they cross the borders of processes
+    (`multiprocessing`, Spark). As with all exceptions, the cause and the traceback stay behind.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would call the class with `args`, the text: a constructor with other arguments fails, and the process
+        # that waits for the error never gets it.
+        return _unfinished, (type(self), self.args), self.__dict__
+
+
+def _unfinished(kind: type[NSQError], args: tuple[Any, ...]) -> NSQError:
+    """Return an error without attributes; `__setstate__` sets them, also those of a compiled class."""
+    return kind.__new__(kind, *args)
+
+
+class StartupError(NSQError):
+    """A server cannot start. The text gives the operator the reason and the fix."""
 
 
 class CommandError(NSQError):

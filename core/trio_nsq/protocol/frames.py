@@ -15,21 +15,26 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from .bulk import COMPILED, MAX_INT32, split_frames
+from .bulk import (
+    COMPILED,
+    ID_BYTES,
+    MAX_INT32,
+    MESSAGE_FRAME_BYTES,
+    MESSAGE_HEAD_BYTES,
+    split_frames,
+)
 from .errors import FrameError
 from .limits import MIB
 
-MESSAGE_HEADER_BYTES: Final = 26
-"""The size of timestamp, attempts and id, before the body of a message frame."""
-MESSAGE_FRAME_BYTES: Final = 8 + MESSAGE_HEADER_BYTES
-"""The size of a message frame without the body."""
 DEFAULT_MAX_FRAME_BYTES: Final = 64 * MIB
 """Protects a client from a peer that is not a broker; nsqd's default max-msg-size is 1 MiB."""
 
 _HTTP: Final = int.from_bytes(b"HTTP")
 """The size, read from the beginning of an HTTP answer."""
+_LOOKUPD: Final = int.from_bytes(b"E_BA")
+"""The frame type, read from `E_BAD_PROTOCOL` of nsqlookupd, whose answers have no type."""
 _HEAD: Final = Struct(">ii")
-_MESSAGE: Final = Struct(">iiqH16s")
+_MESSAGE: Final = Struct(f">iiqH{ID_BYTES}s")
 
 
 class FrameType(IntEnum):
@@ -53,7 +58,10 @@ class ResponseFrame:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrame:
-    """An error reply: NSQ's code, and its text (empty for a code without text)."""
+    """An error reply: NSQ's code, and its text (empty for a code without text).
+
+    Of a reply that was read, a byte that is not UTF-8 is `\\xff`: errors have the text, and must be printable.
+    """
 
     code: str
     text: str
@@ -161,7 +169,7 @@ class FrameReader:
         content = data[position + _HEAD.size : end]
         if frame_type == FrameType.RESPONSE:
             return ResponseFrame(content)
-        code, _, text = content.decode("utf-8", "surrogateescape").partition(" ")
+        code, _, text = content.decode("utf-8", "backslashreplace").partition(" ")
         return ErrorFrame(code, text)
 
     def _join(self) -> None:
@@ -176,9 +184,11 @@ class FrameReader:
         if not 4 <= size <= self._max_frame_bytes:
             raise FrameError(f"invalid frame size {size}: is this an NSQ broker's TCP port?")
         if frame_type == FrameType.MESSAGE:
-            if size < 4 + MESSAGE_HEADER_BYTES:
+            if size < MESSAGE_HEAD_BYTES:
                 raise FrameError(f"invalid size {size} of a message frame")
         elif frame_type not in (FrameType.RESPONSE, FrameType.ERROR):
+            if frame_type == _LOOKUPD:
+                raise FrameError("it answers as nsqlookupd: use the TCP port of a broker, by default 4150")
             raise FrameError(f"unknown frame type {frame_type}")
 
     def _message_run(self) -> MessageRun:
@@ -207,11 +217,7 @@ def unpack_frames(
     while available - start >= MESSAGE_FRAME_BYTES:
         size, frame_type, timestamp_ns, delivered, message_id = unpack(data, start)
         end = start + 4 + size
-        if (
-            frame_type != FrameType.MESSAGE
-            or not 4 + MESSAGE_HEADER_BYTES <= size <= biggest
-            or end > available
-        ):
+        if frame_type != FrameType.MESSAGE or not MESSAGE_HEAD_BYTES <= size <= biggest or end > available:
             break
         add_id(message_id)
         add_body(data[start + MESSAGE_FRAME_BYTES : end])

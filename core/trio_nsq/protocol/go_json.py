@@ -7,7 +7,7 @@ constants and encodings.
 import json
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
 
@@ -86,7 +86,7 @@ def decode_object(data: bytes) -> GoObject:
             data.decode("utf-8", "replace"),
             object_pairs_hook=GoObject,
             parse_int=_integer,
-            parse_constant=_refuse_constant,
+            parse_constant=refuse_constant,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -121,7 +121,8 @@ def _integer(digits: str) -> float:
     return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError: for `parse_constant` of decoders, which would take NaN and Infinity."""
     raise ValueError(f"{name} is not JSON")
 
 

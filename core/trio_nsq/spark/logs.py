@@ -1,16 +1,16 @@
 """The logs that an export reads: where they are, and what planning and reading need of them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, runtime_checkable
 
-from ..client.connection.reconnect import PATIENCE_S
+from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
 from ..client.errors import RequestRefused
-from ..client.reading.batches import Found
 from ..client.reading.broker_log import Bounds, BrokerLog, broker_label
+from ..client.reading.log_stream import Found
+from ..event_loop.retries import PATIENCE_S
 from ..log.gaps import Span
-from ..secret import NO_SECRET, Secret
 
 _TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
@@ -67,12 +67,33 @@ class SegmentedLog(Protocol):
         """Return the first sequence of each file, in order. Raises the errors of `bounds`."""
 
 
+def starts_of(log: Log) -> Sequence[int]:
+    """Return where the files of a log start; empty if a broker reads them."""
+    return log.starts() if isinstance(log, SegmentedLog) else ()
+
+
+def resolve(log: Log, position: str) -> tuple[Bounds, int]:
+    """Return the bounds of a log, and the sequence of a position; a given sequence need not be in the log.
+
+    Raises the errors of `Log.bounds`.
+    """
+    bounds = log.bounds(position)
+    return bounds, int(position) if position.isdecimal() else bounds.at
+
+
 class LogPlace(Protocol):
     """The place of a log. Can be pickled, compared and hashed; the repr does not show secrets."""
 
     @property
+    def where(self) -> str:
+        """Where the log is: the default label. Differs from place to place."""
+
+    @property
     def label(self) -> str:
-        """The name of the place in the column `broker` and in file names."""
+        """The name of the log in the column `broker` and in file names: where it was found first."""
+
+    def named(self, label: str, incarnation: str | None) -> Self:
+        """Return the same place of a log that has this label and identity; None: it is unknown."""
 
     def open(self) -> Log:
         """Return the log, in the driver or in a task. Raises NSQError or OSError if that fails."""
@@ -86,6 +107,8 @@ class BrokerPlace:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
         patience_s: How long reading waits for an unreachable broker.
         secret: For a broker that requires authentication. If it is a file, tasks read it where they run.
+        name: The label of the log, if it was found at another address first.
+        incarnation: Its identity, so that no task reads another log at this address; None: unknown.
     """
 
     address: str
@@ -93,10 +116,19 @@ class BrokerPlace:
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
     secret: Secret = NO_SECRET
+    name: str = ""
+    incarnation: str | None = None
+
+    @property
+    def where(self) -> str:
+        return broker_label(self.address)
 
     @property
     def label(self) -> str:
-        return broker_label(self.address)
+        return self.name or self.where
+
+    def named(self, label: str, incarnation: str | None) -> "BrokerPlace":
+        return replace(self, name=label, incarnation=incarnation)
 
     def open(self) -> BrokerLog:
-        return BrokerLog(self.address, self.topic, self.tls, self.patience_s, self.secret)
+        return BrokerLog(self.address, self.topic, self.tls, self.patience_s, self.secret, self.incarnation)

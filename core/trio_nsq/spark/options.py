@@ -6,11 +6,12 @@ Spark imports this to look up any data source, so it does not import pyarrow.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..client.connection.reconnect import PATIENCE_S
+from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
 from ..client.reading.broker_log import broker_label
+from ..event_loop.retries import PATIENCE_S
 from ..protocol.errors import NSQError
-from ..secret import NO_SECRET, Secret
+from ..text.numbers import parse_integer
 
 MS_PER_S = 1000
 ACCESS_OPTIONS = (
@@ -92,9 +93,13 @@ def parse_number(options: Mapping[str, str], name: str, minimum: int) -> int | N
     text = options.get(name)
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) < minimum:
+    try:
+        number = parse_integer(text.strip())
+    except ValueError:
+        number = minimum - 1
+    if number < minimum:
         raise OptionError(f"the option {name} must be a whole number, {minimum} or more: {text!r}")
-    return int(text)
+    return number
 
 
 def parse_choice(options: Mapping[str, str], name: str, *choices: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from ..fleet.log_identity import LogMark
 from ..log.gaps import Span
 
 _JOINED = 4
@@ -12,7 +13,7 @@ _JOINED = 4
 
 
 class LastMessage(NamedTuple):
-    """The last exported message; it identifies the log, even if a new topic has the same name."""
+    """The last exported message; with the incarnation it identifies the log, see `LogMark`."""
 
     sequence: int
     id: str
@@ -27,6 +28,13 @@ class BrokerRanges:
     pending: dict[Span, int] = field(default_factory=dict)
     """The index of the layout of its files, by range."""
     last: LastMessage | None = None
+    incarnation: str | None = None
+    """Of the log; None: unknown, see `LogMark`."""
+
+    @property
+    def mark(self) -> LogMark:
+        """What identifies the log."""
+        return LogMark(self.incarnation, self.end, self.last)
 
     @property
     def planned(self) -> list[Span]:

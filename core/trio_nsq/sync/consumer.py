@@ -5,18 +5,23 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import NoReturn, Self, TypeVar, Unpack
 
 import trio
 
+from ..client.arguments import check_int, check_seconds
+from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message
 from ..client.consuming.consumer import ConsumerStats
-from ..client.consuming.options import ConsumerOptions
+from ..client.consuming.handlers import check_plain, check_result
+from ..client.consuming.options import ConsumerOptions, ConsumerSettings
 from .portal import Portal, PortalClosed, mirrors
 
 _Item = TypeVar("_Item")
 _handling = threading.local()
+_RUNNING_HANDLERS_S = 1.0
+"""After `close_timeout_s`, `close` waits this long for handlers, whose threads cannot be cancelled."""
 
 
 class Message(client_message.Message):
@@ -33,6 +38,11 @@ class Message(client_message.Message):
         super().__init__(message._batch, message._index)
         self._portal = portal
 
+    @property
+    def received_at(self) -> float:
+        """When the message arrived, in seconds; compare it with other messages of the same consumer only."""
+        return super().received_at
+
     @mirrors(client_message.Message.finish)
     def finish(self) -> None:
         self._portal.run_sync(super().finish)
@@ -40,6 +50,10 @@ class Message(client_message.Message):
     @mirrors(client_message.Message.requeue)
     def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
         self._portal.run_sync(partial(super().requeue, delay_ms, backoff=backoff))
+
+    @mirrors(client_message.Message.abandon)
+    def abandon(self) -> None:
+        self._portal.run_sync(super().abandon)
 
     @mirrors(client_message.Message.touch)
     def touch(self) -> None:
@@ -70,6 +84,9 @@ class MessageBatch:
         self.nsqd_address = batch.nsqd_address
         self._batch = batch
         self._portal = portal
+
+    def __reduce__(self) -> NoReturn:
+        self._batch.__reduce__()
 
     def __repr__(self) -> str:
         return repr(self._batch)
@@ -109,6 +126,7 @@ class MessageBatch:
 
 
 Handler = Callable[[Message], object]
+GivenUp = Callable[[Message, Exception], object]
 
 
 class Consumer:
@@ -144,13 +162,14 @@ class Consumer:
         *,
         nsqd_tcp_addresses: str | Sequence[str] | None = None,
         lookupd_http_addresses: str | Sequence[str] = (),
-        max_in_flight: int = 1,
+        max_in_flight: int | None = None,
         random: Callable[[], float] = random_module.random,
         idle_timeout_s: float | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        if idle_timeout_s is not None and not idle_timeout_s > 0:
-            raise ValueError(f"idle_timeout_s is {idle_timeout_s}; it must be more than 0")
+        refuse_unknown(Consumer, ConsumerSettings, options)
+        if idle_timeout_s is not None:
+            check_seconds("idle_timeout_s", idle_timeout_s, positive=True)
         self._consumer = client.Consumer(
             topic,
             channel,
@@ -178,7 +197,8 @@ class Consumer:
         if getattr(_handling, "portal", None) is self._portal:
             self._portal.stop()  # `run` ends when the calling handler returns
         else:
-            self._portal.close()
+            # A handler may wait for this thread.
+            self._portal.close(self._consumer._settings.close_timeout_s + _RUNNING_HANDLERS_S)
 
     @mirrors(client.Consumer.stats)
     def stats(self) -> ConsumerStats:
@@ -230,8 +250,9 @@ class Consumer:
         handler: Handler,
         *,
         concurrency: int = 1,
-        max_attempts: int = client.DEFAULT_MAX_ATTEMPTS,
-        given_up: Handler | None = None,
+        max_attempts: int = 0,
+        given_up: GivenUp | None = None,
+        dead_letter_topic: str | None = None,
         auto_touch: bool = False,
     ) -> None:
         """Call `handler` with every message, in other threads, until the consumer is closed or a KeyboardInterrupt.
@@ -243,26 +264,42 @@ class Consumer:
 
         Args:
             handler: A function that takes one message.
-            concurrency: The number of threads, at least 1; not more than `max_in_flight`.
-            max_attempts: A message that was delivered more often is not handled: it is logged and finished. 0: no
-                limit.
-            given_up: Called instead of `handler` with a message that exceeds `max_attempts`, before it is finished, for
-                example to store it elsewhere. If it raises, the message is requeued like any failed message.
+            concurrency: The number of threads, at least 1 and at most `max_in_flight`.
+            max_attempts: A message that `handler` failed this often is given up, at its last failure; 0: no limit. Only
+                errors of `handler` count that this consumer has seen, not deliveries: a message that was returned or
+                timed out before it was handled has not failed. Of 100,000 messages that failed, the count of the one
+                that failed longest ago is forgotten. If `handler` has answered the message itself before its last
+                failure, for example requeued it, the message is given up at its next delivery, and not handled. Without
+                `given_up` and `dead_letter_topic`, the message is logged and discarded.
+            given_up: Called with a message that is given up, and the error, before the message is finished, for example
+                to store it elsewhere. If it raises, the message is requeued like any failed message.
+            dead_letter_topic: Instead of `given_up`: publish a message that is given up to this topic, on the broker
+                that delivered it; if that drains, on another broker to which the consumer is connected. If that fails,
+                the message is requeued.
             auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
                 minutes by default).
 
         Raises:
-            ValueError: concurrency is less than 1, or max_attempts less than 0.
+            AuthRefused: A broker refused the secret; see `Consumer`.
+            TypeError: `handler` or `given_up` returns a coroutine or a generator, of which nothing would run. The
+                message is not answered.
+            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, or what
+                should happen to a message that is given up is not clear.
         """
         self._check_opened()
-        limiter = trio.CapacityLimiter(max(1, concurrency))
+        check_plain("handler", handler)
+        if given_up is not None:
+            check_plain("given_up", given_up)
+        check_int("concurrency", concurrency, 1)
+        limiter = trio.CapacityLimiter(concurrency)
 
         async def run() -> None:
             await self._consumer.run(
-                self._in_thread(handler, limiter),
+                self._in_thread("handler", handler, limiter),
                 concurrency=concurrency,
                 max_attempts=max_attempts,
-                given_up=None if given_up is None else self._in_thread(given_up, limiter),
+                given_up=None if given_up is None else self._in_thread("given_up", given_up, limiter),
+                dead_letter_topic=dead_letter_topic,
                 auto_touch=auto_touch,
             )
 
@@ -272,17 +309,19 @@ class Consumer:
             pass  # the consumer is closed; `run` returns
 
     def _in_thread(
-        self, handler: Handler, limiter: trio.CapacityLimiter
-    ) -> Callable[[client_message.Message], Awaitable[object]]:
-        def handle(message: Message) -> None:
+        self, name: str, handler: Callable[..., object], limiter: trio.CapacityLimiter
+    ) -> Callable[..., Awaitable[object]]:
+        def handle(message: Message, *error: Exception) -> None:
             _handling.portal = self._portal
             try:
-                handler(message)
+                result = handler(message, *error)
             finally:
                 _handling.portal = None
+            if result is not None:
+                check_result(name, handler, result)
 
-        async def hand_over(message: client_message.Message) -> None:
-            await trio.to_thread.run_sync(handle, Message(message, self._portal), limiter=limiter)
+        async def hand_over(message: client_message.Message, *error: Exception) -> None:
+            await trio.to_thread.run_sync(handle, Message(message, self._portal), *error, limiter=limiter)
 
         return hand_over
 

@@ -1,14 +1,16 @@
 """Run an async object in a trio thread, for callers without trio."""
 
 import os
+import re
 import threading
+from _thread import start_new_thread
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
+
+from ..platform.requirements import require_epoll
 
 _Result = TypeVar("_Result")
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -23,6 +25,51 @@ class Closable(Protocol):
 
 class PortalClosed(Exception):
     """The thread has ended or is about to end."""
+
+
+class Result(Generic[_Result]):
+    """The result of a call, set once, for threads that wait for it.
+
+    A KeyboardInterrupt may arrive between any two instructions of a thread that waits. In a `concurrent.futures.Future`
+    or a `threading.Event`, it can leave a lock acquired, so that the result is never set, or raise RuntimeError in its
+    place. Here, each wait has its own lock, which only the setter releases.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._value: _Result | None = None
+        self._error: BaseException | None = None
+        self._waits: list[threading.Lock] = []
+
+    def set(self, value: _Result) -> None:
+        """Set the value, and wake the threads that wait."""
+        self._value = value
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Have `get` raise an error, and wake the threads that wait."""
+        self._error = error
+        self._wake()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the result is set, or until the timeout. None: without limit."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._waits.append(lock)
+        if not self.is_set:  # otherwise the setter may not have seen the lock
+            lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+    def get(self) -> _Result:
+        """Wait for the value; raises the error."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # it is set
+
+    def _wake(self) -> None:
+        self.is_set = True
+        for lock in self._waits:
+            lock.release()
 
 
 class Portal:
@@ -46,8 +93,10 @@ class Portal:
         self._stop = trio.Event()
         self._scope = trio.CancelScope()
         self._cancelled = False
-        self._opened: Future[None] = Future()
-        self._ended: Future[None] = Future()
+        self._opened: Result[None] = Result()
+        self._ended: Result[None] = Result()
+        self._begin = threading.Lock()  # acquired once: by the thread, or by what keeps it from running
+        self._began = False
         self._error: BaseException | None = None
 
     @property
@@ -58,42 +107,48 @@ class Portal:
     def open(self) -> None:
         """Start the thread; returns when the manager is entered. Raises the errors of entering it."""
         if self._thread is not None:
-            raise RuntimeError("it can be entered only once")
+            raise RuntimeError("it can be entered only once; create another one")
+        require_epoll()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
-            self._thread.start()
-            self._opened.result()
+            # `Thread.start` waits for the thread with an Event; see `Result`.
+            start_new_thread(self._start, (thread,))
+            self._opened.get()
         except BaseException:
             self._cancel()
-            if self._thread.ident is not None:
-                self._thread.join()
+            if self._begin.acquire(blocking=False):
+                self._ended.set(None)  # the thread will not run
+            self._wait_ended()
             raise
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Leave the manager and end the thread. Raises the errors of leaving the manager.
 
         Does nothing if called again, or after a fork. A KeyboardInterrupt cancels leaving the manager.
+
+        Args:
+            timeout_s: Return after this time although the thread has not ended; it then ends by itself. None: wait.
         """
         if self._thread is None or self._pid != os.getpid():
             return
-        if self._thread.ident is None:
-            return  # `open` was interrupted before the thread started
         try:
             self._soon(self._stop.set)
-            self._ended.result()
+            self._wait_ended(timeout_s)
         except BaseException:
             self._cancel()
+            self._wait_ended()
             raise
-        finally:
-            self._thread.join()
+        if not self._ended.is_set:
+            return
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def stop(self) -> None:
-        """Start to close without waiting, for threads that the portal itself waits for."""
-        self._soon(self._stop.set)
+        """Start to close without waiting, for threads that the portal itself waits for. Does nothing after a fork."""
+        if self._pid == os.getpid():
+            self._soon(self._stop.set)
 
     def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
         """Run an async function in the thread and wait for its result.
@@ -102,7 +157,7 @@ class Portal:
             PortalClosed: The portal is not open.
             RuntimeError: The process has forked since the portal was opened.
         """
-        future: Future[_Result] = Future()
+        result: Result[_Result] = Result()
         started = False
         # Shielded: on closing, `aclose` ends the call with the right result, not a cancellation.
         scope = trio.CancelScope(shield=True)
@@ -111,22 +166,22 @@ class Portal:
             nonlocal started
             started = True
             if self._nursery is None:
-                future.set_exception(PortalClosed())
+                result.fail(PortalClosed())
             else:
-                self._nursery.start_soon(_fulfil, future, scope, function, args)
+                self._nursery.start_soon(_fulfil, result, scope, function, args)
 
         def cancel() -> None:
             scope.cancel()
             if not started:  # the interrupt came before `start` ran
-                future.set_exception(PortalClosed())
+                result.fail(PortalClosed())
 
         try:
             if not self._soon(start):
-                future.set_exception(PortalClosed())
-            return future.result()
+                raise PortalClosed
+            return result.get()
         except BaseException:
-            if not future.done() and self._soon(cancel):  # this thread was interrupted
-                wait_for([future])
+            if not result.is_set and self._soon(cancel):  # this thread was interrupted
+                result.wait()
             raise
 
     def run_sync(self, function: Callable[..., _Result], *args: object) -> _Result:
@@ -134,15 +189,15 @@ class Portal:
 
         Raises the errors of the function, and RuntimeError after a fork.
         """
-        future: Future[_Result] = Future()
+        result: Result[_Result] = Result()
 
         def work() -> None:
             try:
-                future.set_result(function(*args))
+                result.set(function(*args))
             except BaseException as error:
-                future.set_exception(error)
+                result.fail(error)
 
-        return future.result() if self._soon(work) else function(*args)
+        return result.get() if self._soon(work) else function(*args)
 
     def _soon(self, function: Callable[[], object]) -> bool:
         """Schedule a function in the thread; return False if there is no thread."""
@@ -156,21 +211,42 @@ class Portal:
             return False
         return True
 
+    def _wait_ended(self, timeout_s: float | None = None) -> None:
+        self._ended.wait(timeout_s)
+        if self._ended.is_set and self._began:
+            assert self._thread is not None
+            self._thread.join()
+
     def _cancel(self) -> None:
         self._cancelled = True
         self._soon(self._scope.cancel)
 
     # ------------------------------------------------------------------ in the thread
 
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except BaseException as error:
+            if self._begin.acquire(blocking=False):
+                self._end(error)
+
     def _run(self) -> None:
+        if not self._begin.acquire(blocking=False):
+            return  # `open` was interrupted
+        self._began = True
+        error: BaseException | None = None
         try:
             trio.run(self._main)
-        except BaseException as error:
-            if self._opened.done():
-                self._error = error
-            else:
-                self._opened.set_exception(error)
-        self._ended.set_result(None)
+        except BaseException as caught:
+            error = caught
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._opened.is_set:
+            self._opened.fail(error)
+        else:
+            self._error = error
+        self._ended.set(None)
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -179,7 +255,7 @@ class Portal:
                 self._scope.cancel()
             async with self._manager as opened, trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._opened.set_result(None)
+                self._opened.set(None)
                 try:
                     await self._stop.wait()
                 finally:  # after a cancellation, this does not take long
@@ -190,25 +266,40 @@ class Portal:
 
 
 async def _fulfil(
-    future: Future[_Result],
+    result: Result[_Result],
     scope: trio.CancelScope,
     function: Callable[..., Awaitable[_Result]],
     args: tuple[object, ...],
 ) -> None:
     try:
         with scope:
-            future.set_result(await function(*args))
+            result.set(await function(*args))
     except BaseException as error:
-        future.set_exception(error)
-    if not future.done():
-        future.set_exception(PortalClosed())  # cancelled by the waiting thread
+        result.fail(error)
+    if not result.is_set:
+        result.fail(PortalClosed())  # cancelled by the waiting thread
+
+
+_WORDS = (
+    (r"The caller is not a trio\s+task, or the", "The"),
+    (r"if the\s+task is cancelled", "after a KeyboardInterrupt"),
+    (r"If this is\s+cancelled", "After a KeyboardInterrupt"),
+    (r"If\s+cancelled", "After a KeyboardInterrupt"),
+    (r"from another\s+task", "from another thread"),
+    (r"a\s+task that", "a thread that"),
+    (r"\baclose\b", "close"),
+)
+"""What docstrings of the async classes say, and what is true of the others."""
 
 
 def mirrors(original: object) -> Callable[[_Method], _Method]:
-    """Give a method the docstring of the original that it wraps."""
+    """Give a method the docstring of the original that it wraps, in the words of threads."""
 
     def decorate(method: _Method) -> _Method:
-        method.__doc__ = original.__doc__
+        text = original.__doc__ or ""
+        for of_tasks, of_threads in _WORDS:
+            text = re.sub(of_tasks, of_threads, text)
+        method.__doc__ = text
         return method
 
     return decorate

@@ -1,12 +1,13 @@
 """A producer for programs without async code."""
 
 import random as random_module
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from trio_nsq.protocol import MessageSet
 
+from ..client.arguments import list_of
 from ..client.errors import ProducerClosed
 from ..client.publishing import producer as client
 from ..client.publishing.options import ProducerOptions
@@ -22,7 +23,7 @@ class Producer:
     It runs `trio_nsq.Producer` in its own thread, with the same arguments, methods and errors. Any number of threads
     may publish at the same time; their messages are sent together.
 
-    A KeyboardInterrupt in a thread that waits for an acknowledgement has the effect of a cancellation there.
+    After a KeyboardInterrupt in a thread that waits for an acknowledgement, the message may be stored.
 
     It does not survive a fork: open a producer in each process.
 
@@ -62,7 +63,8 @@ class Producer:
         self._call(lambda: self._producer.publish(topic, body, defer_ms=defer_ms))
 
     @mirrors(client.Producer.publish_many)
-    def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
+    def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None:
+        bodies = list_of(bodies)  # in this thread: an iterator may block
         self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms))
 
     @mirrors(client.Producer.publish_set)

@@ -1,9 +1,8 @@
 """Accepts TLS and plain text on one port."""
 
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -37,7 +36,8 @@ class Acceptor:
 
     def __init__(self, context: "ServerContext | None") -> None:
         self.context = context
-        self._turns: dict[str, trio.CapacityLimiter] = {}  # by client host; only those in use
+        # By client host; only those in use.
+        self._turns: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
 
     async def accept(self, stream: trio.SocketStream, host: str) -> "trio.SocketStream | TLSStream":
         """Return the stream to use. The caller closes it, or the given stream after an error.
@@ -57,9 +57,10 @@ class Acceptor:
             raise NotAccepted(f"nothing received within {FIRST_BYTE_TIMEOUT_S:g} s") from None
         except OSError as exc:
             raise trio.BrokenResourceError(str(exc)) from exc
-        return await self._shake_hands(stream, host) if first == _HANDSHAKE_RECORD else stream
+        return await self.shake_hands(stream, host) if first == _HANDSHAKE_RECORD else stream
 
-    async def _shake_hands(self, stream: trio.SocketStream, host: str) -> "TLSStream":
+    async def shake_hands(self, stream: trio.SocketStream, host: str) -> "TLSStream":
+        """Start TLS. As `accept`, for a listener without plain text; there must be a context."""
         from .session import TLSError  # imports OpenSSL
         from .stream import TLSStream
 
@@ -67,20 +68,10 @@ class Acceptor:
         secure = TLSStream(stream, self.context)
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
-                async with self._turn(host):
+                async with self._turns.setdefault(host, trio.CapacityLimiter(HANDSHAKES_PER_HOST)):
                     await secure.do_handshake()
         except trio.TooSlowError:
             raise NotAccepted(f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s") from None
         except TLSError as exc:
             raise NotAccepted(f"the TLS handshake failed: {exc}") from exc
         return secure
-
-    @asynccontextmanager
-    async def _turn(self, host: str) -> AsyncGenerator[None, None]:
-        limiter = self._turns.setdefault(host, trio.CapacityLimiter(HANDSHAKES_PER_HOST))
-        try:
-            async with limiter:
-                yield
-        finally:
-            if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
-                self._turns.pop(host, None)

@@ -2,7 +2,7 @@
 
 import ssl
 
-from ..listening import StartupError
+from ..protocol.errors import StartupError
 from .settings import TLSSettings
 
 

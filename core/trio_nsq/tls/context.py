@@ -5,7 +5,7 @@ from typing import Any
 
 from OpenSSL import SSL
 
-from ..listening import StartupError
+from ..protocol.errors import StartupError
 from .session import ServerContext, reason_of
 from .settings import TLSSettings, TLSVersion
 
@@ -20,8 +20,11 @@ _CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 """The suites of TLS 1.2 with forward secrecy and authenticated encryption, as Mozilla's intermediate configuration."""
 
 
-def server_context(settings: TLSSettings) -> ServerContext | None:
+def server_context(settings: TLSSettings, names: str = "tls") -> ServerContext | None:
     """Build the TLS context of the listeners; None without a certificate.
+
+    Args:
+        names: How the names of the options of certificate and key begin.
 
     Raises:
         StartupError: A file cannot be used, or TLS is required and no certificate is configured.
@@ -39,28 +42,32 @@ def server_context(settings: TLSSettings) -> ServerContext | None:
     context.set_min_proto_version(_VERSIONS[settings.min_version])
     # OpenSSL 3 supports the old versions only at this level.
     context.set_cipher_list(b"DEFAULT:@SECLEVEL=0" if settings.min_version in _OLD else _CIPHERS)
-    _use_certificate(context, settings.cert, settings.key)
+    _use_certificate(context, settings.cert, settings.key, names)
     _ask_for_certificates(context, settings)
     return context
 
 
-def _use_certificate(context: SSL.Context, certificate: Path, key: Path) -> None:
-    _readable("--tls-cert", certificate)
-    _readable("--tls-key", key)
+def _use_certificate(context: SSL.Context, certificate: Path, key: Path, names: str) -> None:
+    _readable(f"--{names}-cert", certificate)
+    _readable(f"--{names}-key", key)
     if b"ENCRYPTED" in key.read_bytes():  # OpenSSL would ask for the password on the terminal
-        raise StartupError(f"--tls-key: {key} is encrypted. Give a key without a password")
+        raise StartupError(f"--{names}-key: {key} is encrypted. Give a key without a password")
     try:
         context.use_privatekey_file(str(key))
     except SSL.Error as exc:
-        raise StartupError(f"--tls-key: {key} is not a PEM private key for TLS") from exc
+        raise StartupError(f"--{names}-key: {key} is not a PEM private key for TLS") from exc
     try:
         context.use_certificate_chain_file(str(certificate))
     except SSL.Error as exc:
-        raise StartupError(f"--tls-cert: {certificate} is not a PEM certificate ({reason_of(exc)})") from exc
+        raise StartupError(
+            f"--{names}-cert: {certificate} is not a PEM certificate ({reason_of(exc)})"
+        ) from exc
     try:
         context.check_privatekey()
     except SSL.Error as exc:
-        raise StartupError(f"--tls-key: {key} is not the key of {certificate} ({reason_of(exc)})") from exc
+        raise StartupError(
+            f"--{names}-key: {key} is not the key of {certificate} ({reason_of(exc)})"
+        ) from exc
 
 
 def _ask_for_certificates(context: ServerContext, settings: TLSSettings) -> None:

@@ -8,12 +8,13 @@ _READ_BYTES = 64 * 1024
 
 
 class TLSStream(trio.abc.HalfCloseableStream):
-    """A TLS session over a trio stream, which it closes. For one task at a time."""
+    """A TLS session over a trio stream, which it closes. For one task at a time that receives, and one that sends."""
 
     def __init__(self, transport: trio.abc.HalfCloseableStream, context: ServerContext) -> None:
         self.transport = transport
         self._session = TLSSession(context)
         self._received: list[bytes] = []  # last first
+        self._is_sending = False
 
     @property
     def session(self) -> TLSSession:
@@ -34,6 +35,8 @@ class TLSStream(trio.abc.HalfCloseableStream):
         await self._send_outgoing()
 
     async def _send_outgoing(self) -> None:
+        if self._is_sending:
+            return  # the other task takes it along with its next data
         if data := self._session.outgoing():
             await self.transport.send_all(data)
 
@@ -58,11 +61,13 @@ class TLSStream(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """As trio's."""
+        self._is_sending = True
         try:
-            encoded = self._session.encode(bytes(data)) if data else b""
+            await self.transport.send_all(self._session.encode(bytes(data)) if data else b"")
         except TLSError as exc:
             raise trio.BrokenResourceError(str(exc)) from exc
-        await self.transport.send_all(encoded)
+        finally:
+            self._is_sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
         """As trio's."""

@@ -19,7 +19,7 @@ class IdleLog:
     """
 
     topic = TOPIC
-    broker = BROKER
+    broker = log = BROKER
     is_log = True
 
     def __init__(self, begin: int) -> None:

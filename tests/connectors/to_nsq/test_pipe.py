@@ -19,7 +19,7 @@ from trio_nsq.filters.bodies import Filter
 class OneBatch:
     """A log with one batch. Further ones are waited for, in a nursery or not."""
 
-    topic, broker, is_log = "t", "b", True
+    topic, broker, is_log, log = "t", "b", True, "b"
 
     def __init__(self, *, in_nursery: bool) -> None:
         self._is_new = True

@@ -69,7 +69,14 @@ class FakeBroker:
         if self.raw:
             return self.raw
         bodies: dict[str, Any] = {
-            "/info": {"version": "1", "tcp_port": self.port, "start_time": self.start_time},
+            "/info": {
+                "version": "1",
+                "hostname": "127.0.0.1",
+                "broadcast_address": "127.0.0.1",
+                "tcp_port": self.port,
+                "http_port": self.port,
+                "start_time": self.start_time,
+            },
             "/stats": {"version": "1", "health": "OK", "topics": self.topics},
             "/nodes": {"producers": self.nodes},
         }

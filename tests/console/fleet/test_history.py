@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from trio_nsq.console.fleet.history import STEP_S, STEPS, History
-from trio_nsq.console.fleet.snapshot import BrokerState, Snapshot, combine
-from trio_nsq.console.fleet.stats import Queue, TopicStats
+from trio_nsq.fleet.snapshot import BrokerState, Snapshot, combine
+from trio_nsq.fleet.stats import Queue, TopicStats
 
 
 def topic(messages: int, depth: int = 0, **channels: Queue) -> TopicStats:
@@ -23,8 +24,7 @@ def snapshot(step: float, **brokers: Mapping[str, TopicStats] | None) -> Snapsho
         )
         for name, topics in brokers.items()
     }
-    topics = {each.name: each for each in combine(states)}
-    return Snapshot(int(step) + 1, 1_000_000 * STEP_S + step * STEP_S, states, {}, topics)
+    return Snapshot(int(step) + 1, 1_000_000 * STEP_S + step * STEP_S, states, {}, combine(states))
 
 
 def observed(*snapshots: Snapshot, **settings: Any) -> History:
@@ -87,6 +87,16 @@ def test_a_fleet_without_answer_is_a_gap() -> None:
     )
     assert last(history.series("t").depth, 3) == [1, math.nan, 1]
     assert last(history.series().depth, 3) == [1, math.nan, 1]
+
+
+def test_a_broker_without_answer_keeps_its_depth() -> None:
+    silent = BrokerState("b", error="no answer", answered_at_s=1, topics={"t": topic(9, 3, c=Queue(depth=4))})
+    before = snapshot(0, a={"t": topic(0, 1)}, b=silent.topics)
+    after = snapshot(1, a={"t": topic(0, 2)})
+    history = observed(before, replace(after, brokers={**after.brokers, "b": silent}))
+    assert last(history.series("t").depth, 2) == [8, 9]
+    assert last(history.series("t", "c").depth, 2) == [4, 4]
+    assert last(history.series().depth, 2) == [8, 9]
 
 
 def test_rates_are_unknown_when_other_brokers_answer() -> None:

@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from console.fleet.fake_brokers import FakeBroker, channel, fake_brokers, topic
+from trio_nsq.access.secret import Secret
 from trio_nsq.client.connection.tls import TLSFiles
-from trio_nsq.console.fleet.snapshot import Snapshot
 from trio_nsq.console.fleet.watcher import Watcher
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.upstream.client import Upstream
-from trio_nsq.secret import Secret
+from trio_nsq.fleet.snapshot import Snapshot
 
 DEADLINE_S = 30.0
 OPTIONS = ConsoleOptions(poll_interval_ms=10, connect_timeout_ms=10_000, request_timeout_ms=60_000)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import urlencode
 
 import h11
@@ -19,14 +20,14 @@ DEADLINE_S = 30.0
 
 @asynccontextmanager
 async def visited(
-    *brokers: FakeBroker, base_path: str = "/", poll_interval_ms: int = 10
+    *brokers: FakeBroker, poll_interval_ms: int = 10, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a console until the block exits, and return a client of it."""
+    """Run a console with these settings until the block exits, and return a client of it."""
     options = ConsoleOptions(
         http_address="127.0.0.1:0",
-        base_path=base_path,
         nsqd_http_addresses=tuple(broker.address for broker in brokers),
         poll_interval_ms=poll_interval_ms,
+        **settings,
     )
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:

@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import click
 import httpx
 import pytest
 
 from console.fleet.fake_brokers import FakeBroker, channel, fake_brokers, topic
 from console.web.support import document, visited, watching
+from qcli.commands.admin.settings import SETTINGS
+from trio_nsq.console.options import COLORS
+from trio_nsq.console.web.static_files import static_files
 
 
 @asynccontextmanager
@@ -52,7 +56,8 @@ async def test_topics_have_the_sums_of_all_brokers() -> None:
 )
 async def test_topics_are_sorted_and_filtered(query: dict[str, str], names: list[str]) -> None:
     async with fleet(topic("a", depth=1), topic("c", depth=3), topic("B", depth=2)) as client:
-        shown = (await document(client, "/", **query)).tables[0].column("Topic")
+        cells = (await document(client, "/", **query)).tables[0].column("Topic")
+    shown = [cell.removesuffix(" no channel") for cell in cells]
     assert sorted(shown) == sorted(names)
     if query.get("sort") == "depth":
         assert shown == names
@@ -185,9 +190,94 @@ async def test_a_broker_that_fell_silent_keeps_its_last_numbers() -> None:
         assert "its last answer" in node.text
 
 
+async def test_what_only_a_silent_broker_has_is_not_called_deleted() -> None:
+    one, other = FakeBroker(topics=[topic("clicks", channel("archive"))]), FakeBroker(topics=[topic("views")])
+    async with fake_brokers(one, other), visited(one, other) as client:
+        await document(client, "/topics/clicks")
+        one.raw = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+        for path in ("/topics/clicks", "/topics/clicks/archive"):
+            while (answer := await client.get(path)).status_code == 200:
+                pass
+            assert answer.status_code == 503
+            assert one.address in answer.text
+            assert "deleted" not in answer.text
+        for path in ("/topics/others", "/topics/views/other"):
+            answer = await client.get(path)
+            assert (answer.status_code, "It may have been deleted" in answer.text) == (404, True)
+
+
+async def test_charts_keep_the_depth_of_a_silent_broker() -> None:
+    one = FakeBroker(topics=[topic("clicks", channel("archive", depth=40), depth=2)])
+    other = FakeBroker(topics=[topic("clicks", channel("archive", depth=60), depth=3)])
+    async with fake_brokers(one, other), visited(one, other) as client:
+        await document(client, "/topics/clicks")
+        one.raw = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+        while one.address not in (await client.get("/topics/clicks")).text:
+            pass
+        for path, depth in (("/topics/clicks", 105), ("/topics/clicks/archive", 100)):
+            while "does not answer" not in (text := (await document(client, path)).text):
+                pass
+            assert f"Now {depth}" in " ".join(text.split())
+
+
+async def test_topics_without_a_channel_are_marked_if_messages_wait() -> None:
+    async with fleet(
+        topic("waiting", depth=3), topic("empty"), topic("read", channel("c"), depth=1)
+    ) as client:
+        shown = (await document(client, "/")).tables[0].column("Topic")
+    assert shown == ["empty", "read", "waiting no channel"]
+
+
+async def test_title_and_colour_tell_two_consoles_apart() -> None:
+    async with fake_brokers(FakeBroker()), visited(title="<production>", color="red") as client:
+        html = (await client.get("/")).text
+        assert "<title>Topics \u00b7 &lt;production&gt;</title>" in html
+        assert 'data-color="red"' in html
+        icon = re.search(r'href="(/static/[^"]+icon[^"]*)"', html)
+        assert icon
+        red = (await client.get(icon[1])).text
+    async with visited() as client:
+        html = (await client.get("/")).text
+        icon = re.search(r'href="(/static/[^"]+icon[^"]*)"', html)
+        assert icon
+        assert (await client.get(icon[1])).text != red
+        assert "data-color" not in html
+
+
+def test_every_colour_is_in_the_style_sheet_and_an_option() -> None:
+    css = static_files()["console.css"].body.decode()
+    assert dict(re.findall(r':root\[data-color="(\w+)"\] { --fleet: (#\w+); }', css)) == COLORS
+    (option,) = [each for each in SETTINGS if each.name == "color"]
+    for name in COLORS:
+        assert option.type_cast_value(click.Context(click.Command("admin")), name) == name
+
+
+async def test_a_proxy_that_removes_the_base_path_is_told_so() -> None:
+    async with visited(base_path="/nsq") as client:
+        assert (await client.get("/nsq/")).status_code == 200
+        for method, path in (
+            ("GET", "/"),
+            ("GET", "/topics/t"),
+            ("POST", "/topics/t/delete"),
+            ("GET", "//evil"),
+        ):
+            answer = await client.request(method, path)
+            assert answer.status_code == 404
+            assert "--base-path /nsq" in answer.text
+
+
 async def test_lookup_without_a_discovery_service_says_so() -> None:
     async with fleet() as client:
         assert "--lookupd-http-address" in (await document(client, "/lookup")).text
+
+
+async def test_a_fleet_that_is_computed_in_a_thread_has_the_same_numbers() -> None:
+    many = [channel(f"channel-{number:05}", depth=1, message_count=number) for number in range(3_000)]
+    async with fleet(
+        topic("clicks", *many), topics=[topic("clicks", channel("channel-00000", depth=5))]
+    ) as client:
+        assert (await document(client, "/")).tables[0].row("clicks")["Depth"] == "3,005"
+        assert (await document(client, "/topics/clicks")).tables[0].row("channel-00000")["Depth"] == "6"
 
 
 async def test_counter_adds_up_channels() -> None:

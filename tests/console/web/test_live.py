@@ -1,13 +1,14 @@
 """Live updates over real sockets: each page's block as events, for a bounded number of viewers."""
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 import trio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Message, Scope
+from starlette.types import Scope
 
 from console.fleet.fake_brokers import FakeBroker, channel, fake_brokers, topic
 from console.support import console_of
@@ -15,6 +16,7 @@ from console.web.support import DEADLINE_S, Document, document, visited, watchin
 from trio_nsq.console.access.viewer import Viewer
 from trio_nsq.console.web.live import MAX_VIEWERS, Live
 from trio_nsq.console.web.page import Page, View
+from trio_nsq.console.web.streamed import Streamed
 
 
 async def test_an_event_has_the_block_of_the_page() -> None:
@@ -31,7 +33,10 @@ async def test_events_follow_the_brokers() -> None:
     async with fake_brokers(broker), visited(broker) as client, watching(client, "/") as found:
         await found.until("update", ">7<")
         broker.topics = [topic("clicks", depth=8), topic("new")]
-        assert Document(await found.until("update", ">8<")).tables[0].column("Topic") == ["clicks", "new"]
+        assert Document(await found.until("update", ">8<")).tables[0].column("Topic") == [
+            "clicks no channel",
+            "new",
+        ]
 
 
 async def test_an_unchanged_page_is_not_sent_again() -> None:
@@ -142,22 +147,8 @@ async def test_the_console_stops_while_viewers_look() -> None:
                 await found.until("update")
 
 
-async def test_a_block_is_rendered_once_for_all_viewers() -> None:
-    rendered: list[int] = []
-    viewers = 20
-    broker = FakeBroker()
-
-    async def handler(request: Request) -> View:
-        return View("any.html")
-
-    def render(request: Request, view: View) -> str:
-        rendered.append(console.watcher.snapshot.version)
-        return f"version {rendered[-1]}"
-
-    page = Page("/page", "page", handler, live=True)
-    routes = [Route("/page", handler, name="page")]
-    app = Starlette()
-    live = Live(render, [page], routes)
+def request_for_events(app: Starlette) -> Request:
+    """Return a request for the events of `/page`."""
     scope: Scope = {
         "type": "http",
         "method": "GET",
@@ -167,25 +158,58 @@ async def test_a_block_is_rendered_once_for_all_viewers() -> None:
         "app": app,
         "state": {"viewer": Viewer()},
     }
+    return Request(scope)
 
-    async def receive() -> Message:
-        await trio.sleep_forever()
-        raise AssertionError
+
+async def any_view(request: Request) -> View:
+    return View("any.html")
+
+
+PAGE = Page("/page", "page", any_view, live=True)
+ROUTES = [Route("/page", any_view, name="page")]
+
+
+async def test_the_bound_counts_viewers_that_arrive_together() -> None:
+    broker, app = FakeBroker(), Starlette()
+    live = Live(lambda _request, _view: "block", [PAGE], ROUTES, max_viewers=3)
+    async with fake_brokers(broker), console_of([broker.address]) as console, AsyncExitStack() as stack:
+        app.state.console = console
+        with trio.fail_after(DEADLINE_S):
+            answers = [await live.answer(request_for_events(app)) for _ in range(5)]
+            kinds = []
+            for answer in answers:
+                assert isinstance(answer, Streamed)
+                pieces = await stack.enter_async_context(aclosing(answer.pieces))
+                kinds.append((await anext(pieces)).partition(b"\n")[0])
+            assert kinds == [b"event: update"] * 3 + [b"event: end"] * 2
+            with pytest.raises(HTTPException, match="Too many pages"):
+                await live.answer(request_for_events(app))
+
+
+async def test_a_block_is_rendered_once_for_all_viewers() -> None:
+    rendered: list[int] = []
+    viewers = 20
+    broker = FakeBroker()
+
+    def render(request: Request, view: View) -> str:
+        rendered.append(console.watcher.snapshot.version)
+        return f"version {rendered[-1]}"
+
+    app = Starlette()
+    live = Live(render, [PAGE], ROUTES)
 
     async def view(nursery: trio.Nursery) -> None:
         nonlocal viewers
+        answer = await live.answer(request_for_events(app))
+        assert isinstance(answer, Streamed)
         received = 0
-
-        async def send(message: Message) -> None:
-            nonlocal received, viewers
-            received += bool(message.get("body"))
-            if received == 2:
-                viewers -= 1
-                if not viewers:
-                    nursery.cancel_scope.cancel()
-
-        answer = await live.answer(Request(scope, receive))
-        await answer(scope, receive, send)
+        async with aclosing(answer.pieces) as pieces:
+            async for _ in pieces:
+                received += 1
+                if received == 2:
+                    viewers -= 1
+                    if not viewers:
+                        nursery.cancel_scope.cancel()
 
     async with fake_brokers(broker), console_of([broker.address]) as console:
         app.state.console = console

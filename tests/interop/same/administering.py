@@ -293,8 +293,6 @@ SCRIPTS: dict[str, Script] = {
         on_lookupds("/topic/create?topic={T}"),
         on_lookupds("/channel/create?topic={T}&channel=c"),
         ask("GET", "/api/topics?inactive=true", pick=own),
-        ask("GET", "/api/topics/{T}"),
-        ask("GET", "/api/topics/{T}/c"),
     ),
     "active topics are not inactive": same(topic(), ask("GET", "/api/topics?inactive=true", pick=own)),
     "a topic": same(topic("a", "b", messages=2), ask("GET", "/api/topics/{T}", pick=no_channels)),
@@ -484,6 +482,14 @@ SCRIPTS: dict[str, Script] = {
         topic("a"),
         ask("DELETE", "/api/nodes/{N0}", {"topic": "{T}x"}, raw=True),
         here=[_json({"message": "WARNING: N0: TOPIC_NOT_FOUND"})],
+    ),
+    "a topic that no broker has": differs(
+        "admin-no-broker",
+        on_lookupds("/topic/create?topic={T}"),
+        on_lookupds("/channel/create?topic={T}&channel=c"),
+        ask("GET", "/api/topics/{T}", raw=True),
+        ask("GET", "/api/topics/{T}/c", raw=True),
+        here=[_json({"message": "TOPIC_NOT_FOUND"}, 404)] * 2,
     ),
     "texts of errors": differs(
         "admin-messages",

@@ -256,8 +256,16 @@ SCRIPTS: dict[str, Script] = _lines(
     "without the host name, further": same(identify("hostname") + b"REGISTER T\n", 2, LOOKUP, half_close),
     "a port that is text": same(identify(tcp_port="4150")),
     "a port of 0": same(identify(http_port=0)),
-    "a port below 0": same(identify(http_port=-1), half_close),
-    "a port above 65535": same(identify(tcp_port=70000), half_close),
+    "a port below 0": differs(
+        "lookupd-identify",
+        *(identify(http_port=-1), half_close),
+        here=["E_BAD_BODY IDENTIFY invalid port"],
+    ),
+    "a port above 65535": differs(
+        "lookupd-identify",
+        *(identify(tcp_port=70000), half_close),
+        here=["E_BAD_BODY IDENTIFY invalid port"],
+    ),
     "an address that is a number": same(identify(broadcast_address=1)),
     "keys in upper case": same(
         identify_raw(json.dumps({k.upper(): v for k, v in IDENTITY.items()}).encode()), half_close

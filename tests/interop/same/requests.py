@@ -41,6 +41,7 @@ def normal(content: bytes) -> str:
     """Return the content with versions, times, ports and process figures replaced, which differ between brokers."""
     content = re.sub(rb'("version":")[0-9][^"]*', rb"\1", content)
     content = re.sub(rb'("(?:start_time|connect_ts|tcp_port|http_port)":)-?[0-9]+', rb"\1N", content)
+    content = re.sub(rb'"instance":"[0-9a-f]{16}",?', b"", content)  # the row info-instance
     content = re.sub(rb'("(?:remote_address|broadcast_address)":"127\.0\.0\.1:?)[0-9]*', rb"\1", content)
     content = re.sub(rb'("https_port": ?)[0-9]+', rb"\1N", content)
     content = re.sub(rb'("count":)[0-9]+(,"percentiles")', rb"\1N\2", content)
@@ -491,9 +492,11 @@ SCRIPTS: dict[str, Script] = {_name(*request): same(made, ask(*request)) for req
             "{'Content-Type': 'application/json; charset=utf-8', 'X-Nsq-Content-Type': 'nsq; version=1.0'}"
         ],
     ),
-    "a request to another host": differs(
+    "a browser's request to another host": differs(
         "host",
-        raw_http(b"GET /ping HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n"),
+        raw_http(
+            b"GET /ping HTTP/1.1\r\nHost: evil.test\r\nAccept-Language: en\r\nConnection: close\r\n\r\n"
+        ),
         here=[
             '403 {"message":"HOST_NOT_ALLOWED: evil.test is not a name of this server; see --http-allowed-host"}',
             "(end)",

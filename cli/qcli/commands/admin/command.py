@@ -72,7 +72,7 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     try:
         from trio_nsq.console.server import serve
     except ModuleNotFoundError as error:
-        from trio_nsq.extras import install_hint
+        from trio_nsq.platform.extras import install_hint
 
         raise Failure(f"The console needs the package {error.name}: {install_hint('admin')}") from error
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _BROKERS, _LOOKUPDS = "nsqd_http_addresses", "lookupd_http_addresses"
 LISTEN = kinds.Kind(params.tcp_listen_address, "HOST:PORT")
-_CIDR = kinds.Kind(click.STRING, "CIDR")
 _TLS_NAMES = ("root_ca_file", "cert", "key", "insecure_skip_verify")
 
 
@@ -26,6 +25,12 @@ def base_path(text: str) -> str:
     if not text.startswith("/") or "//" in text or any(not c.isprintable() or c in "?#%\\ " for c in text):
         raise click.BadParameter(f"{text!r} is not a path such as /nsq.")
     return text.rstrip("/") or "/"
+
+
+def title(text: str) -> str:
+    if len(text) > 60 or not text.isprintable():
+        raise click.BadParameter("The title has up to 60 printable characters.")
+    return text
 
 
 def cidr(text: str) -> str:
@@ -78,7 +83,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "lookupd-allowed-host",
-        kinds.HOST,
+        kinds.HOST_PATTERN,
         field="lookupd_allowed_hosts",
         multiple=True,
         commas=True,
@@ -130,6 +135,20 @@ SETTINGS = under_headings(
         help="Serve the pages here. Port 0 picks a free port; :4171 is every interface.",
     ),
     Setting(
+        "title",
+        kinds.Kind(title, "TEXT"),
+        "",
+        help="Show this name of the fleet on every page, such as production.",
+    ),
+    Setting(
+        "title-color",
+        kinds.Kind(params.Word(["red", "orange", "green", "blue", "purple", "gray"], empty=""), None),
+        "",
+        field="color",
+        key="title_color",
+        help="Show the title and the icon in this colour, so that pages of two fleets look different.",
+    ),
+    Setting(
         "base-path",
         kinds.Kind(base_path, "PATH"),
         "/",
@@ -139,7 +158,7 @@ SETTINGS = under_headings(
     Setting("https-key", kinds.FILE, help="Read the certificate's key from this PEM file."),
     Setting(
         "address-file",
-        kinds.FILE,
+        kinds.WRITTEN_FILE,
         help="Write the bound address to this file when the console is ready: JSON with the keys http_address and "
         "url. The file is replaced atomically, and removed when the console stops.",
         brief=True,
@@ -185,19 +204,27 @@ SETTINGS = under_headings(
     ),
     Setting(
         "session-key-file",
-        kinds.FILE,
+        kinds.WRITTEN_FILE,
         help="Keep the key of the session cookies in this file, so that logins survive a restart. It is created "
         "if it is missing.",
         brief=True,
     ),
     Setting(
         "http-allowed-host",
-        kinds.HOST,
+        kinds.HOST_PATTERN,
         field="http_allowed_hosts",
         multiple=True,
         commas=True,
-        help="Accept requests for this host name too, such as that of a reverse proxy. '*' accepts all names, and "
-        "with them DNS rebinding by web pages.",
+        help="Accept requests for this host name too, such as that of a reverse proxy; '*.example.com' for all "
+        "below it. '*' accepts all names, and with them DNS rebinding by web pages.",
+        brief=True,
+    ),
+    Setting(
+        "max-connections",
+        kinds.COUNT,
+        0,
+        help="Limit the connections of viewers. 0: as many as half of the limit of open files allows (ulimit -Hn). A "
+        "further one ends the connection that waits longest for a request.",
         brief=True,
     ),
     Setting(
@@ -219,7 +246,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "statsd-prefix",
-        kinds.TEXT,
+        kinds.METRIC_PREFIX,
         "nsq.%s",
         help="The brokers' --statsd-prefix; %s is the broker.",
         brief=True,

@@ -1,7 +1,5 @@
 """`qcli bench`: measures throughput and latency of brokers."""
 
-from __future__ import annotations
-
 import click
 
 from ...broker.address_options import http_addresses, lookupd_addresses, tcp_addresses
@@ -19,7 +17,7 @@ from ...framework.options import (
     options_as,
     output_format,
 )
-from ...framework.params import channel_source, positive_duration, topic_name
+from ...framework.params import Integer, Number, channel_source, positive_duration, topic_name
 from .options import BenchOptions
 
 LOAD, TOPIC = "Load", "Topic"
@@ -77,7 +75,7 @@ def _load(*more: Decorator) -> Decorator:
 _CONNECTIONS = option(
     LOAD,
     "--connections",
-    type=click.IntRange(1, 10_000),
+    type=Integer(1, 10_000),
     help="Use N connections to each broker, by default one per processor.",
 )
 
@@ -94,7 +92,7 @@ def _duration(more: str = "") -> Decorator:
 
 
 def _size(least: int, text: str) -> Decorator:
-    return option(LOAD, "--size", type=click.IntRange(min=least), default=200, metavar="BYTES", help=text)
+    return option(LOAD, "--size", type=Integer(min=least), default=200, metavar="BYTES", help=text)
 
 
 def _yes(what: str) -> Decorator:
@@ -125,13 +123,11 @@ def _yes(what: str) -> Decorator:
 @_load(
     _CONNECTIONS,
     _size(1, "Publish messages of this size."),
-    option(
-        LOAD, "--batch-size", type=click.IntRange(min=1), default=200, help="Publish batches of N messages."
-    ),
+    option(LOAD, "--batch-size", type=Integer(min=1), default=200, help="Publish batches of N messages."),
     option(
         LOAD,
         "--pipeline",
-        type=click.IntRange(min=1),
+        type=Integer(min=1),
         default=1,
         help="Have up to N batches without OK on each connection.",
     ),
@@ -186,7 +182,7 @@ def pub(options: BenchOptions) -> int:
     option(
         LOAD,
         "--backlog",
-        type=click.IntRange(1),
+        type=Integer(1),
         default=1_000_000,
         help="Without TOPIC/CHANNEL: publish N messages first.",
     ),
@@ -240,7 +236,7 @@ def sub(options: BenchOptions) -> int:
     option(
         LOAD,
         "--rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         default=1000,
         help="Publish N messages per second, over all brokers.",
     ),

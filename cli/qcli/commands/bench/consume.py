@@ -34,7 +34,6 @@ class Consuming(Load):
         self._consumers = [_Consumer(self, *each) for each in zip(links, self.tallies, strict=True)]
 
     def run(self) -> None:
-        """See `Load`."""
         counter = self.counter
         counter.begin(now())
         for link in self.links:
@@ -45,7 +44,6 @@ class Consuming(Load):
         self._end()
 
     def result(self) -> Measurement:
-        """See `Load`."""
         result = super().result()
         result.missing = self.timed_out
         result.afterwards = self._afterwards
@@ -55,7 +53,6 @@ class Consuming(Load):
 
     @property
     def body_bytes(self) -> int:
-        """See `Load`."""
         return self._body_bytes
 
     def count(self, run: MessageRun, tally: Tally) -> None:

@@ -48,12 +48,11 @@ class Latency(Load):
         self._rate = rate
         self._count = max(1, round(rate * duration_s))
         self._published = 0
-        self._publishers = [_Publisher(self, link) for link in publishers]
+        self._publishers = [_TimedPublisher(self, link) for link in publishers]
         for link, tally in zip(consumers, self.tallies, strict=True):
-            _Consumer(self, link, tally)
+            _TimedConsumer(self, link, tally)
 
     def run(self) -> None:
-        """See `Load`."""
         for link in self.links[1::2]:
             link.send(encode_rdy(link.max_rdy_count))
         self.counter.begin(now())
@@ -78,7 +77,6 @@ class Latency(Load):
                 self._loop.turn(0)
 
     def result(self) -> Measurement:
-        """See `Load`."""
         result = super().result()
         result.missing = self._published - self.counter.total
         result.times = {
@@ -89,7 +87,7 @@ class Latency(Load):
         return result
 
 
-class _Publisher:
+class _TimedPublisher:
     """Publishes on one connection."""
 
     def __init__(self, load: Latency, link: Link) -> None:
@@ -104,11 +102,10 @@ class _Publisher:
         self._link.send(command)
 
     def handle(self, _event: Event) -> None:
-        """Measure an acknowledgement."""
         self._load.acknowledged.add(now() - self._due_s.popleft())
 
 
-class _Consumer:
+class _TimedConsumer:
     """Consumes on one connection."""
 
     def __init__(self, load: Latency, link: Link, tally: Tally) -> None:
@@ -118,7 +115,6 @@ class _Consumer:
         link.handle = self.handle
 
     def handle(self, event: Event) -> None:
-        """Measure deliveries; messages of others are finished and not counted."""
         if not isinstance(event, MessageRun):
             return
         now_s, load = now(), self._load

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trio_nsq.client import ConnectionFailed
+from trio_nsq.client.connection.connection import connect
+from trio_nsq.client.connection.options import OFF, ConnectionSettings
 from trio_nsq.client.errors import BrokerError, ConnectionLost
 from trio_nsq.protocol.encode import encode_nop
 from trio_nsq.protocol.frames import ErrorFrame, Event, ResponseFrame
 
+from ...broker.failures import connection_failure
 from ...framework.errors import reason_of
+from ...framework.params import Source
 
 if TYPE_CHECKING:
     from trio_nsq.client.connection.connection import Connection
+
+    from ...broker.connection_options import ConnectOptions
+
 
 RECEIVE_BYTES = 256 * 1024
 FIN_FAILED = "E_FIN_FAILED"
@@ -51,7 +60,6 @@ class Link:
         self._finishing = False
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket."""
         return self._sock.fileno()
 
     def watch(self, poll: select.epoll) -> None:
@@ -103,7 +111,8 @@ class Link:
             if isinstance(event, ErrorFrame) and event.code != FIN_FAILED:
                 raise BrokerError(self.address, event.code, event.text)
             if isinstance(event, ResponseFrame) and event.is_heartbeat:
-                self.send(encode_nop())
+                if not self._unsent:  # else that is an answer, too
+                    self.send(encode_nop())
             else:
                 self.handle(event)
         if not data or self._codecs.ended:
@@ -118,7 +127,6 @@ class Link:
         self.flush()
 
     def close(self) -> None:
-        """Close the socket."""
         self.ended = True
         self._sock.close()
 
@@ -147,7 +155,46 @@ class Loop:
         self.turn(0)
 
     def close(self) -> None:
-        """Close all links."""
         for link in self._links.values():
             link.close()
         self._poll.close()
+
+
+async def open_links(
+    addresses: Sequence[str],
+    count: int,
+    connecting: ConnectOptions,
+    source: Source | None = None,
+    *,
+    buffered: bool = True,
+) -> list[Link]:
+    """Connect to every broker.
+
+    Args:
+        addresses: The brokers' TCP addresses.
+        count: The connections to each of them.
+        source: Subscribe to this channel; None: do not.
+        buffered: Let the broker buffer messages before it sends them, by its defaults.
+
+    Raises:
+        Failure: A broker is unreachable or refuses.
+    """
+    settings = ConnectionSettings(**connecting.options())
+    if not buffered:
+        settings = replace(settings, output_buffer_size=OFF)
+    links: list[Link] = []
+    try:
+        for address in addresses:
+            for _ in range(count):
+                connection = await connect(address, settings)
+                if source is not None:
+                    assert source.channel is not None
+                    await connection.subscribe(source.topic, source.channel)
+                links.append(Link(connection))
+    except BaseException as error:
+        for link in links:
+            link.close()
+        if isinstance(error, ConnectionFailed):
+            raise connection_failure(error) from error
+        raise
+    return links

@@ -52,7 +52,6 @@ class Load:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close all connections."""
         self._loop.close()
 
     def result(self) -> Measurement:

@@ -29,12 +29,10 @@ class Counter:
         self.begin(0.0)
 
     def begin(self, now_s: float) -> None:
-        """Begin the measurement."""
         self.begun_s = self.last_s = now_s
         self.by_second: list[int] = []
 
     def add(self, count: int, now_s: float) -> None:
-        """Count messages."""
         second = int(now_s - self.begun_s)
         while len(self.by_second) <= second:
             self.by_second.append(0)
@@ -71,7 +69,6 @@ class Measurement:
 
     @property
     def messages(self) -> int:
-        """All messages."""
         return sum(tally.messages for tally in self.tallies)
 
     def per_second(self, count: float) -> float:

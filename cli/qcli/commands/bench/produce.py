@@ -1,7 +1,5 @@
 """Produces a load to its end: in a thread, with signals and a status line, and errors as failures."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +13,7 @@ from trio_nsq.protocol import NSQError
 from ...broker.failures import refused
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import is_live_terminal
-from ...framework.signals import watch_signals
+from ...framework.signals import at_first_signal, run_trio
 from ...terminal.progress import show_progress
 from .load import Load
 from .measurement import Measurement
@@ -54,7 +52,7 @@ def produce(make: Callable[[], Awaitable[Load]], share: Callable[[Load], float])
                 load.stop()
 
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
+            at_first_signal(stop)
             try:
                 load = await make()
             except Exception as error:  # raised below: the nursery would wrap it
@@ -67,7 +65,7 @@ def produce(make: Callable[[], Awaitable[Load]], share: Callable[[Load], float])
                 await _run_in_thread(load, outcome)
             nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    run_trio(main)
     if early is not None:
         raise early
     return outcome

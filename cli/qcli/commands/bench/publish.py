@@ -48,7 +48,6 @@ class Publishing(Load):
         self._publishers = [_Publisher(self, *each) for each in zip(links, self.tallies, strict=True)]
 
     def run(self) -> None:
-        """See `Load`."""
         self.counter.begin(now())
         for publisher in self._publishers:
             publisher.answered_s = now()
@@ -58,7 +57,6 @@ class Publishing(Load):
             self.serve(self._slowest)
 
     def result(self) -> Measurement:
-        """See `Load`."""
         result = super().result()
         result.times["acknowledged"] = self.acknowledged
         return result

@@ -1,7 +1,5 @@
 """Runs the measurements, and prints their reports."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil
@@ -16,18 +14,16 @@ from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import is_terminal, print_diagnostic, silence_library, write
 from ...framework.params import Source
-from .bench_topic import CHANNEL, check_consent, own_topic
-from .connecting import open_links
 from .consume import Consuming
 from .latency import Latency
-from .link import Link
+from .link import Link, open_links
 from .load import Load
 from .measurement import Measurement
 from .options import BenchOptions
 from .produce import produce
 from .publish import Publishing
 from .report import as_record, as_text
-from .targets import Target, targets_of, tcp_addresses
+from .targets import CHANNEL, Target, check_consent, own_topic, targets_of, tcp_addresses
 
 BUSY = 0.9
 """A client that uses so much of a processor may be the limit."""
@@ -36,7 +32,6 @@ _FILL = {"batch_size": 200, "pipeline": 4}
 
 
 def run_pub(options: BenchOptions) -> ExitCode:
-    """Run `qcli bench pub`. Raises Failure."""
     targets = targets_of(options)
     with _topic(options, targets, options.topic) as topic:
 
@@ -62,7 +57,6 @@ def run_pub(options: BenchOptions) -> ExitCode:
 
 
 def run_sub(options: BenchOptions) -> ExitCode:
-    """Run `qcli bench sub`. Raises Failure."""
     source, targets = options.source, targets_of(options)
     if source is not None:
         check_consent(source.topic, f"This consumes the messages of {source}", options.yes)
@@ -88,7 +82,6 @@ def run_sub(options: BenchOptions) -> ExitCode:
 
 
 def run_latency(options: BenchOptions) -> ExitCode:
-    """Run `qcli bench latency`. Raises Failure."""
     targets = targets_of(options)
     if options.topic is not None:
         what = f"This publishes to {options.topic}, and takes its backlog if it has no channel"

@@ -1,19 +1,21 @@
-"""The brokers of a measurement, with the addresses of both protocols."""
+"""The brokers and topics of measurements: by default each run has its own topic, and deletes it at the end."""
 
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
 
+from trio_nsq.api import broker as api
+
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address, next_port
-from ...broker.admin_client import AdminClient
+from ...broker.admin_client import AdminClient, client_of
 from ...broker.brokers import Brokers, chosen
 from ...broker.connection_options import ConnectOptions
-from ...framework.errors import Failure
-from ...framework.params import is_https, is_unix_path
+from ...framework.errors import ExitCode, Failure
+from ...framework.output import print_diagnostic
+from ...terminal.confirm import confirm
 from .options import BenchOptions
 
 
@@ -31,17 +33,9 @@ class Target:
 
     def admin(self) -> AdminClient:
         """Return the broker's HTTP interface. Raises UsageError: its address is not known."""
-        connecting = ConnectOptions.of_command()
-        for address in self.http_addresses:
-            plain = connecting.encrypts_tcp and not is_https(address) and not is_unix_path(address)
-            # The secret is not sent in clear text to a broker that is reached over TLS otherwise.
-            used = dataclasses.replace(connecting, auth_secret="") if plain else connecting
-            broker = AdminClient(address, used)
-            try:
-                if broker.listens_at(self.tcp_address):
-                    return broker
-            except Failure:
-                continue
+        broker = client_of(self.tcp_address, self.http_addresses, ConnectOptions.of_command())
+        if broker is not None:
+            return broker
         raise click.UsageError(
             f"No HTTP address of the broker at {self.tcp_address} is known, so this command could not delete its "
             f"topic: give {TCP_OPTION} and {HTTP_OPTION} of the same broker, or name a topic, which is kept."
@@ -70,5 +64,71 @@ def targets_of(options: BenchOptions) -> list[Target]:
 
 
 def tcp_addresses(targets: Iterable[Target]) -> Sequence[str]:
-    """Return the TCP addresses."""
     return [target.tcp_address for target in targets]
+
+
+PREFIX = "bench-"
+"""Topics with these names are for measurements: their messages may be consumed without a question."""
+CHANNEL = "bench"
+
+
+def new_name() -> str:
+    return f"{PREFIX}{secrets.token_hex(4)}"
+
+
+def check_consent(topic: str, what: str, agreed: bool) -> None:
+    """Return if the messages of a topic may be consumed: it is for measurements, or the user agrees.
+
+    Args:
+        what: What the command does, as a sentence without a full stop.
+        agreed: The value of `--yes`.
+
+    Raises:
+        click.UsageError: The user has to agree, and there is no terminal.
+        Failure: The user does not agree.
+    """
+    if not (agreed or topic.startswith(PREFIX)):
+        confirm(f"{what}. Continue?", what)
+
+
+@contextmanager
+def own_topic(targets: Sequence[Target], *, keep: bool, channel: str | None = None) -> Iterator[str]:
+    """Create a topic on all brokers for the block, and yield its name.
+
+    Args:
+        keep: Do not delete it at the end.
+        channel: Create this channel, too.
+
+    Raises:
+        click.UsageError: A broker's HTTP address is not known.
+        Failure: A broker refuses or does not answer. `PARTIAL`: the block has ended, and the topic is not deleted.
+    """
+    brokers = [target.admin() for target in targets]
+    topic = new_name()
+    try:
+        for broker in brokers:
+            broker.ask(api.act("create", topic))
+            if channel is not None:
+                broker.ask(api.act("create", topic, channel))
+        yield topic
+    finally:
+        if keep:
+            print_diagnostic(f"Topic {topic} is kept.")
+        else:
+            _delete(brokers, topic)
+
+
+def _delete(brokers: Sequence[AdminClient], topic: str) -> None:
+    failures: dict[str, Failure] = {}
+    for broker in brokers:
+        try:
+            broker.ask(api.act("delete", topic))
+        except Failure as error:
+            failures[broker.address] = error
+    if failures:
+        options = " ".join(f"{HTTP_OPTION} {address}" for address in failures)
+        raise Failure(
+            f"Topic {topic} was not deleted: {next(iter(failures.values())).message} "
+            f"Later, delete it: 'qcli topic delete {topic} --yes {options}'.",
+            ExitCode.PARTIAL,
+        )

@@ -89,6 +89,10 @@ def list_contexts(form: str) -> None:
         head = ("", "name", "addresses", "secret", "description")
         rows = [row for c in valid for row in _rows(c, c.name == contexts.current)]
         write(plain_table([head, *rows], len(head)))
+    elif not failures:
+        print_diagnostic(
+            "There are no contexts. 'qcli context save NAME' and the options of a command save one."
+        )
     for failure in failures[:-1]:
         print_diagnostic(f"Error: {failure.message}")
     if failures:

@@ -1,9 +1,6 @@
 """`qcli context save`: creates or changes a context."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from ...contexts.store import CURRENT, TABLE, Contexts, change_contexts, is_name
 from ...framework.command import DocumentedCommand
 from ...framework.options import Decorator, all_of, option, several
 from ...framework.output import print_diagnostic
+from ...framework.params import or_nothing
 
 _CONNECTION = "TLS, AUTH and compression"
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -39,16 +37,12 @@ def _file(text: str) -> str:
     return os.path.abspath(text)  # noqa: PTH100 (removes `..`, and keeps symbolic links)
 
 
-def _or_nothing(check: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda text: check(text) if text else text
-
-
 def _saved(section: str, key: str, text: str, metavar: str = "TEXT") -> Decorator:
     """Return the option that saves a key; an empty value removes the key."""
     known, flag = KEYS[key], option_of(key)
     if known.type is bool:
         return option(section, f"{flag}/--no-{flag.removeprefix('--')}", key, default=None, help=text)
-    check = _file if known.is_path else _or_nothing(known.check)
+    check = _file if known.is_path else or_nothing(known.check)
     if known.type is list:
         return several(section, flag, key, type=check, metavar=metavar, help=f"{text} {MAY_BE_SEVERAL}")
     return option(section, flag, key, type=check, metavar=metavar, help=text)

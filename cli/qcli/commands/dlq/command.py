@@ -6,8 +6,13 @@ from typing import Any
 
 import click
 
+from trio_nsq.api import broker as api
+from trio_nsq.fleet import dead_letters
+from trio_nsq.fleet.dead_letters import CHANNEL, Chosen
+
 from ...broker.brokers import Answers, Brokers, broker_http_options
-from ...broker.requests import request_json
+from ...broker.failures import not_a_broker
+from ...broker.requests import ask, perform
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, output_format
@@ -18,10 +23,8 @@ from ..shared.format_string import FormatString, columns_of, format_string_optio
 from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
 from .selection import (
-    CHANNEL,
     NOTE,
     SELECTION,
-    WHAT,
     Selection,
     complete_dead_letter_topic,
     selection_options,
@@ -76,12 +79,12 @@ def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
         topics = [topic] if topic is not None else _dead_letter_topics(address)
         return [record for name in topics for record in _count(address, name)]
 
-    answers = brokers.read(count)
-    records = brokers.merge(answers)
+    found = brokers.read(count)
+    records = brokers.merge(found)
     if form == "json":
         write(json_lines(records))
     elif records:
-        headings = ["TOPIC", "FROM", "REASON", "FIRST", "LAST", "LETTERS"]
+        headings = ["TOPIC", "FROM", "REASON", "FIRST (UTC)", "LAST (UTC)", "LETTERS"]
         rows = [_row(record) for record in records]
         if "broker" in records[0]:
             headings.insert(0, "BROKER")
@@ -89,32 +92,18 @@ def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
         write(plain_table([headings, *rows], len(headings) - 1))
     if not records:
         print_diagnostic(f"{topic or 'All topics'}: no dead letters")
-    answers.check()
+    found.check()
 
 
 def _dead_letter_topics(address: str) -> list[str]:
-    found = request_json("GET", address, Source("", None), "/dead_letters", {}, WHAT)
-    return [each["topic"] for each in found["topics"]]
+    return [each["topic"] for each in ask(address, api.dead_letter_topics())]
 
 
 def _count(address: str, topic: str) -> list[dict[str, Any]]:
-    counts: dict[tuple[Any, ...], dict[str, Any]] = {}
-    start: int | None = 0
-    while start is not None:
-        answer = request_json(
-            "GET", address, Source(topic, None), "/dead_letters", {"from": str(start)}, WHAT
-        )
-        for row in answer["origins"]:
-            known = counts.setdefault((row["topic"], row["channel"], row["reason"]), dict(row, count=0))
-            known["count"] += row["count"]
-            known["first_ns"] = min(known["first_ns"], row["first_ns"])
-            known["last_ns"] = max(known["last_ns"], row["last_ns"])
-        start = answer["next_sequence"]
-    if answer["in_flight"]:
-        print_diagnostic(
-            f"{topic}: {answer['in_flight']:,} more in flight with consumers of {topic}/{CHANNEL}"
-        )
-    return [{"dead_letter_topic": topic, **row} for row in counts.values()]
+    counted = perform(address, dead_letters.count(Chosen(topic)))
+    if counted.in_flight:
+        print_diagnostic(f"{topic}: {counted.in_flight:,} more in flight with consumers of {topic}/{CHANNEL}")
+    return [{"dead_letter_topic": topic, **row} for row in counted.rows.values()]
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
@@ -152,8 +141,8 @@ _PAGE = 1000
 @selection_options
 @count_option(SELECTION, "Show at most N dead letters, the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
 @output_format(
-    "table: shorten bodies; times are UTC. json: write an object per line. raw: write bodies unchanged, with line "
-    "feeds.",
+    "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies unchanged, "
+    "with line feeds.",
     "table",
     "json",
     "raw",
@@ -167,7 +156,7 @@ def show(form: str, format_string: FormatString | None, **selected: Any) -> None
     if format_string is not None:
         refuse_other_formats("form")
     selection = Selection(**selected)
-    pages, answers = _read_all(selection)
+    pages, found = _read_all(selection)
     begun = False
     for messages in pages:
         if format_string is not None:
@@ -178,14 +167,14 @@ def show(form: str, format_string: FormatString | None, **selected: Any) -> None
         elif form == "json":
             write(json_lines(messages))
         else:
-            headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED")
+            headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED (UTC)")
             rows = [_letter_row(message) for message in messages]
             table = plain_table(with_body_column(headings, rows, messages), 6)
             write(table.partition("\n")[2] if begun else table)
         begun = True
     if not begun:
         print_diagnostic(f"{selection.topic}{selection.why_none()}")
-    answers.check()
+    found.check()
 
 
 def _read_all(selection: Selection) -> tuple[Iterator[list[dict[str, Any]]], Answers[Any]]:
@@ -195,18 +184,18 @@ def _read_all(selection: Selection) -> tuple[Iterator[list[dict[str, Any]]], Ans
     """
     brokers, count = selection.brokers, selection.count or 0
     readers = {address: _read(selection, address, count) for address in brokers.addresses}
-    answers = brokers.read(lambda address: next(readers[address], []))
+    answered = brokers.read(lambda address: next(readers[address], []))
 
     def pages() -> Iterator[list[dict[str, Any]]]:
         left = count
-        for address, first in answers.results.items():
+        for address, first in answered.results.items():
             for messages in chain([first] if first else [], readers[address]):
                 yield brokers.records(messages[:left] if count else messages, address)
                 left -= len(messages)
                 if count and left <= 0:
                     return
 
-    return pages(), answers
+    return pages(), answered
 
 
 def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[str, Any]]]:
@@ -215,16 +204,7 @@ def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[
         start = 0
         while True:
             wanted = min(_PAGE, count) if count else _PAGE
-            more = {"from": str(start), "max_messages": str(wanted)}
-            found = request_json(
-                "GET",
-                address,
-                Source(selection.topic, None),
-                "/dead_letters/messages",
-                selection.params() | page | more,
-                WHAT,
-                lines=True,
-            )
+            found = ask(address, api.dead_letters(*selection.chosen, start, wanted, page))
             if found:
                 yield found
             if count:
@@ -233,6 +213,8 @@ def _read(selection: Selection, address: str, count: int) -> Iterator[list[dict[
                     return
             if len(found) < wanted:
                 break
+            if found[-1]["sequence"] < start:
+                raise not_a_broker(address)
             start = found[-1]["sequence"] + 1
 
 

@@ -1,23 +1,21 @@
 """`qcli dlq requeue` and `qcli dlq drop`: remove dead letters."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from trio_nsq.api.broker import DONE
+from trio_nsq.fleet.dead_letters import Moved, move
+
 from ...broker.brokers import broker_http_options
-from ...broker.requests import request_json
+from ...broker.requests import perform
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic
-from ...framework.params import Source
 from ...terminal.confirm import UNCONFIRMED, confirm
-from .selection import WHAT, Selection, at_most_option, selection_options, topic_argument
-
-_DONE = {"requeue": "requeued", "drop": "dropped"}
+from .selection import Selection, at_most_option, selection_options, topic_argument
 
 
 @click.command(
@@ -53,7 +51,7 @@ _DONE = {"requeue": "requeued", "drop": "dropped"}
 )
 def requeue(to_topic: bool, **selected: Any) -> None:
     """Return dead letters to the channels of their origin."""
-    done, kept = _do_on_each(Selection(**selected), "requeue", {"to": "topic" if to_topic else "channel"})
+    done, kept = _do_on_each(Selection(**selected), "requeue", to="topic" if to_topic else "channel")
     if kept:
         why = "; ".join(f"{number:,} because {reason}" for reason, number in kept.items())
         hint = ""
@@ -95,89 +93,45 @@ def drop(yes: bool, **selected: Any) -> None:
         which = "the selected" if selection.is_narrow else "all"
         where = selection.brokers.names
         confirm(f"Drop {which} dead letters in {selection.topic} on {where}?", "'dlq drop' deletes messages")
-    _do_on_each(selection, "drop", {})
+    _do_on_each(selection, "drop")
 
 
-def _do_on_each(selection: Selection, verb: str, params: dict[str, str]) -> tuple[int, Counter[str]]:
+def _do_on_each(selection: Selection, verb: str, to: str | None = None) -> tuple[int, Counter[str]]:
     """Requeue or drop on all brokers, and report. Returns the number, and the numbers of the others by reason.
 
     Raises Failure: a broker failed, or no broker has a dead letter with these ids.
     """
     topic, brokers = selection.topic, selection.brokers
-    every: list[_Moved] = []
+    every: list[Moved] = []
+    failures: dict[str, Failure] = {}
 
-    def act(address: str) -> _Moved | None:
+    def act(address: str) -> Moved | None:
         left = None
         if selection.count is not None:
             left = max(0, selection.count - sum(each.seen for each in every))
             if left == 0:
                 return None  # no request to this broker, and no report
-        moved = _Moved()
+        moved = Moved()
         every.append(moved)
         try:
-            for answer in _answers(selection, address, verb, params, left):
-                moved.count += answer[_DONE[verb]]
-                for row in answer.get("kept", []):
-                    moved.kept[row["why"]] += row["count"]
+            perform(address, move(selection.chosen, verb, moved, to=to, ids=selection.ids, at_most=left))
         except Failure as error:
-            if not moved.count:
+            if not moved.done:
                 raise
-            moved.failure = Failure(f"{moved.count:,} done; then: {error.message}", ExitCode.PARTIAL)
+            failures[address] = Failure(f"{moved.done:,} done; then: {error.message}", ExitCode.PARTIAL)
         return moved
 
-    def report(address: str, moved: _Moved | None) -> None:
+    def report(address: str, moved: Moved | None) -> None:
         if moved is None:
             return
-        if moved.failure is not None:
-            raise moved.failure
+        if address in failures:
+            raise failures[address]
         why = "" if selection.ids or moved.seen else selection.why_none()
-        print_diagnostic(f"{topic}: {moved.count:,} {_DONE[verb]}{why}{brokers.suffix(address)}")
+        print_diagnostic(f"{topic}: {moved.done:,} {DONE[verb]}{why}{brokers.suffix(address)}")
 
     brokers.change(act, report, in_turn=selection.count is not None)  # the count is that of all brokers
-    total = sum(moved.count for moved in every)
+    total = sum(moved.done for moved in every)
     kept = sum((moved.kept for moved in every), Counter())
     if selection.ids and not (total or kept):
         raise Failure(f"There are no such dead letters in {topic}.")
     return total, kept
-
-
-@dataclass(slots=True)
-class _Moved:
-    """What a broker requeued or dropped.
-
-    Attributes:
-        count: The number of these dead letters.
-        kept: The numbers of the others by reason.
-        failure: Why it stopped; None: it is complete.
-    """
-
-    count: int = 0
-    kept: Counter[str] = field(default_factory=Counter)
-    failure: Failure | None = None
-
-    @property
-    def seen(self) -> int:
-        return self.count + self.kept.total()
-
-
-def _answers(
-    selection: Selection, address: str, verb: str, params: dict[str, str], count: int | None
-) -> Iterator[dict[str, Any]]:
-    """Yield a broker's answers to requests that requeue or drop at most `count` dead letters; None: all."""
-    for page in selection.pages():
-        start: int | None = 0
-        while start is not None and count != 0:
-            more = {"from": str(start)} | ({} if count is None else {"max_messages": str(count)})
-            answer = request_json(
-                "POST",
-                address,
-                Source(selection.topic, None),
-                f"/dead_letters/{verb}",
-                selection.params() | params | page | more,
-                WHAT,
-            )
-            yield answer
-            if count is not None:
-                seen = answer[_DONE[verb]] + sum(row["count"] for row in answer.get("kept", []))
-                count -= min(count, seen)
-            start = answer["next_sequence"]

@@ -5,18 +5,14 @@ from dataclasses import dataclass
 
 import click
 
+from trio_nsq.fleet.dead_letters import CHANNEL, REASONS, Chosen
+
 from ...broker.brokers import Brokers
 from ...broker.name_completion import complete_source, complete_topic_with
 from ...framework.options import all_of, count_option, option
 from ...framework.params import Source, message_id, source, topic_name
 
-REASONS = ("requeued", "timed_out", "connection_lost")
-
 OUTPUT, SELECTION = "Output", "Which dead letters"
-
-WHAT = "has no dead letters"
-
-CHANNEL = "dead-letters"
 
 complete_dead_letter_topic = complete_topic_with(CHANNEL)
 
@@ -82,17 +78,17 @@ class Selection:
         """Whether it excludes any dead letter of the topic."""
         return bool(self.origin or self.reason or self.ids or self.count)
 
-    def params(self) -> dict[str, str]:
-        """Return the parameters of a request that select by origin and reason."""
-        params = {"origin": str(self.origin)} if self.origin is not None else {}
-        return params | ({"reason": self.reason} if self.reason is not None else {})
+    @property
+    def chosen(self) -> Chosen:
+        """The letters, without regard to ids."""
+        return Chosen(self.topic, None if self.origin is None else str(self.origin), self.reason)
 
-    def pages(self) -> Iterator[dict[str, str]]:
-        """Yield the ids as parameters, in pages; without ids, one page for all dead letters."""
+    def pages(self) -> Iterator[Sequence[str]]:
+        """Yield the ids in pages; without ids, an empty page for all dead letters."""
         if not self.ids:
-            yield {}
+            yield ()
         for start in range(0, len(self.ids), _IDS_AT_ONCE):
-            yield {"id": ",".join(self.ids[start : start + _IDS_AT_ONCE])}
+            yield self.ids[start : start + _IDS_AT_ONCE]
 
     def why_none(self) -> str:
         """Return the end of a report that no dead letter was found."""

@@ -24,10 +24,11 @@ def check_broker_is_named(address: str | None) -> None:
     """Raises UsageError: the context has no address of a broker."""
     if address:
         return
-    chosen = chosen_context(click.get_current_context())
+    ctx = click.get_current_context()
+    chosen = chosen_context(ctx)
     assert chosen is not None, "without a context, there is a default"
     qcli = f"qcli {CONTEXT_OPTION} {chosen.context.name}"
     raise click.UsageError(
-        f"This command is for one broker, and the context {chosen.context.name} names none. Name it: '{qcli} drain "
-        f"{HTTP_OPTION} HOST:PORT'. '{qcli} nodes' lists the brokers."
+        f"This command is for one broker, and the context {chosen.context.name} names none. Name it: '{qcli} "
+        f"{ctx.info_name} {HTTP_OPTION} HOST:PORT'. '{qcli} nodes' lists the brokers."
     )

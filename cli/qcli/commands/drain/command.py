@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from trio_nsq.api import broker as api
+
 from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
 from ...broker.connection_options import http_connection, read_secret
 from ...framework import params
@@ -23,10 +25,24 @@ from .left import Left, named
 from .report import Progress, Show, reporter
 
 if TYPE_CHECKING:
-    from .clients import DrainClient
+    from ...broker.admin_client import AdminClient
     from .move import Mover
 
 _POLL_S = 0.5
+
+_secret_of_target = option(
+    "Options",
+    "--move-to-auth-secret-file",
+    metavar="FILE",
+    brief=True,
+    help="Authenticate to the broker of --move-to with the secret in this file. By default both get the same.",
+)
+_force = option(
+    "Options",
+    "--force",
+    is_flag=True,
+    help="Continue or end a move although the other broker cannot tell what it has: messages may be delivered twice.",
+)
 
 
 @click.command(
@@ -77,13 +93,7 @@ _POLL_S = 0.5
     metavar="[https://]HOST:PORT",
     help="Move what is left to the broker at this HTTP address, exactly once.",
 )
-@option(
-    "Options",
-    "--move-to-auth-secret-file",
-    metavar="FILE",
-    brief=True,
-    help="Authenticate to the broker of --move-to with the secret in this file. By default both get the same.",
-)
+@_secret_of_target
 @option(
     "Options",
     "--timeout",
@@ -91,12 +101,7 @@ _POLL_S = 0.5
     help="If messages are left after this time, end with exit code 4 and list them. The broker still drains.",
 )
 @option("Options", "--stop", is_flag=True, help="End the drain mode and moves: accept and deliver again.")
-@option(
-    "Options",
-    "--force",
-    is_flag=True,
-    help="Continue or end a move although the other broker cannot tell what it has: messages may be delivered twice.",
-)
+@_force
 @option("Output", "--quiet", "-q", is_flag=True, help="Show no progress.")
 @output_format("text: progress on standard error. json: an object per report.", "text", "json")
 def command(
@@ -113,33 +118,19 @@ def command(
 
     Shows what is left, and which channels have no consumer. With --move-to, moves what is left to another broker.
     """
-    from .clients import DrainClient
-
     if stop and (move_to or timeout is not None):
         raise click.UsageError("--stop excludes --move-to and --timeout.")
     if move_to_auth_secret_file and not (move_to or stop):
         raise click.UsageError("--move-to-auth-secret-file needs --move-to or --stop.")
     if force and not (move_to or stop):
         raise click.UsageError("--force needs --move-to or --stop.")
-    check_broker_is_named(nsqd_http_address)
-    clients = ExitStack()
-    click.get_current_context().call_on_close(clients.close)
-    source = clients.enter_context(closing(DrainClient(nsqd_http_address)))
-
-    @cache
-    def connect(address: str) -> DrainClient:
-        secret = None
-        if move_to_auth_secret_file:
-            from trio_nsq.secret import Secret
-
-            secret = Secret(read_secret(move_to_auth_secret_file))
-        return clients.enter_context(closing(DrainClient(address, secret)))
-
+    if stop:
+        _stop(nsqd_http_address, move_to_auth_secret_file, force)
+        return
+    connect = _connector(nsqd_http_address, move_to_auth_secret_file)
+    source = connect(nsqd_http_address)
     with _failures():
-        source.info()
-        if stop:
-            _stop(source, connect, force)
-            return
+        source.check_broker()
         deadline_s = None if timeout is None else time.monotonic() + timeout / 1000
         progress = Progress(source.address, moved=None if move_to is None else 0)
         mover = None
@@ -163,14 +154,64 @@ def command(
     _report_end(progress, mover, quiet)
 
 
+@click.command(
+    "undrain",
+    cls=DocumentedCommand,
+    short_help="Return a drained broker to service.",
+    examples={
+        "accept publishes again": "qcli undrain --nsqd-http-address 10.0.0.7:4151",
+    },
+    exits={
+        ExitCode.OK: "The broker accepts publishes, also if it did before.",
+        ExitCode.FAILURE: "The broker cannot drain, as an nsqd, or a broker refused.",
+        ExitCode.UNREACHABLE: "The broker, or the one that messages were moved to, does not answer.",
+        ExitCode.PARTIAL: "A move could not be ended; standard error says what to do.",
+    },
+    details={
+        "Effect": "As 'qcli drain --stop': the broker accepts publishes. If a move is not complete, it ends: the other "
+        "broker keeps what it has, and what was not moved is delivered here.",
+        "Access": "The broker requires the role admin, and for topics that move also manage. The other broker "
+        "requires manage and publish.",
+    },
+)
+@unused_tcp_addresses
+@http_address("Return the broker at this HTTP address to service.")
+@http_connection
+@_secret_of_target
+@_force
+def undrain(nsqd_http_address: str, move_to_auth_secret_file: str | None, force: bool) -> None:
+    """End the drain mode of a broker, and its moves: it accepts and delivers again."""
+    _stop(nsqd_http_address, move_to_auth_secret_file, force)
+
+
+def _connector(source: str, secret_file_of_others: str | None) -> Callable[[str], AdminClient]:
+    """Return a function that connects to the source and, with the secret in this file, to other brokers."""
+    from ...broker.admin_client import AdminClient
+
+    check_broker_is_named(source)
+    clients = ExitStack()
+    click.get_current_context().call_on_close(clients.close)
+
+    @cache
+    def connect(address: str) -> AdminClient:
+        secret = None
+        if secret_file_of_others and address != source:
+            from trio_nsq.access.secret import Secret
+
+            secret = Secret(read_secret(secret_file_of_others))
+        return clients.enter_context(closing(AdminClient(address, secret=secret, is_patient=True)))
+
+    return connect
+
+
 # ---------------------------------------------------------------------- draining
 
 
-def _begin(source: DrainClient) -> None:
+def _begin(source: AdminClient) -> None:
     from trio_nsq.client import RequestRefused
 
     try:
-        source.set_draining(True)
+        source.make(api.set_draining(True))
     except RequestRefused as error:
         if error.text not in ("INVALID_OPTION", "NOT_FOUND"):
             raise
@@ -184,14 +225,14 @@ def _cannot_drain(address: str) -> Failure:
     )
 
 
-def _wait(source: DrainClient, progress: Progress, show: Show, deadline_s: float | None) -> None:
+def _wait(source: AdminClient, progress: Progress, show: Show, deadline_s: float | None) -> None:
     """Wait until consumers have emptied the broker. Raises Failure: the time is over, or the broker does not answer."""
     with _failures():
         started = None
         while True:
-            stats = source.stats()
+            stats = source.make(api.stats())
             if started not in (None, stats.get("start_time")):
-                source.set_draining(True)  # a restart has ended the drain mode
+                source.make(api.set_draining(True))  # a restart has ended the drain mode
             started = stats.get("start_time")
             progress.update(Left.of(stats), time.monotonic())
             if not progress.messages:
@@ -202,15 +243,22 @@ def _wait(source: DrainClient, progress: Progress, show: Show, deadline_s: float
             time.sleep(_POLL_S)
 
 
-def _stop(source: DrainClient, connect: Callable[[str], DrainClient], force: bool) -> None:
+def _stop(address: str, secret_file_of_others: str | None, force: bool) -> None:
+    connect = _connector(address, secret_file_of_others)
+    with _failures():
+        _end(connect(address), connect, force)
+
+
+def _end(source: AdminClient, connect: Callable[[str], AdminClient], force: bool) -> None:
     from trio_nsq.client import RequestRefused
 
     from .move import end_moves, moving_topics
 
+    source.check_broker()
     try:
-        for topic in end_moves(source, connect, moving_topics(source.stats()), force=force):
+        for topic in end_moves(source, connect, moving_topics(source.make(api.stats())), force=force):
             print_diagnostic(f"{topic}: the move has ended; what was not moved is delivered here.")
-        source.set_draining(False)
+        source.make(api.set_draining(False))
     except RequestRefused as error:
         if error.text not in ("INVALID_OPTION", "NOT_FOUND"):
             raise
@@ -222,26 +270,27 @@ def _stop(source: DrainClient, connect: Callable[[str], DrainClient], force: boo
 
 
 def _mover(
-    source: DrainClient, target: DrainClient, progress: Progress, force: bool, deadline_s: float | None
+    source: AdminClient, target: AdminClient, progress: Progress, force: bool, deadline_s: float | None
 ) -> Mover:
     """Check both brokers before anything is changed."""
     from trio_nsq.client import RequestRefused
+    from trio_nsq.fleet.identity import BrokerIdentity
 
     from .move import Mover
 
-    same = ("hostname", "broadcast_address", "http_port", "tcp_port", "start_time")
     with _failures():
+        target.check_broker()
         about = target.info()
     with _failures():
         here = source.info()
-    if [here.get(each) for each in same] == [about.get(each) for each in same]:
+    if BrokerIdentity.of(here) == BrokerIdentity.of(about):
         raise Failure(f"{target.address} is the broker that drains. Name another one: --move-to.")
     if about.get("draining"):
         raise Failure(f"{target.address} drains too: it accepts no messages. Name another broker: --move-to.")
     for client in (source, target):
         try:
             with _failures():
-                client.call("GET", "/topic/move", {"topic": "none"})
+                client.make(api.move_of("none"))
         except Failure as error:
             cause = error.__cause__
             text = cause.text if isinstance(cause, RequestRefused) else ""
@@ -319,7 +368,7 @@ def _failures() -> Iterator[None]:
     """Turn the errors of requests into failures."""
     from trio_nsq.client import BrokerUnreachable, RequestRefused
 
-    from .clients import failure_of
+    from .move import failure_of
 
     try:
         yield

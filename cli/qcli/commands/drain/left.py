@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from trio_nsq.api.answers import Stats, TopicStats
 
 _EPHEMERAL = "#ephemeral"
 _SHOWN = 3
@@ -37,17 +38,6 @@ class Row:
         """Whether its messages are only in memory: they cannot be moved."""
         return self.topic.endswith(_EPHEMERAL) or (self.channel or "").endswith(_EPHEMERAL)
 
-    def record(self) -> dict[str, Any]:
-        """Return the row for JSON output."""
-        return {
-            "topic": self.topic,
-            "channel": self.channel,
-            "depth": self.depth,
-            "in_flight": self.in_flight,
-            "deferred": self.deferred,
-            "clients": self.clients,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -62,7 +52,7 @@ class Left:
     unavailable: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, stats: dict[str, Any]) -> "Left":
+    def of(cls, stats: Stats) -> "Left":
         """Read the broker's `/stats`."""
         topics = stats["topics"]
         found = [row for topic in topics for row in _rows(topic) if row.messages]
@@ -88,10 +78,10 @@ class Left:
         return sorted((row for row in self.rows if not row.clients), key=lambda row: -row.messages)
 
 
-def _rows(topic: dict[str, Any]) -> Iterator[Row]:
+def _rows(topic: TopicStats) -> Iterator[Row]:
     name = topic["topic_name"]
     yield Row(name, None, topic["depth"], deferred=topic.get("deferred_count", 0))
-    for channel in topic["channels"] or []:
+    for channel in topic["channels"]:
         yield Row(
             name,
             channel["channel_name"],

@@ -4,21 +4,68 @@ The brokers know how far a move is (see `trio_nsq.broker.state.move`), so this p
 at any time, and the next one continues.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from trio_nsq.api import broker as api
+from trio_nsq.api.answers import Move, MoveStream, Stats
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 
+from ...broker.admin_client import AdminClient
+from ...broker.failures import http_failure, not_a_broker
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic
 from .advice import stop_command
-from .clients import DrainClient, Error, code_of, failure_of
 from .left import Left
 from .report import Progress, Show
+
+_MAX_DIGITS = 20
+Error = RequestRefused | BrokerUnreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The next messages of a stream.
+
+    Attributes:
+        through: The last sequence; None: the stream has ended.
+    """
+
+    body: bytes
+    through: int | None
+    messages: int
+    damaged: int
+    expired: int
+
+
+def next_batch(
+    source: AdminClient, topic: str, move: str, channel: str | None, moved: int | None, max_bytes: int
+) -> Batch:
+    """Confirm the messages up to `moved`, and return the next ones of a stream. Raises as `AdminClient.make`."""
+    body, headers = source.make_with_headers(api.next_of_move(topic, move, channel, moved, max_bytes))
+
+    def number(name: str) -> int:
+        text = headers.get(f"NSQ-Move-{name}", "0")
+        if not (text.isascii() and text.isdecimal() and len(text) < _MAX_DIGITS):
+            raise not_a_broker(source.address)
+        return int(text)
+
+    through = number("Through") if "NSQ-Move-Through" in headers else None
+    return Batch(body, through, number("Messages"), number("Damaged"), number("Expired"))
+
+
+def code_of(error: Error) -> str:
+    """Return the code of a refusal; empty for other errors."""
+    return error.text.partition(":")[0] if isinstance(error, RequestRefused) else ""
+
+
+def failure_of(error: Error) -> Failure:
+    """Return the failure for an error. The texts of refusals to move are for the user."""
+    if isinstance(error, RequestRefused) and error.status == 409:
+        return Failure(f"{error.text.partition(': ')[2] or error.text}.")
+    return http_failure(error)
+
 
 PATIENCE_S = 30.0
 """A broker that does not answer, or that cannot store, gets this time to recover, as after a restart."""
@@ -47,8 +94,8 @@ class Mover:
         damaged, expired: Messages that were left out.
     """
 
-    source: DrainClient
-    target: DrainClient
+    source: AdminClient
+    target: AdminClient
     progress: Progress
     show: Show
     force: bool = False
@@ -93,11 +140,11 @@ class Mover:
         return False
 
     def _look(self) -> Left:
-        stats = self.source.stats()
+        stats = self.source.make(api.stats())
         if self._started != stats.get("start_time"):  # a restart ends the drain mode
             self._started = stats.get("start_time")
-            self.source.set_draining(True)
-            stats = self.source.stats()
+            self.source.make(api.set_draining(True))
+            stats = self.source.make(api.stats())
         self.begun = set(moving_topics(stats))
         left = Left.of(stats)
         self.progress.update(left, time.monotonic())
@@ -110,14 +157,17 @@ class Mover:
     def _move_topic(self, topic: str) -> str:
         """Move a topic as far as possible. Returns what it waits for; empty: it is done."""
         try:
-            status = self.source.begin_move(topic, self.target.address)
+            status = self.source.make(api.begin_move(topic, self.target.address))
             self.begun.add(topic)
             waits = self._move_streams(topic, status)
             if waits:
                 return waits
-            self.source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"]})
+            self.source.make(api.end_move(topic, status["move"]))
         except RequestRefused as error:
-            if code_of(error) == "NOT_DRAINING" and self.source.stats().get("start_time") != self._started:
+            if (
+                code_of(error) == "NOT_DRAINING"
+                and self.source.make(api.stats()).get("start_time") != self._started
+            ):
                 return f"{self.source.address}: trying again"  # it was restarted
             if code_of(error) not in ("NOT_MOVED", "NO_SUCH_MOVE", "TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
                 raise
@@ -130,7 +180,7 @@ class Mover:
         self.begun.discard(topic)
         return ""
 
-    def _move_streams(self, topic: str, status: dict[str, Any]) -> str:
+    def _move_streams(self, topic: str, status: Move) -> str:
         streams = status["streams"]
         self._create(topic, None)
         for stream in streams:
@@ -145,23 +195,20 @@ class Mover:
 
     def _create(self, topic: str, channel: str | None) -> None:
         if (topic, channel) not in self._created:
-            if channel is None:
-                self.target.call("POST", "/topic/create", {"topic": topic})
-            else:
-                self.target.call("POST", "/channel/create", {"topic": topic, "channel": channel})
+            self.target.make(api.act("create", topic, channel))
             self._created.add((topic, channel))
 
-    def _move_stream(self, topic: str, status: dict[str, Any], stream: dict[str, Any]) -> bool:
+    def _move_stream(self, topic: str, status: Move, stream: MoveStream) -> bool:
         """Move a stream. Returns False if it cannot begin yet."""
         producer, channel = stream["producer"], stream["channel"]
         if producer not in self._moved:
-            number = self.target.store(topic, producer)
+            number = self._stored(topic, producer)
             self._check_memory(topic, status, stream, number)
             self._moved[producer] = number
         while True:
             try:
-                batch = self.source.next(
-                    topic, status["move"], channel, self._moved[producer], self._batch_bytes
+                batch = next_batch(
+                    self.source, topic, status["move"], channel, self._moved[producer], self._batch_bytes
                 )
             except RequestRefused as error:
                 if code_of(error) == "IN_FLIGHT":
@@ -175,14 +222,18 @@ class Mover:
                 self._moved[producer] = batch.through
                 self._count(batch.messages)
 
+    def _stored(self, topic: str, producer: str, body: bytes = b"") -> int | None:
+        """Store a batch at the target, and return how far the stream is stored; None: no message of it is."""
+        return self.target.make(api.store_moved(topic, producer, body=body))
+
     def _store(self, topic: str, producer: str, body: bytes) -> bool:
         """Store a batch. Returns False if the next one must be smaller, or begin elsewhere."""
         before = self._moved[producer]
         try:
-            number = self.target.store(topic, producer, body)
+            number = self._stored(topic, producer, body)
         except RequestRefused as error:
             if code_of(error) == "OVERLAP":  # another program moves the same stream
-                self._moved[producer] = self.target.store(topic, producer)
+                self._moved[producer] = self._stored(topic, producer)
                 return False
             if code_of(error) == "BODY_TOO_BIG" and self._batch_bytes > _SMALLEST_BATCH:
                 self._most_bytes = self._batch_bytes = self._batch_bytes // 2
@@ -199,9 +250,7 @@ class Mover:
         self._batch_bytes = min(2 * self._batch_bytes, self._most_bytes)
         return True
 
-    def _check_memory(
-        self, topic: str, status: dict[str, Any], stream: dict[str, Any], number: int | None
-    ) -> None:
+    def _check_memory(self, topic: str, status: Move, stream: MoveStream, number: int | None) -> None:
         """Raise Failure if the target may have forgotten the stream."""
         known: int | None = stream["moved"]
         is_old = stream["begun"] and time.time_ns() - status["began_ns"] > _REMEMBERED_NS
@@ -225,22 +274,22 @@ class Mover:
             )
 
     def _expires(self, topic: str) -> bool:
-        settings: dict[str, Any] = self.source.json("GET", "/topic/settings", {"topic": topic})
-        return bool(settings.get("ttl_ms"))
+        found = self.source.make(api.settings(topic))
+        return bool(found.get("ttl_ms"))
 
-    def _what_holds(self, topic: str, stream: dict[str, Any]) -> str:
+    def _what_holds(self, topic: str, stream: MoveStream) -> str:
         """Return why a stream cannot begin: who has its messages in flight."""
         name = f"{topic}/{stream['channel']}"
         if stream["withdrawn"]:
             where = stream["dead_letter_topic"] or "no topic"
             return f"{name}: {stream['withdrawn']:,} on the way to dead-letter topic {where}"
-        stats = self.source.stats(topic=topic, channel=stream["channel"], include_clients="true")
-        channels = [channel for found in stats["topics"] for channel in found["channels"] or []]
+        stats = self.source.make(api.stats(topic, stream["channel"], clients=True))
+        channels = [channel for found in stats["topics"] for channel in found["channels"]]
         holders = [
-            f"{client['client_id']} at {client['remote_address']}"
+            f"{client.get('client_id')} at {client.get('remote_address')}"
             for channel in channels
-            for client in channel["clients"] or []
-            if client["in_flight_count"]
+            for client in channel["clients"]
+            if client.get("in_flight_count")
         ]
         count = sum(channel["in_flight_count"] for channel in channels)
         more = f" and {len(holders) - 2} more" if len(holders) > 2 else ""
@@ -292,13 +341,13 @@ class Mover:
         self._sleep()
 
 
-def moving_topics(stats: dict[str, Any]) -> list[str]:
+def moving_topics(stats: Stats) -> list[str]:
     """Return the topics whose moves have begun and not ended, from the source's `/stats`."""
     return [topic["topic_name"] for topic in stats["topics"] if topic.get("moving_to")]
 
 
 def end_moves(
-    source: DrainClient, connect: Callable[[str], DrainClient], topics: list[str], *, force: bool
+    source: AdminClient, connect: Callable[[str], AdminClient], topics: list[str], *, force: bool
 ) -> list[str]:
     """End the moves of these topics of the source: what a target does not have stays, and is delivered here again.
 
@@ -313,12 +362,13 @@ def end_moves(
     """
     ended = []
     for topic in topics:
-        status = source.move_of(topic)
+        status = source.make(api.move_of(topic))
         if status is None:
             continue
         for stream in status["streams"]:
             try:
-                number = connect(status["to"]).store(topic, stream["producer"], close=True)
+                target = connect(status["to"])
+                number = target.make(api.store_moved(topic, stream["producer"], close=True))
             except (RequestRefused, BrokerUnreachable) as error:
                 if code_of(error) == "TOPIC_NOT_FOUND":
                     continue  # it has no message
@@ -332,7 +382,7 @@ def end_moves(
                     ExitCode.PARTIAL,
                 ) from error
             if number is not None:
-                source.next(topic, status["move"], stream["channel"], number, 1)
-        source.call("POST", "/topic/move/end", {"topic": topic, "move": status["move"], "cancel": "true"})
+                next_batch(source, topic, status["move"], stream["channel"], number, 1)
+        source.make(api.end_move(topic, status["move"], cancel=True))
         ended.append(topic)
     return ended

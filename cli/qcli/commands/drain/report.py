@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...framework.output import (
@@ -52,7 +52,6 @@ class Progress:
     _recent: RecentRate = field(default_factory=RecentRate)
 
     def update(self, left: Left, now_s: float) -> None:
-        """Record what is left now."""
         self.left, self._moved_since = left, 0
         if self._begun_with is None:
             self._begun_with = left.messages
@@ -70,7 +69,6 @@ class Progress:
 
     @property
     def messages(self) -> int:
-        """The number of messages left."""
         return max(0, self.left.messages - self._moved_since)
 
     @property
@@ -86,7 +84,6 @@ class Progress:
         return JobProgress(max(0, (total or 0) - self.messages), total, self.waits_for)
 
     def line(self) -> str:
-        """Return the progress as text."""
         deferred = sum(row.deferred for row in self.left.rows) if self.moved is None else 0
         parts = [f"{self.messages:,} messages left" + (f" ({deferred:,} deferred)" if deferred else "")]
         if self.moved is not None:
@@ -117,12 +114,11 @@ class Progress:
         if self.waits_for:
             found["waits_for"] = self.waits_for
         return found | {
-            "left": [row.record() for row in self.left.rows],
+            "left": [asdict(row) for row in self.left.rows],
             "unavailable": list(self.left.unavailable),
         }
 
     def table(self) -> str:
-        """Return what is left where, as text."""
         head = ("TOPIC/CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS")
         rows = [
             (row.name, f"{row.depth:,}", f"{row.in_flight:,}", f"{row.deferred:,}", f"{row.clients:,}")
@@ -143,7 +139,6 @@ Show = Callable[[Progress], None]
 
 @contextmanager
 def reporter(form: str, quiet: bool) -> Iterator[Show]:
-    """Yield a function that shows the progress."""
     if form == "json":
         yield lambda progress: write(json_lines([progress.record(_state(progress))]))
     elif quiet:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trio_nsq.protocol import message_json
+
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
@@ -155,13 +157,11 @@ class _Sink:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered text."""
         self._output.write(b"".join(self._parts))
         self._parts.clear()
         self._bytes = 0
 
     def report(self, finding: Finding) -> None:
-        """Print a finding."""
         self.flush()  # so that a terminal shows it between the right messages
         print_diagnostic(f"{str(finding.kind).capitalize()}: {describe(finding)}")
         self.damaged = self.damaged or finding.kind == "damage"
@@ -212,12 +212,12 @@ def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
 
 
 def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
-    from trio_nsq.broker.state.record_metadata import batch_number
+    from trio_nsq.log.record_metadata import batch_number
 
     bodies, numbered = batch.messages.bodies(), batch_number(batch.metadata)
     name: dict[str, object] = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
     records = (log_record(place.topic, batch, index, bodies[index]) | name for index in indexes)
-    return json_lines(records, have_times=True).encode()
+    return message_json.json_lines(records).encode()
 
 
 def _json_header(place: Place, found: ScannedRecord, _begins_file: bool) -> bytes:

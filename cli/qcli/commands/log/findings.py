@@ -17,7 +17,6 @@ _STYLES = {"damage": "red", "torn": "yellow", "note": ""}
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:
-    """Return a finding as a JSON object."""
     return {
         "kind": finding.kind,
         "file": shown(finding.path),

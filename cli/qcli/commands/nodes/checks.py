@@ -1,22 +1,21 @@
 """The checks of `qcli nodes --check`: what is wrong with a fleet, one problem at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import click
 
-from trio_nsq.durations import duration_text
+from trio_nsq.fleet.dead_letters import CHANNEL as DEAD_LETTERS
+from trio_nsq.fleet.snapshot import BrokerState
+from trio_nsq.fleet.stats import Queue, TopicStats
+from trio_nsq.text.durations import duration_text
+from trio_nsq.text.numbers import parse_decimal
 
 from ...framework.output import size
-from ...framework.params import byte_size
+from ...framework.params import Source, byte_size
 from ...terminal.figures import age
-from .survey import BrokerState, Survey
-
-DEAD_LETTERS = "dead-letters"
-"""The channel of dead-letter topics: its messages wait for a person, however long."""
+from .survey import Survey
 
 
 class Space(NamedTuple):
@@ -33,7 +32,7 @@ def space(text: str) -> Space:
     """Parse a size such as `10GiB`, or a share such as `5%`."""
     if text.endswith("%"):
         try:
-            percent = float(text[:-1])
+            percent = parse_decimal(text[:-1])
         except ValueError:
             percent = -1
         if not 0 <= percent <= 100:
@@ -86,12 +85,10 @@ class Problem:
     about: str = ""
 
     def record(self) -> dict[str, Any]:
-        """Return the problem as a flat object."""
         values = (self.check, self.address, self.about, self.text)
         return dict(zip(KEYS, values, strict=True))
 
     def line(self) -> str:
-        """Return the problem as a line."""
         address = "" if self.address in self.text else self.address
         where = " ".join(filter(None, (address, self.about)))
         return f"{self.check}: {where}: {self.text}" if where else f"{self.check}: {self.text}"
@@ -101,7 +98,7 @@ def problems_of(survey: Survey, limits: Limits) -> Iterator[Problem]:
     """Yield the problems of a fleet: first servers that do not answer, then those of each broker."""
     for address, failure in survey.failures.items():
         yield Problem("reachable", address, failure.brief)
-    answering = [broker for broker in survey.brokers if broker.failure is None]
+    answering = [broker for broker in survey.brokers if broker.reachable]
     if limits.brokers is not None and len(answering) < limits.brokers:
         yield Problem("brokers", "", f"{len(answering)} answer, fewer than {limits.brokers}")
     for broker in survey.brokers:
@@ -109,35 +106,33 @@ def problems_of(survey: Survey, limits: Limits) -> Iterator[Problem]:
 
 
 def _of_broker(broker: BrokerState, survey: Survey, limits: Limits) -> Iterator[Problem]:
-    health = str(broker.stats.get("health", "OK"))
-    if health != "OK":
-        yield Problem("health", broker.address, health.removeprefix("NOK - "))
-    missing = [address for address in survey.asked_lookupds if address not in broker.registrations]
-    if missing and not broker.is_draining:
+    if broker.health != "OK":
+        yield Problem("health", broker.address, broker.health.removeprefix("NOK - "))
+    if missing := broker.missing_at(survey.asked_lookupds):
         yield Problem("registered", broker.address, f"not registered at {' '.join(missing)}")
     if limits.free is not None:
         yield from _disk(broker, limits.free)
-    for topic in broker.topics:
-        yield from _of_topic(broker.address, topic, limits)
+    for name, topic in broker.topics.items():
+        yield from _of_topic(broker.address, name, topic, limits)
 
 
 def _disk(broker: BrokerState, least: Space) -> Iterator[Problem]:
-    disk = broker.stats.get("disk") or {}
-    free, total = disk.get("free_bytes"), disk.get("total_bytes")
-    if free is not None and total and free < max(least.bytes, total * least.percent / 100):
-        text = f"{size(free)} of {size(total)} free ({free / total:.1%}), less than {least}"
-        yield Problem("disk", broker.address, text)
+    disk = broker.disk
+    if disk is not None and disk.free_bytes < max(least.bytes, disk.total_bytes * least.percent / 100):
+        free = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} free ({disk.free_share:.1%})"
+        yield Problem("disk", broker.address, f"{free}, less than {least}")
 
 
-def _of_topic(address: str, topic: Mapping[str, Any], limits: Limits) -> Iterator[Problem]:
-    name = str(topic["topic_name"])
-    queues = [(name, topic), *((f"{name}/{each['channel_name']}", each) for each in topic["channels"] or ())]
-    for about, queue in queues:
-        depth, age_ms = int(queue["depth"]), queue.get("oldest_message_age_ms")
-        if limits.depth is not None and depth > limits.depth:
-            yield Problem("depth", address, f"{depth:,} messages wait, more than {limits.depth:,}", about)
-        if limits.age_ms is None or age_ms is None or queue.get("channel_name") == DEAD_LETTERS:
-            continue
+def _of_topic(address: str, name: str, topic: TopicStats, limits: Limits) -> Iterator[Problem]:
+    queues: list[tuple[str | None, Queue]] = [(None, topic.queue), *topic.channels.items()]
+    for channel, queue in queues:
+        about, age_ms = str(Source(name, channel)), queue.oldest_age_ms
+        if limits.depth is not None and queue.depth > limits.depth:
+            yield Problem(
+                "depth", address, f"{queue.depth:,} messages wait, more than {limits.depth:,}", about
+            )
+        if limits.age_ms is None or age_ms is None or channel == DEAD_LETTERS:
+            continue  # they wait for a person, however long
         if age_ms > limits.age_ms:
             ages = f"{age(age_ms)} old, more than {duration_text(limits.age_ms)}"
             yield Problem("age", address, f"the oldest message is {ages}", about)
@@ -150,11 +145,12 @@ def unchecked(survey: Survey, limits: Limits) -> list[str]:
         f"{what} not checked on {broker.address}, which does not tell: is it an nsqd?"
         for what, limit in wanted.items()
         for broker in survey.brokers
-        if limit is not None and broker.failure is None and not _tells(broker, what)
+        if limit is not None and broker.reachable and not _tells(broker, what)
     ]
 
 
 def _tells(broker: BrokerState, what: str) -> bool:
     if what == "disk space":
-        return (broker.stats.get("disk") or {}).get("free_bytes") is not None
-    return all("oldest_message_age_ms" in channel for channel in broker.channels)
+        return broker.disk is not None
+    channels = (channel for topic in broker.topics.values() for channel in topic.channels.values())
+    return all("oldest_message_age_ms" in channel.raw for channel in channels)

@@ -1,7 +1,5 @@
 """`qcli nodes`: brokers and discovery services, their state, and checks for monitoring."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time
@@ -10,14 +8,14 @@ from dataclasses import replace
 
 import click
 
-from trio_nsq.wording import count_of, printable
+from trio_nsq.text.wording import count_of
 
 from ...broker.brokers import Brokers, broker_http_options, combined
 from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import given, given_flags, option, output_format
-from ...framework.params import long_duration
+from ...framework.params import Integer, long_duration
 from . import checks, rows
 from .checks import Limits, Problem, Space, space
 from .survey import Survey, take_survey
@@ -79,7 +77,7 @@ _DEFAULT_FREE = "5%"
 @option(
     "Checks",
     "--max-depth",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     help="Fail if more messages wait in a topic or channel of a broker.",
 )
 @option(
@@ -101,7 +99,7 @@ _DEFAULT_FREE = "5%"
 @option(
     "Checks",
     "--min-brokers",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     help="Fail if fewer brokers answer: nsqlookupd no longer lists a broker that has ended.",
 )
 def command(
@@ -142,7 +140,7 @@ def _check(survey: Survey, limits: Limits, form: str) -> int:
         output.print_diagnostic(f"Note: {sentence}")
     if form == "table":
         lines = [_summary(survey, problems), *(problem.line() for problem in problems)]
-        output.write("".join(f"{printable(line)}\n" for line in lines))
+        output.write_lines(lines)
     else:
         output.write_records([problem.record() for problem in problems], checks.KEYS, form)
     if survey.failures:

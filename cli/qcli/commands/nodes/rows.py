@@ -1,16 +1,15 @@
 """The rows of `qcli nodes`: a record of each broker and discovery service, and their tables."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trio_nsq.wording import printable
+from trio_nsq.fleet.snapshot import BrokerState, LookupdState
+from trio_nsq.text.wording import printable
 
-from ...framework.errors import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...terminal.figures import age, short_count, short_size
 from ...terminal.fitted_table import Column, fitted_table
-from .survey import BrokerState, LookupdState, Survey
+from .survey import Survey
 
 Record = dict[str, Any]
 
@@ -26,32 +25,29 @@ KEYS = (
 
 def records_of(survey: Survey, now_s: float) -> list[Record]:
     """Return a record of each broker, then of each service."""
-    brokers = [_broker(state, survey.asked_lookupds, now_s) for state in survey.brokers]
-    return [*brokers, *map(_lookupd, survey.lookupds)]
+    brokers = [_broker(state, survey, now_s) for state in survey.brokers]
+    return [*brokers, *(_lookupd(state, survey.failures.get(state.address)) for state in survey.lookupds)]
 
 
-def _broker(state: BrokerState, lookupds: Sequence[str], now_s: float) -> Record:
+def _broker(state: BrokerState, survey: Survey, now_s: float) -> Record:
     node = next(iter(state.registrations.values()), None)
-    info, stats, channels = state.info, state.stats, state.channels
-    answers = state.failure is None
+    info, answers = state.info, state.reachable
+    channels = [queue for topic in state.topics.values() for queue in topic.channels.values()]
+    ages = [queue.oldest_age_ms for queue in channels if queue.oldest_age_ms is not None]
     start_time = info.get("start_time")
-    disk = stats.get("disk") or {}
+    disk = state.stats.get("disk") or {}
 
-    def total(name: str) -> int | None:
-        return sum(int(channel.get(name) or 0) for channel in channels) if answers else None
+    def total(numbers: Iterable[int]) -> int | None:
+        return sum(numbers) if answers else None
 
-    def own(name: str) -> int:
-        return sum(int(topic.get(name) or 0) for topic in state.topics)
-
-    ages = [age for channel in channels if (age := channel.get("oldest_message_age_ms")) is not None]
     about = {
         "kind": "broker",
         "address": state.address,
-        "status": status_of(state),
-        "reason": state.failure.brief if state.failure else None,
+        "status": _status(state, survey.failures.get(state.address)),
+        "reason": state.error or None,
         "version": info.get("version") or (node.version if node else None),
-        "health": stats.get("health"),
-        "draining": state.is_draining if answers or node else None,
+        "health": state.health if answers else None,
+        "draining": state.draining if answers or node else None,
         "hostname": info.get("hostname"),
         "broadcast_address": node.broadcast_address if node else info.get("broadcast_address"),
         "tcp_port": node.tcp_port if node else info.get("tcp_port"),
@@ -60,49 +56,48 @@ def _broker(state: BrokerState, lookupds: Sequence[str], now_s: float) -> Record
         "uptime_s": max(0, round(now_s - start_time)) if start_time is not None else None,
         "topics": len(state.topics) if answers else len(node.topics) if node else None,
         "channels": len(channels) if answers else None,
-        "clients": total("client_count"),
-        "depth": own("depth") + (total("depth") or 0) if answers else None,
-        "in_flight": total("in_flight_count"),
-        "deferred": total("deferred_count"),
-        "messages": own("message_count") if answers else None,
-        "oldest_message_age_ms": max(ages) if ages else None,
+        "clients": total(queue.clients for queue in channels),
+        "depth": total(topic.depth for topic in state.topics.values()),
+        "in_flight": total(queue.in_flight for queue in channels),
+        "deferred": total(queue.deferred for queue in channels),
+        "messages": total(topic.queue.messages for topic in state.topics.values()),
+        "oldest_message_age_ms": max(ages, default=None),
         "disk_used_bytes": disk.get("used_bytes"),
         "disk_free_bytes": disk.get("free_bytes"),
         "disk_total_bytes": disk.get("total_bytes"),
         "configured": state.configured,
         "registered_at": list(state.registrations),
-        "not_registered_at": [address for address in lookupds if address not in state.registrations],
-        "tombstones": sorted({topic for topics in state.tombstones.values() for topic in topics}),
+        "not_registered_at": [
+            address for address in survey.asked_lookupds if address not in state.registrations
+        ],
+        "tombstones": sorted({topic for each in state.registrations.values() for topic in each.tombstones}),
     }
     return {key: about.get(key) for key in KEYS}
 
 
-def _lookupd(state: LookupdState) -> Record:
+def _lookupd(state: LookupdState, failure: Failure | None) -> Record:
     about = {
         "kind": "lookupd",
         "address": state.address,
-        "status": "ok" if state.failure is None else _failure_word(state.failure.exit_code),
-        "reason": state.failure.brief if state.failure else None,
+        "status": "ok" if failure is None else _failure_word(failure),
+        "reason": state.error or None,
         "version": state.version or None,
-        "topics": len({topic for node in state.nodes for topic in node.topics})
-        if state.failure is None
-        else None,
-        "brokers": len(state.nodes) if state.failure is None else None,
+        "topics": len({topic for node in state.nodes for topic in node.topics}) if failure is None else None,
+        "brokers": len(state.nodes) if failure is None else None,
     }
     return {key: about.get(key) for key in KEYS}
 
 
-def status_of(state: BrokerState) -> str:
-    """Return the state of a broker in a word."""
-    if state.failure is not None:
-        return _failure_word(state.failure.exit_code)
-    if state.stats.get("health", "OK") != "OK":
+def _status(state: BrokerState, failure: Failure | None) -> str:
+    if failure is not None:
+        return _failure_word(failure)
+    if state.health != "OK":
         return "unhealthy"
-    return "draining" if state.is_draining else "ok"
+    return "draining" if state.draining else "ok"
 
 
-def _failure_word(code: ExitCode) -> str:
-    return "no answer" if code is ExitCode.UNREACHABLE else "refused"
+def _failure_word(failure: Failure) -> str:
+    return "no answer" if failure.exit_code is ExitCode.UNREACHABLE else "refused"
 
 
 def _count(key: str, short: str = "") -> Column[Record]:

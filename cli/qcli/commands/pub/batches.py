@@ -1,12 +1,12 @@
 """Batches of messages, and their making from lines."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from trio_nsq.protocol.batcher import Batcher
 
-from .frames import MessageSplitter
+from .input import MessageSplitter
 
 _NS_PER_MS = 1_000_000
 
@@ -37,94 +37,79 @@ class Batch:
         return replace(self, bodies=bodies, keys=None)
 
 
-class BatchSource(Protocol):
-    """Makes batches from inputs, one after the other.
+class BatchSource(ABC):
+    """Makes batches of what a splitter finds in inputs, one after the other.
 
     Attributes:
         error: Why nothing after the returned batches may be published; None: there is no error.
+        empty: The number of empty messages so far, which are skipped, because NSQ has none.
+        skipped: The number of other parts of the input that were skipped.
     """
 
-    error: str | None
-
-    @property
-    def empty(self) -> int:
-        """The number of empty messages so far, which are skipped, because NSQ has none."""
-        ...
-
-    @property
-    def skipped(self) -> int:
-        """The number of other parts of the input that were skipped."""
-        ...
+    def __init__(self, splitter: MessageSplitter) -> None:
+        self.error: str | None = None
+        self.empty = 0
+        self.skipped = 0
+        self._splitter = splitter
+        self._name = ""
 
     @property
     def unfinished_bytes(self) -> int:
         """The bytes of an incomplete message."""
-        ...
+        return self._splitter.unfinished_bytes
 
-    def __bool__(self) -> bool:
-        """Whether messages wait for others to join their batch."""
-        ...
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many messages wait for others to join their batch."""
 
     def begin(self, name: str) -> None:
         """Begin an input with this name."""
-        ...
+        self._name = name
 
     def feed(self, chunk: bytes) -> Iterator[Batch]:
         """Add bytes of the input and yield full batches."""
-        ...
+        yield from self._batches(self._splitter.feed(chunk))
 
     def end(self) -> Iterator[Batch]:
         """Yield the full batches that the end of the input completes."""
-        ...
+        yield from self._batches(self._splitter.end())
 
+    @abstractmethod
     def rest(self) -> Iterator[Batch]:
         """Yield batches of the messages that wait."""
-        ...
+
+    @abstractmethod
+    def _batches(self, messages: list[bytes]) -> Iterator[Batch]:
+        """Yield the full batches after these messages, and set `error` if the splitter stopped."""
 
 
-class Lines:
-    """Makes batches of messages that a splitter finds, unchanged. A `BatchSource`.
+class Lines(BatchSource):
+    """Makes batches of messages that a splitter finds, unchanged.
 
     Args:
         batch_size: The most messages in a batch.
     """
 
-    skipped = 0
-
     def __init__(self, splitter: MessageSplitter, batch_size: int, topic: str, defer_ms: int = 0) -> None:
-        self.error: str | None = None
-        self._splitter = splitter
+        super().__init__(splitter)
         self._batcher = Batcher(batch_size)
         self._topic = topic
         self._defer_ms = defer_ms
-        self._name = ""
         self._seen_before = 0  # messages of earlier inputs
 
-    @property
-    def empty(self) -> int:
-        return self._splitter.empty
-
-    @property
-    def unfinished_bytes(self) -> int:
-        return self._splitter.unfinished_bytes
-
-    def __bool__(self) -> bool:
-        return bool(self._batcher)
+    def __len__(self) -> int:
+        return len(self._batcher)
 
     def begin(self, name: str) -> None:
-        self._name, self._seen_before = name, self._splitter.seen
-
-    def feed(self, chunk: bytes) -> Iterator[Batch]:
-        yield from self._batches(self._splitter.feed(chunk))
-
-    def end(self) -> Iterator[Batch]:
-        yield from self._batches(self._splitter.end())
+        super().begin(name)
+        self._seen_before = self._splitter.seen
 
     def rest(self) -> Iterator[Batch]:
         if bodies := self._batcher.rest():
             yield self._batch(bodies)
 
     def _batches(self, messages: list[bytes]) -> Iterator[Batch]:
+        self.empty = self._splitter.empty
         for bodies in self._batcher.add(messages):
             yield self._batch(bodies)
         if self._splitter.too_long is not None:

@@ -15,7 +15,7 @@ from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, max_msg_size_option, option, options_as, rate_option
-from ...framework.params import long_duration
+from ...framework.params import Integer, long_duration
 from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, pattern, topic_before_files
 
 INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
@@ -84,9 +84,10 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
         "command waits for it, and a signal ends the wait, with the number of messages in doubt. The report has the "
         "count of each broker. Messages without a key go to the brokers in turn. nsqlookupd is asked once, at the "
         "start; brokers that drain, or have a tombstone for TOPIC, are left out.",
-        "Interruption": "At a signal the command stops reading and publishes the messages that it has read. It does "
-        "not publish an incomplete message, nor, with --rate, messages that are not due yet; the report counts "
-        "both. If the broker is unreachable, a signal ends the command at once, without publishing what was read.",
+        "Interruption": "At a signal the command stops reading and publishes the messages that it has read, with "
+        "--rate at once: it reads about as many as it publishes in 50 ms, and at most 4 KiB. It does not publish an "
+        "incomplete message; the report has its size. If the broker is unreachable, a signal ends the command at "
+        "once, without publishing what was read.",
     },
 )
 @click.argument(
@@ -159,7 +160,7 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
 @option(
     SENDING,
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     show_default="1000, or 10000 if they are numbered at all brokers",
     brief=True,
     help="Put at most N messages into a batch. With slow input, a batch is sent after 50 ms.",
@@ -197,11 +198,10 @@ def command(options: PubOptions) -> int:
 
     import time
 
-    import trio
-
+    from ...framework.signals import run_trio
     from .report import conclude
     from .run import publish
 
     begun_s = time.monotonic()
-    result = trio.run(publish, options, brokers)
+    result = run_trio(publish, options, brokers)
     return conclude(options, result, time.monotonic() - begun_s)

@@ -4,10 +4,14 @@ import fcntl
 import os
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
 import trio
+
+from trio_nsq.protocol.bulk import MAX_INT32, split_bodies
+from trio_nsq.protocol.messages import read_sizes
 
 from ...framework.errors import Failure
 
@@ -17,12 +21,16 @@ PIPE_BYTES = 1024 * 1024
 
 
 class Input:
-    """Reads a file descriptor, at most `read_bytes` at a time; the name is for messages."""
+    """Reads a file descriptor; the name is for messages.
+
+    Attributes:
+        read_bytes: The most bytes to read at a time.
+    """
 
     def __init__(self, fd: int, name: str, read_bytes: int = READ_BYTES) -> None:
         self.name = name
         self._fd = fd
-        self._read_bytes = read_bytes
+        self.read_bytes = read_bytes
         mode = os.fstat(fd).st_mode
         self._may_block = not stat.S_ISREG(mode)
         if stat.S_ISFIFO(mode) and read_bytes == READ_BYTES:
@@ -42,7 +50,7 @@ class Input:
                 try:
                     # This returns at once, even if the descriptor is blocking. Its flags do not change, because other
                     # processes may share them.
-                    return os.read(self._fd, self._read_bytes)
+                    return os.read(self._fd, self.read_bytes)
                 except BlockingIOError:
                     pass  # another process read the data first
         except OSError as error:
@@ -96,31 +104,54 @@ def size_of(paths: Iterable[str]) -> int | None:
     return total
 
 
-class Splitter:
-    """Splits a stream of chunks into messages at a delimiter. Other bytes do not change, except with `strip_cr`.
-
-    Args:
-        delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
-        max_bytes: The maximum size of a message; also an attribute.
-        strip_cr: Remove one carriage return before each line feed and at the end. For the delimiter line feed.
-        keep_empty: Return empty messages, too.
+class MessageSplitter(ABC):
+    """Splits a stream of chunks into messages.
 
     Attributes:
+        max_bytes: The maximum size of a message.
         seen: The number of messages so far, including empty ones.
         empty: The number of empty messages, which are skipped, because NSQ has none.
         too_long: The number of the first message, counted from 1, that is too long; None: there is none. The splitter
             returns no messages from there on.
+        is_cut: The last input ended within a message.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.seen = 0
+        self.empty = 0
+        self.too_long: int | None = None
+        self.is_cut = False
+
+    @property
+    @abstractmethod
+    def unfinished_bytes(self) -> int:
+        """The bytes of the incomplete message."""
+
+    @abstractmethod
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Add a chunk and return the messages that it completes."""
+
+    @abstractmethod
+    def end(self) -> list[bytes]:
+        """Return the message that the end of the input completes, if any. The next `feed` begins another input."""
+
+
+class Splitter(MessageSplitter):
+    """Splits at a delimiter. Other bytes do not change, except with `strip_cr`. An end of the input ends a message.
+
+    Args:
+        delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
+        max_bytes: The maximum size of a message.
+        strip_cr: Remove one carriage return before each line feed and at the end. For the delimiter line feed.
+        keep_empty: Return empty messages, too.
     """
 
     def __init__(
         self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False, keep_empty: bool = False
     ) -> None:
-        self.seen = 0
-        self.empty = 0
-        self.too_long: int | None = None
-        self.is_cut = False  # an end of the input ends a message
+        super().__init__(max_bytes)
         self._delimiter = delimiter
-        self.max_bytes = max_bytes
         self._strip_cr = strip_cr
         self._keep_empty = keep_empty
         self._held_cr = (
@@ -133,11 +164,9 @@ class Splitter:
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes of the incomplete message."""
         return self._parts_bytes + len(self._edge) + len(self._held_cr)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Add a chunk and return the messages that it completes."""
         if self.too_long is not None:
             return []
         if self._strip_cr:
@@ -162,7 +191,6 @@ class Splitter:
         return messages
 
     def end(self) -> list[bytes]:
-        """Return the message that the end of the input completes, if any. The next `feed` begins another input."""
         last = b"".join([*self._parts, self._edge])
         self._parts.clear()
         self._parts_bytes, self._edge, self._held_cr = 0, b"", b""
@@ -180,3 +208,42 @@ class Splitter:
             self.empty += empty
             messages = [message for message in messages if message]
         return messages
+
+
+_SIZE_BYTES = 4
+
+
+class FrameSplitter(MessageSplitter):
+    """Splits a stream of messages, each after its length, a 4-byte big-endian integer."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._rest = b""
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return len(self._rest)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        if self.too_long is not None:
+            return []
+        data = self._rest + chunk
+        sizes: list[int] = []
+        end = read_sizes(data, 0, len(data), MAX_INT32, 0, self.max_bytes, sizes)
+        if end > len(data):
+            end -= _SIZE_BYTES + sizes.pop()
+        elif end + _SIZE_BYTES <= len(data):
+            self.too_long = self.seen + len(sizes) + 1
+        self._rest = data[end:]
+        self.seen += len(sizes)
+        messages = split_bodies(data, sizes)
+        if empty := sizes.count(0):
+            self.empty += empty
+            messages = [message for message in messages if message]
+        return messages
+
+    def end(self) -> list[bytes]:
+        # All complete messages were returned.
+        self.is_cut = bool(self._rest)
+        self._rest = b""
+        return []

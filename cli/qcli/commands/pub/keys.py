@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trio_nsq.untrusted_json import decode_json
-
 from .batches import Batch
 
 Keys = Sequence[bytes | None]
@@ -14,7 +12,6 @@ Keys = Sequence[bytes | None]
 
 
 def whole_bodies(batch: Batch) -> Keys:
-    """Return the messages themselves."""
     return batch.bodies
 
 
@@ -41,8 +38,8 @@ def in_field(path: Sequence[str]) -> Callable[[Batch], Keys]:
 
 def _key_of_json(body: bytes, path: Sequence[str]) -> bytes | None:
     try:
-        return key_of(decode_json(body), path)
-    except ValueError:
+        return key_of(json.loads(body), path)
+    except (ValueError, RecursionError):
         return None
 
 

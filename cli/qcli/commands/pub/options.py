@@ -6,16 +6,27 @@ import re
 import shlex
 import stat
 import sys
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
-from ...broker.address_options import HTTP_OPTION, HTTP_VARIABLE, TCP_OPTION, TCP_VARIABLE, check_tcp_address
+from ...broker.address_options import (
+    HTTP_OPTION,
+    HTTP_VARIABLE,
+    TCP_OPTION,
+    TCP_VARIABLE,
+    check_tcp_address,
+    next_port,
+)
+from ...broker.at_once import in_context
 from ...broker.brokers import Brokers, chosen
+from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import delimiter_of, given
 from ...framework.output import is_live_terminal, is_terminal, print_diagnostic
@@ -40,7 +51,6 @@ def topic_before_files(text: str) -> str:
 
 
 def pattern(text: str) -> re.Pattern[bytes]:
-    """Parse a regular expression for bytes."""
     try:
         return re.compile(os.fsencode(text))
     except re.error as error:
@@ -57,8 +67,6 @@ def field_path(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PubOptions:
-    """The parameters of the command."""
-
     topic: str | None
     files: tuple[str, ...]
     nsqd_tcp_addresses: tuple[str, ...]
@@ -172,7 +180,10 @@ class PubOptions:
         found = self._given_brokers(tcp) if tcp else {}
         if lookupds:
             found = self._listed_brokers(lookupds) | found
-        return found
+        from trio_nsq.fleet.identity import first_addresses
+
+        first = first_addresses(found, in_context(lambda address: _identity(address, found[address])))
+        return {address: found[address] for address in dict.fromkeys(first.values())}
 
     def _listed_brokers(self, lookupds: tuple[str, ...]) -> dict[str, str]:
         """Return the brokers that discovery services list, without those that take no messages of the topic."""
@@ -201,7 +212,7 @@ class PubOptions:
             check_tcp_address(address)
         sources = [ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")]
         if http == ("",) or (len(http) == 1 and sources[1] not in (sources[0], ParameterSource.COMMANDLINE)):
-            # A default: `numbered_sender` uses it only for the broker that has this address.
+            # A default: `BrokerSender` uses it only for the broker that has this address.
             http *= len(tcp)
         if len(tcp) != len(http):
             names = [
@@ -215,6 +226,19 @@ class PubOptions:
                 "each broker, in the same order, or none."
             )
         return dict(zip(tcp, http, strict=True))
+
+
+def _identity(tcp_address: str, http_address: str) -> Hashable | None:
+    """Return what tells the broker at an address from others; None: unknown."""
+    from trio_nsq.fleet.identity import BrokerIdentity, resolved
+
+    from ...broker.admin_client import client_of
+
+    candidates = filter(None, [http_address, next_port(tcp_address)])
+    with suppress(Failure):
+        if (client := client_of(tcp_address, candidates, ConnectOptions.of_command())) is not None:
+            return BrokerIdentity.of(client.info())
+    return resolved(tcp_address)
 
 
 def _check_readable(path: str) -> None:

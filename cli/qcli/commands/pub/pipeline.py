@@ -27,6 +27,40 @@ from .strategy import AllBrokers, Strategy
 LINGER_S = 0.05
 """How long a message waits for others to join its batch."""
 
+SHORTEST_BYTES = 2
+"""The shortest message in an input: a byte and its delimiter."""
+
+
+class ReadAhead:
+    """Adapts how much of an input is read at a time to the messages that a limiter lets through together.
+
+    A signal publishes at once what was read, faster than the rate, so this must be little.
+
+    Args:
+        given: Its `read_bytes` is the most, and is changed.
+        max_messages: How many messages to read at a time; an attribute, too.
+    """
+
+    def __init__(self, given: Input, max_messages: int) -> None:
+        self.max_messages = max_messages
+        self._given = given
+        self._most = given.read_bytes
+        self._bytes = 0  # since the last complete message
+        self._set(0)
+
+    def adapt(self, read_bytes: int, messages: int, unfinished_bytes: int) -> None:
+        """Record how many messages these bytes completed, and how much of the next one they have."""
+        self._bytes += read_bytes
+        if messages:
+            self._set((self._bytes - unfinished_bytes) * self.max_messages // messages)
+            self._bytes = unfinished_bytes
+        else:
+            self._set(max(self._given.read_bytes, self._bytes))
+
+    def _set(self, wanted: int) -> None:
+        least = SHORTEST_BYTES * self.max_messages
+        self._given.read_bytes = min(self._most, max(least, wanted))
+
 
 class PublishPipeline:
     """Publishes inputs.
@@ -63,7 +97,7 @@ class PublishPipeline:
         self._pause = trio.CancelScope()
 
     def stop(self, code: ExitCode) -> None:
-        """Stop reading. Messages that were read are published if the limiter and the brokers allow it now."""
+        """Stop reading. Messages that were read are published if brokers take them, without the limiter."""
         self.result.stopped = code
         self._pause.cancel()
         for publisher in self._publishers:
@@ -95,6 +129,7 @@ class PublishPipeline:
         """Read an input to its end, or until `result.over`."""
         source, result = self._source, self.result
         source.begin(given.name)
+        ahead = None if self._limiter is None else ReadAhead(given, self._limiter.max_messages)
         flush_at = math.inf
         at_end = False
         while not (at_end or result.over):
@@ -107,7 +142,12 @@ class PublishPipeline:
             else:
                 at_end = not chunk
                 result.read_bytes += len(chunk)
-                await self._distribute(source.end() if at_end else source.feed(chunk))
+                before = len(source)
+                count = await self._distribute(source.end() if at_end else source.feed(chunk))
+                if ahead is not None:
+                    ahead.adapt(len(chunk), count + len(source) - before, source.unfinished_bytes)
+                    if len(source) >= ahead.max_messages:  # of several topics
+                        await self._distribute(source.rest())
                 result.empty, result.skipped = source.empty, source.skipped
                 result.input_failure = source.error
             if not source:
@@ -123,17 +163,18 @@ class PublishPipeline:
                 self._pause.cancel()
             yield
 
-    async def _distribute(self, batches: Iterable[Batch]) -> None:
+    async def _distribute(self, batches: Iterable[Batch]) -> int:
+        """Publish batches, at the limiter's rate, and return the number of messages."""
+        count = 0
         for batch in batches:
             self.result.topics.add(batch.topic)
             if self._limiter is not None:
                 with self._pausable():
                     await self._limiter.wait()
-                if self.result.stopped and not self._limiter.is_due():
-                    self.result.held_back += len(batch.bodies)
-                    continue
                 self._limiter.take(len(batch.bodies))
             await self._strategy.distribute(batch)
+            count += len(batch.bodies)
+        return count
 
     def _record_failure(self) -> None:
         """End after a permanent failure of a broker, without waiting for other unreachable brokers."""

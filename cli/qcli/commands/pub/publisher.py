@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
 from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
-from trio_nsq.client.connection.reconnect import ReconnectDelays
 from trio_nsq.client.publishing.queue import RETRIABLE_CODES
-from trio_nsq.wording import count_of
+from trio_nsq.event_loop.retries import Delays
+from trio_nsq.text.wording import count_of
 
 from ...framework.output import print_diagnostic
 from .batches import Batch
@@ -23,20 +22,20 @@ TAKE_S = 1.0
 """How long a broker may take no batch before another one gets it."""
 
 
-class Fallback(Protocol):
-    """Tells which broker gets the batches of an unavailable one."""
+class Fallback:
+    """Tells which broker gets the batches of an unavailable one: they wait for it, unless a strategy has another."""
 
     def other(self, publisher: "Publisher") -> "Publisher | None":
         """Return a broker that may accept messages now; None: batches wait for this broker."""
-        ...
+        return None
 
     def was_accepted(self, publisher: "Publisher") -> bool:
         """Return whether messages like those of this broker have been acknowledged."""
-        ...
+        return publisher.result.acknowledged > 0
 
     def meanwhile(self, publisher: "Publisher") -> str:
         """Return the end of the warning that a broker is unavailable."""
-        ...
+        return ""
 
 
 class Publisher:
@@ -65,7 +64,7 @@ class Publisher:
         self._retry_at = 0.0  # in an outage: when the next attempt may begin
         self._stalled = False  # took no batch for `TAKE_S`, and has acknowledged none since
         self._retrying = trio.CancelScope()
-        self._delays = ReconnectDelays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
+        self._delays = Delays(FIRST_DELAY_S, LONGEST_DELAY_S, random.random)
         self._in_doubt = 0  # messages sent more than once in this outage; some may have been stored before
 
     def begin(self, nursery: trio.Nursery, fallback: Fallback) -> None:

@@ -11,7 +11,7 @@ from trio_nsq.protocol import is_valid_name
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
 
 from ...framework.output import print_diagnostic
-from .batches import Batch
+from .batches import Batch, BatchSource
 from .input import Splitter
 from .keys import key_of
 
@@ -20,7 +20,19 @@ MAX_WARNINGS = 10
 
 _LONGEST_ESCAPE = 6  # \u0000 is one byte of a body
 _OTHER_FIELDS_BYTES = 64 * 1024
+_MAX_DIGITS = 4300
+"""Python converts no longer integers."""
 _decode = json.JSONDecoder().raw_decode
+_BOM = "\N{BYTE ORDER MARK}"
+"""Programs of other systems write it at the beginning of a file."""
+
+
+def _long_integer(digits: str) -> float:
+    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
+
+
+_decode_long_integers = json.JSONDecoder(parse_int=_long_integer).raw_decode
+"""Takes twice the time."""
 
 
 class BadLine(ValueError):
@@ -63,16 +75,24 @@ class RecordParser:
             now_ns: The time; a message that is due by then is not deferred.
         """
         try:
-            text = line.decode().strip()
+            text = line.decode().strip().removeprefix(_BOM).lstrip()
             if not text:
                 return None
-            fields, end = _decode(text)
+            try:
+                fields, end = _decode(text)
+            except json.JSONDecodeError:
+                raise
+            except ValueError:
+                fields, end = _decode_long_integers(text)
         except UnicodeDecodeError:
             raise BadLine("not UTF-8") from None
         except json.JSONDecodeError as error:
-            raise BadLine(f"not JSON: {error.msg} (column {error.colno})") from None
-        except (ValueError, RecursionError) as error:
-            raise BadLine(f"not JSON: {error}") from None
+            hint = ""
+            if error.pos >= len(text):  # as if more lines belonged to it
+                hint = ". Each line is an object: 'jq -c .' writes indented JSON so"
+            raise BadLine(f"not JSON: {error.msg} (column {error.colno}){hint}") from None
+        except RecursionError:
+            raise BadLine("arrays or objects are nested too deeply") from None
         if end != len(text):
             raise BadLine(f"not JSON: more text follows the value (column {end + 1})")
         if not isinstance(fields, dict):
@@ -136,8 +156,8 @@ class _Run:
         return Batch(self.first.topic, self.bodies, self.first.defer_ms, self.first.due_ns, self.keys)
 
 
-class Records:
-    """Makes batches of records. The messages of each topic keep their order. A `BatchSource`.
+class Records(BatchSource):
+    """Makes batches of records. The messages of each topic keep their order.
 
     Args:
         batch_size: The most messages in a batch.
@@ -145,34 +165,20 @@ class Records:
     """
 
     def __init__(self, parser: RecordParser, max_msg_size: int, batch_size: int, *, skip_bad: bool) -> None:
-        self.error: str | None = None
-        self.empty = 0
-        self.skipped = 0
+        most = max_msg_size * _LONGEST_ESCAPE + _OTHER_FIELDS_BYTES
+        super().__init__(Splitter(b"\n", most, keep_empty=True))
         self._parser = parser
-        self._splitter = Splitter(
-            b"\n", max_msg_size * _LONGEST_ESCAPE + _OTHER_FIELDS_BYTES, keep_empty=True
-        )
         self._batch_size = batch_size
         self._skip_bad = skip_bad
-        self._name = ""
         self._line = 0  # the number of the last line of this input
         self._runs: dict[str, _Run] = {}  # by topic
 
-    @property
-    def unfinished_bytes(self) -> int:
-        return self._splitter.unfinished_bytes
-
-    def __bool__(self) -> bool:
-        return bool(self._runs)
+    def __len__(self) -> int:
+        return sum(len(run.bodies) for run in self._runs.values())
 
     def begin(self, name: str) -> None:
-        self._name, self._line = name, 0
-
-    def feed(self, chunk: bytes) -> Iterator[Batch]:
-        yield from self._batches(self._splitter.feed(chunk))
-
-    def end(self) -> Iterator[Batch]:
-        yield from self._batches(self._splitter.end())
+        super().begin(name)
+        self._line = 0
 
     def rest(self) -> Iterator[Batch]:
         runs = list(self._runs.values())

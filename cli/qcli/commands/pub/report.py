@@ -4,8 +4,8 @@ import re
 import sys
 
 from trio_nsq.client import AuthRefused, BrokerError
-from trio_nsq.durations import duration_text
-from trio_nsq.wording import count_of
+from trio_nsq.text.durations import duration_text
+from trio_nsq.text.wording import count_of
 
 from ...broker.failures import connection_failure, refused
 from ...framework.errors import ExitCode, Failure
@@ -43,8 +43,8 @@ def _fates(result: PublishResult) -> str:
         fate = f"{count_of(broker.acknowledged, 'message')} acknowledged"
         if broker.maybe_stored:
             fate += f", up to {broker.maybe_stored:,} more may have been stored"
-        if unsent := broker.not_stored + result.held_back:
-            fate += f", {unsent:,} more had been read"
+        if broker.not_stored:
+            fate += f", {broker.not_stored:,} more had been read"
         fates[broker.address] = fate
     if len(set(fates.values())) > 1:
         return "; ".join(f"{address}: {fate}" for address, fate in fates.items())
@@ -109,6 +109,4 @@ def _report(options: PubOptions, result: PublishResult, elapsed_s: float) -> str
         text += f"; up to {moved:,} may be stored at two brokers"
     if result.unfinished_bytes and result.stopped:
         text += f"; an incomplete message ({size(result.unfinished_bytes)}) was not published"
-    if result.held_back:
-        text += f"; {count_of(result.held_back, 'message')} read and not published"
     return text

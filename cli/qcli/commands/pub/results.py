@@ -38,7 +38,6 @@ class PublishResult:
         is_spread: Whether each message goes to one of the brokers. False: to every broker.
         total_bytes: The size of the inputs; None: unknown.
         read_bytes: How much of it was read.
-        held_back: Messages that were read but not due yet at a signal; they are not published.
         empty: Empty messages, which are skipped.
         skipped: Other parts of the input that were skipped.
         unfinished_bytes: The bytes of a message that was incomplete at a signal; it is not published.
@@ -51,7 +50,6 @@ class PublishResult:
     total_bytes: int | None = None
     topics: set[str] = field(default_factory=set)
     read_bytes: int = 0
-    held_back: int = 0
     empty: int = 0
     skipped: int = 0
     unfinished_bytes: int = 0

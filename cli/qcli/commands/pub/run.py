@@ -5,21 +5,20 @@ from functools import partial
 import trio
 
 from ...framework.output import silence_library
-from ...framework.signals import watch_signals
+from ...framework.signals import at_first_signal
 from ..shared.rate_limiter import RateLimiter
 from .batches import BatchSource, Lines
-from .connect import connect
-from .frames import FrameSplitter
-from .input import READ_BYTES, Splitter
+from .input import READ_BYTES, FrameSplitter, Splitter
 from .keys import in_field, matching, whole_bodies
 from .options import HASH, ROUND_ROBIN, PubOptions
 from .pipeline import PublishPipeline
 from .records import RecordParser, Records
 from .results import PublishResult
+from .send import connect
 from .strategy import AllBrokers, KeyHash, RoundRobin, Strategy
 
 RATED_READ_BYTES = 4096
-"""With --rate: read little ahead, so that few messages are unpublished when a signal arrives."""
+"""The most with --rate: what was read when a signal arrives is published at once, so read little ahead."""
 
 FORGET_S = 5.0
 """How long to wait at the end until a broker has deleted its batch numbers; it deletes them later by itself."""
@@ -45,7 +44,7 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
             retry=not options.no_retry,
             limiter=limiter,
         )
-        await nursery.start(watch_signals, pipeline.stop)
+        at_first_signal(pipeline.stop)
         result = pipeline.result
         if options.shows_progress:
             from ...terminal.progress import show_progress

@@ -8,10 +8,10 @@ import trio
 
 from .batches import Batch
 from .keys import Keys
-from .publisher import Publisher
+from .publisher import Fallback, Publisher
 
 
-class Strategy(ABC):
+class Strategy(Fallback, ABC):
     """Gives batches to brokers.
 
     Attributes:
@@ -26,18 +26,6 @@ class Strategy(ABC):
     @abstractmethod
     async def distribute(self, batch: Batch) -> None:
         """Give a batch to brokers; returns when all that get it have taken it."""
-
-    def other(self, publisher: Publisher) -> Publisher | None:
-        """Return the broker for the batches of an unavailable one; None: they wait for this one."""
-        return None
-
-    def was_accepted(self, publisher: Publisher) -> bool:
-        """Return whether messages like those of this broker have been acknowledged."""
-        return publisher.result.acknowledged > 0
-
-    def meanwhile(self, publisher: Publisher) -> str:
-        """Return the end of the warning that a broker is unavailable."""
-        return ""
 
 
 class AllBrokers(Strategy):

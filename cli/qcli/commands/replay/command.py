@@ -16,7 +16,7 @@ from ...broker.name_completion import complete_topic
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, max_msg_size_option, option, options_as, rate_option
-from ...framework.params import topic_name
+from ...framework.params import Integer, topic_name
 from ...framework.positions import POSITIONS_NOTE, BrokerPosition, from_option, to_option
 from ..shared.engine import engine_options
 from .options import Pattern, ReplayOptions, Speed, complete_replayed, destination, job_name, replayed
@@ -74,15 +74,17 @@ TABLES = "Tables"
         "the same order. -n is the number for all. If a broker fails, the others are replayed all the same; standard "
         "error says how to continue with each.",
         "Topic or files": "A SOURCE with a slash is a folder, a file or a URL. Without a slash it is a topic, even if "
-        "a folder has this name: write ./NAME for the folder. A folder is read with all files below it that end in "
-        ".parquet: exports of to-parquet, or other files with a column of bodies. If a folder holds several topics, "
-        "--from-topic selects one.",
+        "a folder has this name: write ./NAME for the folder. '.' and '..' are folders, too; to replay a topic with "
+        "such a name, pipe 'qcli tail . --from earliest --to latest --format json' into 'qcli pub --format json "
+        "DESTINATION'. A folder is read with all files below it that end in .parquet: exports of to-parquet, or other "
+        "files with a column of bodies. If a folder holds several topics, --from-topic selects one.",
         "Tables": "Without --delta or --iceberg, the folder of a table is refused: files of its older versions have "
         "the same messages again. Deleted rows that are still in files (deletion vectors, delete files) are refused. "
         "--delta needs the extra 'delta' (deltalake), --iceberg the extra 'iceberg' (pyiceberg).",
         "Jobs": "A replay of files is a job: before it begins, its messages and batches are saved under a name, which "
         "is printed. --job NAME resumes it after any interruption. Batches are numbered, and 'qcli serve' stores each "
-        "batch once, even if it is sent again. nsqd ignores the numbers: there, delivery is at least once. Data of "
+        "batch once, even if it is sent again. With --nsqd-http-address, the job goes on "
+        "at another address of the same broker. nsqd ignores the numbers: there, delivery is at least once. Data of "
         "a complete job is kept for 7 days.",
         "Order of files": "Several parts of the files are published in parallel, without an order. With --ordered or "
         "--speed they are published one after the other, by time and sequence.",
@@ -183,6 +185,21 @@ TABLES = "Tables"
     brief=True,
     help="Keep jobs in this folder. The default is ~/.local/state/qcli/replay.",
 )
+@option(
+    FILES,
+    "--publish-missing",
+    is_flag=True,
+    brief=True,
+    help="With --job, publish again what the broker has lost since: it was restored from a backup, or the topic was "
+    "deleted. Without this option or --allow-gaps, that ends the command.",
+)
+@option(
+    FILES,
+    "--allow-gaps",
+    is_flag=True,
+    brief=True,
+    help="With --job, go on without the messages that the broker has lost since.",
+)
 @option(TABLES, "--delta", is_flag=True, help="SOURCE is a Delta table: publish the rows of its files.")
 @option(
     TABLES,
@@ -193,7 +210,7 @@ TABLES = "Tables"
 @option(
     TABLES,
     "--table-version",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     metavar="N",
     help="Publish this version of a Delta table, or this snapshot (its id) of an Iceberg table.",
 )

@@ -15,11 +15,11 @@ from trio_nsq.spark.replay.job import ReplayJob, RowSelector, open_job, remove_o
 from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import json_lines, print_diagnostic, rate, size, write
+from ...framework.output import json_lines, print_diagnostic, rate, size, with_counts, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, failure_from, library_errors, local_engine, spark_engine
 from ..shared.job_reports import job_reports
@@ -37,7 +37,7 @@ def replay_files(request: ReplayRequest | None, options: ReplayOptions) -> int:
             jobs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qcli-replay-")))
         else:
             remove_old_jobs(jobs, time.time())
-        job = stack.enter_context(open_job(jobs, options.job, request))
+        job = stack.enter_context(open_job(jobs, options.job, request, options.new_address()))
         return _FilesReplay(job, options, stack).run()
 
 
@@ -62,6 +62,10 @@ class _FilesReplay:
             return ExitCode.OK
         if not self._options.dry_run:
             self._check_broker()
+            if not (job.is_new or self._options.allow_gaps):
+                job.check_destination(
+                    publish_missing=self._options.publish_missing, tls=self._tls, secret=self._secret
+                )
         self._plan()
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
@@ -111,7 +115,6 @@ class _FilesReplay:
                 )
 
     def _plan(self) -> None:
-        """Plan a new job."""
         job, quiet = self._job, self._options.quiet
         begins = job.is_new
         job.plan(self._row_selector() if begins and job.request.where is not None else None)
@@ -220,16 +223,16 @@ def _summary(request: ReplayRequest, outcome: ReplayResult, elapsed_s: float, *,
     else:
         speed = rate(outcome.published / max(elapsed_s, 1e-6))
         text += f"published to {request.topic} in {elapsed_s:.2f} s: {speed} messages/s"
-    for count, what in (
-        (outcome.before, "published before by this job"),
-        (outcome.left_out, "not selected"),
-        (outcome.unmatched, "do not match"),
-        (outcome.without_body, "without a body"),
-        (outcome.too_long, "too long, and not published"),
-        (outcome.maybe_twice, "sent twice, because an acknowledgement was lost"),
-    ):
-        if count:
-            text += f"; {count:,} {what}"
-    if not dry_run and outcome.pieces_done < outcome.pieces:
-        text += f"; {outcome.pieces - outcome.pieces_done:,} of {count_of(outcome.pieces, 'piece')} left"
-    return text
+    return with_counts(
+        text,
+        (outcome.before, "{} published before by this job"),
+        (outcome.left_out, "{} not selected"),
+        (outcome.unmatched, "{} do not match"),
+        (outcome.without_body, "{} without a body"),
+        (outcome.too_long, "{} too long, and not published"),
+        (outcome.maybe_twice, "{} sent twice, because an acknowledgement was lost"),
+        (
+            0 if dry_run else outcome.pieces - outcome.pieces_done,
+            f"{{}} of {count_of(outcome.pieces, 'piece')} left",
+        ),
+    )

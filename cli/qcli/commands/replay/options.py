@@ -36,7 +36,7 @@ class Speed(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)x?", str(value))
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)x?", str(value))
         if found is None or not float(found[1]):
             self.fail(f"{value!r} is not a speed such as 1x, 2x or 0.5x.", param, ctx)
         return float(found[1])
@@ -100,7 +100,6 @@ def job_name(text: str) -> str:
 
 
 def destination(text: str) -> str:
-    """Parse the name of a topic."""
     found: Source = source(text)
     if found.channel is not None:
         raise click.BadParameter(
@@ -111,15 +110,16 @@ def destination(text: str) -> str:
 
 _OF_FILES = (
     *("where", "from_topics", "body_column", "time_column", "max_msg_size", "job", "jobs_folder"),
-    *("engine", "master", "processes", "delta", "iceberg", "table_version", "as_of"),
+    *("engine", "master", "processes", "delta", "iceberg", "table_version", "as_of", "publish_missing"),
+    "allow_gaps",
 )
 """Options for files only."""
 _OF_JOBS = (
     *("first", "end", "count", "pattern", "rate", "speed", "ordered", "where", "from_topics", "body_column"),
-    *("time_column", "max_msg_size", "dry_run", "nsqd_http_addresses"),
+    *("time_column", "max_msg_size", "dry_run"),
     *("delta", "iceberg", "table_version", "as_of"),
 )
-"""Options that are saved in a job."""
+"""Options that are saved in a job. The address of the broker is saved, too, and may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,8 @@ class ReplayOptions:
     max_msg_size: int
     job: str | None
     jobs_folder: Path | None
+    publish_missing: bool
+    allow_gaps: bool
     delta: bool
     iceberg: bool
     table_version: int | None
@@ -167,7 +169,6 @@ class ReplayOptions:
 
     @property
     def jobs(self) -> Path:
-        """The folder of all jobs."""
         return (self.jobs_folder or default_jobs_folder()).absolute()
 
     def check(self) -> None:
@@ -176,6 +177,8 @@ class ReplayOptions:
             raise click.UsageError("--rate and --speed exclude each other.")
         check_range(self.first, self.end)
         self._check_table()
+        if self.publish_missing and self.allow_gaps:
+            raise click.UsageError("--publish-missing and --allow-gaps exclude each other.")
         if self.source is None and self.job is None:
             raise click.UsageError("Missing argument 'SOURCE'.")
         if self.source is not None and self.topic is None:
@@ -234,12 +237,13 @@ class ReplayOptions:
             require_address(tcp, TCP_OPTION)
         if len(tcp) <= 1:
             return dict.fromkeys(http, *tcp)
-        if len(tcp) != len(http) or brokers.lookupds:
+        if len(tcp) != len(brokers.given) or brokers.lookupds:
             raise click.UsageError(
                 f"{TCP_OPTION} names {len(tcp)} brokers: give one for all messages, or one for each address of "
                 f"{HTTP_OPTION}, in the same order, or none."
             )
-        return dict(zip(http, tcp, strict=True))
+        pairs = dict(zip(brokers.given, tcp, strict=True))
+        return {address: pairs[address] for address in http}
 
     def _broker_for_files(self) -> str:
         """Return the broker to which files are published. Raises UsageError: there are several."""
@@ -247,6 +251,12 @@ class ReplayOptions:
         if brokers.is_fleet:
             raise click.UsageError(f"Files are published to one broker: give one address with {HTTP_OPTION}.")
         return brokers.addresses[0]
+
+    def new_address(self) -> str | None:
+        """Return the broker to which a resumed job publishes now; None: the same address. Raises UsageError."""
+        if self.source is None and given_flags("nsqd_http_addresses"):
+            return self._broker_for_files()
+        return None
 
     def request(self) -> ReplayRequest | None:
         """Return the request to replay files; None: the saved request of the job.
@@ -293,7 +303,6 @@ class ReplayOptions:
 
 
 def default_jobs_folder() -> Path:
-    """Return the default folder of jobs."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "qcli" / "replay"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import trio
 
 from trio_nsq.client import Producer, PublishFailed
-from trio_nsq.client.reading.batches import Found, is_for_all_channels
+from trio_nsq.client.reading.log_stream import Found, is_for_all_channels
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
@@ -53,7 +53,6 @@ class TopicReplayResult:
 
     @property
     def over(self) -> bool:
-        """Whether to stop."""
         return self.failure is not None or self.stopped is not None
 
     @property
@@ -75,7 +74,6 @@ class OriginalPace:
         return trio.current_time() >= self._due_s(timestamp_ns)
 
     async def wait(self, timestamp_ns: int) -> None:
-        """Wait until the message is due."""
         await trio.sleep_until(self._due_s(timestamp_ns))
 
     def _due_s(self, timestamp_ns: int) -> float:

@@ -10,22 +10,24 @@ from typing import Any
 
 import trio
 
+from trio_nsq.api import broker as api
 from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
 from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.client.reading.topic_reader import TopicReader
-from trio_nsq.wording import count_of
+from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.text.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, note_default_tcp_address
 from ...broker.admin_client import AdminClient
 from ...broker.brokers import Brokers, combined
 from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure, refused
-from ...broker.requests import topic_bounds
+from ...broker.requests import ask
 from ...broker.topic_log import reading_errors, report_start
 from ...framework import output
 from ...framework.errors import ExitCode, Failure
-from ...framework.params import is_unix_path, without_scheme
-from ...framework.signals import watch_signals
+from ...framework.params import without_scheme
+from ...framework.signals import at_first_signal, run_trio
 from ..shared.job_reports import job_reports
 from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
@@ -97,7 +99,7 @@ def _replay_from_all(
 
 def _tcp_address(address: str, topic: str, destination: str | None) -> str:
     """Return where to publish the messages of a broker that has the topic. Raises Failure."""
-    topic_bounds(address, topic)
+    ask(address, api.bounds(topic))
     if destination is not None:
         return destination
     port = AdminClient(address).info().get("tcp_port")
@@ -120,7 +122,7 @@ def _replay_from(options: ReplayOptions, route: _Route) -> tuple[ExitCode, int]:
     with job_reports(
         brokers, "replay", options.source, lambda: _progress(current, options, route), name=name
     ) as reporter:
-        result = trio.run(_replay, options, route, show)
+        result = run_trio(_replay, options, route, show)
         if result.failure is not None:
             reporter.end("failed", str(result.failure))
         elif result.stopped is not None:
@@ -171,7 +173,7 @@ async def _replay(
                     report_start(options.source, reader, options.first)
                     replay = TopicReplay(options, reader, producer, route.count)
                     show(replay.result)
-                    await nursery.start(watch_signals, replay.stop)
+                    at_first_signal(replay.stop)
                     if not options.quiet and output.is_live_terminal(sys.stderr):
                         from ...terminal.progress import show_progress
 
@@ -248,8 +250,4 @@ def _report(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float)
         )
     if result.position > result.begun:
         text += f"; sequences {result.begun} to {result.position - 1}"
-    if result.left_out:
-        text += f"; {result.left_out:,} do not match"
-    if result.missing:
-        text += f"; {result.missing:,} missing"
-    return text
+    return output.with_counts(text, (result.left_out, "{} do not match"), (result.missing, "{} missing"))

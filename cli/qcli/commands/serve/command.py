@@ -86,12 +86,15 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     its addresses to standard error. A second signal stops it at once.
     """
     from trio_nsq.broker import serve
-    from trio_nsq.heap import keep_freed_memory
+    from trio_nsq.broker.storage.data_folder import is_own_name
+    from trio_nsq.platform.malloc_tuning import keep_freed_memory
+    from trio_nsq.server.startup_checks import OwnFiles
 
     from ...framework.daemon.run import raise_file_limit, run_server
 
     # An absolute path, because logs and HTTP clients see it.
     values["data_path"] = (values["data_path"] or Path()).absolute()
+    own = OwnFiles(values["data_path"], is_own_name)
     if values["check_config"]:
         from trio_nsq.broker.startup_check import startup_problems
 
@@ -104,12 +107,14 @@ def command(ctx: click.Context, /, **values: Any) -> int:
                 found += console_problems(options, admin)
             return found
 
-        return check_config(ctx, values["address_file"], problems)
+        return check_config(ctx, values["address_file"], problems, own)
     options = broker_options(values)
     raise_file_limit()
     keep_freed_memory()
     describe = partial(_described, data_path=options.data_path)
-    run_server(ctx, _with_console(values) or serve, options, "trio_nsq.broker", describe, can_drain=True)
+    run_server(
+        ctx, _with_console(values) or serve, options, "trio_nsq.broker", describe, own=own, can_drain=True
+    )
     return ExitCode.OK
 
 

@@ -22,8 +22,11 @@ import trio
 from trio_nsq.access.patterns import ALL, compile_glob
 from trio_nsq.access.policy import Grant, Identity, token_digest
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
-from trio_nsq.listening import Listening, StartupError, is_exposed, is_unix_path, listen
-from trio_nsq.startup_checks import check_different, check_listen_address, problems_of
+from trio_nsq.event_loop.retries import Delays
+from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.protocol.errors import StartupError
+from trio_nsq.server.listening import Listening, is_exposed, listen
+from trio_nsq.server.startup_checks import check_different, check_listen_address, problems_of
 from trio_nsq.tls.settings import requires_certificate
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -31,7 +34,7 @@ logger = logging.getLogger("trio_nsq.broker")
 FLAG = "--admin"
 CHILD = "qcli.commands.serve.console_process"
 RELOAD = b"reload\n"
-_PACKAGES = ("starlette", "hypercorn", "jinja2")
+_PACKAGES = ("starlette", "jinja2")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STEADY_S = 60.0
 """After running for this long, the next end is followed by the shortest pause again."""
@@ -113,7 +116,7 @@ def check_possible(options: BrokerOptions) -> None:
     """Raises StartupError: a package is missing, or the console could not use the broker's HTTP API."""
     missing = next((name for name in _PACKAGES if find_spec(name) is None), None)
     if missing is not None:
-        from trio_nsq.extras import install_hint
+        from trio_nsq.platform.extras import install_hint
 
         raise StartupError(f"{FLAG} needs the package {missing}: {install_hint('admin')}")
     if options.required_tls != "true":
@@ -174,15 +177,13 @@ class _ConsoleProcess:
         self._pipe: trio.abc.SendStream | None = None  # of a process that has its options
 
     async def reload(self) -> None:
-        """Have it read its files again."""
         if self._pipe is not None:
             with trio.move_on_after(_STOP_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._pipe.send_all(RELOAD)
 
     async def run(self, bound: BoundAddresses) -> None:
-        """Run it until cancelled."""
         setup = json.dumps(self._setup | {"broker": _address_for(self._options, bound)}).encode() + b"\n"
-        pause_s = _FIRST_PAUSE_S
+        pauses = Delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             began_s = trio.current_time()
             try:
@@ -190,11 +191,10 @@ class _ConsoleProcess:
             except OSError as exc:
                 ending = str(exc)
             if trio.current_time() - began_s > _STEADY_S:
-                pause_s = _FIRST_PAUSE_S
+                pauses.reset()
             # Before the message: a stop of both, as by systemd, is no reason for one.
-            await trio.sleep(pause_s)
+            await trio.sleep(pauses.next_s())
             logger.warning("ADMIN: the console has ended (%s); starting it again", ending)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _run_once(self, setup: bytes) -> int:
         # -P: modules in the current folder must not replace those of the program. Its own process group: signals of

@@ -1,8 +1,15 @@
 """The process of the console beside a broker: `python -m qcli.commands.serve.console_process`, started by the broker.
 
 Its first line on standard input has its options; each further line makes it read its files again. The end of standard
-input is the end of the broker.
+input is the end of the broker. The broker alone ends the process and has it read its files again: signals also reach it
+if they are sent to all processes of a service or a container, and are then for the broker.
 """
+
+import signal
+
+if __name__ == "__main__":  # before the other imports, during which signals may arrive
+    for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, signal.SIG_IGN)
 
 import json
 import os
@@ -18,11 +25,12 @@ from typing import Any
 
 import trio
 
+from trio_nsq.access.secret import Secret
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import serve
-from trio_nsq.listening import Listening, StartupError
-from trio_nsq.secret import Secret
+from trio_nsq.protocol.errors import StartupError
+from trio_nsq.server.listening import Listening
 
 from ...framework.daemon.log_format import log_to_stderr
 from ...framework.daemon.run import raise_file_limit

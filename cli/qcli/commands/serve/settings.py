@@ -39,14 +39,14 @@ SETTINGS = under_headings(
     "Addresses",
     Setting(
         "tcp-address",
-        kinds.Kind(params.listen_address, LISTEN),
+        kinds.Kind(params.listen_address, LISTEN, writes=True),
         "127.0.0.1:4150",
         help="Listen for clients here. Port 0 picks a free port; :4150 is every interface; a path is a unix "
         "socket.",
     ),
     Setting(
         "http-address",
-        kinds.Kind(params.or_nothing(params.listen_address), LISTEN),
+        kinds.Kind(params.or_nothing(params.listen_address), LISTEN, writes=True),
         "127.0.0.1:4151",
         help="Serve HTTP here; '' serves none.",
     ),
@@ -65,7 +65,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "address-file",
-        kinds.FILE,
+        kinds.WRITTEN_FILE,
         help="Write the bound addresses to this file when the broker is ready: JSON with the keys tcp_address, "
         "http_address and https_address; with --admin also admin_address and admin_url. The file is replaced "
         "atomically, and removed when the broker stops.",
@@ -182,14 +182,14 @@ SETTINGS = under_headings(
     "Limits",
     Setting(
         "max-msg-size",
-        kinds.POSITIVE_BYTES,
+        kinds.MESSAGE_BYTES,
         MIB,
         help="Limit the size of a message.",
         brief=True,
     ),
     Setting(
         "max-body-size",
-        kinds.POSITIVE_BYTES,
+        kinds.MESSAGE_BYTES,
         5 * MIB,
         help="Limit the size of a command's body, such as an MPUB.",
         brief=True,
@@ -392,7 +392,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "statsd-prefix",
-        kinds.TEXT,
+        kinds.METRIC_PREFIX,
         "nsq.%s",
         help="Begin names of statistics with this; %s is replaced by the broadcast address and the HTTP port.",
         brief=True,

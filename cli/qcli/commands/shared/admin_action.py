@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trio_nsq.api import broker as api
+
 from ...broker.address_options import LOOKUPD_OPTION
 from ...broker.brokers import Brokers, broker_http_options, combined
 from ...broker.failures import Refused
@@ -38,7 +40,7 @@ class Action:
         everywhere: The help of `--everywhere`; empty: there is no such option.
     """
 
-    name: str
+    name: api.Action
     done: str
     example: dict[str, str]
     help: str
@@ -116,7 +118,7 @@ def perform(brokers: Brokers, kind: str, action: Action, names: Sequence[Source]
 
     Raises Failure: a broker failed, or no broker has a name.
     """
-    answers = brokers.ask(lambda address: _perform(address, kind, action, names))
+    answers = brokers.ask(lambda address: _perform(address, action, names))
     outcomes = answers.results
     for address, outcome in outcomes.items():
         for name, done in outcome.done.items():
@@ -141,22 +143,19 @@ def perform(brokers: Brokers, kind: str, action: Action, names: Sequence[Source]
         raise combined(failures.values(), partial=bool(known))
 
 
-def _perform(address: str, kind: str, action: Action, names: Sequence[Source]) -> _Outcome:
+def _perform(address: str, action: Action, names: Sequence[Source]) -> _Outcome:
     """Apply the action to each name on one broker. Raises Failure: the broker does not answer the first request."""
     from ...broker.admin_client import AdminClient
 
     outcome = _Outcome()
     broker = AdminClient(address)
     for source in names:
-        params = {"topic": source.topic}
-        if source.channel is not None:
-            params["channel"] = source.channel
         there = False
         try:
             # The broker's answer does not say whether it existed. Send the request in any case: another client may
             # delete it after this check.
             there = action.creates and _is_there(broker, source)
-            broker.request("POST", f"/{kind}/{action.name}", params)
+            broker.ask(api.act(action.name, *source))
         except Refused as error:
             failure = not_found(address, source, error.text, creation=not action.destroys)
             if failure is not None:
@@ -174,13 +173,10 @@ def _perform(address: str, kind: str, action: Action, names: Sequence[Source]) -
 
 
 def _is_there(broker: AdminClient, source: Source) -> bool:
-    topics = broker.stats(source.topic, source.channel)["topics"]
-    return any(
-        source.channel is None
-        or any(channel["channel_name"] == source.channel for channel in topic["channels"] or [])
-        for topic in topics
-        if topic["topic_name"] == source.topic
-    )
+    from ...broker.admin_client import channels_by_topic
+
+    channels = channels_by_topic(broker.stats(*source)["topics"]).get(source.topic)
+    return channels is not None and (source.channel is None or source.channel in channels)
 
 
 def _ask(kind: str, action: Action, sources: Sequence[Source], brokers: Brokers) -> None:
@@ -188,6 +184,33 @@ def _ask(kind: str, action: Action, sources: Sequence[Source], brokers: Brokers)
     names = ", ".join(map(str, sources))
     plural = "s" if len(sources) > 1 else ""
     confirm(
-        f"{action.name.capitalize()} {kind}{plural} {names} on {brokers.names}?",
+        f"{action.name.capitalize()} {kind}{plural} {names}{_content(action, sources, brokers)} on {brokers.names}?",
         f"'{kind} {action.name}' deletes messages",
     )
+
+
+def _content(action: Action, sources: Sequence[Source], brokers: Brokers) -> str:
+    """Return what goes, as far as the brokers answer, such as ` with 2 channels and 30 messages`."""
+    from trio_nsq.fleet.changes import Change, removed_by
+    from trio_nsq.fleet.stats import parse_topics
+    from trio_nsq.text.wording import count_of
+
+    from ...broker.admin_client import AdminClient
+
+    def count(address: str) -> tuple[set[tuple[str, str]], int]:
+        found, messages = set(), 0
+        for source in sources:
+            topic = parse_topics(AdminClient(address).stats(*source)).get(source.topic)
+            change = Change(action.name, source.topic, source.channel or "")
+            if topic is not None and (removed := removed_by(change, topic)) is not None:
+                found |= {(source.topic, channel) for channel in topic.channels}
+                messages += removed.messages
+        return found, messages
+
+    counts = brokers.ask(count).results.values()
+    if not counts:
+        return ""
+    channels = len(set().union(*(found for found, _ in counts)))
+    is_whole = action.name == "delete" and not all(each.channel for each in sources)
+    of_channels = "" if not is_whole else f"{count_of(channels, 'channel')} and "
+    return f" with {of_channels}{count_of(sum(number for _, number in counts), 'message')}"

@@ -1,12 +1,12 @@
 """Options of the Go client by their names, `NAME,VALUE`, as NSQ's programs take them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import click
+
+from trio_nsq.text.numbers import parse_decimal, parse_integer
 
 from ...framework.params import Boolean, duration
 
@@ -21,16 +21,16 @@ def _boolean(text: str) -> bool:
 
 def _integer(text: str) -> int:
     try:
-        return int(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a whole number.") from None
+        return parse_integer(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def _number(text: str) -> float:
     try:
-        return float(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a number.") from None
+        return parse_decimal(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 _OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -87,12 +87,10 @@ class ClientOption:
 
 
 def consumer_option(text: str) -> ClientOption:
-    """Parse an option of a consumer. Raises BadParameter."""
     return _parsed(text, _OF_CONSUMERS)
 
 
 def producer_option(text: str) -> ClientOption:
-    """Parse an option of a producer. Raises BadParameter."""
     return _parsed(text, _OF_CONNECTIONS)
 
 

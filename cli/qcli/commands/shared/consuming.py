@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.protocol.names import is_valid_name
 
 from ...broker.address_options import (
@@ -23,9 +24,9 @@ from ...broker.brokers import chosen
 from ...broker.connection_options import ConnectOptions, tcp_connection
 from ...broker.failures import connection_failure, http_failure, lookupd_unreachable
 from ...broker.name_completion import complete_topic
-from ...framework.errors import Failure
+from ...framework.errors import ExitCode, Failure
 from ...framework.options import Decorator, all_of, option, several
-from ...framework.params import is_https, is_unix_path, positive_duration, topic_name
+from ...framework.params import Integer, is_https, positive_duration, topic_name
 from .client_options import ClientOption, check_keyword_arguments, consumer_option, keyword_arguments
 
 if TYPE_CHECKING:
@@ -112,8 +113,6 @@ class Consuming:
 
     def _brokers(self, connecting: ConnectOptions) -> tuple[tuple[BrokerAddresses, ...], tuple[str, ...]]:
         """Return the brokers and the discovery services to use. Raises UsageError: an address is wrong."""
-        from trio_nsq.connectors.source.options import BrokerAddresses
-
         ctx = click.get_current_context()
         typed = ParameterSource.COMMANDLINE
         if (
@@ -121,19 +120,37 @@ class Consuming:
             and ctx.get_parameter_source("nsqd_tcp_addresses") is not typed
         ):
             addresses, lookupds = chosen(ctx)
-            return tuple(BrokerAddresses("", (address,)) for address in addresses), lookupds
+            return named_brokers((), addresses, connecting, are_paired=False), lookupds
         addresses, lookupds = chosen(ctx, "nsqd_tcp_addresses")
+        if not addresses:  # the HTTP addresses are those of the brokers that are named by their TCP addresses
+            return (), lookupds
         for address in addresses:
             check_tcp_address(address)
-        http = [
-            each
-            for each in self.nsqd_http_addresses
-            if is_https(each) or is_unix_path(each) or not connecting.encrypts_tcp
-        ]
-        return tuple(
-            BrokerAddresses(address, tuple(dict.fromkeys([*http, next_port(address)])))
-            for address in addresses
-        ), lookupds
+        sources = {ctx.get_parameter_source(name) for name in ("nsqd_tcp_addresses", "nsqd_http_addresses")}
+        are_paired = len(sources) == 1 and ParameterSource.DEFAULT not in sources
+        return named_brokers(addresses, self.nsqd_http_addresses, connecting, are_paired=are_paired), lookupds
+
+
+def named_brokers(
+    tcp: Sequence[str], http: Sequence[str], connecting: ConnectOptions, *, are_paired: bool
+) -> tuple[BrokerAddresses, ...]:
+    """Return brokers that are named by their TCP addresses, or without these by their HTTP addresses.
+
+    Args:
+        are_paired: Whether both lists come from the same place. If they have the same length, they have the same order.
+    """
+    from trio_nsq.connectors.source.options import BrokerAddresses
+
+    if not tcp:
+        return tuple(BrokerAddresses("", (each,)) for each in http)
+    usable = [each for each in http if is_https(each) or is_unix_path(each) or not connecting.encrypts_tcp]
+    pairs = http if are_paired and len(http) == len(tcp) else [""] * len(tcp)
+    return tuple(
+        BrokerAddresses(
+            address, tuple(dict.fromkeys([*usable, next_port(address)])), pair if pair in usable else ""
+        )
+        for address, pair in zip(tcp, pairs, strict=True)
+    )
 
 
 def source_failure(error: Exception, *, reads_logs: bool = True) -> Failure | None:
@@ -142,16 +159,22 @@ def source_failure(error: Exception, *, reads_logs: bool = True) -> Failure | No
     Args:
         reads_logs: Whether the command has `--at-least-once`.
     """
+    from trio_nsq.access.secret import SecretFileError
     from trio_nsq.client import BrokerUnreachable, ConnectionFailed, RequestRefused
+    from trio_nsq.fleet.log_identity import CopyDiffers
     from trio_nsq.lookup.query import LookupFailed
-    from trio_nsq.secret import SecretFileError
 
     if isinstance(error, ConnectionFailed):
         if isinstance(error.__cause__, LookupFailed):
             return lookupd_unreachable(error.address, error.reason)
+        if isinstance(error.__cause__, BrokerUnreachable):
+            return http_failure(error.__cause__)
         return connection_failure(error)
     if isinstance(error, SecretFileError):
         return Failure(f"{error}.")
+    if isinstance(error, CopyDiffers):
+        text = str(error)
+        return Failure(f"{text[0].upper()}{text[1:]}.", ExitCode.PARTIAL)
     if not isinstance(error, RequestRefused | BrokerUnreachable):
         return None
     failure = http_failure(error)
@@ -268,7 +291,7 @@ def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: i
         option(
             SOURCE,
             "--max-in-flight",
-            type=click.IntRange(min=1),
+            type=Integer(min=1),
             default=max_in_flight,
             brief=True,
             help="Receive at most N unanswered messages of a channel.",
@@ -285,7 +308,9 @@ def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: i
         ),
         tcp_addresses("Consume from these brokers."),
         lookupd_addresses("Consume from all brokers that these nsqlookupd list."),
-        http_addresses("The HTTP addresses of the same brokers; by default the port after the TCP port."),
+        http_addresses(
+            "The HTTP addresses of the same brokers, in the same order; by default the port after the TCP port."
+        ),
         tcp_connection,
         *(_http_timeouts() if reads_logs else ()),
     )

@@ -1,22 +1,25 @@
-"""Deletes topics or channels on all brokers and in all discovery services, and checks that they stay deleted.
-
-A consumer that finds a broker by an old registration creates a deleted topic again. So discovery services hide the
-brokers first, and forget the topic last.
-"""
+"""Deletes topics or channels on all brokers and in all discovery services, and checks that they stay deleted."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from trio_nsq.api import lookupd
+from trio_nsq.api.answers import ChannelStats
+from trio_nsq.fleet.changes import Change, Places, Step, by_server, rounds
 
 from ...broker.admin_client import AdminClient
 from ...broker.at_once import at_once
 from ...broker.brokers import Brokers, combined
 from ...broker.failures import Refused
-from ...broker.lookupd_client import LookupdClient, LookupdRefused
+from ...broker.lookupd_client import LookupdClient, LookupdRefused, listed_with
 from ...broker.refusals import NotFound, missing, not_found
 from ...framework.errors import Failure
 from ...framework.output import print_diagnostic
 from ...framework.params import Source
+
+_T = TypeVar("_T")
 
 CHECK_S = 2.0
 """How long a deleted topic or channel is watched: consumers reconnect within a second."""
@@ -45,57 +48,55 @@ def delete_everywhere(kind: str, names: Sequence[Source], brokers: Brokers) -> N
         raise combined(failures, partial=bool(deleted))
 
 
+_DONE = ("hidden from consumers at", "deleted on", "deleted in nsqlookupd")
+"""What a server does in each of the rounds."""
+
+
 def _delete(kind: str, name: Source, brokers: Brokers) -> tuple[bool, dict[str, Failure]]:
     """Delete one topic or channel. Returns whether a server had it, and the failures by address."""
     failures: dict[str, Failure] = {}
-    names = {"topic": name.topic} | ({"channel": name.channel} if name.channel is not None else {})
 
-    def run(servers: Iterable[str], act: Callable[[str], bool], done: str) -> bool:
-        """Return whether a server had the topic or channel."""
-        found = False
-        for address, answer in at_once(tuple(servers), act).items():
-            if isinstance(answer, NotFound):
-                continue
-            if isinstance(answer, Failure):
+    def on_all(servers: Iterable[str], act: Callable[[str], _T]) -> dict[str, _T]:
+        answers = at_once([each for each in servers if each not in failures], act)
+        for address, answer in answers.items():
+            if isinstance(answer, Failure) and not isinstance(answer, NotFound):
                 failures[address] = answer
-            elif answer:
-                found = True
+        return {address: answer for address, answer in answers.items() if not isinstance(answer, Failure)}
+
+    known = on_all(brokers.lookupds, partial(_ask_lookupd, name))
+    places = Places(list(known), brokers.addresses, {address: nodes for address, (nodes, _) in known.items()})
+    found = any(has_it for _, has_it in known.values())
+    plan = rounds(Change("delete", name.topic, name.channel or ""), places)
+    for steps, done in zip(plan, _DONE, strict=True):
+        # A broker that failed may register the topic again.
+        for address in on_all(by_server(steps), partial(_make, name, by_server(steps))):
+            is_broker = address not in known
+            found |= is_broker
+            if is_broker or known[address][1]:
                 print_diagnostic(f"{kind} {name} {done} {address}")
-        return found
+    return found, failures
 
-    def hide(lookupd: str) -> bool:
-        client = LookupdClient(lookupd)
-        nodes = [node for node in client.nodes() if name.topic in node.topics and node.http_address]
-        for node in nodes:
-            client.post("/topic/tombstone", {"topic": name.topic, "node": str(node.http_address)})
-        return bool(nodes)
 
-    def delete(broker: str) -> bool:
+def _ask_lookupd(name: Source, address: str) -> tuple[list[str], bool]:
+    """Return the brokers of a topic at a discovery service, and whether it knows the topic or channel."""
+    client = LookupdClient(address)
+    nodes = [] if name.channel else listed_with(client, name.topic)
+    names = client.ask(lookupd.topics() if name.channel is None else lookupd.channels(name.topic))
+    return nodes, (name.channel or name.topic) in names
+
+
+def _make(name: Source, steps: Mapping[str, Sequence[Step]], address: str) -> None:
+    for step in steps[address]:
         try:
-            AdminClient(broker).request("POST", f"/{kind}/delete", names)
-        except Refused as error:
-            raise not_found(broker, name, error.text, creation=False) or error from error
-        return True
-
-    def forget(lookupd: str) -> bool:
-        client = LookupdClient(lookupd)
-        known = client.topics() if name.channel is None else client.channels(name.topic)
-        if (name.channel or name.topic) not in known:
-            return False
-        try:
-            client.post(f"/{kind}/delete", names)
+            if step.is_lookupd:
+                LookupdClient(address).ask(step.request)
+            else:
+                AdminClient(address).ask(step.request)
         except LookupdRefused as error:
             if error.text != "CHANNEL_NOT_FOUND":
                 raise
-        return True
-
-    found = False
-    if name.channel is None:
-        run(brokers.lookupds, hide, "hidden from consumers at")
-    found |= run(brokers.addresses, delete, "deleted on")
-    # A broker that failed may register the topic again.
-    found |= run([each for each in brokers.lookupds if each not in failures], forget, "deleted in nsqlookupd")
-    return found, failures
+        except Refused as error:
+            raise not_found(address, name, error.text, creation=False) or error from error
 
 
 def _watch(kind: str, names: Sequence[Source], addresses: Sequence[str]) -> list[Failure]:
@@ -124,7 +125,7 @@ def _watch(kind: str, names: Sequence[Source], addresses: Sequence[str]) -> list
 
 def _clients(address: str, name: Source) -> list[str] | None:
     """Return the consumers of a topic or channel of a broker; None: it does not exist."""
-    channels: list[dict[str, Any]] | None = None
+    channels: list[ChannelStats] | None = None
     for topic in AdminClient(address).stats(name.topic, clients=True)["topics"]:
         if topic["topic_name"] == name.topic:
             channels = topic["channels"]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
 from ...broker.failures import http_failure
 from ...framework.errors import Failure
 from ...framework.options import Decorator, all_of, option, output_format, verbose_option
 from ...framework.output import print_diagnostic, size
+from ...framework.params import Integer
 
 if TYPE_CHECKING:
     from trio_nsq.client import RequestRefused
@@ -56,7 +57,7 @@ def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
             WORK,
             "--jobs",
             "processes",
-            type=click.IntRange(min=1),
+            type=Integer(min=1),
             metavar="N",
             brief=True,
             help=f"Without Spark, work in up to N processes on this machine. {jobs_note}",
@@ -78,7 +79,7 @@ def check_extra(command: str) -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        from trio_nsq.extras import install_hint
+        from trio_nsq.platform.extras import install_hint
 
         raise Failure(
             f"{command} needs the package pyarrow, which is not installed ({error}): pip install pyarrow. "

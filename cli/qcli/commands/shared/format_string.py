@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from trio_nsq.protocol.message_json import rfc3339
+
 from ...framework.options import Decorator, given_flags, option
 from ...framework.params import ESCAPE, unescape
-from ...framework.times import rfc3339
 from .messages import body_of
 
 FLAG = "--format-string"
@@ -107,8 +108,6 @@ LETTERS = {
     "c": Letter("channel; empty from a log", lambda messages: messages.channels),
     "b": Letter("address of the broker", lambda messages: messages.brokers),
 }
-OF_KCAT = "sSRtoT"
-"""The letters that kcat has, too."""
 _NOT_IN_NSQ = {"k": "key", "K": "key", "p": "partition", "h": "headers"}
 _TOKEN = re.compile(rf"%(?P<letter>.?)|{ESCAPE}|(?P<bad>\\.?)", re.DOTALL)
 

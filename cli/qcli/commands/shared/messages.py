@@ -8,15 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_nsq.wording import printable
+from trio_nsq.protocol.message_json import message_record
+from trio_nsq.text.wording import printable
 
-from ...framework.output import body_field, is_terminal
-from ...framework.times import rfc3339
+from ...framework.output import is_terminal
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
 
-_SHOWN = 60
 _LEAST_SHOWN = 20
 
 
@@ -27,18 +26,19 @@ def body_of(message: Mapping[str, Any]) -> bytes:
     return base64.b64decode(message["body_base64"])
 
 
-def available_width(rows: Sequence[Sequence[str]]) -> int:
-    """Return the number of characters of a body that fit beside these columns, including headings."""
+def available_width(rows: Sequence[Sequence[str]]) -> int | None:
+    """Return the number of characters of a body that fit beside these columns, including headings; None: no limit."""
+    if not is_terminal(sys.stdout):
+        return None
     taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
-    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
-    return max(_LEAST_SHOWN, width - taken if width else _SHOWN)
+    return max(_LEAST_SHOWN, shutil.get_terminal_size().columns - taken)
 
 
-def body_preview(message: Mapping[str, Any], room: int) -> str:
-    """Return the beginning of a body, on one line."""
-    in_text = "body" in message
-    text = printable(message["body"][: room + 1]) if in_text else str(body_of(message)[: room + 1])[2:-1]
-    return text if len(text) <= room else text[: room - 3] + "..."
+def body_preview(message: Mapping[str, Any], room: int | None) -> str:
+    """Return a body on one line: its beginning, or, without a limit, all of it."""
+    end = None if room is None else room + 1
+    text = printable(message["body"][:end]) if "body" in message else str(body_of(message)[:end])[2:-1]
+    return text if room is None or len(text) <= room else text[: room - 3] + "..."
 
 
 def with_body_column(
@@ -51,15 +51,13 @@ def with_body_column(
 
 
 def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
-    """Return the JSON object of one message of a batch, with RFC 3339 times; the topic is None if it is unknown."""
-    return {
-        "topic": topic,
-        "id": f"{batch.first_id + index:016x}",
-        "timestamp_ns": batch.timestamp_ns,
-        "timestamp": rfc3339(batch.timestamp_ns),
-        "attempts": 0,
-        "sequence": batch.base_sequence + index,
-        "due_ns": batch.due_ns or None,
-        "due": rfc3339(batch.due_ns) if batch.due_ns else None,
-        **body_field(body),
-    }
+    """Return the JSON object of one message of a batch; the topic is None if it is unknown."""
+    return message_record(
+        topic,
+        f"{batch.first_id + index:016x}",
+        batch.timestamp_ns,
+        0,
+        body,
+        sequence=batch.base_sequence + index,
+        due_ns=batch.due_ns,
+    )

@@ -22,10 +22,6 @@ class RateLimiter:
         self._due = now
         self.max_messages = max(1, int(rate * self.SLICE_S))
 
-    def is_due(self) -> bool:
-        """Return whether up to `max_messages` messages may be sent now."""
-        return trio.current_time() >= self._due
-
     async def wait(self) -> None:
         """Wait until messages may be sent."""
         await trio.sleep_until(self._due)

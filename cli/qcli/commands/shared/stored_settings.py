@@ -6,21 +6,19 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trio_nsq.setting_texts import DEFAULT, SETTINGS
-from trio_nsq.wording import count_of
+from trio_nsq.api import broker as api
+from trio_nsq.text.settings import DEFAULT, SETTINGS
+from trio_nsq.text.wording import count_of
 
 from ...broker.brokers import Brokers, broker_http_options
-from ...broker.requests import request_json
+from ...broker.requests import ask
 from ...framework.command import DocumentedCommand, did_you_mean
 from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
-from ...framework.output import json_lines, write
+from ...framework.output import json_lines, write, write_lines
 from ...framework.params import Source
 from ...terminal.confirm import UNCONFIRMED, confirm
 from .admin_action import name_argument
-
-_WHAT = "has no settings of topics and channels"
-
 
 _ASKS = {
     "topic": " If the change would drop waiting messages, as a short ttl or a low limit with drop-oldest can, asks "
@@ -109,9 +107,7 @@ def _set_command(kind: str) -> DocumentedCommand:
             _ask(wanted, dict(assignments), brokers)
 
         brokers.change(
-            lambda address: request_json(
-                "PUT", address, wanted, f"/{kind}/settings", {}, _WHAT, value=dict(assignments)
-            ),
+            lambda address: ask(address, api.settings(*wanted, dict(assignments))),
             lambda address, values: _print(kind, values, form, address, brokers),
         )
 
@@ -147,9 +143,7 @@ def _set_command(kind: str) -> DocumentedCommand:
 def _ask(topic: Source, changes: Mapping[str, Any], brokers: Brokers) -> None:
     """Ask the user if a change drops messages; raises as `confirm`."""
     dropped = brokers.read(
-        lambda address: request_json(
-            "PUT", address, topic, "/topic/settings", {"dry_run": "true"}, _WHAT, value=changes
-        )["dropped"]
+        lambda address: ask(address, api.settings(topic.topic, None, changes, dry_run=True))["dropped"]
     ).results
     if total := sum(dropped.values()):
         messages = count_of(total, "waiting message")
@@ -159,9 +153,7 @@ def _ask(topic: Source, changes: Mapping[str, Any], brokers: Brokers) -> None:
 
 def _settings_command(kind: str) -> DocumentedCommand:
     def run(wanted: Source, brokers: Brokers, form: str) -> None:
-        answers = brokers.read(
-            lambda address: request_json("GET", address, wanted, f"/{kind}/settings", {}, _WHAT)
-        )
+        answers = brokers.read(lambda address: ask(address, api.settings(*wanted)))
         for address, values in answers.results.items():
             _print(kind, values, form, address, brokers)
         answers.check()
@@ -189,9 +181,10 @@ def _print(kind: str, values: dict[str, Any], form: str, address: str, brokers: 
     if form == "json":
         write(json_lines(brokers.records([values], address)))
         return
-    heading = f"# {address}\n" if brokers.is_fleet else ""
-    write(heading + "".join(_lines(kind, values)))
+    heading = [f"# {address}"] if brokers.is_fleet else []
+    write_lines(heading + _lines(kind, values))
 
 
 def _lines(kind: str, values: Mapping[str, Any]) -> list[str]:
-    return [f"{setting.name}={setting.show(values[setting.key])}\n" for setting in SETTINGS[kind]]
+    known = [setting for setting in SETTINGS[kind] if values.get(setting.key) is not None]
+    return [f"{setting.name}={setting.show(values[setting.key])}" for setting in known]

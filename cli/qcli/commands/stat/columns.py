@@ -1,7 +1,5 @@
 """The columns of `stat`, in the order of the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +45,12 @@ class Column:
 
 
 AGE = Column("oldest_message_age_ms", "age", "age", age, short_age)
+OWN_DEPTH = "depth"
+"""The key of nsqd's depth: of a topic, only the messages that no channel has."""
+DEPTH = Column("total_depth", "depth", "depth")
+"""The depth of a topic with that of its channels, as the console shows it; of a channel, its depth."""
 COUNTS = (
-    Column("depth", "depth", "depth"),
+    DEPTH,
     Column("backend_depth", "backend", "be"),
     Column("in_flight_count", "in flight", "inflt"),
     Column("deferred_count", "deferred", "def"),
@@ -57,7 +59,7 @@ COUNTS = (
     Column("message_count", "messages", "msgs"),
     Column("client_count", "clients", "cl"),
 )
-"""nsqd's counts. A topic has only depth, backend_depth and message_count."""
+"""nsqd's counts, except `DEPTH`. A topic has only depth, backend_depth and message_count."""
 RATES = (
     Column("ingress_rate", "in/s", "in/s", rate, short_rate),
     Column("egress_rate", "out/s", "out/s", rate, short_rate),
@@ -72,6 +74,8 @@ RARE_COUNTS = (
 PUBLISHED = tuple(column for column in (*COUNTS, *RATES) if column.key in ("message_count", "ingress_rate"))
 """Numbers of a topic that are not the sum of its channels' numbers: each channel gets a copy of a message."""
 COLUMNS = (*COUNTS, *RATES, AGE, *RARE_COUNTS)
+NUMBERS = (OWN_DEPTH, *(column.key for column in COLUMNS))
+"""The keys of all numbers of a row."""
 LEFT_OUT_FIRST = (
     *("backend", "timed out", "requeued", "messages", "deferred", "clients"),
     *(column.heading for column in RARE_COUNTS),
@@ -80,10 +84,11 @@ LEFT_OUT_FIRST = (
 """The headings of columns that a very narrow screen leaves out, in this order."""
 RECORD_KEYS = (
     *("time", "topic", "channel"),
-    *(column.key for column in COUNTS),
+    OWN_DEPTH,
+    *(column.key for column in COUNTS if column is not DEPTH),
     "paused",
     *(column.key for column in (*RATES, *RARE_COUNTS)),
-    *("unavailable", AGE.key, "broker"),
+    *("unavailable", AGE.key, "broker", DEPTH.key),
 )
 
 _BY_NAME = {
@@ -92,7 +97,6 @@ _BY_NAME = {
 
 
 def column_named(name: str) -> Column | None:
-    """Return the column with this name, heading or key in JSON."""
     return _BY_NAME.get(name)
 
 

@@ -16,11 +16,10 @@ from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
-from ...framework.params import positive_duration
+from ...framework.params import Integer, positive_duration
 from ...terminal.figures import speaks_unicode
 from .columns import COLUMNS, LEFT_OUT_FIRST, Column, ColumnName
-from .printing import print_reports
-from .reports import BrokerRows, Reports, check_names
+from .reports import BrokerRows, Reports, check_names, print_reports
 from .selection import Order, Pattern, Selection, Test, condition, pattern
 
 if TYPE_CHECKING:
@@ -55,13 +54,17 @@ FORMATS = ("table", "json", "csv", "tsv")
         "Keys and columns": "time (Unix seconds); topic; channel (null for a topic); nsqd's depth, backend_depth, "
         "in_flight_count, deferred_count, requeue_count, timeout_count, message_count and client_count; paused; "
         "ingress_rate and egress_rate: messages per second that arrived and that were finished or emptied since the "
-        "last report, null in the first report. Counts that only channels have are null for a topic. Then the "
+        "last report, null in the first report. Counts that only channels have are null for a topic; its depth and "
+        "backend_depth count messages that no channel has. Then the "
         "counts of messages that were removed unfinished: expired_count (older than ttl), dropped_count (over a "
         "limit), dead_letter_count and given_up_count (after max_attempts). They are null, and not in the table, "
         "if the settings do not allow it. unavailable: null, or why a topic is unavailable; such a topic has no "
         "channels and no counts, and the table shows the reason below. oldest_message_age_ms: the age of the oldest "
         "message that is ready or in flight; null for a topic, and if no broker knows it: nsqd does not. broker: the "
-        "address with --by-broker; null in the sum of all brokers.",
+        "address with --by-broker; null in the sum of all brokers. total_depth: the depth of a topic with that of its "
+        "channels; of a channel, its depth.",
+        "Depth": "The column depth, also in --sort and --filter, is total_depth: for a topic, the messages that no "
+        "channel has and those that wait in its channels, as in the web console. The key depth is nsqd's.",
         "Total": "The table ends with a total if it has several rows. Messages and in/s count each published message "
         "once; the other numbers count the copies in all channels. The age is the highest one.",
         "Conditions": "--filter takes COLUMN, one of > >= < <= = !=, and a number such as 0 or 10k; for age a "
@@ -114,7 +117,7 @@ FORMATS = ("table", "json", "csv", "tsv")
 @option(
     "Output",
     "--count",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     help="Print N reports; 0: without limit. By default a table on a terminal is live; otherwise print one report.",
 )
 @option(
@@ -190,7 +193,7 @@ def _wait(brokers: Iterable[AdminClient], deadline_s: float) -> None:
     for broker in brokers:
         while True:
             try:
-                broker.request("GET", "/info", {})
+                broker.info()
                 break
             except Failure as error:
                 if error.exit_code != ExitCode.UNREACHABLE or time.monotonic() >= deadline_s:

@@ -1,21 +1,58 @@
 """The lines of the live screen of `stat`. Does no IO."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from trio_nsq.wording import printable
+from trio_nsq.text.wording import printable
 
 from ...framework.output import rate, styled
 from ...terminal.figures import shortened, sparkline
 from .columns import COLUMNS, RATES
-from .history import History, Series
 from .layout import TREND_WIDTH, Layout, lay_out, unavailable_lines, with_topics
-from .rows import Report, Row, total
+from .rows import Report, Row, RowKey, published, total
 from .selection import ignored_words
 from .settings import KEYS, Settings
+
+LENGTH = 60
+"""Reports that are kept, for a quarter of a wide screen."""
+
+Series = Mapping[str, Sequence[float | None]]
+"""Numbers by the key of a rate, the newest last."""
+
+
+class History:
+    """Remembers the rates of the rows of successive reports. Does no IO."""
+
+    def __init__(self) -> None:
+        self._series: dict[RowKey, dict[str, deque[float | None]]] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Remember a report. Forgets the rows that it does not have."""
+        before, self._series = self._series, {}
+        for row in rows:
+            kept = before.get(row.key) or {column.key: deque(maxlen=LENGTH) for column in RATES}
+            for column in RATES:
+                kept[column.key].append(row.values.get(column.key))
+            self._series[row.key] = kept
+
+    def of(self, row: Row) -> Series:
+        """Return the rates of a row; nothing if it is new."""
+        found = self._series.get(row.key, {})
+        return {key: tuple(series) for key, series in found.items()}
+
+    def total(self, rows: Sequence[Row]) -> Series:
+        series = {}
+        for column, counted in zip(RATES, (published(rows), rows), strict=True):
+            each = [self._series[row.key][column.key] for row in counted if row.key in self._series]
+            # Aligned at the end: new rows have fewer numbers.
+            columns = zip_longest(*map(reversed, each))
+            sums = [[value for value in values if value is not None] for values in columns]
+            series[column.key] = [sum(known) if known else None for known in reversed(sums)]
+        return series
+
 
 _HINTS = "q quit  ? help  / filter  s sort  b brokers  enter topic  space stop  r reverse"
 _LEAST_CHART_WIDTH = 5
@@ -65,7 +102,6 @@ class Drawing:
         self._made_of: list[object] = []
 
     def lines(self, picture: Picture, width: int, height: int) -> list[str]:
-        """Return the lines of the screen, with styles."""
         if self._settings.helps:
             return self._help(width, height)
         return [*self._upper(picture, width, height), *self._lower(picture, width, height)][:height]

@@ -30,9 +30,6 @@ class Gathering:
         addresses: The brokers.
         ask_of: Returns how to ask a broker. Called in the thread that uses this object.
         discover: Returns the addresses again, with those of new brokers. May raise Failure. None: there are no others.
-
-    Attributes:
-        wake: Called in a thread after each answer.
     """
 
     def __init__(
@@ -49,7 +46,6 @@ class Gathering:
         self._discovered: tuple[str, ...] = tuple(addresses)
         self._error: BaseException | None = None
         self._news = threading.Event()
-        self.wake: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Ask the brokers until all of them have answered, or failed; slow ones are not awaited long.
@@ -69,7 +65,6 @@ class Gathering:
             threading.Thread(target=self._run_discovery, args=(self._discover,), daemon=True).start()
 
     def rows(self) -> RowsByBroker:
-        """Return the last rows of each broker."""
         self._adopt()
         if self._error is not None:
             raise self._error
@@ -116,7 +111,7 @@ class Gathering:
                 poller.ask()
             except BaseException as error:
                 self._error = error
-            self._tell()
+            self._news.set()
             time.sleep(max(0.0, begun_s + self._interval_s - time.monotonic()))
 
     def _run_discovery(self, discover: Callable[[], Iterable[str]]) -> None:
@@ -128,11 +123,7 @@ class Gathering:
                 continue  # the known brokers can still be asked
             except BaseException as error:
                 self._error = error
-            self._tell()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self.wake()
+            self._news.set()
 
 
 class _Poller:
@@ -159,7 +150,6 @@ class _Poller:
         return asked_s is not None and now_s - asked_s >= SLOW_S
 
     def ask(self) -> None:
-        """Ask the broker, and wait for its answer."""
         self._asked_s = time.monotonic()
         try:
             self.rows, self.failure = self._ask(), None

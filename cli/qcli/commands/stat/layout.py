@@ -1,11 +1,9 @@
 """The table of `stat`: as plain text, and for the width of a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trio_nsq.wording import printable
+from trio_nsq.text.wording import printable
 
 from ...framework.output import plain_table
 from ...terminal.figures import shortened
@@ -81,14 +79,12 @@ class Layout:
     width: int
     name_width: int
     columns: list[tuple[Column, int]]
-    mark_width: int
     short: bool
     gap: int
     unicode: bool
     trends: bool = False
 
     def heading(self) -> str:
-        """Return the line of headings."""
         headings = [
             (column.short_heading if self.short else column.heading).rjust(width)
             for column, width in self.columns
@@ -133,13 +129,13 @@ def lay_out(rows: Sequence[Row], total: Row, width: int, *, unicode: bool, trend
             trend_width = 2 * (TREND_WIDTH + gap)
             fits = trends and left - trend_width >= min(longest, 2 * GOOD_NAME_WIDTH)
             name_width = min(longest, left - trend_width if fits else left)
-            return Layout(width, name_width, chosen, each_mark, is_short, gap, unicode, fits)
+            return Layout(width, name_width, chosen, is_short, gap, unicode, fits)
     mark = min(mark, 1)
     for heading in LEFT_OUT_FIRST:
         if room(short, mark, 1) >= min(longest, LEAST_NAME_WIDTH):
             break
         short = [each for each in short if each[0].heading != heading]
-    return Layout(width, max(1, min(longest, room(short, mark, 1))), short, mark, True, 1, unicode)
+    return Layout(width, max(1, min(longest, room(short, mark, 1))), short, True, 1, unicode)
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Row], *, short: bool) -> list[tuple[Column, int]]:

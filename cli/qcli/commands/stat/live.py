@@ -1,14 +1,11 @@
 """The live screen of `qcli stat`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 
-from ...terminal.fullscreen import FullScreen
-from .drawing import Drawing, Picture
+from ...terminal.fullscreen import full_screen
+from .drawing import Drawing, History, Picture
 from .gathering import Gathering, RowsByBroker
-from .history import History
 from .rows import Report, combine
 from .settings import Settings
 
@@ -33,15 +30,18 @@ class Live:
 
     def run(self, settings: Settings, drawing: Drawing) -> None:
         """Show the screen until the user quits. The last table stays on the terminal."""
-        with FullScreen() as screen:
-            self._gathering.wake = screen.wake
+
+        def is_news() -> bool:
+            return not settings.stopped and self._has_news(self._gathering.rows())
+
+        with full_screen() as screen:
             picture = self.picture()
             try:
                 while not settings.quits:
                     if not settings.stopped:
                         picture = self.picture()
                     screen.draw(drawing.lines(picture, *screen.size()))
-                    for key in screen.wait(REFRESH_S if settings.stopped else self._timeout_s()):
+                    for key in screen.wait(REFRESH_S, is_news):
                         settings.press(key)
             finally:
                 screen.farewell = drawing.farewell(picture, *screen.size())
@@ -50,7 +50,7 @@ class Live:
         """Return the current numbers: those of the brokers that answer, or, if none does, the last ones."""
         rows = self._gathering.rows()
         begun_s = time.monotonic()
-        if self._differs(rows) and begun_s >= self._next_s:
+        if self._has_news(rows):
             self._report = combine({address: each for address, each in rows.items() if each is not None})
             self._shown = rows
             self._title = f"{_addresses(list(rows))}  {time.strftime('%H:%M:%S')}"
@@ -62,17 +62,11 @@ class Live:
             self._next_s = time.monotonic() + _REST * (time.monotonic() - begun_s)
         return Picture(self._title, self._report, self._history, self._gathering.problems())
 
-    def _differs(self, rows: RowsByBroker) -> bool:
-        """Return whether a report of these rows would differ; if no broker answers, the last report stays."""
-        if all(each is None for each in rows.values()):
+    def _has_news(self, rows: RowsByBroker) -> bool:
+        """Return whether a report of these rows would differ, and is due; if no broker answers, the last one stays."""
+        if time.monotonic() < self._next_s or all(each is None for each in rows.values()):
             return False
         return any(each is not self._shown.get(address) for address, each in rows.items())
-
-    def _timeout_s(self) -> float:
-        """Return how long the screen may stay as it is."""
-        if self._differs(self._gathering.rows()):
-            return min(REFRESH_S, max(0.0, self._next_s - time.monotonic()))
-        return REFRESH_S
 
 
 def _addresses(addresses: Sequence[str]) -> str:

@@ -1,17 +1,24 @@
-"""Reports of brokers, one after the other."""
+"""Reports of brokers, one after the other, and how they are printed: as a table, JSON, CSV or TSV."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trio_nsq.text.wording import printable
+
 from ...broker.brokers import Answers, Brokers
-from ...broker.failures import not_a_broker
 from ...broker.refusals import missing
+from ...framework import output
 from ...framework.errors import Failure
-from .rows import Report, Row, Sampler, combine
-from .selection import Pattern, Selection
+from ...terminal.figures import speaks_unicode
+from .columns import RECORD_KEYS
+from .layout import lay_out, plain, unavailable_lines, with_topics
+from .rows import Report, Row, Sampler, combine, total
+from .selection import Pattern, Selection, with_parts
 
 if TYPE_CHECKING:
     from ...broker.admin_client import AdminClient
@@ -32,11 +39,7 @@ class BrokerRows:
 
     def ask(self) -> list[Row]:
         """Return the current rows. Raises Failure: the broker does not answer, or it is no broker."""
-        topics = self._broker.stats(*self._wanted)["topics"]
-        try:
-            return self._sampler.rows(topics, time.monotonic())
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise not_a_broker(self._broker.address) from error
+        return self._sampler.rows(self._broker.stats(*self._wanted)["topics"], time.monotonic())
 
 
 class Reports:
@@ -85,3 +88,56 @@ def check_names(selection: Selection, report: Report) -> None:
         f"No topic or channel matches {str(absent[0])!r} on {' or '.join(report.brokers)}. "
         "'qcli topic list' lists their names."
     )
+
+
+def print_reports(
+    reports: Reports, selection: Selection, by_broker: bool, form: str, count: int, interval_ms: int
+) -> None:
+    """Print this many reports; 0: without limit.
+
+    Raises Failure: no broker answers, or something that was named does not exist; or, after the last report, a broker
+    did not answer. Before that, this is a warning.
+    """
+    done, failed = 0, set[str]()
+    while True:
+        due_s = time.monotonic() + interval_ms / 1000
+        report = reports.take()
+        found = selection.rows(report)
+        _print_report(with_parts(found, report) if by_broker else found, report, form, first=done == 0)
+        done += 1
+        if done == count:
+            reports.answers.check()
+            return
+        failures = reports.answers.failures
+        for address in failures.keys() - failed:
+            output.print_diagnostic(f"Warning: {failures[address].brief}")
+        failed = set(failures)
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def _print_report(found: list[Row], report: Report, form: str, *, first: bool) -> None:
+    if form == "table":
+        output.write(("" if first else "\n") + _table(found, report))
+        return
+    now_s = time.time()
+    records = [row.record(now_s) for row in found]
+    if form == "json":
+        output.write(output.json_lines(records))
+        return
+    headings = [RECORD_KEYS] if first else []
+    rows_of_values = [[output.table_value(value) for value in record.values()] for record in records]
+    output.write(output.delimited([*headings, *rows_of_values], "," if form == "csv" else "\t"))
+
+
+def _table(found: list[Row], report: Report) -> str:
+    sums = [row for row in found if row.broker is None]
+    everything = total(sums)
+    several = len(sums) > 1
+    if not output.is_terminal(sys.stdout):
+        table = plain(found, everything if several else None)
+    else:
+        items = with_topics(found)
+        layout = lay_out(items, everything, shutil.get_terminal_size().columns, unicode=speaks_unicode())
+        lines = [layout.heading(), *map(layout.line, items), *([layout.line(everything)] if several else [])]
+        table = "".join(f"{line}\n" for line in lines)
+    return table + "".join(f"{printable(line)}\n" for line in unavailable_lines(sums, report))

@@ -1,12 +1,12 @@
 """The rows of `stat`, from the statistics of brokers: counts, and rates between two reports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .columns import AGE, COLUMNS, PUBLISHED, RATES, RECORD_KEYS
+from trio_nsq.fleet.stats import Queue, TopicStats, add_rates, parse_topics
+
+from .columns import AGE, DEPTH, NUMBERS, PUBLISHED, RATES, RECORD_KEYS
 
 RowKey = tuple[str, str | None, str | None]
 """The topic, channel and broker of a row."""
@@ -54,52 +54,40 @@ class Row:
 
 
 class Sampler:
-    """Converts successive statistics of one broker to rows."""
+    """Converts successive statistics of one broker to rows.
+
+    nsq_stat counts messages that leave the queue instead of those that leave the channel for good: a requeued message
+    counts once per delivery.
+    """
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str | None], Mapping[str, Any]] = {}
+        self._before: Mapping[str, TopicStats] = {}
         self._before_s = 0.0
 
     def rows(self, topics: Iterable[Mapping[str, Any]], now_s: float) -> list[Row]:
         """Return the rows for the `topics` of `/stats`: topics by name, each followed by its channels by name.
 
         `now_s` is the time of the statistics, on a monotonic clock.
-
-        Raises KeyError, TypeError, ValueError or AttributeError: these are no statistics.
         """
-        elapsed_s = now_s - self._before_s
-        seen: dict[tuple[str, str | None], Mapping[str, Any]] = {}
-        for topic in sorted(topics, key=lambda topic: str(topic["topic_name"])):
-            name = str(topic["topic_name"])
-            seen[name, None] = topic
-            for channel in sorted(topic["channels"] or [], key=lambda channel: str(channel["channel_name"])):
-                seen[name, str(channel["channel_name"])] = channel
-        rows = [_row(key, stats, self._before.get(key), elapsed_s) for key, stats in seen.items()]
-        self._before, self._before_s = seen, now_s
+        found = parse_topics({"topics": [*topics]})
+        add_rates(found, self._before, now_s - self._before_s)
+        self._before, self._before_s = found, now_s
+        rows = []
+        for name, topic in sorted(found.items()):
+            rows.append(_row(name, None, topic.queue, topic.depth))
+            rows += [_row(name, each, queue, queue.depth) for each, queue in sorted(topic.channels.items())]
         return rows
 
 
-def _row(
-    key: tuple[str, str | None], stats: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float
-) -> Row:
-    values: dict[str, float | None] = {column.key: stats.get(column.key) for column in COLUMNS}
+def _row(topic: str, channel: str | None, queue: Queue, total_depth: int) -> Row:
+    raw = queue.raw
+    values: dict[str, float | None] = {name: raw.get(name) for name in NUMBERS}
     if not all(value is None or isinstance(value, int | float) for value in values.values()):
         raise TypeError("a count is not a number")
-    # A lower count means that the broker was restarted.
-    if before is not None and elapsed_s > 0 and stats["message_count"] >= before["message_count"]:
-        values["ingress_rate"] = round((stats["message_count"] - before["message_count"]) / elapsed_s, 1)
-        if key[1] is not None:
-            values["egress_rate"] = round(max(0, _dealt_with(stats) - _dealt_with(before)) / elapsed_s, 1)
-    return Row(*key, values, bool(stats["paused"]), stats.get("unavailable"))
-
-
-def _dealt_with(stats: Mapping[str, Any]) -> int:
-    """Return the number of messages that left a channel for good.
-
-    nsq_stat counts messages that leave the queue instead: a requeued message counts once per delivery.
-    """
-    still_there = int(stats["depth"]) + int(stats["in_flight_count"]) + int(stats["deferred_count"])
-    return int(stats["message_count"]) - still_there
+    values[DEPTH.key] = total_depth
+    for column, rate in zip(RATES, (queue.in_rate, queue.out_rate), strict=True):
+        values[column.key] = None if rate is None else round(rate, 1)
+    return Row(topic, channel, values, bool(raw["paused"]), raw.get("unavailable"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +126,7 @@ def _sum(rows: Sequence[Row]) -> Row:
 
 def _add_up(rows: Iterable[Row]) -> dict[str, float | None]:
     """Return the sum of each number, but the highest age; None if no row has the number."""
-    sums: dict[str, float | None] = dict.fromkeys(column.key for column in COLUMNS)
+    sums: dict[str, float | None] = dict.fromkeys(NUMBERS)
     for row in rows:
         for key, value in row.values.items():
             if value is not None:
@@ -164,6 +152,12 @@ def published(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
+def _waiting(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return rows that count each waiting message once: a topic's, or, if that is not shown, its channels'."""
+    topics = {row.topic for row in rows if row.channel is None}
+    return [row for row in rows if row.channel is None or row.topic not in topics]
+
+
 def _messages(row: Row) -> float:
     return row.values.get("message_count") or 0
 
@@ -175,4 +169,5 @@ def total(rows: Sequence[Row]) -> Row:
     channels.
     """
     once = _add_up(published(rows))
-    return Row("", None, _add_up(rows) | {column.key: once[column.key] for column in PUBLISHED})
+    values = _add_up(rows) | {column.key: once[column.key] for column in PUBLISHED}
+    return Row("", None, values | {DEPTH.key: _add_up(_waiting(rows))[DEPTH.key]})

@@ -1,7 +1,5 @@
 """Which rows `stat` shows, and in which order: patterns of names, conditions on numbers, and sorting."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "=": eq,
 }
 _CONDITION = re.compile(rf"([\w/ -]+?)\s*({'|'.join(_COMPARISONS)})\s*(\S*)")
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kMG]?)")
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMG]?)")
 _UNITS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
 
 
@@ -188,7 +186,6 @@ class Selection:
     order: Order = Order()
 
     def named(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows that match a pattern."""
         if not self.patterns:
             return list(rows)
         return [row for row in rows if any(each.matches(row) for each in self.patterns)]
@@ -200,7 +197,6 @@ class Selection:
         )
 
     def missing(self, report: Report) -> list[Pattern]:
-        """Return the patterns that match nothing."""
         return [each for each in self.patterns if not any(each.matches(row) for row in report.sums)]
 
 

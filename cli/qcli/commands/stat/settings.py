@@ -1,7 +1,5 @@
 """What keys change on the live screen of `stat`: the rows to show, their order, and the place in them. Does no IO."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,12 +44,10 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """The row of the cursor."""
         return self.rows[self._index] if self.key is not None and self.rows else None
 
     @property
     def shown(self) -> Sequence[Row]:
-        """The rows on the screen."""
         return self.rows[self.top : self.top + self.page]
 
     def move(self, by: int) -> None:
@@ -106,7 +102,6 @@ class Settings:
     place: Place = field(default_factory=Place)
 
     def press(self, key: str) -> None:
-        """Change the settings."""
         place = self.place
         if self.typing:
             self._type(key)

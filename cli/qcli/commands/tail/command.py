@@ -124,8 +124,6 @@ def command(options: TailOptions) -> int:
     With a channel, the command is a consumer of it and finishes the messages that it writes. Without a channel it
     prints new messages and takes none from other consumers. With --from it begins with older messages.
     """
-    import trio
-
     options = options.resolve()
     if options.reads_log:
         from .read_log import tail_log
@@ -133,6 +131,7 @@ def command(options: TailOptions) -> int:
         return tail_log(options)
     if not options.lookupd_addresses:
         note_default_tcp_address("messages come from")
+    from ...framework.signals import run_trio
     from .consume import tail_channels
 
-    return trio.run(tail_channels, options)
+    return run_trio(tail_channels, options)

@@ -3,10 +3,10 @@
 Without a channel, on a broker without private channels such as nsqd, it first checks that it would not take a backlog.
 """
 
-import dataclasses
 import random
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -14,25 +14,18 @@ import trio
 
 from trio_nsq.client import AuthRefused, ConnectionFailed, Consumer, MessageBatch
 from trio_nsq.protocol.address import format_address
+from trio_nsq.protocol.message_json import json_lines, message_record
 from trio_nsq.protocol.names import is_ephemeral
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
 from ...broker.address_options import HTTP_OPTION
-from ...broker.admin_client import AdminClient
+from ...broker.admin_client import channels_by_topic, client_of
 from ...broker.connection_options import ConnectOptions
 from ...broker.discovery import ask_lookupds
 from ...broker.failures import connection_failure, lookupd_unreachable
 from ...framework.errors import ExitCode, Failure, leaf_exceptions
-from ...framework.output import (
-    body_field,
-    json_lines,
-    print_diagnostic,
-    show_library_warnings,
-    silence_library,
-)
-from ...framework.params import is_https, is_unix_path
-from ...framework.signals import watch_signals
-from ...framework.times import rfc3339
+from ...framework.output import print_diagnostic, show_library_warnings, silence_library
+from ...framework.signals import at_first_signal
 from ..shared.format_string import MessageColumns
 from .options import TAKE_BACKLOG, TailOptions
 from .printer import Printer
@@ -42,24 +35,15 @@ IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 
 
 def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
-    """Return a JSON object per line."""
     messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True)
     records = (
-        {
-            "topic": topic,
-            "id": id_.decode("ascii", "replace"),
-            "timestamp_ns": timestamp_ns,
-            "timestamp": rfc3339(timestamp_ns),
-            "attempts": attempts,
-            **body_field(body),
-        }
+        message_record(topic, id_.decode("ascii", "replace"), timestamp_ns, attempts, body)
         for body, id_, timestamp_ns, attempts in islice(messages, count)
     )
-    return json_lines(records, have_times=True).encode()
+    return json_lines(records).encode()
 
 
 def _columns(topic: str, channel: str, batch: MessageBatch) -> MessageColumns:
-    """Return the messages for a format string."""
     return MessageColumns(
         bodies=batch.bodies,
         ids=batch.ids,
@@ -89,7 +73,6 @@ class ConsumerPrinter(Printer[Consumer]):
         self.connected = sys.maxsize
 
     async def pass_on(self, topic: str, source: Consumer) -> None:
-        """Print the messages of a consumer."""
         try:
             async for batch in source.batches():
                 count = await self.print(len(batch), partial(self._render, topic, source, batch))
@@ -104,7 +87,6 @@ class ConsumerPrinter(Printer[Consumer]):
             self.connected = min(self.connected, source.stats().connections)
 
     def _render(self, topic: str, source: Consumer, batch: MessageBatch, count: int) -> bytes:
-        """Return the output for the first messages of a batch."""
         if self.as_json:
             return _json(topic, batch, count)
         if self.template is not None:
@@ -146,7 +128,7 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     printer = ConsumerPrinter(options, channels)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, printer.stop)
+            at_first_signal(printer.stop)
             await printer.run(
                 consumers, f"Waiting for messages of {', '.join(map(str, options.sources))}; Ctrl-C ends."
             )
@@ -215,23 +197,16 @@ class SharedChannel:
 
     async def _channels(self, address: str) -> set[str] | None:
         """Return the names of the topic's channels at this broker; None: unknown."""
-        for candidate in [*self._options.nsqd_http_addresses, *await self._named_by_lookupds(address)]:
-            try:
-                return await trio.to_thread.run_sync(self._ask, candidate, address)
-            except Failure:
-                continue  # another broker's address, or an unreachable one
-        return None
+        candidates = [*self._options.nsqd_http_addresses, *await self._named_by_lookupds(address)]
 
-    def _ask(self, http_address: str, tcp_address: str) -> set[str]:
-        """Return the names of the topic's channels. Raises Failure: no broker answers, or another broker."""
-        connecting = self._connecting
-        if connecting.encrypts_tcp and not is_https(http_address) and not is_unix_path(http_address):
-            connecting = dataclasses.replace(connecting, auth_secret="")  # not over a connection without TLS
-        broker = AdminClient(http_address, connecting)
-        if not broker.listens_at(tcp_address):
-            raise Failure(f"{http_address} is another broker's")
-        topics = broker.stats(self._topic)["topics"]
-        return {channel["channel_name"] for topic in topics for channel in topic["channels"] or []}
+        def ask() -> set[str] | None:
+            broker = client_of(address, candidates, self._connecting)
+            with suppress(Failure):
+                if broker is not None:
+                    return {*channels_by_topic(broker.stats(self._topic)["topics"]).get(self._topic, ())}
+            return None
+
+        return await trio.to_thread.run_sync(ask)
 
     async def _named_by_lookupds(self, address: str) -> list[str]:
         # The consumer reports discovery services that do not answer.

@@ -18,8 +18,6 @@ TAKE_BACKLOG = "--take-backlog"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """The parameters of the command."""
-
     sources: tuple[Source, ...]
     nsqd_tcp_addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]

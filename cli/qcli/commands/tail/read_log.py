@@ -7,17 +7,19 @@ from typing import Any
 
 import trio
 
-from trio_nsq.client.reading.batches import is_for_all_channels
+from trio_nsq.api import broker as api
+from trio_nsq.client.reading.log_stream import is_for_all_channels
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
+from trio_nsq.protocol.message_json import json_lines
 
 from ...broker.connection_options import ConnectOptions, refuse_plain_http
-from ...broker.requests import topic_bounds
+from ...broker.requests import ask
 from ...broker.topic_log import reading_errors, report_gap, report_start
 from ...framework.errors import ExitCode
-from ...framework.output import json_lines, print_diagnostic, silence_library
+from ...framework.output import print_diagnostic, silence_library
 from ...framework.params import without_scheme
-from ...framework.signals import watch_signals
+from ...framework.signals import at_first_signal, run_trio
 from ..shared.format_string import MessageColumns
 from ..shared.messages import log_record
 from .options import TailOptions
@@ -36,17 +38,15 @@ class BrokerLog(TopicReader):
     broker = ""
 
     def records(self, topic: str, batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
-        """Yield the messages of batches as records for JSON."""
         named = {"broker": self.broker} if self.broker else {}
         for batch in batches:
             for index, body in enumerate(batch.messages.bodies()):
                 yield named | log_record(topic, batch, index, body)
 
     def columns(self, topic: str, batch: RecordBatch) -> MessageColumns:
-        """Return the messages of a batch for a format string."""
         return MessageColumns(
             bodies=batch.messages.bodies(),
-            ids=[b"%016x" % id_ for id_ in range(batch.first_id, batch.first_id + batch.count)],
+            ids=batch.ids(),
             topics=topic.encode(),
             sequences=range(batch.base_sequence, batch.base_sequence + batch.count),
             timestamps_ns=batch.timestamp_ns,
@@ -64,7 +64,6 @@ class LogPrinter(Printer[BrokerLog]):
         self._first = options.first
 
     async def pass_on(self, topic: str, source: BrokerLog) -> None:
-        """Print the messages of a reader."""
         report_start(topic, source, self._first)
         while found := await source.receive():
             batches: list[RecordBatch] = []
@@ -83,9 +82,8 @@ class LogPrinter(Printer[BrokerLog]):
             await self.print(count, partial(self._render, topic, source, batches))
 
     def _render(self, topic: str, source: BrokerLog, batches: Sequence[RecordBatch], count: int) -> bytes:
-        """Return the output for the first messages of batches."""
         if self.as_json:
-            return json_lines(islice(source.records(topic, batches), count), have_times=True).encode()
+            return json_lines(islice(source.records(topic, batches), count)).encode()
         if self.template is not None:
             parts = []
             for batch in batches:
@@ -106,7 +104,7 @@ def tail_log(options: TailOptions) -> ExitCode:
     answers = []
     if brokers.is_fleet:  # without a broker that has not the topic, or does not answer
         for topic in addresses:
-            answers.append(brokers.read(partial(topic_bounds, topic=topic)))
+            answers.append(brokers.read(partial(ask, request=api.bounds(topic))))
             addresses[topic] = tuple(answers[-1].results)
     else:
         refuse_plain_http(brokers.addresses[0])
@@ -132,7 +130,7 @@ def tail_log(options: TailOptions) -> ExitCode:
             print_diagnostic(f"Warning: {failure.brief}")
     printer = LogPrinter(options)
     with reading_errors(brokers.addresses[0]):
-        trio.run(_print_all, printer, readers)
+        run_trio(_print_all, printer, readers)
     if printer.stopped:
         return printer.stopped
     for answer in answers:
@@ -142,6 +140,6 @@ def tail_log(options: TailOptions) -> ExitCode:
 
 async def _print_all(printer: LogPrinter, readers: Sequence[tuple[str, BrokerLog]]) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(watch_signals, printer.stop)
+        at_first_signal(printer.stop)
         await printer.run(readers)
         nursery.cancel_scope.cancel()

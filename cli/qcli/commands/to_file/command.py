@@ -1,7 +1,5 @@
 """`qcli to-file`: writes the messages of topics to files."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import click
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import delimiter_options, option, options_as
-from ...framework.params import Boolean, duration, positive_duration
+from ...framework.params import Boolean, Integer, duration, positive_duration
 from ..shared.consuming import consuming_options
 from .options import COMPRESSIONS, FileCommand, file_size
 
@@ -36,6 +34,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     },
     exits={
         ExitCode.FAILURE: "A folder cannot be written, another process writes the same files, or a broker refused.",
+        ExitCode.PARTIAL: "A broker's log is a copy of another one, and both have got messages since.",
         ExitCode.DAMAGED: "A checkpoint is damaged; standard error says which.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). All received messages are in files, and the files are finished.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). All received messages are in files, and the files are finished.",
@@ -151,14 +150,14 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @option(
     FORMAT,
     "--compression-level",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     brief=True,
     help="Compress with this level. The default is 6 for gzip and 3 for zstd.",
 )
 @option(
     FORMAT, "--gzip", type=Boolean(), default="false", alone="true", hidden=True, help="--compression gzip."
 )
-@option(FORMAT, "--gzip-level", type=click.IntRange(1, 9), hidden=True, help="--compression-level of gzip.")
+@option(FORMAT, "--gzip-level", type=Integer(1, 9), hidden=True, help="--compression-level of gzip.")
 @option(
     FORMAT,
     "--format",

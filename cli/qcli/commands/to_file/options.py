@@ -31,8 +31,6 @@ def file_size(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCommand:
-    """The parameters of the command."""
-
     consuming: Consuming
     output_dir: Path
     work_dir: Path | None
@@ -87,9 +85,7 @@ class FileCommand:
 
     def _encoding(self) -> tuple[Encoder, int, bytes | None]:
         """Return the encoder, the bytes that it adds to a body, and the end of each message."""
-        from trio_nsq.connectors.to_file.formats import delimited, length_prefixed
-
-        from .records import RECORD_BYTES, json_records
+        from trio_nsq.connectors.to_file.formats import JSON_BYTES, as_json, delimited, length_prefixed
 
         delimiter = delimiter_of(self.separator, self.null)
         typed = given("separator", "null")
@@ -98,7 +94,7 @@ class FileCommand:
                 raise click.UsageError(
                     "--format json writes one object per line: leave out the delimiter and framing."
                 )
-            return json_records, RECORD_BYTES, b"\n"
+            return as_json, JSON_BYTES, b"\n"
         if self.framing == "length":
             if typed:
                 raise click.UsageError("--framing length has no delimiter: leave out --delimiter and --null.")

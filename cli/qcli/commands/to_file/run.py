@@ -10,12 +10,12 @@ from trio_nsq.connectors.to_file.checkpoint import CheckpointDamaged
 from trio_nsq.connectors.to_file.connector import ToFile, ToFileOptions
 from trio_nsq.connectors.to_file.names import FileNameError
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
-from ...framework.daemon.run import raise_file_limit
-from ...framework.errors import ExitCode, Failure, leaf_exceptions, reason_of
-from ...framework.output import is_live_terminal, print_diagnostic, show_library_warnings, size
-from ...framework.signals import watch_signal, watch_signals
+from ...framework.errors import ExitCode, Failure, reason_of
+from ...framework.output import is_live_terminal, print_diagnostic, size
+from ...framework.signals import at_first_signal, watch_signal
+from ..shared.connectors import failure_with, run_connector
 from ..shared.consuming import source_failure
 
 _EXIT_CODES = {CheckpointDamaged: ExitCode.DAMAGED, FileNameError: ExitCode.USAGE}
@@ -23,15 +23,7 @@ _EXIT_CODES = {CheckpointDamaged: ExitCode.DAMAGED, FileNameError: ExitCode.USAG
 
 def run(sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
     """Write until a signal, and return the exit code. Raises Failure: it cannot work."""
-    show_library_warnings(notes=not quiet)
-    raise_file_limit()
-    try:
-        return trio.run(_run, sources, options, quiet)
-    except Exception as group:
-        failure = _failure(group)
-        if failure is None:
-            raise
-        raise failure from group
+    return run_connector(_run, sources, options, quiet, failure_of=_failure, quiet=quiet)
 
 
 async def _run(sources: SourceOptions, options: ToFileOptions, quiet: bool) -> ExitCode:
@@ -58,7 +50,7 @@ async def _run(sources: SourceOptions, options: ToFileOptions, quiet: bool) -> E
 
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
+            at_first_signal(stop)
             await nursery.start(watch_signal, signal.SIGHUP, reopen)
             if not quiet and is_live_terminal(sys.stderr):
                 from ...terminal.progress import show_progress
@@ -76,14 +68,10 @@ async def _run(sources: SourceOptions, options: ToFileOptions, quiet: bool) -> E
     return code
 
 
-def _failure(group: Exception) -> Failure | None:
+def _failure(error: Exception) -> Failure | None:
     """Return the failure for an error; None: it is a defect."""
-    for error in leaf_exceptions(group):
-        if isinstance(error, Failure):
-            return error
-        if isinstance(error, Exception) and (failure := source_failure(error)) is not None:
-            return failure
-        if isinstance(error, NSQError):
-            text = str(error)
-            return Failure(f"{text[0].upper()}{text[1:]}.", _EXIT_CODES.get(type(error), ExitCode.FAILURE))
+    if (failure := source_failure(error)) is not None:
+        return failure
+    if isinstance(error, NSQError):
+        return failure_with(str(error), _EXIT_CODES.get(type(error), ExitCode.FAILURE))
     return None

@@ -1,14 +1,12 @@
 """`qcli to-http`: sends the messages of topics to HTTP receivers."""
 
-from __future__ import annotations
-
 import click
 
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import option, options_as, several
-from ...framework.params import byte_size, duration, positive_duration, topic_name
+from ...framework.params import Integer, Number, byte_size, duration, positive_duration, topic_name
 from ..shared.consuming import consuming_options
 from .options import MODES, ToHttpOptions, http_status
 
@@ -159,7 +157,7 @@ def size(text: str) -> int:
     REQUESTS,
     "--concurrency",
     "-n",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     default=100,
     help="Send at most N requests at a time.",
 )
@@ -184,12 +182,12 @@ def size(text: str) -> int:
 @option(
     REQUESTS,
     "--sample",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=1.0,
     brief=True,
     help="Send this part of the messages, at random; finish the others without a request.",
 )
-@option(BATCHES, "--batch-size", type=click.IntRange(min=1), default=1, help="Send up to N messages at once.")
+@option(BATCHES, "--batch-size", type=Integer(min=1), default=1, help="Send up to N messages at once.")
 @option(
     BATCHES,
     "--batch-format",
@@ -241,7 +239,7 @@ def size(text: str) -> int:
 @option(
     FAILURES,
     "--max-attempts",
-    type=click.IntRange(min=0, max=65535),
+    type=Integer(min=0, max=65535),
     default=10,
     help="Move a message that failed N times to the dead-letter topic; 0: no limit.",
 )
@@ -283,7 +281,7 @@ def size(text: str) -> int:
 @option(
     "Output",
     "--status-every",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     default=250,
     brief=True,
     help="Print counts and response times after N requests, at most once a second; 0: never.",

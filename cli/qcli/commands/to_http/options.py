@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trio_nsq.wording import printable
+from trio_nsq.text.wording import printable
 
 from ...framework.errors import ExitCode, Failure, reason_of
 from ...framework.options import given
@@ -46,8 +46,6 @@ def http_status(text: str) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToHttpOptions:
-    """The parameters of the command."""
-
     consuming: Consuming
     post: Sequence[str]
     put: Sequence[str]

@@ -1,13 +1,11 @@
 """`qcli to-nsq`: copies topics to other brokers."""
 
-from __future__ import annotations
-
 import click
 
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import option, options_as, output_format, several
-from ...framework.params import duration, http_address, tcp_address, topic_name
+from ...framework.params import Integer, duration, http_address, tcp_address, topic_name
 from ..shared.client_options import producer_option
 from ..shared.consuming import consuming_options
 from .options import DESTINATION_OPTION, MODES, NOT_JSON, NsqCommand, condition, fields, pattern
@@ -33,7 +31,9 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     },
     exits={
         ExitCode.OK: "With --no-follow: the messages that were there at the start are copied.",
-        ExitCode.FAILURE: "A destination refuses a message, a topic would be copied to itself, or a broker refused.",
+        ExitCode.FAILURE: "A destination refuses a message, a topic would be copied to itself, a destination lacks "
+        "messages that the channel has passed, or a broker refused.",
+        ExitCode.PARTIAL: "A source's log is a copy of another one, and both have got messages since.",
         ExitCode.UNREACHABLE: "At the start, no source or no destination answers. Later, the command waits for them.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). The next run continues without a gap.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). The next run continues without a gap.",
@@ -87,7 +87,7 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     "destination_http_addresses",
     type=http_address,
     metavar="[https://]HOST:PORT|PATH",
-    help="The HTTP addresses of the same brokers; by default the port after the TCP port.",
+    help="The HTTP addresses of the same brokers, in the same order; by default the port after the TCP port.",
 )
 @option(
     DESTINATION,
@@ -113,6 +113,14 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     brief=True,
     help="Set an option of the Go client by its name, for destinations. They get the options for TLS and the secret of "
     "the sources, unless this sets others: tls_v1,false or auth_secret_file,FILE.",
+)
+@option(
+    DESTINATION,
+    "--allow-gaps",
+    "allows_gaps",
+    is_flag=True,
+    help="Go on if a channel has passed messages that the destination lacks, and leave them out. By default the "
+    "command ends before it copies newer ones.",
 )
 @option(
     DESTINATION,
@@ -202,7 +210,7 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
 @option(
     OUTPUT,
     "--status-every",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     default=0,
     hidden=True,
     help="Also write the status after so many messages.",

@@ -9,12 +9,10 @@ import click
 
 from trio_nsq.protocol.names import is_valid_name
 
-from ...broker.address_options import next_port
 from ...broker.connection_options import ConnectOptions
 from ...framework.options import given
-from ...framework.params import is_https, is_unix_path
 from ..shared.client_options import ClientOption, check_keyword_arguments, keyword_arguments
-from ..shared.consuming import Consuming, https_or_nothing
+from ..shared.consuming import Consuming, https_or_nothing, named_brokers
 
 if TYPE_CHECKING:
     from trio_nsq.connectors.source.options import BrokerAddresses
@@ -25,11 +23,9 @@ if TYPE_CHECKING:
 MODES = ("hostpool", "round-robin", "epsilon-greedy")
 NOT_JSON = ("dead-letter", "pass", "drop")
 DESTINATION_OPTION = "--destination-nsqd-tcp-address"
-_DESTINATIONS = ("destination_tcp_addresses", "destination_http_addresses")
 
 
 def condition(text: str) -> Condition:
-    """Parse a condition on a member of JSON bodies."""
     from trio_nsq.filters.conditions import parse_condition
 
     try:
@@ -39,7 +35,6 @@ def condition(text: str) -> Condition:
 
 
 def fields(text: str) -> tuple[Path, ...]:
-    """Parse a list of members of JSON bodies."""
     from trio_nsq.filters.conditions import parse_path
 
     try:
@@ -49,7 +44,6 @@ def fields(text: str) -> tuple[Path, ...]:
 
 
 def pattern(text: str) -> Any:
-    """Compile a regular expression for bodies."""
     import os
 
     from trio_nsq.filters.bodies import compile_pattern
@@ -62,8 +56,6 @@ def pattern(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqCommand:
-    """The parameters of the command."""
-
     consuming: Consuming
     destination_topic: str | None
     destination_tcp_addresses: tuple[str, ...]
@@ -78,6 +70,7 @@ class NsqCommand:
     require_json_field: str
     require_json_value: str
     whitelist_json_fields: tuple[str, ...]
+    allows_gaps: bool
     follow: bool
     form: str
     status_interval_ms: int
@@ -115,6 +108,7 @@ class NsqCommand:
             filter=self._filter(),
             not_json_topic=self.not_json_topic,
             requires_http=bool(given("destination_http_addresses")),
+            allows_gaps=self.allows_gaps,
             follow=self.follow,
             producer=producer,
             https_address=https_or_nothing if has_tls else str,
@@ -123,19 +117,8 @@ class NsqCommand:
         return found
 
     def _destinations(self, connecting: ConnectOptions) -> tuple[BrokerAddresses, ...]:
-        from trio_nsq.connectors.source.options import BrokerAddresses
-
-        http = tuple(
-            each
-            for each in self.destination_http_addresses
-            if is_https(each) or is_unix_path(each) or not connecting.encrypts_tcp
-        )
-        if not self.destination_tcp_addresses:
-            return tuple(BrokerAddresses("", (each,)) for each in http)
-        return tuple(
-            BrokerAddresses(each, tuple(dict.fromkeys([*http, next_port(each)])))
-            for each in self.destination_tcp_addresses
-        )
+        tcp, http = self.destination_tcp_addresses, self.destination_http_addresses
+        return named_brokers(tcp, http, connecting, are_paired=True)
 
     def _filter(self) -> Filter:
         from trio_nsq.filters.bodies import Filter, OtherBodies

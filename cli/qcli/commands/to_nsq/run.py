@@ -4,17 +4,20 @@ import sys
 
 import trio
 
-from trio_nsq.client.errors import AuthRefused, RequestRefused
+from trio_nsq.client.errors import AuthRefused, ConnectionFailed, RequestRefused
+from trio_nsq.connectors.source.log_source import ChannelAhead
 from trio_nsq.connectors.to_nsq.errors import LoopFound, NoDestination
 from trio_nsq.connectors.to_nsq.options import CopyOptions
 from trio_nsq.connectors.to_nsq.progress import Progress
 from trio_nsq.connectors.to_nsq.run import copy_topics
+from trio_nsq.protocol import FrameError
 from trio_nsq.protocol.errors import NSQError
 
-from ...framework.daemon.run import raise_file_limit
-from ...framework.errors import ExitCode, Failure, leaf_exceptions
-from ...framework.output import is_live_terminal, print_diagnostic, show_library_warnings
-from ...framework.signals import watch_signals
+from ...broker.failures import connection_failure
+from ...framework.errors import ExitCode, Failure
+from ...framework.output import is_live_terminal, print_diagnostic
+from ...framework.signals import at_first_signal
+from ..shared.connectors import failure_with, run_connector
 from ..shared.consuming import source_failure
 from .options import DESTINATION_OPTION, NsqCommand
 from .status import Status, show_live, summary, write_status
@@ -22,16 +25,9 @@ from .status import Status, show_live, summary, write_status
 
 def run(copying: CopyOptions, options: NsqCommand) -> ExitCode:
     """Copy until a signal, and return the exit code. Raises Failure: it cannot work."""
-    show_library_warnings(notes=not options.quiet)
-    raise_file_limit()
     progress = Progress()
     try:
-        return trio.run(_run, copying, options, progress)
-    except Exception as group:
-        failure = _failure(group)
-        if failure is None:
-            raise
-        raise failure from group
+        return run_connector(_run, copying, options, progress, failure_of=_failure, quiet=options.quiet)
     finally:
         if not options.quiet and options.form == "text" and progress.sources:
             print_diagnostic(summary(progress))
@@ -48,7 +44,7 @@ async def _run(copying: CopyOptions, options: NsqCommand, progress: Progress) ->
             code = which
             copies.cancel()
 
-        await nursery.start(watch_signals, stop)
+        at_first_signal(stop)
         if options.form == "json" or not options.quiet:
             if options.form == "text" and is_live_terminal(sys.stderr):
                 nursery.start_soon(show_live, progress)
@@ -64,27 +60,27 @@ async def _run(copying: CopyOptions, options: NsqCommand, progress: Progress) ->
     return code
 
 
-def _failure(group: Exception) -> Failure | None:
+def _failure(error: Exception) -> Failure | None:
     """Return the failure for an error; None: it is a defect."""
-    for error in leaf_exceptions(group):
-        if isinstance(error, Failure):
-            return error
-        if isinstance(error, NoDestination):
-            return Failure(
-                f"No destination answers: {error}. Start a broker there, or use another address: {DESTINATION_OPTION}.",
-                ExitCode.UNREACHABLE,
-            )
-        if isinstance(error, Exception) and (failure := source_failure(error)) is not None:
-            return failure
-        if isinstance(error, NSQError):
-            text = str(error)
-            code = ExitCode.USAGE if isinstance(error, LoopFound) else ExitCode.FAILURE
-            cause = error.__cause__
-            if isinstance(cause, AuthRefused) or (
-                isinstance(cause, RequestRefused) and cause.is_about_secret
-            ):
-                text += (
-                    ". Give --auth-secret-file, or only for destinations --producer-opt auth_secret_file,FILE"
-                )
-            return Failure(f"{text[0].upper()}{text[1:]}.", code)
-    return None
+    cause = error.__cause__
+    if isinstance(error, NoDestination):
+        if isinstance(cause, ConnectionFailed) and isinstance(cause.__cause__, FrameError):
+            return connection_failure(cause, option=DESTINATION_OPTION)
+        return Failure(
+            f"No destination answers: {error}. Start a broker there, or use another address: {DESTINATION_OPTION}.",
+            ExitCode.UNREACHABLE,
+        )
+    if (failure := source_failure(error)) is not None:
+        return failure
+    if not isinstance(error, NSQError):
+        return None
+    text = str(error)
+    if isinstance(error, ChannelAhead):
+        text += (
+            ". End all commands that copy it, move it back with 'qcli channel seek "
+            f"{error.topic}/{error.channel} --to {error.first}', and start again; "
+            "or give --allow-gaps to go on without these messages"
+        )
+    if isinstance(cause, AuthRefused) or (isinstance(cause, RequestRefused) and cause.is_about_secret):
+        text += ". Give --auth-secret-file, or only for destinations --producer-opt auth_secret_file,FILE"
+    return failure_with(text, ExitCode.USAGE if isinstance(error, LoopFound) else ExitCode.FAILURE)

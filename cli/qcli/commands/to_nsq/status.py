@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_nsq.wording import count_of, printable
+from trio_nsq.text.wording import count_of, printable
 
-from ...framework.output import json_lines, no_color, print_diagnostic, rate, size, write
-from ...terminal.progress import REFRESH_S, RecentRate
+from ...framework.output import json_lines, no_color, print_diagnostic, rate, size, with_counts, write
+from ...terminal.progress import RecentRate, show_live_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -32,13 +32,12 @@ class Status:
         self._before_s = now_s
 
     def write(self, form: str) -> None:
-        """Write the status. Raises as `output.write`."""
         now_s = trio.current_time()
         elapsed_s, self._before_s = now_s - self._before_s, now_s
+        before, self._before = self._before, {key: each.copied for key, each in self.progress.sources.items()}
         records = []
         for key, each in self.progress.sources.items():
-            copied = each.copied - self._before.get(key, 0)
-            self._before[key] = each.copied
+            copied = each.copied - before.get(key, 0)
             records.append(_record(each, copied / elapsed_s if elapsed_s > 0 else 0.0))
         if form == "json":
             write(json_lines(records))
@@ -85,27 +84,14 @@ async def write_status(status: Status, form: str, interval_s: float, every: int 
 
 
 def summary(progress: Progress) -> str:
-    """Return what was done, for people."""
     text = f"Copied {count_of(progress.copied, 'message')} ({size(progress.copied_bytes)})"
-    if progress.dropped:
-        text += f"; {progress.dropped:,} left out"
-    if progress.not_json:
-        text += f"; {progress.not_json:,} not JSON"
-    return f"{text}."
+    return with_counts(text, (progress.dropped, "{} left out"), (progress.not_json, "{} not JSON")) + "."
 
 
 async def show_live(progress: Progress) -> None:
     """Show a line per source on standard error until cancelled; then remove them."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=True, highlight=False)
     rates: dict[_Key, RecentRate] = {}
-    # Without auto_refresh: it would be a thread beside the event loop.
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            await trio.sleep(REFRESH_S)
-            live.update(_lines(progress, rates, trio.current_time()), refresh=True)
+    await show_live_text(lambda now_s: _lines(progress, rates, now_s))
 
 
 def _lines(progress: Progress, rates: dict[_Key, RecentRate], now_s: float) -> Text:
@@ -114,6 +100,8 @@ def _lines(progress: Progress, rates: dict[_Key, RecentRate], now_s: float) -> T
     room = max(1, shutil.get_terminal_size().lines - 2)
     bold = "" if no_color() else "bold"
     lines = []
+    for key in rates.keys() - progress.sources.keys():
+        del rates[key]
     for key, each in progress.sources.items():
         per_second = rates.setdefault(key, RecentRate()).after(now_s, each.copied)
         lag = each.lag

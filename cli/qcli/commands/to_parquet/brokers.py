@@ -45,7 +45,7 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
         return options.broker_addresses
     # Imported here because trio, which other exports do not need, makes the start slower.
     from ...broker.discovery import ask_lookupds
-    from ...framework.signals import run_until_signal
+    from ...framework.signals import run_trio
 
     connecting = ConnectOptions.of_command()
     if not options.consume and connecting.auth_secret and connecting.encrypts_tcp:
@@ -53,7 +53,7 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
             f"{LOOKUPD_OPTION} finds ports of plain HTTP, over which the secret would not be encrypted: give the "
             f"brokers with {HTTP_OPTION} https://HOST:PORT, or use --consume."
         )
-    brokers, failures = run_until_signal(
+    brokers, failures = run_trio(
         partial(ask_lookupds, lookupds, options.topic, connecting, options.lookupd_allowed_hosts)
     )
     if len(failures) == len(lookupds):
@@ -123,7 +123,6 @@ def incomplete(failures: Iterable[Exception], *, others: bool = False) -> Failur
 
 
 def when_refused(error: RequestRefused) -> Failure:
-    """Return the failure for a refusal of a broker."""
     failure = read_failure(error)
     if error.text == "NOT_FOUND":
         hint = f"To consume a channel, at least once: {TCP_OPTION} HOST:PORT --channel NAME."

@@ -21,47 +21,47 @@ from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
-from ...framework.params import topic_name
+from ...framework.params import Integer, topic_name
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.export.layout import ColumnType
     from trio_nsq.spark.tables.target import TableTarget
 
 SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuous export"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
-COLUMN_TYPES = ("string", "long", "double", "boolean", "timestamp", "json")
 RECEIVING = "Consuming a channel"
 TABLES = "Tables"
 
 
 def file_bytes(text: str) -> int:
-    """Parse a size of files or of row groups."""
     size = params.byte_size(text)
     if size < MIN_BYTES:
         raise click.BadParameter(f"{text!r} is less than {MIN_BYTES // 1024}KiB.")
     return size
 
 
-def column_list(text: str) -> list[tuple[str, JsonType | None]]:
+def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
     """Parse `FIELD[:TYPE],...`."""
-    from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.export.layout import TYPE_NAMES, parse_type, split_columns
 
-    found: list[tuple[str, JsonType | None]] = []
-    for part in text.split(","):
-        name, colon, kind = part.strip().rpartition(":")
+    found: list[tuple[str, ColumnType | None]] = []
+    for part in split_columns(text):
+        name, colon, kind = part.rpartition(":")
         if not colon:
             name, kind = kind, ""
         if not name:
             raise click.BadParameter(f"{text!r} contains an empty name.")
-        if colon and kind not in COLUMN_TYPES:
-            raise click.BadParameter(f"{kind!r} is not one of {', '.join(COLUMN_TYPES)}.")
+        try:
+            chosen = parse_type(kind) if colon else None
+        except ValueError:
+            raise click.BadParameter(f"{kind!r} is not one of {TYPE_NAMES}.") from None
         if name in dict(found):
             raise click.BadParameter(f"{name!r} is given twice.")
-        found.append((name, JsonType(kind) if kind else None))
+        found.append((name, chosen))
     return found
 
 
@@ -104,6 +104,8 @@ def iceberg_table(text: str) -> TableTarget:
         ExitCode.PARTIAL: "Some files were written before a failure, or some brokers do not answer or lack the "
         "topic. Standard error says how to continue.",
         ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which. All others are in files.",
+        ExitCode.MISSING: "Retention deleted messages before they were exported, perhaps since the last run; standard "
+        "error says which. All others are in files. The next run does not report them again.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). Run the same command again to continue.",
         ExitCode.TERMINATED: "Terminated (SIGTERM). Run the same command again to continue.",
     },
@@ -137,7 +139,8 @@ def iceberg_table(text: str) -> TableTarget:
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
-        "that did not fit their column, by field), widened (fields whose columns became double), repeated (delivered "
+        "that did not fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, "
+        "by field), widened (fields whose columns became double), repeated (delivered "
         "again by a channel, and not written), compacted (small files of a table that were merged), unavailable "
         "(brokers that did not answer, or lack the topic).",
     },
@@ -233,9 +236,10 @@ def iceberg_table(text: str) -> TableTarget:
     type=column_list,
     metavar="FIELD[:TYPE],...",
     brief=True,
-    help="With --json, write only these fields. A type is string, long, double, boolean, timestamp (RFC 3339, or Unix "
-    "seconds) or json (text, for nested values); by default it is inferred from a sample of 10,000 messages. By "
-    "default, all fields of the sample are written; the column rest has the others.",
+    help="With --json, write only these fields. A type is string, long, int, short, byte, double, float, "
+    "decimal(PRECISION,SCALE) with all digits, boolean, date, timestamp (RFC 3339, or Unix seconds) or json (text, for "
+    "nested values); by default it is inferred from a sample of 10,000 messages. By default, all fields of the sample "
+    "are written; the column rest has the others.",
 )
 @option(
     FILES,
@@ -283,7 +287,7 @@ def iceberg_table(text: str) -> TableTarget:
 @option(
     FILES,
     "--compression-level",
-    type=int,
+    type=Integer(),
     metavar="N",
     brief=True,
     help="Use this level of the codec. The default is 1 for zstd, and the codec's own default for others.",

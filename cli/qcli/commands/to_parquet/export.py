@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ...framework.errors import ExitCode, Terminated
+from ...broker.brokers import distinct_brokers
+from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import print_diagnostic
 from ..shared.engine import library_errors
 from ..shared.job_reports import job_reports
-from .brokers import NoBrokerKnown, find_brokers, healthy, note_new_channel, when_refused
+from .brokers import NoBrokerKnown, find_brokers, healthy, is_temporary, note_new_channel, when_refused
 from .export_run import ExportRun
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def export(options: ToParquetOptions) -> int:
         addresses = _known_brokers(options)
         if not options.consume:
             places = [options.place(address) for address in addresses]
-            job = stack.enter_context(open_export(request, places, may_come=options.follow))
+            waits_for = is_temporary if options.follow else lambda _: False
+            job = stack.enter_context(open_export(request, places, waits_for=waits_for))
             note_new_channel(options, healthy(addresses, job.failures))
             run = ExportRun(job, options, stack)
         else:
@@ -49,6 +51,8 @@ def export(options: ToParquetOptions) -> int:
                     return run.once(addresses)
                 return run.follow(addresses, options.interval_s)
         except (KeyboardInterrupt, Terminated) as stop:
+            if run.code is not None:
+                return run.code
             run.job.remove_temporary_files()
             run.conclude()
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
@@ -57,9 +61,11 @@ def export(options: ToParquetOptions) -> int:
 def _known_brokers(options: ToParquetOptions) -> Sequence[str]:
     """Return the brokers' addresses; none if --follow waits for them. Raises Failure: there are none."""
     try:
-        return find_brokers(options)
-    except NoBrokerKnown as failure:
-        if not options.follow or options.consume:
+        found = find_brokers(options)
+        return found if options.consume or options.from_segments else distinct_brokers(found)
+    except Failure as failure:
+        may_come = isinstance(failure, NoBrokerKnown) or failure.exit_code is ExitCode.UNREACHABLE
+        if not (options.follow and may_come) or options.consume:
             raise
         print_diagnostic(f"Warning: {failure} Waiting for one.")
         return []

@@ -3,11 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
+from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.spark.export.task import ExportTask
@@ -16,11 +17,11 @@ from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.processes import ProcessDied
 from trio_nsq.spark.storage import StorageError
 from trio_nsq.spark.tables.target import TableUnavailable
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import json_lines, print_diagnostic, rate, size, write
+from ...framework.output import json_lines, print_diagnostic, rate, size, with_counts, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, local_engine, spark_engine, useful_processes
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
@@ -38,12 +39,14 @@ class ExportRun:
     Attributes:
         progress: For reports to the brokers; without a total if the export goes on until it is stopped.
         reporter: Reports to the brokers, also to those that come later; None: it does not.
+        code: The exit code, once everything is exported and reported.
     """
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
         self.progress = JobProgress()
         self.reporter: JobReporter | None = None
+        self.code: ExitCode | None = None
         self._options = options
         self._stack = stack
         self._engine_name = ""
@@ -55,7 +58,6 @@ class ExportRun:
         self._failing: set[str] = set()  # labels of brokers whose failure was told
 
     def once(self, addresses: Sequence[str]) -> int:
-        """Export once and return the exit code."""
         try:
             self._all(addresses)
         except Exception as error:
@@ -73,7 +75,15 @@ class ExportRun:
             )
         if failures:
             raise incomplete(failures.values(), others=len(failures) < len(addresses))
-        return ExitCode.DAMAGED if self.job.result.damaged else ExitCode.OK
+        result = self.job.result
+        self.code = (
+            ExitCode.DAMAGED if result.damaged else ExitCode.MISSING if result.missing else ExitCode.OK
+        )
+        try:
+            self.job.mark_reported(result)
+        except (NSQError, OSError) as error:
+            raise incomplete([error]) from error
+        return self.code
 
     def follow(self, addresses: Sequence[str], every_s: float) -> NoReturn:
         """Export in rounds until interrupted; then the text report is the total of all rounds."""
@@ -96,6 +106,7 @@ class ExportRun:
     def _rounds(self, addresses: Sequence[str], every_s: float, total: ExportResult) -> NoReturn:
         """Export in rounds. A temporary failure is reported once, and the round is repeated."""
         failing = broken = worked = False
+        told = ""
         while True:
             begun_s = self._begun_s = time.monotonic()
             try:
@@ -110,23 +121,31 @@ class ExportRun:
                 if not broken:
                     print_diagnostic(f"Warning: {error}; retrying.")
                 failing = broken = True
-            outcome, self.job.result, self._gaps_reported = self.job.result, type(total)(), 0
-            total.merge(outcome)
+            outcome = self.job.result
             # A failed round is retried soon, and then reports missing messages.
-            if outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported)):
+            is_due = outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported))
+            if is_due or not outcome.missing:
+                self.job.result, self._gaps_reported = type(total)(), 0
+                total.merge(outcome)
+            if is_due:
                 # Before the report, so that an interruption does not report the round again.
                 self._rounds_reported += 1
                 self.report(outcome)
+                with suppress(StorageError, OSError):  # the next round repeats it
+                    self.job.mark_reported(total)
             self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
             try:
                 # A broker that is down is forgotten by discovery services, and still has messages to export.
                 addresses = sorted({*addresses, *find_brokers(self._options)})
                 if self.reporter is not None:
                     self.reporter.addresses = addresses
+                told = ""
             except NoBrokerKnown:
                 pass  # the topic does not exist yet
             except Failure as failure:  # keep the known addresses
-                print_diagnostic(f"Warning: {failure}")
+                if str(failure) != told:
+                    print_diagnostic(f"Warning: {failure}")
+                told = str(failure)
 
     def _tell_failures(self, addresses: Sequence[str], *, worked: bool) -> bool:
         """Tell once which brokers do not answer, and when they do again. Return whether none can be exported.
@@ -160,7 +179,6 @@ class ExportRun:
         self._export([self._options.place(address) for address in addresses])
 
     def _export(self, places: Sequence[LogPlace]) -> None:
-        """Plan an export and run it."""
         tasks = self.job.plan(places)
         self._report_gaps()
         if not tasks:
@@ -228,6 +246,12 @@ class ExportRun:
             print_diagnostic(f"Note: double instead of long in all files, because of fractions: {wider}.")
         if outcome.misfits:
             print_diagnostic(_misfits_warning(outcome.misfits))
+            if outcome.milliseconds:
+                names = ", ".join(sorted(outcome.milliseconds))
+                print_diagnostic(
+                    f"Note: {names} seems to be in milliseconds, and a number in a column of type timestamp is in "
+                    "seconds. Export it as long, to another folder."
+                )
 
     def _partial(self, error: Exception) -> Failure:
         """Return the failure after a part of the export was written."""
@@ -250,19 +274,15 @@ def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) ->
         f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place}{table} in "
         f"{elapsed_s:.2f} s: {rate(outcome.messages / elapsed_s)} messages/s"
     )
-    if outcome.skipped_messages:
-        text += f"; {count_of(outcome.skipped_messages, 'message')} written before"
-    if outcome.unparsed:
-        text += f"; {outcome.unparsed:,} in the column unparsed"
-    if outcome.for_one_channel:
-        text += f"; {outcome.for_one_channel:,} copies for one channel left out"
-    if outcome.repeated:
-        text += f"; {outcome.repeated:,} repeated deliveries left out"
-    if outcome.compacted:
-        text += f"; {count_of(outcome.compacted, 'small file')} of the table merged"
-    if outcome.missing:
-        text += f"; {outcome.missing:,} missing"
-    return text
+    return with_counts(
+        text,
+        (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
+        (outcome.unparsed, "{} in the column unparsed"),
+        (outcome.for_one_channel, "{} copies for one channel left out"),
+        (outcome.repeated, "{} repeated deliveries left out"),
+        (outcome.compacted, f"{count_of(outcome.compacted, 'small file')} of the table merged"),
+        (outcome.missing, "{} missing"),
+    )
 
 
 _FIELDS_SHOWN = 10

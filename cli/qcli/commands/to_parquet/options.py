@@ -24,7 +24,7 @@ from ..shared.engine import check_engine
 from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.layout import JsonType
+    from trio_nsq.spark.export.layout import ColumnType
     from trio_nsq.spark.export.request import ExportRequest
     from trio_nsq.spark.logs import LogPlace
     from trio_nsq.spark.tables.target import TableTarget
@@ -55,7 +55,7 @@ class ToParquetOptions:
     max_in_flight: int
     text: bool
     as_json: bool
-    columns: list[tuple[str, JsonType | None]] | None
+    columns: list[tuple[str, ColumnType | None]] | None
     keep_body: bool
     partition_by: str
     target_bytes: int

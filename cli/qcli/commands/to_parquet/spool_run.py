@@ -20,7 +20,7 @@ from ...broker.connection_options import ConnectOptions
 from ...broker.failures import connection_failure
 from ...framework.errors import ExitCode, Failure, Terminated, leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings, silence_library
-from ...framework.signals import run_until_signal, watch_signals
+from ...framework.signals import at_first_signal, run_trio
 from ...terminal.progress import message_progress
 from .export_run import ExportRun
 from .options import ToParquetOptions
@@ -38,7 +38,7 @@ def check_reachable(addresses: Sequence[str]) -> None:
 
     silence_library()
     try:
-        run_until_signal(connect)
+        run_trio(connect)
     except ConnectionFailed as failure:
         raise connection_failure(failure) from failure
 
@@ -102,7 +102,6 @@ class SpoolExportRun(ExportRun):
             super()._pause(until_s, failing)
 
     def conclude(self) -> None:
-        """See `ExportRun`."""
         super().conclude()
         self._report_spooled()
 
@@ -125,7 +124,7 @@ class SpoolExportRun(ExportRun):
         failure: NSQError | None = None
         try:
             with message_progress(None, self._options.quiet) as advance:
-                trio.run(self._receive_some, addresses, advance)
+                run_trio(self._receive_some, addresses, advance)
         except* NSQError as group:
             failure = next(leaf for leaf in leaf_exceptions(group) if isinstance(leaf, NSQError))
         if isinstance(failure, ConnectionFailed):
@@ -168,7 +167,7 @@ class SpoolExportRun(ExportRun):
 
         connected = False
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
+            at_first_signal(stop)
             with connecting:
                 async with consumer:
                     connected = True

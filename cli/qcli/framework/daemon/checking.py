@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -14,8 +14,12 @@ from ..options import GroupedOption
 from ..output import print_diagnostic, write
 from ..params import Word
 from .config_file import ConfigFile
-from .notes import ignored_settings
+from .notes import ineffective_settings, unknown_keys
 from .setting import PROBLEMS, Problem, Setting
+from .used_files import check_used_files
+
+if TYPE_CHECKING:
+    from trio_nsq.server.startup_checks import OwnFiles
 
 _ONLY_CHECK, _SHOW = "true", "show"
 _NO_LIMIT = {"retention_time": "forever", "retention_bytes": "unlimited"}
@@ -32,7 +36,10 @@ CHECK_CONFIG = GroupedOption(
 
 
 def check_config(
-    ctx: click.Context, address_file: Path | None, startup_problems: Callable[[], list[str]]
+    ctx: click.Context,
+    address_file: Path | None,
+    startup_problems: Callable[[], list[str]],
+    own: "OwnFiles | None" = None,
 ) -> ExitCode:
     """Print all problems and notes to standard error, and the options if the user wants them.
 
@@ -40,19 +47,23 @@ def check_config(
         ctx: The command's context.
         address_file: The file that gets the bound addresses.
         startup_problems: Returns what is wrong with the files and addresses of the options.
+        own: The server's data folder; None: it has none.
 
     Returns:
         `USAGE` if the command line or the environment is wrong, `FAILURE` if something else is.
     """
-    from trio_nsq.startup_checks import check_written_file, problems_of
+    from trio_nsq.server.startup_checks import check_written_file, problems_of
 
-    problems: list[Problem] = list(ctx.meta[PROBLEMS])
     config: ConfigFile | None = ctx.params["config"]
-    for text in ignored_settings(ctx, config):
+    # A start only warns of unknown keys, as nsqd ignores them.
+    problems = [Problem(ExitCode.USAGE, f"{text}{hint}.") for text, hint in unknown_keys(ctx, config)]
+    problems += ctx.meta[PROBLEMS]
+    for text in ineffective_settings(ctx):
         print_diagnostic(f"Warning: {text}")
     try:
         check_file = partial(check_written_file, "--address-file", address_file)
-        found = [*problems_of([check_file]), *startup_problems()]
+        separate = partial(check_used_files, ctx, own)
+        found = [*problems_of([check_file, separate]), *startup_problems()]
         problems += [Problem(ExitCode.FAILURE, f"{text}.") for text in found]
     except Failure as failure:  # values contradict each other
         problems.append(Problem(failure.exit_code, failure.message))

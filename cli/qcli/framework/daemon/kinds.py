@@ -21,6 +21,8 @@ class Kind(NamedTuple):
     """The allowed types in words, for errors."""
     unit: str = ""
     """The unit of a number in a configuration file; a flag's text needs it as a suffix."""
+    writes: bool = False
+    """Whether the value names a file that the server writes; of an address, the path of a unix socket."""
 
 
 def number(range_: params.Integer, metavar: str = "N") -> Kind:
@@ -34,14 +36,19 @@ def duration(convert: Any) -> Kind:
 
 
 TEXT = Kind(click.STRING, "TEXT")
-HOST = Kind(params.optional_text, "HOST")
+HOST = Kind(params.host, "HOST")
+HOST_PATTERN = Kind(params.host_pattern, "HOST")
+METRIC_PREFIX = Kind(params.metric_prefix, "TEXT")
 FILE = Kind(params.PathOrNothing(dir_okay=False), "FILE")
+WRITTEN_FILE = FILE._replace(writes=True)
 FOLDER = Kind(params.PathOrNothing(file_okay=False), "FOLDER")
 BOOLEAN = Kind(params.Boolean(), "[=BOOL]", (bool, str), "true or false")
 COUNT = number(params.Integer(min=0))
 POSITIVE = number(params.Integer(min=1))
 COUNT_BYTES = number(params.Integer(min=0), "BYTES")
 POSITIVE_BYTES = number(params.Integer(min=1), "BYTES")
+MESSAGE_BYTES = number(params.Integer(1, 1024**3), "BYTES")
+"""The size of a message or of several: sizes have 31 bits on the wire and in the log, with some bytes around them."""
 PORT = number(params.Integer(0, 65535), "PORT")
 DURATION = duration(params.duration)
 POSITIVE_DURATION = duration(params.positive_duration)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from trio_nsq.wording import printable
+from trio_nsq.text.wording import printable
 
 from ..output import print_diagnostic
 from .setting import LOG_LEVELS

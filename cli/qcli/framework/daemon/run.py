@@ -6,23 +6,64 @@ import json
 import logging
 import os
 import signal
+import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import trio
 from click.core import ParameterSource
 
 from ..errors import ExitCode, Failure
-from ..signals import watch_signal, watch_signals
+from ..signals import at_first_signal, run_trio, watch_signal
 from .config_file import ConfigFile, read_config
 from .log_format import LIBRARY, log_to_stderr
 from .notes import ignored_settings
-from .service_manager import notify_ready, notify_reloading, notify_stopping
 from .setting import LOG_LEVELS, Setting
+from .used_files import check_used_files
+
+if TYPE_CHECKING:
+    from trio_nsq.server.startup_checks import OwnFiles
+
+logger = logging.getLogger("trio_nsq")
+
+
+def notify_ready(status: str) -> None:
+    """Say that the server is ready, and what it is doing, in a line for people.
+
+    Like the other functions here, this does nothing unless the environment has NOTIFY_SOCKET. A failure is logged.
+    """
+    _notify(f"READY=1\nSTATUS={status}")
+
+
+def notify_reloading() -> None:
+    """Say that files are being read again. `notify_ready` ends that."""
+    _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def notify_stopping() -> None:
+    """Say that the server is stopping."""
+    _notify("STOPPING=1\nSTATUS=stopping")
+
+
+def _notify(text: str) -> None:
+    """Send one datagram. See sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # a socket without a file
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # a service manager that does not read must not stop the server
+            sender.sendto(text.encode(), address)
+    except OSError as error:
+        logger.warning("NOTIFY_SOCKET %s: %s", os.environ["NOTIFY_SOCKET"], error.strerror)
+
 
 _NEW_OBJECTS = 10_000
 """How many objects are created between two garbage collections; Python's default is 700. A round of publishers creates
@@ -36,6 +77,7 @@ def run_server(
     logger: str,
     describe: Callable[[Any], str],
     *,
+    own: "OwnFiles | None" = None,
     can_drain: bool = False,
 ) -> None:
     """Run a server until SIGINT or SIGTERM. At SIGHUP, read the log level again, then the server's files.
@@ -47,11 +89,16 @@ def run_server(
         options: The options for `serve`.
         logger: The name of the server's logger.
         describe: Returns the end of the "ready" line, from the bound addresses.
+        own: Its data folder; None: it has none.
         can_drain: `serve` is also called with `drains`: it begins to drain at each item, which is sent at SIGUSR1.
 
     Raises:
-        Failure: The address file cannot be written.
+        Failure: The address file cannot be written, or a file that the server writes has another use, too.
     """
+    from trio_nsq.server.startup_checks import problems_of
+
+    for problem in problems_of([partial(check_used_files, ctx, own)]):
+        raise Failure(f"{problem}.")
     values = ctx.params
     log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
     config: ConfigFile | None = values["config"]
@@ -73,7 +120,7 @@ def run_server(
     with send, receive, send_drain, drains:
         serving = partial(serve, reloads=receive, **({"drains": drains} if can_drain else {}))
         actions = {signal.SIGUSR1: drain} if can_drain else {}
-        trio.run(_run, serving, options, values["address_file"], describe, reload, actions, log_line)
+        run_trio(_run, serving, options, values["address_file"], describe, reload, actions, log_line)
 
 
 def raise_file_limit() -> None:
@@ -113,7 +160,7 @@ async def _run(
         address_file.unlink(missing_ok=True)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
+            at_first_signal(stop)
             for which, act in {signal.SIGHUP: reload_and_notify, **actions}.items():
                 await nursery.start(watch_signal, which, act)
             bound = await nursery.start(serve, options)

@@ -8,7 +8,6 @@ from .setting import Setting
 
 
 def certificate_settings() -> list[Setting]:
-    """Return `--tls-cert` and `--tls-key`."""
     return [
         Setting("tls-cert", kinds.FILE, help="Offer TLS with the certificate and chain in this PEM file."),
         Setting("tls-key", kinds.FILE, help="Read the certificate's key from this PEM file."),
@@ -49,7 +48,6 @@ def tls_client_settings(also_for: str = "") -> list[Setting]:
 
 
 def auth_file_setting() -> Setting:
-    """Return `--auth-file`."""
     return Setting(
         "auth-file",
         kinds.FILE,
@@ -74,23 +72,22 @@ def http_access_settings(changes: str = "") -> list[Setting]:
         ),
         Setting(
             "http-allowed-host",
-            kinds.HOST,
+            kinds.HOST_PATTERN,
             field="http_allowed_hosts",
             multiple=True,
-            help="Accept HTTP requests for this host name too, such as an alias of this machine. Always accepted: "
-            "IP addresses, this machine's name, --broadcast-address, and names that only a private DNS resolves "
-            "(without a dot, .local, .internal, .home.arpa). '*' accepts all names, and with them DNS "
-            "rebinding by web pages.",
+            help="Accept HTTP requests of browsers for this host name too, such as an alias of this machine; "
+            "'*.example.com' for all below it. Always accepted: IP addresses, this machine's name, "
+            "--broadcast-address, and names in no public top-level domain. '*' accepts all names, and with them "
+            "DNS rebinding by web pages.",
             brief=True,
         ),
     ]
 
 
 def audit_log_setting() -> Setting:
-    """Return `--audit-log`."""
     return Setting(
         "audit-log",
-        kinds.Kind(click.Path(dir_okay=False, allow_dash=True), "FILE|-"),
+        kinds.Kind(click.Path(dir_okay=False, allow_dash=True), "FILE|-", writes=True),
         "",
         help="Append a line of JSON to this file for each administrative action, failed login and refusal; - is "
         "standard output. Opened again at SIGHUP.",

@@ -123,8 +123,7 @@ LOG_SETTINGS = [
 
 def verbose_setting() -> Setting:
     """Return `--verbose`, an option of NSQ's servers that has no effect here."""
-    kind = kinds.Kind(click.STRING, "[=BOOL]", (bool, str), "true or false")
-    return Setting("verbose", kind, alone="true", ignored="see --log-level", help="See --log-level.")
+    return Setting("verbose", kinds.BOOLEAN, alone="true", ignored="see --log-level", help="See --log-level.")
 
 
 def under_headings(*table: Setting | str) -> list[Setting]:

@@ -14,18 +14,18 @@ from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
 from ...log.positions import EARLIEST, Position, parse_position
-from ..readers import Readers
+from ...log.record_metadata import only_channel
+from ...server.bodies import PieceRoom
 from ..server import Server
 from ..state.batch import Batch
 from ..state.channel import Channel
-from ..state.channel_messages import STATES, State, Waiting
-from ..state.finding import find_ids
-from ..state.record_metadata import only_channel
-from ..state.seek import Move
+from ..state.channel_messages import STATES, PeekedMessage, State
+from ..state.id_lookup import find_ids
+from ..state.seek import SeekResult
 from ..state.topic import Topic
 from .json_lines import gap_line, message_line
-from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, position_given
-from .targets import find_channel, find_topic_and_channel, is_dry_run, whole_number
+from .read import NDJSON, PIECE_BYTES, PIECE_MESSAGES, held_as_json, position_given
+from .targets import find_channel, find_topic_and_channel, is_set, whole_number
 
 DEFAULT_PEEK_MESSAGES = 10
 DEFAULT_DEFERRED_MESSAGES = 100
@@ -42,7 +42,7 @@ async def peek(server: Server, request: Request) -> Response:
     topic, channel = find_topic_and_channel(server, request)
     count = _count(request, DEFAULT_PEEK_MESSAGES)
     every = chain.from_iterable(map(channel.messages.peek, _states(request)))
-    lines = _WaitingLines(server.readers, topic, channel, list(islice(every, count)))
+    lines = _WaitingLines(server, request.room, topic, channel, list(islice(every, count)))
     return Response(body=lines.pieces(), content_type=NDJSON)
 
 
@@ -50,9 +50,8 @@ async def deferred(server: Server, request: Request) -> Response:
     """Return the next deferred messages of a channel as JSON lines, ordered by due time."""
     topic, channel = find_topic_and_channel(server, request)
     count = _count(request, DEFAULT_DEFERRED_MESSAGES)
-    lines = _WaitingLines(
-        server.readers, topic, channel, list(islice(channel.messages.peek("deferred"), count))
-    )
+    waiting = list(islice(channel.messages.peek("deferred"), count))
+    lines = _WaitingLines(server, request.room, topic, channel, waiting)
     headers = {"X-NSQ-Deferred-Count": str(channel.deferred_count)}
     return Response(body=lines.pieces(), content_type=NDJSON, headers=headers)
 
@@ -60,15 +59,15 @@ async def deferred(server: Server, request: Request) -> Response:
 async def deferred_counts(server: Server, request: Request) -> Response:
     """Return how many messages of a channel are deferred, and how many are due before each of some times."""
     topic, channel = find_topic_and_channel(server, request)
-    times_ns = _times_given(request)
-    messages = channel.messages.deferred
+    messages, ahead_ns = channel.messages.deferred, server.timers.ahead_ns()
+    times_ns = [time_ns - ahead_ns for time_ns in _times_given(request)]
     return Response.json(
         {
             "topic": topic.name,
             "channel": channel.name,
             "deferred_count": len(messages),
-            "first_due_ns": messages.first_due_ns,
-            "last_due_ns": messages.last_due_ns,
+            "first_due_ns": _by_system_clock(messages.first_due_ns, ahead_ns),
+            "last_due_ns": _by_system_clock(messages.last_due_ns, ahead_ns),
             "due_before": messages.counts_before(times_ns),
         }
     )
@@ -94,7 +93,7 @@ async def seek(server: Server, request: Request) -> Response:
     channel = find_channel(server, request)
     given(request, "to")
     position = position_given(request, "to", EARLIEST)
-    dry_run = is_dry_run(request)
+    dry_run = is_set(request, "dry_run")
     move, oldest = await server.admin.seek(channel, position, dry_run=dry_run)
     return Response.json(
         {
@@ -109,6 +108,11 @@ async def seek(server: Server, request: Request) -> Response:
             "dry_run": dry_run,
         }
     )
+
+
+def _by_system_clock(due_ns: int | None, ahead_ns: int) -> int | None:
+    """Return a due time, which is by `Timers.now_ns`, as the clients' clocks show it; None for none."""
+    return max(1, due_ns + ahead_ns) if due_ns else None
 
 
 def ids_given(request: Request) -> list[str]:
@@ -167,7 +171,7 @@ def _states(request: Request) -> list[State]:
     return [state for state in STATES if state in wanted]
 
 
-def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
+def _limit(wanted: Position, move: SeekResult, oldest: int) -> str | None:
     """Return the end of the log that limited a move; None if the channel reached the wanted position."""
     if wanted.kind == "sequence":
         if wanted.value < oldest:
@@ -180,12 +184,22 @@ def _limit(wanted: Position, move: Move, oldest: int) -> str | None:
 class _WaitingLines:
     """Generates the JSON lines of messages that wait in a channel, in the order given."""
 
-    def __init__(self, readers: Readers, topic: Topic, channel: Channel, waiting: Sequence[Waiting]) -> None:
-        self._readers = readers
+    def __init__(
+        self,
+        server: Server,
+        room: PieceRoom | None,
+        topic: Topic,
+        channel: Channel,
+        waiting: Sequence[PeekedMessage],
+    ) -> None:
+        self._room = room
+        self._readers = server.readers
+        self._timers = server.timers
+        self._ahead_ns = server.timers.ahead_ns()
         self._topic = topic
         self._channel = channel.name
         self._waiting = waiting
-        self._records: list[RecordBatch] = []  # the records of the last read
+        self._records: Sequence[RecordBatch] = []  # the records of the last read
         self._record: RecordBatch | None = None  # the record of `_bodies`
         self._bodies: list[bytes] = []
 
@@ -203,19 +217,21 @@ class _WaitingLines:
                 lines, size = [], 0
         yield b"".join(lines)
 
-    def _held_line(self, waiting: Waiting, batch: Batch) -> bytes:
+    def _held_line(self, waiting: PeekedMessage, batch: Batch) -> bytes:
         index = waiting.sequence - batch.base_sequence
         return self._message_line(
             waiting, batch.id(index).decode(), batch.timestamp_ns(index), batch.body(index)
         )
 
-    async def _line(self, waiting: Waiting) -> bytes:
+    async def _line(self, waiting: PeekedMessage) -> bytes:
         sequence = waiting.sequence
         record = self._holding(sequence)
         if record is None:
             read_bytes = READ_BYTES if waiting.state == "fresh" else _SCATTERED_READ_BYTES
             work = partial(self._topic.store.read_scattered, sequence, read_bytes)
-            self._records = await self._readers.read(self._topic, work)
+            read = partial(self._readers.read, self._topic, work)
+            self._records = []
+            self._records = await (read() if self._room is None else self._room.read(read, held_as_json))
             record = self._holding(sequence)
         if record is None:
             kept = sequence >= self._topic.log.first_sequence
@@ -226,7 +242,8 @@ class _WaitingLines:
         if waiting.state == "fresh" and record.due_ns:  # the channel was moved back over it
             if only_channel(record.metadata) not in (None, self._channel):
                 return b""
-            waiting = waiting._replace(due_ns=record.due_ns if record.due_ns > time.time_ns() else 0)
+            is_due = record.due_ns <= self._timers.now_ns()
+            waiting = waiting._replace(due_ns=0 if is_due else record.due_ns)
         index = sequence - record.base_sequence
         return self._message_line(
             waiting, f"{record.first_id + index:016x}", record.timestamp_ns, self._bodies[index]
@@ -238,14 +255,14 @@ class _WaitingLines:
         )
         return next(holding, None)
 
-    def _message_line(self, waiting: Waiting, message_id: str, timestamp_ns: int, body: bytes) -> bytes:
+    def _message_line(self, waiting: PeekedMessage, message_id: str, timestamp_ns: int, body: bytes) -> bytes:
         return message_line(
             self._topic.name,
             message_id,
             timestamp_ns,
             waiting.attempts,
             waiting.sequence,
-            waiting.due_ns or None,
+            _by_system_clock(waiting.due_ns, self._ahead_ns),
             body,
             channel=self._channel,
             state=waiting.state,

@@ -7,9 +7,9 @@ from typing import Any
 
 from ...access import AuthFileError
 from ...http import HTTPError, Request, Response
-from ...log_levels import level_number, parse_level
 from ...protocol.address import without_secrets
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
+from ...text.log_levels import level_number, parse_level
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import StartupError
 from ..server import Server

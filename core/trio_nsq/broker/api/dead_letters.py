@@ -8,7 +8,7 @@ sequence to continue from.
 import math
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import trio
 
 from ...access import Identity
+from ...api.answers import Origin
 from ...http import HTTPError, Request, Response
 from ...log import RecordBatch
 from ...log.interface import READ_BYTES
+from ...log.record_metadata import Reason, metadata_for_channel, origins
 from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS
 from ..errors import PublishRefused, SaveError
 from ..ingest.publication import Publication
 from ..server import Server
 from ..state.channel import Channel
-from ..state.record_metadata import Origin, Reason, metadata_for_channel, origins
 from ..state.topic import Topic
 from ..state.withdrawn import Withdrawn
 from .backlog import find_sequences, ids_given
@@ -61,7 +62,7 @@ class Letter(NamedTuple):
     @property
     def source(self) -> tuple[str | None, str | None]:
         """The topic and channel of origin."""
-        return (self.origin.topic, self.origin.channel) if self.origin is not None else (None, None)
+        return (self.origin["topic"], self.origin["channel"]) if self.origin is not None else (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class Selection:
         if origin is None:
             return self.topic is None and self.reason is None
         return (
-            self.topic in (None, origin.topic)
-            and self.channel in (None, origin.channel)
-            and self.reason in (None, origin.reason)
+            self.topic in (None, origin["topic"])
+            and self.channel in (None, origin["channel"])
+            and self.reason in (None, origin["reason"])
         )
 
 
@@ -105,7 +106,7 @@ async def overview(server: Server, request: Request) -> Response:
     reader = _LetterReader(server, topic, selection)
     while reader.goes_on:
         for letter in await reader.next():
-            key = (*letter.source, letter.origin.reason if letter.origin is not None else None)
+            key = (*letter.source, letter.origin["reason"] if letter.origin is not None else None)
             at_ns = letter.record.timestamp_ns
             counts[key] += 1
             span[key] = min(span.get(key, (at_ns, 0))[0], at_ns), max(span.get(key, (0, at_ns))[1], at_ns)
@@ -356,5 +357,5 @@ def _line(topic: str, letter: Letter) -> bytes:
         letter.sequence,
         None,
         letter.body,
-        origin=asdict(letter.origin) if letter.origin is not None else None,
+        origin=letter.origin,
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import trio
 
-from ... import heap
 from ...http import HTTPError, Request, Response
+from ...platform import malloc_tuning as heap
 from ..server import Server
 
 INDEX = """\

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...access.policy import ROLES, Identity
 from ...http import HTTPError, Request, Response
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
 from ..server import Server
 from ..state.reported_jobs import JobRefused, JobReport, ReportedJob
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...log import RecordBatch
 from ...log.gaps import Gap
-from ..state.record_metadata import only_channel
+from ...log.record_metadata import only_channel
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

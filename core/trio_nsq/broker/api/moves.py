@@ -4,22 +4,24 @@ See docs/how-to/drain-a-broker.md. `qcli drain --move-to` takes batches of messa
 them to the target (`store`).
 """
 
+import time
 from typing import Any
 
 import trio
 
 from ...http import HTTPError, Request, Response, given
 from ...protocol import CommandError
-from ..moved_groups import Group, decode_groups
+from ..moved_groups import MovedGroup, decode_groups
 from ..server import Server
 from ..state.move import Move, MoveStream
 from ..state.topic import Topic
-from .targets import FALSE, find_channel, find_topic, may_send_to, producer_given, whole_number
+from .targets import find_channel, find_topic, is_set, may_send_to, producer_given, require, whole_number
 
 DEFAULT_BATCH_BYTES = 1024 * 1024
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MAX_ADDRESS = 300
 _OCTETS = "application/octet-stream"
+_NS_PER_MS = 1_000_000
 _GROUPS_AT_ONCE = 100
 """Groups decoded before other tasks run; a group of one message takes some microseconds, dead letters some more."""
 
@@ -43,8 +45,7 @@ async def begin(server: Server, request: Request) -> Response:
 async def next_batch(server: Server, request: Request) -> Response:
     """Drop the messages of a stream up to `moved`, and return the next ones, see `moved_groups`."""
     topic, move_id = find_topic(server, request), given(request, "move")
-    if request.identity is not None and not request.identity.allows("read", topic.name):
-        raise HTTPError(403, f"FORBIDDEN: this needs the role read on topic {topic.name}")
+    require(request.identity, "read", topic.name)
     channel = find_channel(server, request) if "channel" in request.query else None
     moved = whole_number(request, "moved", least=0)
     max_bytes = whole_number(request, "max_bytes", least=1) or DEFAULT_BATCH_BYTES
@@ -64,7 +65,7 @@ async def next_batch(server: Server, request: Request) -> Response:
 async def end(server: Server, request: Request) -> Response:
     """End a move, durably: the topic delivers again. With `cancel`, also if messages are left."""
     topic, move_id = find_topic(server, request), given(request, "move")
-    cancel = request.query.get("cancel", "false") not in FALSE
+    cancel = is_set(request, "cancel")
     await server.moves.end(topic, move_id, cancel=cancel)
     return Response.json(_status(topic))
 
@@ -114,7 +115,7 @@ async def store(server: Server, request: Request) -> Response:
     With `close`, refuse further groups of the stream.
     """
     topic, producer = find_topic(server, request), producer_given(request)
-    groups: list[Group] = []
+    groups: list[MovedGroup] = []
     try:
         for group in decode_groups(request.body, server.options.limits):
             groups.append(group)
@@ -127,12 +128,16 @@ async def store(server: Server, request: Request) -> Response:
         raise HTTPError(400, f"BAD_BODY: {exc}") from exc
     if not server.broker.serves(topic):
         raise HTTPError(404, "TOPIC_NOT_FOUND")
+    defer_limit_ns = time.time_ns() + server.options.limits.max_defer_ms * _NS_PER_MS
     for group in groups:
+        # Otherwise a publisher could defer messages for longer than with PUB.
+        if group.due_ns > defer_limit_ns:
+            require(request.identity, "manage", topic.name, "a message is deferred beyond --max-defer")
         # A dead letter can be requeued to its topic of origin: messages must not get there by a detour.
         if group.letters is not None and not may_send_to(request.identity, group.letters["topic"]):
             origin = group.letters["topic"][:100]
             raise HTTPError(403, f"FORBIDDEN: this needs the role publish or manage on topic {origin}")
-    close = request.query.get("close", "false") not in FALSE
+    close = is_set(request, "close")
     stored = await server.moved_messages.store(topic, producer, groups, close=close)
     return Response.json(
         {"topic": topic.name, "stored": stored, "number": topic.producers.number_of(producer)}

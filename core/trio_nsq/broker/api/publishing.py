@@ -7,13 +7,13 @@ from struct import Struct, error
 import trio
 
 from ...http import HTTPError, Request, Response, given, valid_name
+from ...log.record_metadata import metadata_for_channel
 from ...protocol import CommandError, MessageSet, pack_messages
 from ...protocol.messages import walk_messages
 from ..errors import PublishRefused
 from ..ingest.idempotent import BatchNumber, IdempotentPublisher
 from ..ingest.publication import Publication, SetsForRecords
 from ..server import Server
-from ..state.record_metadata import metadata_for_channel
 from .targets import FALSE, find_channel, producer_given
 
 _INT32 = Struct(">i")
@@ -82,17 +82,21 @@ class Publishing:
         """Submit the messages of a request. Returns False if that needs a task. Raises HTTPError."""
         if not _SLOW_PARAMETERS.isdisjoint(request.query):
             return False
+        name = request.query.get("topic", "")
         try:
-            topic = self._server.broker.publishable.get(request.query.get("topic", ""))
+            topic = self._server.broker.publishable(name)
             if topic is None or not (messages := read(request)):
                 return False
 
             def answer(error: PublishRefused | None) -> None:
+                if error is not None:
+                    self._server.topics.forget_new_soon(name)
                 on_response(_OK if error is None else refusal(error).response())
 
-            self._server.publisher.submit(topic, [Publication([messages])], answer)
+            self._server.write_path.submit(topic, [Publication([messages])], answer)
             return True
         except PublishRefused as exc:
+            self._server.topics.forget_new_soon(name)
             raise refusal(exc) from exc
 
     async def _publish(

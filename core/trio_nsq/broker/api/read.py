@@ -6,11 +6,10 @@ not.
 
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...durations import parse_duration_ns
 from ...http import HTTPError, Request, Response
 from ...log import Log, RecordBatch
 from ...log.gaps import Gap
@@ -18,6 +17,7 @@ from ...log.positions import EARLIEST, LATEST, Position, parse_position
 from ...log.raw import encode_raw
 from ...log.records import RawRecord
 from ...log.selection import Selection
+from ...text.durations import parse_duration_ns
 from ..readers import Reading
 from ..server import Server
 from ..state.topic import Topic
@@ -60,10 +60,12 @@ async def read(server: Server, request: Request) -> Response:
     }
     if end is not None:
         headers["X-NSQ-End-Sequence"] = str(end)
+    if log.incarnation is not None:
+        headers["X-NSQ-Incarnation"] = log.incarnation.hex()
     if form == "raw":
-        raw = Reading(server.readers, topic, log.read_raw, begin, end, wait_s)
+        raw = Reading(server.readers, topic, log.read_raw, begin, end, wait_s, _held_raw, request.room)
         return Response(body=_raw_pieces(raw, room), content_type=_OCTETS, headers=headers)
-    reading = Reading(server.readers, topic, log.read, begin, end, wait_s)
+    reading = Reading(server.readers, topic, log.read, begin, end, wait_s, held_as_json, request.room)
     selection = Selection(start) if end is None else Selection(start, end)
     lines = _json_pieces(topic.name, reading, selection, room)
     return Response(body=lines, content_type=NDJSON, headers=headers)
@@ -112,11 +114,21 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
         "last_timestamp_ns": newest.timestamp_ns if newest is not None else None,
         "bytes": log.size_bytes,
         "segments": len(log.files),
+        "incarnation": log.incarnation.hex() if log.incarnation is not None else None,
     }
     if at is None:
         return bounds
     sequence = at.sequence_in(log)
     return bounds | {"at_sequence": sequence, "bytes_from_at": log.bytes_from(sequence)}
+
+
+def _held_raw(record: RawRecord) -> int:
+    return 3 * len(record.data)  # with a piece, and the system's buffers
+
+
+def held_as_json(record: RecordBatch) -> int:
+    """Return about how much memory a record takes until a client has its lines: they are longer by a third."""
+    return 4 * len(record.messages.data)
 
 
 class _Room:
@@ -146,36 +158,54 @@ async def _json_pieces(
     topic: str, reading: Reading[RecordBatch], selection: Selection, room: _Room
 ) -> AsyncGenerator[bytes, None]:
     while found := await reading.next():
-        lines: list[bytes] = []
-        size = 0
-        for each in found:
-            if isinstance(each, Gap):
-                lines.append(gap_line(topic, each))
-                continue
-            for line in message_lines(topic, each, selection.indexes(each)):
-                if room.take(1, len(line)):
-                    lines.append(line)
-                    size += len(line)
-                if room.full:
-                    yield b"".join(lines)
-                    return
-                if size >= PIECE_BYTES or len(lines) >= PIECE_MESSAGES:
-                    yield b"".join(lines)
-                    lines, size = [], 0
-        yield b"".join(lines)
+        pieces = _lines_in_pieces(topic, found, selection, room)
+        found = []  # the memory of a piece is free before the next one is read
+        for piece in pieces:
+            yield piece
+            piece = b""
+        if room.full:
+            return
+
+
+def _lines_in_pieces(
+    topic: str, found: Sequence[RecordBatch | Gap], selection: Selection, room: _Room
+) -> Iterator[bytes]:
+    lines: list[bytes] = []
+    size = 0
+    for each in found:
+        if isinstance(each, Gap):
+            lines.append(gap_line(topic, each))
+            continue
+        for line in message_lines(topic, each, selection.indexes(each)):
+            if room.take(1, len(line)):
+                lines.append(line)
+                size += len(line)
+            if room.full:
+                yield b"".join(lines)
+                return
+            if size >= PIECE_BYTES or len(lines) >= PIECE_MESSAGES:
+                yield b"".join(lines)
+                lines, size = [], 0
+    yield b"".join(lines)
 
 
 async def _raw_pieces(reading: Reading[RawRecord], room: _Room) -> AsyncGenerator[bytes, None]:
     head = b""
     while found := await reading.next():
-        records: list[RawRecord] = []
-        for each in found:
-            if isinstance(each, RawRecord):
-                if not room.take(each.header.count, len(each.data)):
-                    break
-                records.append(each)
-        yield b"".join(encode_raw(records, head))
+        piece, head = _raw_piece(found, head, room)
+        found = []
+        yield piece
+        piece = b""
         if room.full:
             return
-        if records:
-            head = records[-1].head
+
+
+def _raw_piece(found: Sequence[RawRecord | Gap], head: bytes, room: _Room) -> tuple[bytes, bytes]:
+    """Return the records that fit, encoded, and the head of the last one."""
+    records: list[RawRecord] = []
+    for each in found:
+        if isinstance(each, RawRecord):
+            if not room.take(each.header.count, len(each.data)):
+                break
+            records.append(each)
+    return b"".join(encode_raw(records, head)), records[-1].head if records else head

@@ -10,7 +10,9 @@ import trio
 
 from ...access import Rule
 from ...http import (
+    AnswerLimiter,
     CutOff,
+    ForeignRequest,
     Guard,
     Handler,
     HostNames,
@@ -25,8 +27,10 @@ from ...http import (
     peer_of,
     serve_connection,
 )
-from ...listening import is_unix_path, port_of
 from ...log import LogError
+from ...protocol.address import is_unix_path
+from ...server.bodies import Bodies
+from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import BatchOverlaps, DeletedError, MoveRefused, PublishRefused, SaveError
 from ..server import Server
@@ -89,7 +93,7 @@ class HTTPServer:
             await serve_connection(
                 stream,
                 self._plain_router,
-                on_request=log_unless_publish,
+                on_request=self._log_plain,
                 poller=self._poller,
                 bodies=self._bodies,
                 guard=self._plain_guard,
@@ -97,6 +101,14 @@ class HTTPServer:
         except Exception:
             # A bug in the broker: it must not affect other clients.
             logger.exception("HTTP: internal error")
+
+    def _log_plain(self, request: Request, status: int, elapsed_s: float) -> None:
+        if (request.method, request.path) in _UNLOGGED:  # first, as most are publishes
+            return
+        if isinstance(request, ForeignRequest):
+            self._server.services.wrong_ports.report(request.peer, request.spoken, "HTTP")
+        else:
+            log_unless_publish(request, status, elapsed_s)
 
     async def handle_https(self, stream: trio.SocketStream) -> None:
         """Serve one client of the HTTPS listener."""
@@ -187,12 +199,11 @@ _HANDLERS: _Handlers = {
     ("GET", "/channel/deferred"): (_READ_CHANNEL, backlog.deferred),
     ("GET", "/channel/deferred/counts"): (_READ_CHANNEL, backlog.deferred_counts),
     ("POST", "/channel/deferred/cancel"): (_MANAGE_CHANNEL, backlog.cancel),
-    ("GET", "/dead_letters"): (_READ_TOPIC, dead_letters.overview),
     ("GET", "/dead_letters/messages"): (_READ_TOPIC, dead_letters.messages),
     ("POST", "/dead_letters/requeue"): (_MANAGE_TOPIC, dead_letters.requeue),
     ("POST", "/dead_letters/drop"): (_MANAGE_TOPIC, dead_letters.drop),
-    ("GET", "/jobs"): (_ANY_ROLE, jobs.list_jobs),
 }
+_IN_PIECES = {("GET", "/topic/read"), ("GET", "/channel/peek"), ("GET", "/channel/deferred")}
 _DEBUG_HANDLERS: _Handlers = {
     ("GET", "/debug"): (_ADMIN, debug.index),
     ("GET", "/debug/tasks"): (_ADMIN, debug.tasks),
@@ -211,13 +222,17 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     """Build the broker's routes."""
     message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
     publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
+    # A count of dead letters waits for a disk, and `/stats` and `/metrics` must not wait for it.
+    limiter, slow_limiter = AnswerLimiter(), AnswerLimiter()
+    pieces = Bodies(late="it reads large messages too slowly")
+    letters = partial(dead_letters.overview, server)
     metrics_rule = _OPEN if server.options.http_open_metrics else _READ_ALL
     routes = [
         Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
         Route("GET", "/info", status.info, rule=_ANY_ROLE),
         Route("GET", "/access", status.access, rule=_ANY_ROLE),
-        Route("GET", "/stats", status.stats, rule=_ANY_ROLE),
-        Route("GET", "/metrics", status.metrics, plain=True, rule=metrics_rule),
+        Route("GET", "/stats", status.stats, rule=_ANY_ROLE, limiter=limiter),
+        Route("GET", "/metrics", status.metrics, plain=True, rule=metrics_rule, limiter=limiter),
         Route("GET", "/config/{opt}", config.get, rule=_ADMIN),
         Route("PUT", "/config/{opt}", config.put, message, "INVALID_VALUE", rule=_ADMIN),
         Route(
@@ -228,8 +243,13 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
         ),
         Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG", rule=_PUBLISH),
         Route("POST", "/topic/move/store", partial(moves.store, server), body, "BODY_TOO_BIG", rule=_PUBLISH),
+        Route("GET", "/jobs", partial(jobs.list_jobs, server), rule=_ANY_ROLE, limiter=slow_limiter),
+        Route("GET", "/dead_letters", letters, rule=_READ_TOPIC, limiter=slow_limiter),
         Route("PUT", "/jobs/{id}", partial(jobs.put_job, server), MAX_REPORT_BYTES, rule=_ANY_ROLE),
-        *(Route(*place, partial(handler, server), rule=rule) for place, (rule, handler) in _HANDLERS.items()),
+        *(
+            Route(*place, partial(handler, server), rule=rule, pieces=pieces if place in _IN_PIECES else None)
+            for place, (rule, handler) in _HANDLERS.items()
+        ),
         *(
             Route(*place, partial(handler, server), plain=True, rule=rule)
             for place, (rule, handler) in _DEBUG_HANDLERS.items()

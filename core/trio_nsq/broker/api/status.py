@@ -3,24 +3,27 @@
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import trio
 
 from ..._version import __version__
 from ...access.description import describe
-from ...http import Request, Response
-from ...listening import port_of
+from ...http import Request, Response, compact_json
+from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..monitoring.disk import disk_space
 from ..monitoring.oldest import OldestMessages
 from ..monitoring.stats import broker_stats
 from ..monitoring.stats_text import render_text
 from ..server import Server
-from .targets import FALSE
+from .targets import is_set
 
 if TYPE_CHECKING:
     from ..monitoring.metrics import MetricsExposition
 
 _NS_PER_MS = 1_000_000
+_TOPICS_PER_STEP = 50
 
 
 class Status:
@@ -54,6 +57,7 @@ class Status:
             "http_port": port_of(self._bound.http_address) or -1,
             "tcp_port": port_of(self._bound.tcp_address) or -1,
             "start_time": self._server.start_time_s,
+            "instance": self._server.instance,
             "max_heartbeat_interval": limits.max_heartbeat_interval_ms * _NS_PER_MS,
             "max_output_buffer_size": limits.max_output_buffer_size,
             "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
@@ -77,22 +81,22 @@ class Status:
         )
         now_ns = time.time_ns()
         limited = identity if identity is not None and not identity.allows_everywhere("read") else None
-        stats = broker_stats(
+        stats = await broker_stats(
             self._server,
             now_ns,
             oldest=self._oldest,
             topic=topic,
             channel=channel,
-            include_clients=query.get("include_clients", "true") not in FALSE,
-            include_mem=query.get("include_mem", "true") not in FALSE,
+            include_clients=is_set(request, "include_clients", "true"),
+            include_mem=is_set(request, "include_mem", "true"),
             sees=limited.sees if limited is not None else None,
             reads=partial(limited.allows, "read") if limited is not None else None,
         )
         stats["health"] = self._health(request)
-        if query.get("include_disk", "false") not in FALSE and limited is None:
+        if is_set(request, "include_disk") and limited is None:
             stats["disk"] = await disk_space(self._server.broker, self._server.options.data_path)
         if query.get("format") == "json":
-            return Response.json(stats)
+            return await _in_steps(stats)
         uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns
         return Response.text(render_text(stats, now_ns, uptime_ns))
 
@@ -103,3 +107,17 @@ class Status:
 
             self._metrics = MetricsExposition(self._server, self._oldest)
         return await self._metrics.scrape(request)
+
+
+async def _in_steps(stats: dict[str, Any]) -> Response:
+    """Build the response of `Response.json`, encoded a few topics at a time."""
+    topics = []
+    for number, topic in enumerate(stats["topics"] or (), 1):
+        topics.append(compact_json(topic))
+        if number % _TOPICS_PER_STEP == 0:
+            await trio.lowlevel.checkpoint()
+    fields = {name: compact_json(value) for name, value in stats.items() if name != "topics" or not value}
+    if topics:
+        fields["topics"] = f"[{','.join(topics)}]"
+    text = ",".join(f'"{name}":{fields[name]}' for name in stats)
+    return Response.encoded(f"{{{text}}}".encode())

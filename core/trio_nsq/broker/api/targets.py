@@ -2,15 +2,15 @@
 
 import re
 
-from ...access import Identity
+from ...access import Identity, Role
 from ...http import HTTPError, Request, channel_names, given
+from ...protocol.names import is_valid_producer
 from ..errors import TopicUnavailable
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
 
 FALSE = ("0", "false")
-_PRODUCER = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 
 
 def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
@@ -24,9 +24,9 @@ def whole_number(request: Request, parameter: str, *, least: int) -> int | None:
     return number
 
 
-def is_dry_run(request: Request) -> bool:
-    """Whether the request has `dry_run`: return the effect, change nothing."""
-    return request.query.get("dry_run", "false") not in FALSE
+def is_set(request: Request, parameter: str, default: str = "false") -> bool:
+    """Whether an optional parameter is neither 0 nor false. With `dry_run`, nothing is changed."""
+    return request.query.get(parameter, default) not in FALSE
 
 
 def may_send_to(identity: Identity | None, topic: str, channel: str | None = None) -> bool:
@@ -38,10 +38,22 @@ def may_send_to(identity: Identity | None, topic: str, channel: str | None = Non
     return identity is None or identity.allows("publish", topic) or identity.allows("manage", topic, channel)
 
 
+def require(identity: Identity | None, role: Role, topic: str, reason: str = "") -> None:
+    """Check that a client has a role on a topic, besides that of the request's rule. Raises HTTPError.
+
+    Args:
+        identity: The client; None without authentication.
+        reason: Why the request needs it, for the error.
+    """
+    if identity is not None and not identity.allows(role, topic):
+        because = f"{reason}, so " if reason else ""
+        raise HTTPError(403, f"FORBIDDEN: {because}this needs the role {role} on topic {topic}")
+
+
 def producer_given(request: Request) -> str:
     """Return the name of an idempotent producer. Raises HTTPError."""
     producer = given(request, "producer")
-    if not _PRODUCER.fullmatch(producer):
+    if not is_valid_producer(producer):
         raise HTTPError(400, "INVALID_PRODUCER: not 1 to 64 of the characters A-Z a-z 0-9 . _ : -")
     return producer
 

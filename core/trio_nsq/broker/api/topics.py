@@ -3,23 +3,27 @@
 nsqd does not have the endpoints for settings and producers.
 """
 
+import time
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ...access import Identity
 from ...http import HTTPError, Request, Response, channel_names, given, valid_name
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
 from ..dead_letters import refuse_loop
 from ..server import Server
+from ..state.channel import Channel
 from ..state.settings import ChannelSettings, TopicSettings
 from ..state.topic import Topic
 from .targets import (
     find_channel,
     find_topic,
     find_topic_and_channel,
-    is_dry_run,
+    is_set,
     may_send_to,
     producer_given,
+    require,
     topic_named,
 )
 
@@ -66,7 +70,13 @@ async def pause_topic(server: Server, request: Request, *, paused: bool) -> Resp
 async def get_producer(server: Server, request: Request) -> Response:
     """Return the highest batch number of a producer."""
     topic, producer = find_topic(server, request), producer_given(request)
-    return Response.json({"producer": producer, "number": topic.producers.number_of(producer)})
+    return Response.json(
+        {
+            "producer": producer,
+            "number": topic.producers.number_of(producer),
+            "may_be_forgotten": topic.producers.may_have_forgotten(producer),
+        }
+    )
 
 
 async def forget_producer(server: Server, request: Request) -> Response:
@@ -121,7 +131,7 @@ async def put_topic_settings(server: Server, request: Request) -> Response:
     With `dry_run`, change nothing, and return in `dropped` how many messages the change would drop at once.
     """
     topic, changes = find_topic(server, request), _changes(request)
-    if is_dry_run(request):
+    if is_set(request, "dry_run"):
         return await _try_topic_settings(server, topic, changes)
     await server.admin.configure_topic(topic, changes)
     return Response.json(asdict(topic.settings))
@@ -131,7 +141,7 @@ async def _try_topic_settings(server: Server, topic: Topic, changes: dict[str, A
     settings = topic.settings_with(changes)
     expired_before = 0
     if settings.ttl_ms and settings.ttl_ms != topic.settings.ttl_ms:
-        oldest_ns = server.timers.now_ns() - settings.ttl_ms * _NS_PER_MS
+        oldest_ns = time.time_ns() - settings.ttl_ms * _NS_PER_MS
         expired_before = await server.readers.call(topic, partial(topic.store.first_since, oldest_ns))
     return _effect(settings, topic.limits.would_drop(settings, expired_before))
 
@@ -144,15 +154,26 @@ async def get_channel_settings(server: Server, request: Request) -> Response:
 async def put_channel_settings(server: Server, request: Request) -> Response:
     """Change a channel's settings, as `put_topic_settings`."""
     channel, changes = find_channel(server, request), _changes(request)
-    to = changes.get("dead_letter_topic")
-    if isinstance(to, str) and to and not may_send_to(request.identity, to):
-        raise HTTPError(403, f"FORBIDDEN: this needs the role publish or manage on topic {to[:100]}")
-    if is_dry_run(request):
+    settings = channel.settings_with(changes)
+    _check_dead_letters(request.identity, channel, settings)
+    if is_set(request, "dry_run"):
         refuse_loop(server.broker, channel, changes)
-        settings = channel.settings_with(changes)
         return _effect(settings, channel.would_drop(settings))
     await server.admin.configure_channel(channel, changes)
     return Response.json(asdict(channel.settings))
+
+
+def _check_dead_letters(identity: Identity | None, channel: Channel, settings: ChannelSettings) -> None:
+    """Check that a client may have the broker move messages of a channel to its dead-letter topic.
+
+    There, clients read them that have no role on the channel's topic. Raises HTTPError.
+    """
+    if identity is None or not settings.discloses_more_than(channel.settings):
+        return
+    to = settings.dead_letter_topic
+    if to != channel.settings.dead_letter_topic and not may_send_to(identity, to):
+        raise HTTPError(403, f"FORBIDDEN: this needs the role publish or manage on topic {to[:100]}")
+    require(identity, "read", channel.topic.name, "dead letters disclose messages")
 
 
 def _effect(settings: TopicSettings | ChannelSettings, dropped: int) -> Response:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import trio
 
+from ...log.record_metadata import metadata_for_batch
 from ...protocol import MessageSet
 from ..errors import BatchOverlaps, PublishRefused
 from ..state.broker import Broker
 from ..state.producers import KEPT_S, MAX_PRODUCERS
-from ..state.record_metadata import metadata_for_batch
 from ..state.topic import Topic
 from ..topics import Topics
 from .publication import Publication

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...log import RecordBatch
+from ...log.record_metadata import is_about_messages
 from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ...protocol import MessageSet
 from ..errors import PublishRefused
 from ..state.broker import MessageIds
-from ..state.record_metadata import is_about_messages
 
 
 @dataclass(init=False, slots=True)

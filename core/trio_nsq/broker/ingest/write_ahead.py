@@ -9,34 +9,36 @@ After an error of a write-ahead file, its topics are synced alone, as without it
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import trio
 
+from ...event_loop.pacing import Pacing
+from ...event_loop.retries import Delays
 from ...log import LogWriteError
 from ...log.records import UnsyncedPart
 from ...log.write_ahead import WriteAheadFile
-from ...pacing import Pacing
 from ..state.topic import Topic
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _MOST_FILES = 3
 """Without a new file, the topics are synced alone: disks that refuse syncs must not fill with write-ahead files."""
+_MOST_SIZES = 2
+"""A file gets at most this many times the size at which the next one is begun."""
+MOST_BYTES_IN_FILES = _MOST_FILES * _MOST_SIZES
+"""All files have at most this many times that size. With less free space on the disk, none is begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """Writes of topics in a write-ahead file, which is to be synced.
+class Syncs(Protocol):
+    """What `LocalSync` does for the write-ahead log."""
 
-    Attributes:
-        writes: The number of each topic's last write, as `Log.writes` counts.
-    """
+    async def sync(self, topic: Topic, *, alone: bool = False) -> Exception | None: ...
 
-    file: WriteAheadFile
-    writes: dict[Topic, int]
+    async def until_idle(self, of: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -53,18 +55,18 @@ class _Need:
 
 
 class WriteAhead:
-    """The write-ahead files of a broker. All methods but `sync` are for the event loop.
+    """The write-ahead files of a broker.
 
     Args:
         create: Creates the next file; called in a thread. Returns None if the disk has too little room for it. Raises
             LogWriteError.
-        all_removed: Called in a thread by `close` if no file is left. Raises OSError.
+        all_removed: Called in a thread when no file is left. Raises OSError.
         most_topics: How many topics may need a file: their segments are open, because they are not synced.
         nursery: Hosts the threads.
         clock_s: Returns seconds by a clock that never steps.
 
     Attributes:
-        sync_alone: Requests the sync of a topic's own file; `record_sync` gets the result.
+        current: The file to append to; None if there is none now.
     """
 
     def __init__(
@@ -76,49 +78,54 @@ class WriteAhead:
         pacing: Pacing,
         clock_s: Callable[[], float] = perf_counter,
     ) -> None:
-        self.sync_alone: Callable[[Topic], object] = lambda topic: None
+        self.current: WriteAheadFile | None = None
+        self._syncs: Syncs
         self._create = create
         self._all_removed = all_removed
         self._most_topics = most_topics
         self._nursery = nursery
         self._pacing = pacing
         self._clock_s = clock_s
-        self._current: WriteAheadFile | None = None
         self._begun_s = 0.0  # when the current file was begun
         self._retry_s = 0.0  # no file is begun before
         self._needed: dict[WriteAheadFile, dict[Topic, _Need]] = {}  # of each file, in order
         self._unrepaired: set[Topic] = set()
         self._kept: set[WriteAheadFile] = set()  # only for topics that are unrepaired
-        self._waits: dict[Topic, trio.Event] = {}
         self._tasks = 0
         self._task_ended = trio.Event()
         self._closed = False
+        self._closing = trio.Event()
+
+    def use(self, syncs: Syncs) -> None:
+        """Have topics synced by themselves here. `record_sync` gets the results."""
+        self._syncs = syncs
 
     # ------------------------------------------------------------------ the current file
 
-    def append(self, topics: Iterable[Topic]) -> Logged | None:
+    def append(self, topics: Iterable[Topic]) -> tuple[WriteAheadFile | None, Mapping[Topic, int]]:
         """Write the unsynced writes of these topics.
 
         Returns:
-            What a `sync` will make stable, None if there is nothing. The other topics must be synced alone.
+            The file to sync, and for each topic in it the number of its last write, as `Log.writes` counts. The other
+            topics must be synced alone.
         """
         file = self._file()
         if file is None:
-            return None
+            return None, {}
         parts: list[tuple[bytes, UnsyncedPart]] = []
         logged: dict[Topic, int] = {}
         for topic in topics:
             part = topic.log.unlogged()
-            if part is not None and 0 < part.size <= self._pacing.ahead_bytes:
+            if part is not None and 0 < part.size <= self._pacing.small_sync_bytes:
                 parts.append((topic.name.encode(), part))
                 logged[topic] = topic.log.writes
         if not parts:
-            return None
+            return None, {}
         try:
             file.append(parts)
         except LogWriteError as exc:
-            self._give_up(file, exc)
-            return None
+            self._stop_using(file, exc)
+            return None, {}
         needed = self._needed[file]
         for topic, last in logged.items():
             topic.log.mark_logged()
@@ -126,13 +133,13 @@ class WriteAhead:
                 needed[topic].last = last
             else:
                 needed[topic] = _Need(last, topic.log.failed_syncs)
-        return Logged(file, logged)
+        return file, logged
 
     def _file(self) -> WriteAheadFile | None:
         """Return the file to append to; None if there is none now."""
-        file = self._current
+        file = self.current
         if file is not None and file.error is not None:
-            self._give_up(file, file.error)
+            self._stop_using(file, file.error)
             return None
         if (
             file is None
@@ -140,7 +147,7 @@ class WriteAhead:
             or self._clock_s() > self._begun_s + self._pacing.ahead_file_s
         ):
             self._begin_file()
-        return file if file is not None and not self._is_full(file, 2) else None
+        return file if file is not None and not self._is_full(file, _MOST_SIZES) else None
 
     def _is_full(self, file: WriteAheadFile, times: int) -> bool:
         """Whether a file has this many times what a file should have."""
@@ -163,8 +170,9 @@ class WriteAhead:
             file = None
         if file is None:
             self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
+            await self._record_end()
             return
-        before, self._current = self._current, file
+        before, self.current = self.current, file
         self._begun_s = self._clock_s()
         self._needed[file] = {}
         self._nursery.start_soon(self._end_when_old, file)
@@ -174,28 +182,20 @@ class WriteAhead:
     async def _end_when_old(self, file: WriteAheadFile) -> None:
         """Begin the next file, even if no topic is written to any more."""
         await trio.sleep(self._pacing.ahead_file_s)
-        if file is self._current and self._needed[file]:
+        if file is self.current and self._needed[file]:
             self._begin_file()
 
-    def _give_up(self, file: WriteAheadFile, error: LogWriteError) -> None:
-        """Use a file no longer after an error."""
-        logger.error("%s; each topic is synced alone", error)
-        self._current = None
-        self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
-        self._start(self._retire, file)
+    async def give_up(self, file: WriteAheadFile, error: Exception) -> None:
+        """After a failed sync: use the file no longer, and cut off durably what is not synced. Logs errors."""
+        self._stop_using(file, error)
+        await trio.to_thread.run_sync(_discard_unsynced, file)
 
-    @staticmethod
-    def sync(file: WriteAheadFile) -> None:
-        """Return when all earlier appends are on stable storage. In a thread.
-
-        Raises:
-            LogWriteError: They may not be. The topics must be synced alone.
-        """
-        try:
-            file.sync()
-        except LogWriteError:
-            _discard_unsynced(file)
-            raise
+    def _stop_using(self, file: WriteAheadFile, error: Exception) -> None:
+        if file is self.current:
+            logger.error("%s; each topic is synced alone", error)
+            self.current = None
+            self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
+            self._start(self._retire, file)
 
     # ------------------------------------------------------------------ earlier files
 
@@ -209,45 +209,60 @@ class WriteAhead:
                 self._unrepaired.add(topic)
             elif need.last <= writes and topic not in self._unrepaired:
                 del needed[topic]
-        self._wake(topic)
 
     def forget(self, topic: Topic) -> None:
         """Forget a topic that was deleted."""
         self._unrepaired.discard(topic)
         for needed in self._needed.values():
             needed.pop(topic, None)
-        self._wake(topic)
         for file in [file for file in self._kept if not self._needed[file]]:
             self._kept.remove(file)
             self._start(self._retire, file)
 
-    def _wake(self, topic: Topic) -> None:
-        if (wait := self._waits.pop(topic, None)) is not None:
-            wait.set()
-
     async def _retire(self, file: WriteAheadFile) -> None:
-        """Sync all topics that need a file, and delete it."""
-        if file.error is not None:
-            await trio.to_thread.run_sync(_discard_unsynced, file)
+        """Sync all topics that need a file, and delete it.
+
+        If it stays, what its topics refused must not: that is discarded, with growing pauses until it succeeds.
+        """
+        await self._syncs.until_idle(file)  # what a sync is about to report must not be discarded
+        is_clean = file.error is None or await trio.to_thread.run_sync(_discard_unsynced, file)
+        if not await self._remove(file):
+            pauses = Delays(self._pacing.cut_retry_s, self._pacing.cut_retry_max_s)
+            while not (is_clean or self._closed) and file in self._needed:
+                with trio.move_on_after(pauses.next_s()):
+                    await self._closing.wait()
+                is_clean = await trio.to_thread.run_sync(_discard_unsynced, file)
+
+    async def _remove(self, file: WriteAheadFile) -> bool:
+        """Sync all topics that need a file, and delete it; False if it stays."""
         needed = self._needed[file]
         for topic in list(needed):
             while topic in needed and topic not in self._unrepaired:
-                wait = self._waits.setdefault(topic, trio.Event())  # two files may wait for it
-                self.sync_alone(topic)
-                await wait.wait()
+                await self._syncs.sync(topic, alone=True)
         if needed:
             names = ", ".join(sorted(topic.name for topic in needed))
             logger.error(
                 "%s: kept until the next start, because syncs of these topics failed: %s", file.path, names
             )
             self._kept.add(file)
-            return
+            return False
         try:
             await trio.to_thread.run_sync(file.remove)
         except LogWriteError as exc:
             logger.error("%s", exc)
-            return
+            return False
+        file.close()
         del self._needed[file]
+        await self._record_end()
+        return True
+
+    async def _record_end(self) -> None:
+        """Record that there is no file, if there is none. No file is begun meanwhile."""
+        if not self._needed:
+            try:
+                await trio.to_thread.run_sync(self._all_removed)
+            except OSError as exc:
+                logger.warning("cannot save that there is no write-ahead log: %s", exc.strerror)
 
     def _start(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         self._tasks += 1
@@ -265,22 +280,21 @@ class WriteAhead:
     async def close(self) -> None:
         """Sync all topics, and delete all files. All writes must be committed. What fails is logged."""
         self._closed = True
+        self._closing.set()
         while self._tasks:
             await self._task_ended.wait()
-        self._current = None
+        self.current = None
         for file in list(self._needed):
             await self._retire(file)
         for file in self._needed:
             file.close()
-        if not self._needed:
-            try:
-                await trio.to_thread.run_sync(self._all_removed)
-            except OSError as exc:
-                logger.warning("cannot save that there is no write-ahead log: %s", exc.strerror)
+        await self._record_end()
 
 
-def _discard_unsynced(file: WriteAheadFile) -> None:
+def _discard_unsynced(file: WriteAheadFile) -> bool:
     try:
         file.discard_unsynced()
     except LogWriteError as exc:
         logger.error("%s: a crash may bring back what was refused", exc)
+        return False
+    return True

@@ -28,11 +28,13 @@ from ...http import Request, Response
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
+from .disk import file_system_space
 from .histogram import Histogram
 from .oldest import OldestMessages
 
 _SAMPLES_PER_PIECE = 400
 """These take about two milliseconds."""
+_BYTES_PER_LABELS = 250
 _NS_PER_S = 1_000_000_000
 _EOF = b"# EOF\n"
 
@@ -134,19 +136,22 @@ class MetricsExposition:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         topics = self._server.broker.topics.values()
         await self._oldest.refresh(channel for topic in topics for channel in topic.channels.values())
-        return Response(200, self._pieces(encode), content_type)
+        space = await file_system_space(self._server.options.data_path)
+        held = _BYTES_PER_LABELS * (len(topics) + sum(len(topic.channels) for topic in topics))
+        return Response(200, self._pieces(encode, space), content_type, held_bytes=held)
 
-    async def _pieces(self, encode: Encoder) -> AsyncGenerator[bytes, None]:
-        for text in self._texts(encode):
+    async def _pieces(self, encode: Encoder, space: tuple[int, int] | None) -> AsyncGenerator[bytes, None]:
+        for text in self._texts(encode, space):
             yield text
             await trio.lowlevel.checkpoint()
         if encode(_Families(())):  # OpenMetrics has an end marker
             yield _EOF
 
-    def _texts(self, encode: Encoder) -> Iterator[bytes]:
+    def _texts(self, encode: Encoder, space: tuple[int, int] | None) -> Iterator[bytes]:
         """Yield the scrape in pieces. The caller may let other tasks run in between."""
         yield encode(self._process).removesuffix(_EOF)
         yield encode(_Families(self._of_broker())).removesuffix(_EOF)
+        yield encode(_Families(_of_disk(space))).removesuffix(_EOF)
         topics = [({"topic": t.name}, t) for _, t in sorted(self._server.broker.topics.items())]
         for name, text, of_topic in TOPIC_METRICS:
             samples = (Sample(name, labels, float(of_topic(topic))) for labels, topic in topics)
@@ -164,7 +169,7 @@ class MetricsExposition:
             yield from _in_pieces(encode, LATENCY, LATENCY_HELP, self._latencies(channels))
 
     def _of_broker(self) -> Iterator[Metric]:
-        server, publisher = self._server, self._server.publisher
+        server, write_path = self._server, self._server.write_path
         about = {"version": __version__, "python_version": platform.python_version()}
         yield InfoMetricFamily("nsq_build", "Versions of the broker and of Python.", about)
         yield GaugeMetricFamily(
@@ -200,14 +205,16 @@ class MetricsExposition:
         yield _histogram(
             "nsq_append_duration_seconds",
             "Duration of an append to the log of a topic, including the sync with --sync=always.",
-            publisher.append_duration,
+            write_path.append_duration,
         )
         yield _histogram(
             "nsq_sync_duration_seconds",
             "Duration of a scheduled sync of the log of a topic, with --sync=interval.",
-            publisher.syncs.duration,
+            write_path.syncs.duration,
         )
-        yield CounterMetricFamily("nsq_syncs", "Syncs of topic logs to stable storage.", publisher.sync_count)
+        yield CounterMetricFamily(
+            "nsq_syncs", "Syncs of topic logs to stable storage.", write_path.sync_count
+        )
 
     def _of_audit_log(self) -> Iterator[Metric]:
         audit = self._server.audit
@@ -239,6 +246,15 @@ class MetricsExposition:
         for labels, channel in channels:
             if (age_ns := self._oldest.age_ns(channel, now_ns)) is not None:
                 yield Sample(OLDEST_AGE, labels, age_ns / _NS_PER_S)
+
+
+def _of_disk(space: tuple[int, int] | None) -> Iterator[Metric]:
+    """Yield the metrics of the data folder's file system, without samples if its space is unknown."""
+    for name, text, index in (
+        ("nsq_disk_free_bytes", "Free space on the file system of the data folder.", 0),
+        ("nsq_disk_size_bytes", "Size of the file system of the data folder.", 1),
+    ):
+        yield GaugeMetricFamily(name, text, None if space is None else space[index])
 
 
 # ---------------------------------------------------------------------- encoding

@@ -144,7 +144,7 @@ class StatsdClient:
         """Send all metrics, spread over this time. Raises OSError."""
         found = await trio.socket.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
-        stats = broker_stats(
+        stats = await broker_stats(
             self._server, time.time_ns(), include_clients=False, include_mem=self._options.statsd_mem_stats
         )
         now = figures(stats, exclude_ephemeral=self._options.statsd_exclude_ephemeral)

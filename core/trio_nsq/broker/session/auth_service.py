@@ -2,8 +2,8 @@
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlencode
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
 
 import trio
 
@@ -11,15 +11,13 @@ from ...access import Grant, Identity, Pattern, Role
 from ...access.access import AuthDenied, AuthError
 from ...access.patterns import ALL_REGEX, compile_regex, import_re2
 from ...http.client import HTTPClient, RequestFailed, UnexpectedStatus
+from ...http.urls import URL
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.go_json import GoObject, decode_object
 from ...protocol.limits import MIB
 from ...tls.client import client_context
 from ..errors import StartupError
 from ..options import BrokerOptions
-
-if TYPE_CHECKING:
-    import httpx
 
 _ROLES: dict[str, Role] = {
     "subscribe": "consume",
@@ -142,7 +140,7 @@ class AuthClient:
                 return parse_answer(answer, trio.current_time())
             except (RequestFailed, AuthError) as exc:
                 denied = denied or (isinstance(exc, UnexpectedStatus) and exc.status in _DENIALS)
-                failures.append(f"failed to auth against {without_secrets(str(service))} - {exc}")
+                failures.append(f"failed to auth against {without_secrets(service)} - {exc}")
         raise (AuthDenied if denied else AuthError)("; ".join(failures))
 
     async def reload(self) -> None:
@@ -164,21 +162,17 @@ def _http_client(options: BrokerOptions) -> HTTPClient:
     )
 
 
-def _service_url(address: str) -> "httpx.URL":
-    import httpx
-
+def _service_url(address: str) -> str:
+    url, shown = address, without_secrets(address)
     try:
-        if "://" in address:
-            url = httpx.URL(address)
-        else:
+        if "://" not in address:
             parse_address(address, default_port=80)
-            url = httpx.URL(f"http://{address}/auth")
-    except (ValueError, httpx.InvalidURL) as exc:
-        shown = without_secrets(address)
+            url = f"http://{address}/auth"
+        elif urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).hostname:
+            raise StartupError(f"--auth-http-address: {shown} is neither host:port nor an http or https URL")
+        URL.parse(url)
+    except ValueError as exc:
         # The parser's error may repeat a part of the password.
         reason = exc if shown == address else "not a URL; is the password percent-encoded?"
         raise StartupError(f"--auth-http-address: {shown}: {reason}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        shown = without_secrets(address)
-        raise StartupError(f"--auth-http-address: {shown} is neither host:port nor an http or https URL")
     return url

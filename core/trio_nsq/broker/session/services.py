@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...access.access import Access
-from ...bodies import Bodies
-from ...reactor import Poller
-from ..delivery import Delivery
-from ..ingest.publisher import Publisher
+from ...event_loop.reactor import Poller
+from ...server.bodies import Bodies
+from ..delivery import Deliverer
+from ..ingest.write_path import WritePath
 from ..options import BrokerOptions
 from ..state.broker import Broker
 from ..timers import Timers
 from ..topics import Topics
+from .wrong_ports import WrongPorts
 
 if TYPE_CHECKING:
     from ...tls.session import ServerContext
@@ -27,6 +28,7 @@ class Services:
         tls_context: For new TLS sessions; None without TLS.
         access: Identifies clients.
         bodies: Limits the memory of large bodies that are arriving.
+        wrong_ports: Logs clients that speak another protocol.
         parsing: Held while a large request is parsed on the event loop.
     """
 
@@ -34,10 +36,11 @@ class Services:
     broker: Broker
     timers: Timers
     poller: Poller
-    publisher: Publisher
-    delivery: Delivery
+    write_path: WritePath
+    delivery: Deliverer
     topics: Topics
     tls_context: "ServerContext | None" = None
     access: Access = field(default_factory=Access)
     bodies: Bodies = field(default_factory=Bodies)
+    wrong_ports: WrongPorts = field(default_factory=WrongPorts)
     parsing: trio.Lock = field(default_factory=trio.Lock)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from ...event_loop.reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
 from ...protocol import CommandError
 from ...protocol.command_reader import CommandReader
 from ...protocol.commands import (
@@ -26,7 +27,6 @@ from ...protocol.commands import (
 )
 from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
 from ...protocol.states import State
-from ...reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
 from ..errors import PublishRefused, TopicFull
 from ..ingest.publication import Publication
 from ..state.channel import Channel
@@ -263,7 +263,7 @@ class Session(PolledEndpoint):
                 continue
             if self.publishes:  # before anything else: answers keep the order of the commands
                 self.next = command
-                if not self._store() or (self.state is IN_TASK and self.turn_is_over):
+                if not self.store() or (self.state is IN_TASK and self.turn_is_over):
                     return False
             elif command is None:
                 break
@@ -291,15 +291,15 @@ class Session(PolledEndpoint):
         except CommandError as exc:
             return exc
 
-    def _store(self) -> bool:
-        """Store the publishes. Returns False if the session has to wait for that."""
+    def store(self) -> bool:
+        """Store the publishes. Returns False if the session has to wait for that, or before it may do so."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
-        topic = self._services.broker.publishable.get(name)
+        topic = self._services.broker.publishable(name)
         if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
             return False
         try:
-            self._services.publisher.submit(topic, self.publications(), self._complete_publishes)
+            self._services.write_path.submit(topic, self.publications(), self._complete_publishes)
         except PublishRefused as exc:
             self.answer_publishes(exc)
             return True
@@ -307,7 +307,7 @@ class Session(PolledEndpoint):
         return False
 
     def publications(self) -> list[Publication]:
-        """Convert the publishes for the publisher."""
+        """Convert the publishes for the write path."""
         return [
             Publication([p.messages], self._timers.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
             for p in self.publishes
@@ -338,6 +338,7 @@ class Session(PolledEndpoint):
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + messages
             self.put_answer(OK_FRAME * commands)
             return
+        self._services.topics.forget_new_soon(topic_name)
         errors = [_publish_refusal(p.verb, error) for p in publishes for _ in range(p.commands)]
         if not self.handshake.identity.survive_refusals:
             self.next = errors[0]  # raised next, which ends the connection
@@ -365,14 +366,13 @@ class Session(PolledEndpoint):
             now_ns = self._timers.now_ns()
             if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
                 self.answer(_failure_frames("REQ", [(command.id, why_not)]))
-            elif command.delay_ms:
-                self._timers.watch(channel, now_ns + command.delay_ms * _NS_PER_MS)
         elif isinstance(command, Touch):
             longest_ms = self._services.options.limits.max_msg_timeout_ms
             if why_not := channel.touch(consumer, command.id, self._timers.now_ns(), longest_ms):
                 self.answer(_failure_frames("TOUCH", [(command.id, why_not)]))
         elif isinstance(command, StartClose):
             self.reader.state = State.CLOSING
+            consumer.closing = True
             self._set_ready(subscription, 0)
             self.answer(CLOSE_WAIT_FRAME)
 

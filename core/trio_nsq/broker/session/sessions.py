@@ -10,9 +10,10 @@ import trio
 from ...log import LogError
 from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
-from ...protocol.commands import Auth, Identify, LineTooLong, Subscribe
+from ...protocol.commands import Auth, Identify, LineTooLong, Publish, Subscribe
 from ...protocol.errors import AuthRequired
 from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
+from ...protocol.spoken import protocol_of
 from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
 from ..state.consumer import Consumer
@@ -155,9 +156,11 @@ class ClientTask:
         session.leave_channel()
         if isinstance(error, AuthRequired):
             session.authorizer.record_missing_auth(error)
-        logger.error(
-            "[%s] - %s", session.peer, str(error)
-        )  # a logged exception object would keep the session alive
+        spoken = "" if session.reader.greeted else protocol_of(session.reader.take_buffered())
+        if spoken in ("HTTP", "TLS"):
+            self._services.wrong_ports.report(session.peer, spoken, "NSQ")
+        else:  # a logged exception object would keep the session alive
+            logger.error("[%s] - %s", session.peer, str(error))
         if not isinstance(error, LineTooLong):
             session.send_buffer.put(encode_error(error.wire))
         await session.transport.linger()
@@ -211,24 +214,35 @@ class ClientTask:
         session = self._session
         while not session.execute_now():
             if session.is_storing:
-                session.stored = trio.Event()
-                await session.stored.wait()
-                session.begin_turn()
+                await self._until_stored()
+            elif session.publishes:
+                await self._until_publishable(session.publishes[0])
             else:
                 await self._execute_next()
+
+    async def _until_stored(self) -> None:
+        session = self._session
+        session.stored = trio.Event()
+        await session.stored.wait()
+        session.begin_turn()
+
+    async def _until_publishable(self, first: Publish) -> None:
+        """Wait until the publishes can be stored, and store them like those that need not wait. Raises CommandError."""
+        session, topics = self._session, self._services.topics
+        await session.authorizer.check(first.verb, first.topic)
+        try:
+            topic = await topics.until_publishable(first.topic)
+        except PublishRefused as exc:
+            session.answer_publishes(exc)
+            return
+        session.store()  # in vain if the authorization has expired meanwhile; the caller tries again
+        if session.is_storing:
+            await self._until_stored()
+        await topics.forget_new(topic)  # unless they are stored
 
     async def _execute_next(self) -> None:
         """In the task: execute the command that has to wait, or let other tasks run. Raises CommandError."""
         session = self._session
-        if session.publishes:
-            await session.authorizer.check(session.publishes[0].verb, session.publishes[0].topic)
-            error = None
-            try:
-                await self._services.topics.publish(session.publishes[0].topic, session.publications())
-            except PublishRefused as exc:
-                error = exc
-            session.answer_publishes(error)
-            return
         command, session.next = session.next, None
         if isinstance(command, Identify):
             await self._identify(command)

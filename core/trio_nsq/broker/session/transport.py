@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ...event_loop.reactor import SendBuffer
 from ...protocol import CommandError
 from ...protocol.compression import Codec
-from ...reactor import SendBuffer
 
 if TYPE_CHECKING:
     from ...tls.session import ServerContext, TLSSession

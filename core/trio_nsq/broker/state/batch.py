@@ -7,11 +7,10 @@ from struct import Struct
 from typing import Final
 
 from ...log import RecordBatch
-from ...protocol.bulk import add_frames
-from ...protocol.commands import FINISH_LINE_BYTES
-from ...protocol.frames import MESSAGE_FRAME_BYTES, FrameType
+from ...log.record_metadata import only_channel
+from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES, MESSAGE_FRAME_BYTES, add_frames
+from ...protocol.frames import FrameType
 from ...protocol.messages import SizePrefixes
-from .record_metadata import only_channel
 
 MERGE_MESSAGES = 256  # not Final: tests set it
 MERGE_BYTES: Final = 64 * 1024
@@ -144,8 +143,8 @@ class Batch:
         if self._records is not None:
             record, at = self._locate(self._records, index)
             return b"%016x" % (record.first_id + at)
-        start = index * FINISH_LINE_BYTES
-        return self._lines[start + 4 : start + 20]
+        start = index * FINISH_LINE_BYTES + FINISH_ID_AT
+        return self._lines[start : start + ID_BYTES]
 
     def timestamp_ns(self, index: int) -> int:
         """Return when a message was published, Unix nanoseconds."""

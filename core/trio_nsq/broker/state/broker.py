@@ -6,7 +6,7 @@ from typing import Final
 
 from ...log import Log
 from ...protocol import is_valid_name
-from ..errors import PublishRefused, TopicUnavailable
+from ..errors import DeletedError, PublishRefused, TopicUnavailable
 from ..options import BrokerOptions
 from .alarms import Alarms
 from .cache import BatchCache
@@ -71,10 +71,10 @@ class Broker:
             it.
         on_names_changed: Called with the names of a topic and a channel when the channel, or if that is None the topic,
             was created or deleted. Not called for the channels of a deleted topic.
-        alarms: When channels are due, see `tick`.
+        alarms: When channels are due, see `watch` and `tick`.
+        on_earlier_alarm: Called when the first alarm is earlier than before.
         draining: The broker refuses the publishes of clients.
-        publishable: Topics by name that accept publishes without being created, saved or waited for first; none while
-            the broker drains. The owner adds them with `allow_publishes`.
+        incomplete: New topics that do not have the channels yet that they have on other brokers.
         deleting: Names of topics that are being deleted.
         stopping: The broker stops and serves no topic any more.
         waits_for_disk: Passed to the message stores of topics; set it before creating topics.
@@ -88,7 +88,7 @@ class Broker:
         self.never_saved: set[Topic] = set()
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
         self.draining = False
-        self.publishable: dict[str, Topic] = {}
+        self.incomplete: set[Topic] = set()
         self.deleting: set[str] = set()
         self.stopping = False
         self.waits_for_disk = True
@@ -97,6 +97,7 @@ class Broker:
         self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
         self.cache = BatchCache(options.cache_bytes)
         self.alarms: Alarms[Channel] = Alarms()
+        self.on_earlier_alarm: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ topics and channels
 
@@ -112,6 +113,19 @@ class Broker:
         """Whether a message store's topic exists and its log is open."""
         topic = self.topics.get(store.name)
         return not self.stopping and topic is not None and topic.store is store
+
+    def publishable(self, name: str) -> Topic | None:
+        """Return the topic of this name if publishes of clients need not wait, nor are refused, for its state."""
+        topic = self.topics.get(name)
+        if (
+            topic is None
+            or self.draining
+            or self.stopping
+            or name in self.deleting
+            or topic in self.incomplete
+        ):
+            return None
+        return topic
 
     def topic(self, name: str) -> Topic:
         """Return the topic of this name, creating it if needed. Raises LogError if its log cannot be opened."""
@@ -136,6 +150,7 @@ class Broker:
     def add_topic(self, topic: Topic) -> None:
         """Add a topic, and mark it as never saved."""
         self.topics[topic.name] = topic
+        topic.watch_deadlines(self.watch)
         if not topic.ephemeral:
             topic.version.report_to(self.changed, topic.name)
             topic.version.increment()
@@ -148,7 +163,6 @@ class Broker:
         known = name in topic.channels
         channel = topic.add_channel(name, private=private)
         if not known:
-            self.alarms.watch(channel, channel.next_deadline_ns)
             self.on_names_changed(topic_name, name)
         return channel
 
@@ -157,16 +171,12 @@ class Broker:
         topic = self.topics.get(channel.topic.name)
         return topic if topic is not None and topic.channels.get(channel.name) is channel else None
 
-    def allow_publishes(self, topic: Topic) -> None:
-        """Make a topic publishable, unless the broker drains."""
-        if not self.draining:
-            self.publishable[topic.name] = topic
-
-    def set_draining(self, draining: bool) -> None:
-        """Refuse the publishes of clients, or accept them again. The next publish makes its topic publishable."""
-        self.draining = draining
-        if draining:
-            self.publishable.clear()
+    def existing_topic_of(self, channel: Channel) -> Topic:
+        """Return the topic of a channel. Raises DeletedError."""
+        topic = self.topic_of(channel)
+        if topic is None:
+            raise DeletedError(channel.name)
+        return topic
 
     def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, and its topic if that is ephemeral and has no other channel.
@@ -187,7 +197,6 @@ class Broker:
         """Delete a topic and its channels, and close its log. The caller removes the files."""
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
-            self.publishable.pop(topic.name, None)
             for channel in topic.channels.values():
                 self.alarms.forget(channel)
             topic.version.report_to(None, "")
@@ -195,6 +204,7 @@ class Broker:
             topic.log.close()
             self.changed.discard(topic.name)
             self.never_saved.discard(topic)
+            self.incomplete.discard(topic)
             self.on_names_changed(topic.name, None)
 
     def mark_unavailable(self, name: str, reason: str) -> None:
@@ -212,6 +222,17 @@ class Broker:
         return ""
 
     # ------------------------------------------------------------------ time
+
+    def watch(self, channel: Channel, at_ns: int) -> None:
+        """Have `tick` call a channel at this time at the latest. Channels report their own deadlines here."""
+        if self.alarms.watch(channel, at_ns):
+            self.on_earlier_alarm()
+
+    def extend_timeouts(self, by_ns: int) -> None:
+        """Give all messages in flight more time: the broker could not read their answers for so long."""
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                channel.extend_timeouts(by_ns)
 
     def tick(self, now_ns: int) -> list[Channel]:
         """Move due messages of all channels; returns the channels to dispatch.

@@ -5,11 +5,11 @@ Synchronous state: no awaits, clock or sockets. Time is the parameter `now_ns`; 
 
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from ...log.record_metadata import Reason
 from ...protocol import is_ephemeral
 from .batch import Batch
 from .channel_messages import ChannelMessages
@@ -22,7 +22,6 @@ from .message_store import MessageStore
 from .move import MoveStream
 from .quantiles import RecentSketch
 from .read_ahead import ReadAhead
-from .record_metadata import Reason
 from .settings import ChannelSettings, SettingsError, change
 from .timeouts import TimedOut, Timeouts
 from .topic_view import TopicView
@@ -55,6 +54,7 @@ class Channel:
         oldest_published: Sequence and timestamp of its oldest message, as `OldestMessages` last found them; None if
             unknown. If the timestamp had to be read from disk, the message usually stays the oldest for long.
         stream: The move of its messages to another broker; None if they are not moved. Set by `hold` and `release`.
+        on_deadline: Called with each new deadline that may be the next one; None: nothing is called.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class Channel:
         self.settings = ChannelSettings()
         self._own_settings: dict[str, Any] = {}  # by name
         self._version = version or Version()
-        self.timeouts = Timeouts()
-        self.messages = ChannelMessages(topic, cursor, self._version, private=private)
+        self.on_deadline: Callable[[Channel, int], object] | None = None
+        self.timeouts = Timeouts(self._watch)
+        self.messages = ChannelMessages(topic, cursor, self._version, self._watch, private=private)
         self.consumers = self.messages.consumers
         self.read_ahead = ReadAhead(store, self.messages)
         self.dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
@@ -141,6 +142,12 @@ class Channel:
         self.stream = stream
         self.paused = self._is_paused
 
+    def fix_stream(self) -> None:
+        """Begin to send the messages: nothing is in flight any more, and they only become fewer."""
+        if self.stream is not None:
+            self.stream.is_fixed = True
+            self._version.increment()
+
     def release(self) -> None:
         """End the part of this channel in a move."""
         self.stream = None
@@ -161,7 +168,11 @@ class Channel:
         """Count the messages that other settings would drop at once: exhausted messages that are not moved yet."""
         if not settings.max_attempts or settings.dead_letter_topic:
             return 0
-        return self.messages.withdrawn.count_exhausted(settings.max_attempts)
+        return sum(
+            each.reason is not None
+            and self.messages.failed_attempts(each.sequence, each.attempts) >= settings.max_attempts
+            for each in self.messages.withdrawn
+        )
 
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
         settings, own = change(ChannelSettings(), self._own_settings, changes)
@@ -199,30 +210,41 @@ class Channel:
         self.consumers[consumer] = None
         self.dispatcher.add(consumer)
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: Consumer, *, failed: bool = True) -> None:
         """Remove a consumer, and requeue its messages in flight at once.
 
         nsqd requeues them only after their timeout, although no client can finish them any more.
+
+        A client that crashes has most likely been working on the messages that `InFlight.begun` returns: only these
+        count as failed. They are delivered again after the others, which would otherwise wait behind them each time.
+
+        Args:
+            failed: The client has ended the connection; False: the broker stops, so no message has failed.
         """
         if consumer not in self.consumers:
             return
         del self.consumers[consumer]
         self.dispatcher.remove(consumer)
-        if self.settings.max_attempts:
-            for sequence, delivery in consumer.in_flight:
-                self._return(delivery.returned(sequence, Reason.CONNECTION_LOST))
-        else:
-            self.messages.requeued.add(
-                (sequence, delivery.attempts, delivery.held) for sequence, delivery in consumer.in_flight
-            )
+        begun = consumer.in_flight.begun(consumer.msg_timeout_ns) if failed else []
+        begun_ones = {sequence for sequence, _ in begun}
+        prefetched = [each for each in consumer.in_flight if each[0] not in begun_ones]
         consumer.in_flight.clear()
+        if self.settings.max_attempts:
+            for sequence, _ in prefetched:
+                self.messages.add_prefetched(sequence)
+        self.messages.requeued.add(
+            (sequence, delivery.attempts, delivery.held) for sequence, delivery in prefetched
+        )
+        for sequence, delivery in begun:
+            self._return(delivery.returned(sequence, Reason.CONNECTION_LOST))
         if not self.consumers:
             self.read_ahead.drop_batches()
 
     def _return(self, message: Withdrawn, due_ns: int = 0) -> None:
         """Requeue a message: deferred until `due_ns`, or at once if 0. If its attempts are exhausted, withdraw it."""
         sequence, attempts, reason, held = message
-        if reason is not None and 0 < self.settings.max_attempts <= attempts:
+        most = self.settings.max_attempts
+        if reason is not None and 0 < most <= self.messages.failed_attempts(sequence, attempts):
             if self.settings.dead_letter_topic:
                 self.messages.withdrawn.add_exhausted(message)
             else:
@@ -254,13 +276,21 @@ class Channel:
         return list(zip(failed, self._not_in_flight_reasons(failed), strict=True)) if failed else []
 
     def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
-        """REQ: requeue a message, deferred by `delay_ms` unless 0. Returns the reason if that fails."""
+        """REQ: requeue a message, deferred by `delay_ms` unless 0. Returns the reason if that fails.
+
+        A client that closes and returns a message without a delay has not handled it: the delivery has not failed.
+        """
         taken = consumer.in_flight.take(message_id)
         if taken is None:
             return self._not_in_flight_reasons([message_id])[0]
         sequence, delivery = taken
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
-        self._return(delivery.returned(sequence, Reason.REQUEUED), due_ns)
+        reason: Reason | None = Reason.REQUEUED
+        if consumer.closing and not delay_ms:
+            reason = None
+            if self.settings.max_attempts:
+                self.messages.add_prefetched(sequence)
+        self._return(delivery.returned(sequence, reason), due_ns)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.dispatcher.refresh(consumer)
@@ -284,7 +314,7 @@ class Channel:
         if deadline_ns <= delivery.deadline_ns:
             return None
         if capped:
-            self.timeouts.watch(deadline_ns, consumer, message_id)
+            self.timeouts.add_capped(deadline_ns, consumer, message_id)
         consumer.in_flight.touch(message_id, deadline_ns)
         return None
 
@@ -300,6 +330,10 @@ class Channel:
 
     # ------------------------------------------------------------------ time
 
+    def _watch(self, deadline_ns: int) -> None:
+        if self.on_deadline is not None:
+            self.on_deadline(self, deadline_ns)
+
     @property
     def next_deadline_ns(self) -> int | None:
         """When to call `tick` next; None: never. That call may move nothing, if the messages were finished."""
@@ -312,6 +346,12 @@ class Channel:
     def next_due_ns(self) -> int | None:
         """When the first deferred message is due; None if there is none."""
         return self.messages.deferred.first_due_ns
+
+    def extend_timeouts(self, by_ns: int) -> None:
+        """Move the deadlines of all messages in flight, and the latest ones that TOUCH can give them."""
+        self.timeouts.extend(by_ns)
+        for consumer in self.consumers:
+            consumer.in_flight.extend(by_ns)
 
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
         """Requeue deferred messages that are due, and messages in flight that have timed out.
@@ -400,44 +440,29 @@ class Channel:
             # With 10,000 channels, objects for empty parts would cost time, also in the garbage collector.
             messages.cursor.holes,
             tuple(messages.requeued.entries),
-            tuple([each.in_flight.copy() for each in self.consumers if each.in_flight.count]),
+            messages.in_flight,
             messages.deferred.copy(),
             tuple(messages.withdrawn),
             self.stream.moved if self.stream is not None and self.stream.is_fixed else None,
+            tuple(messages.prefetched.items()),
         )
 
-    # The channel's state after a change. The broker saves it before it makes the change.
+    def state_after(self, change: Callable[["Channel"], object]) -> ChannelState:
+        """Return the state that a change leads to: it is made in a copy of the channel, which has no consumers.
 
-    def state_if_paused(self, paused: bool) -> ChannelState:
-        return replace(self.make_state(), paused=paused)
-
-    def state_if_configured(self, changes: Mapping[str, Any]) -> ChannelState:
-        """Return the state after `configure`. Raises SettingsError."""
-        return replace(self.make_state(), settings=self._changed_settings(changes)[1])
-
-    def state_if_skipped(self, start: int, end: int) -> ChannelState:
-        cursor = self.messages.cursor.clone()
-        cursor.skip(start, end)
-        return replace(self.make_state(), cursor=cursor.position, holes=cursor.holes)
-
-    def state_if_empty(self) -> ChannelState:
-        moved = self.stream.moved if self.stream is not None and self.stream.is_fixed else None
-        point = self.topic.high_watermark
-        return ChannelState(self.name, self._is_paused, self._own_settings, point, moved=moved)
-
-    def state_if_cancelled(self, sequences: Collection[int]) -> ChannelState:
-        deferred = self.messages.deferred.clone()
-        deferred.withdraw(sequences)
-        return replace(self.make_state(), deferred=deferred.copy())
-
-    def state_if_disposed(self, messages: Iterable[Withdrawn]) -> ChannelState:
-        gone = {message.sequence for message in messages}
-        left = tuple(each for each in self.messages.withdrawn if each.sequence not in gone)
-        return replace(self.make_state(), withdrawn=left)
-
-    def state_if_moving(self, moved: int | None) -> ChannelState:
-        """Return the state with this progress of a move; None: without one."""
-        return replace(self.make_state(), moved=moved)
+        Raises what the change raises.
+        """
+        copy = Channel(self.topic, self.store, self.name, 0, private=self.private)
+        copy.settings, copy._own_settings, copy._is_paused = (
+            self.settings,
+            self._own_settings,
+            self._is_paused,
+        )
+        copy.messages.copy_from(self.messages)
+        if (stream := self.stream) is not None:
+            copy.stream = MoveStream(stream.moved, is_fixed=stream.is_fixed)
+        change(copy)
+        return copy.make_state()
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
         """Load a snapshot into a channel that was created at the snapshot's cursor and has no messages.
@@ -454,12 +479,16 @@ class Channel:
         self.configure(state.get("settings", {}))
         for start, end in state["holes"]:
             self.skip(int(start), min(int(end), log_end))
-        # Messages in flight count as returned by a lost connection.
+        # The end of the broker is no failure of the messages that were in flight.
         unfinished = sorted(
-            (int(s), int(n), Reason(*reason) if reason else Reason.CONNECTION_LOST)
-            for s, n, *reason in state["unfinished"]
-            if s < log_end
+            (
+                (int(s), int(n), Reason(*reason) if reason else None)
+                for s, n, *reason in state["unfinished"]
+                if s < log_end
+            ),
+            key=lambda each: each[0],
         )
+        self.messages.prefetched.update((int(s), int(n)) for s, n in state.get("prefetched", ()))
         moved = state.get("moved")
         for sequence, attempts, reason in unfinished:
             # A message of a stream may be at the target: it must not go to a dead-letter topic.

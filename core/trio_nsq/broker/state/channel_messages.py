@@ -15,19 +15,21 @@ from .batch import Batch
 from .consumer import Consumer
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages, Requeued
-from .in_flight import OLDEST_SEARCH_LIMIT
+from .in_flight import OLDEST_SEARCH_LIMIT, InFlightCopy
 from .steps import Runs, in_steps
 from .topic_view import TopicView
 from .version import Version
 from .withdrawn import Withdrawn, WithdrawnMessages
 
 _COUNTED: Final = 10_000
+MAX_PREFETCHED: Final = 100_000
+"""The number of messages in `prefetched`. Beyond it, all deliveries count of the one that was returned longest ago."""
 
 State = Literal["requeued", "fresh", "deferred"]
 STATES: tuple[State, ...] = ("requeued", "fresh", "deferred")
 
 
-class Waiting(NamedTuple):
+class PeekedMessage(NamedTuple):
     """A message that a channel will deliver.
 
     Attributes:
@@ -51,11 +53,19 @@ class RequeuedMessages:
         entries: All messages; only this class changes it.
     """
 
-    __slots__ = ("_version", "entries")
+    __slots__ = ("_is_shared", "_version", "entries")
 
     def __init__(self, version: Version) -> None:
         self.entries: deque[Requeued] = deque()
         self._version = version
+        self._is_shared = False
+
+    def share(self, other: "RequeuedMessages") -> None:
+        """Have the messages of another queue, which must not change meanwhile; only `add` may add to this one.
+
+        They are copied only then: a copy of a million messages would block the event loop.
+        """
+        self.entries, self._is_shared = other.entries, True
 
     @property
     def first(self) -> int | None:
@@ -65,6 +75,8 @@ class RequeuedMessages:
         return list(islice(self.entries, count))
 
     def add(self, entries: Iterable[Requeued]) -> None:
+        if self._is_shared:
+            self.entries, self._is_shared = self.entries.copy(), False
         self.entries.extend(entries)
         self._version.increment()
 
@@ -100,25 +112,43 @@ class RequeuedMessages:
 class ChannelMessages:
     """The unfinished messages of one channel.
 
+    Args:
+        watch: As for `DeferredMessages`.
+
     Attributes:
         cursor, requeued, deferred, withdrawn: Messages by state; consumers hold the messages in flight.
         consumers: In the order of subscription.
         arrivals: The arguments of all calls of `defer` since a `Seek` began; None without a seek.
+        prefetched: By sequence, how many deliveries of a message ended before a client began it, as far as the broker
+            knows. They are no failed attempts. Finished messages stay here until there are too many.
         expired_count: Messages dropped because they were older than the topic's `ttl_ms`.
         dropped_count: Messages dropped to keep the topic within its limits.
     """
 
-    def __init__(self, topic: TopicView, cursor: int, version: Version, *, private: bool) -> None:
+    def __init__(
+        self, topic: TopicView, cursor: int, version: Version, watch: Callable[[int], None], *, private: bool
+    ) -> None:
         self._topic = topic
         self._private = private
         self.cursor = Cursor(cursor, version)
         self.requeued = RequeuedMessages(version)
-        self.deferred = DeferredMessages(version)
+        self.deferred = DeferredMessages(version, watch)
         self.withdrawn = WithdrawnMessages(version)
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None
+        self.prefetched: dict[int, int] = {}
         self.expired_count = 0
         self.dropped_count = 0
+        self._in_flight: tuple[InFlightCopy, ...] = ()  # of `copy_from`
+
+    def copy_from(self, other: "ChannelMessages") -> None:
+        """Have the same messages as another channel, to see what a change does. Those in flight are read-only."""
+        self.cursor = other.cursor.clone()
+        self.requeued.share(other.requeued)
+        self.deferred = other.deferred.clone()
+        self.withdrawn.copy_from(other.withdrawn)
+        self.prefetched = other.prefetched.copy()
+        self._in_flight = other.in_flight
 
     # ------------------------------------------------------------------ counts and positions
 
@@ -148,6 +178,14 @@ class ChannelMessages:
     @property
     def in_flight_count(self) -> int:
         return sum(consumer.in_flight.count for consumer in self.consumers)
+
+    @property
+    def in_flight(self) -> tuple[InFlightCopy, ...]:
+        """Snapshots of the messages in flight, one for each consumer that has some."""
+        # No generator: with 10,000 channels, objects for empty parts would cost time.
+        return self._in_flight or tuple(
+            [each.in_flight.copy() for each in self.consumers if each.in_flight.count]
+        )
 
     @property
     def limit(self) -> int:
@@ -197,17 +235,17 @@ class ChannelMessages:
             found.append(self.cursor.position)
         return min(found, default=None)
 
-    def peek(self, state: State) -> Iterator[Waiting]:
+    def peek(self, state: State) -> Iterator[PeekedMessage]:
         """Yield the messages in this state, in delivery order. The channel must not change during the iteration."""
         if state == "requeued":
             for sequence, attempts, held in self.requeued.entries:
-                yield Waiting(state, sequence, attempts, 0, held)
+                yield PeekedMessage(state, sequence, attempts, 0, held)
         elif state == "deferred":
             for due_ns, sequence, attempts in self.deferred:
-                yield Waiting(state, sequence, attempts, due_ns, self.deferred.held(sequence))
+                yield PeekedMessage(state, sequence, attempts, due_ns, self.deferred.held(sequence))
         else:
             for start, end in self.cursor.ahead(self.end):
-                yield from (Waiting(state, sequence) for sequence in range(start, end))
+                yield from (PeekedMessage(state, sequence) for sequence in range(start, end))
 
     def find_waiting(self, sequence: int, found: deque[tuple[int, int]]) -> Iterator[None]:
         """Find the ranges of ready and deferred messages, in steps; the event loop may serve other tasks between them.
@@ -309,6 +347,17 @@ class ChannelMessages:
             self.withdrawn.hold(found)
         return found
 
+    def failed_attempts(self, sequence: int, attempts: int) -> int:
+        """Return how many of a message's deliveries may have failed: those that a client may have begun."""
+        return attempts - self.prefetched.get(sequence, 0) if self.prefetched else attempts
+
+    def add_prefetched(self, sequence: int) -> None:
+        """Record that the last delivery of a message has ended before a client began it."""
+        prefetched = self.prefetched
+        prefetched[sequence] = prefetched.pop(sequence, 0) + 1
+        if len(prefetched) > MAX_PREFETCHED:
+            del prefetched[next(iter(prefetched))]
+
     def unanswered_before(self, sequence: int) -> list[Requeued]:
         """Return the messages before a sequence that are requeued or in flight."""
         found = [entry for entry in self.requeued.entries if entry[0] < sequence]
@@ -320,9 +369,11 @@ class ChannelMessages:
 
     def clear(self) -> list[deque[Any]]:
         """Drop all messages: ready, in flight and deferred. Pass the returned queues to `forget`."""
+        self.prefetched.clear()
         forgotten: list[deque[Any]] = [self.requeued.clear(), self.cursor.restart(self.end)]
         self.deferred.clear()
         self.withdrawn.clear()
+        self._in_flight = ()
         for consumer in self.consumers:
             consumer.in_flight.clear()
         return forgotten

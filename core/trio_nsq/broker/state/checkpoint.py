@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+from ...log import ALL_STABLE
 from .batch import Batch
 from .deferred import Block, DeferredMessages
 from .in_flight import InFlightCopy
 from .producers import LastBatch
 from .settings import TopicSettings
-from .waiting_messages import Waiting, WaitingMessages
+from .waiting_messages import PendingRange, WaitingMessages
 from .withdrawn import Withdrawn
 
 STATE_FORMAT = 1
@@ -39,11 +40,12 @@ class ChannelState:
             `encode` removes them.
         moved: How far the channel's stream of a move is stored at the target, see `MoveStream`; None if there is none,
             or if it has not begun.
+        prefetched: The items of `ChannelMessages.prefetched`. `encode` removes them.
 
     Attributes:
         parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, moved, holes [[start, end]],
-            unfinished [[sequence, attempts]], followed by a `Reason` if the attempts are exhausted, deferred
-            [`Block.text`]. Empty until `encode` is complete.
+            prefetched [[sequence, deliveries]] if there are any, unfinished [[sequence, attempts]], followed by a
+            `Reason` if the attempts are exhausted, deferred [`Block.text`]. Empty until `encode` is complete.
         first_needed: The oldest sequence that the channel, or one restored from this, needs to read. Set by `encode`.
     """
 
@@ -57,6 +59,7 @@ class ChannelState:
     deferred: Sequence[Block] = ()
     withdrawn: Sequence[Withdrawn] = ()
     moved: int | None = None
+    prefetched: Sequence[tuple[int, int]] = ()
     parts: list[bytes] = field(init=False, default_factory=list)
     first_needed: int = field(init=False, default=0)
 
@@ -71,6 +74,10 @@ class ChannelState:
         if self.requeued or self.in_flight or self.withdrawn:
             unfinished, lowest = yield from _encode_rows(self._unfinished(), 0)
             needed.append(lowest)
+        prefetched = ""
+        if self.prefetched:
+            rows, _ = yield from _encode_rows(iter(self.prefetched), 0)
+            prefetched = f'"prefetched":{rows},'
         blocks: list[bytes] = []
         for block in self.deferred:
             needed.append(min(block.sequence))
@@ -79,16 +86,14 @@ class ChannelState:
         values = {"name": self.name, "paused": self.paused, "settings": self.settings, "cursor": self.cursor}
         values |= {"moved": self.moved} if self.moved is not None else {}
         head = json.dumps(values, separators=(",", ":"))[:-1]
-        before = f'{head},"holes":{holes},"unfinished":{unfinished},"deferred":['
+        before = f'{head},"holes":{holes},{prefetched}"unfinished":{unfinished},"deferred":['
         self.parts = [before.encode(), *blocks, b"]}"]
         self.first_needed = min(needed)
-        self.holes = self.requeued = self.in_flight = self.deferred = self.withdrawn = ()
+        self.holes = self.requeued = self.in_flight = self.deferred = self.withdrawn = self.prefetched = ()
 
     def sequences(self) -> Iterator[int]:
         """Yield the sequences of all unfinished and deferred messages, after `encode` has finished."""
-        state = json.loads(b"".join(self.parts))
-        yield from (sequence for sequence, *_ in state["unfinished"])
-        yield from DeferredMessages.restore(state["deferred"]).sequences()
+        return unfinished_in(json.loads(b"".join(self.parts)))
 
     def _unfinished(self) -> Iterator[Row]:
         for sequence, attempts, _ in self.requeued:
@@ -230,9 +235,21 @@ class Checkpoint:
         return sorted(found)
 
 
-def _row(waiting: Waiting) -> tuple[Any, ...]:
+def _row(waiting: PendingRange) -> tuple[Any, ...]:
     only = () if waiting.channel is None else (waiting.channel,)
     return waiting.sequences.start, waiting.sequences.stop, waiting.due_ns, *only
+
+
+def stable_end(state: dict[str, Any] | None) -> int:
+    """Return the sequence up to which a saved state says that the log is on stable storage; 0 if there is no state."""
+    end = state.get("end", 0) if state is not None else 0
+    return end if isinstance(end, int) else ALL_STABLE
+
+
+def unfinished_in(channel: dict[str, Any]) -> Iterator[int]:
+    """Yield the sequences of all unfinished and deferred messages of a channel's saved state."""
+    yield from (sequence for sequence, *_ in channel["unfinished"])
+    yield from DeferredMessages.restore(channel["deferred"]).sequences()
 
 
 def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lambda _: False) -> int:
@@ -242,6 +259,5 @@ def first_needed(state: dict[str, Any], is_carried: Callable[[int], bool] = lamb
     unfinished = [int(state["ephemeral_needed"])]
     for channel in state["channels"]:
         needed.append(int(channel["cursor"]))
-        unfinished += [sequence for sequence, *_ in channel["unfinished"]]
-        unfinished += DeferredMessages.restore(channel["deferred"]).sequences()
+        unfinished += unfinished_in(channel)
     return min(chain(needed, (sequence for sequence in unfinished if not is_carried(sequence))))

@@ -33,6 +33,7 @@ class Consumer:
 
     Attributes:
         ready_count: RDY: the maximum number of messages in flight.
+        closing: The client has sent CLS: a message that it returns at once was not handled.
         blocked: The connection cannot take more messages, because its socket is full or closed.
         in_flight: Messages that were sent and are not answered.
         message_count, finish_count, requeue_count: Messages sent to, finished and requeued by this consumer.
@@ -53,6 +54,7 @@ class Consumer:
         self.sample = sample
         self.subscriber = subscriber
         self.ready_count = 0
+        self.closing = False
         self.blocked = False
         self.in_flight = InFlight()
         self.message_count = 0

@@ -1,7 +1,13 @@
 """Tracks moved dead letters until the saved state of their channel no longer has them.
 
-The broker first stores a dead letter in the dead-letter topic, then removes it from its channel. Until the channel's
-topic is saved, a restart would find it in both. So the dead-letter topic tracks the letters that are not *confirmed*.
+A group of letters passes through these states. A crash in any of them leaves each letter in one place:
+
+| state | in memory | what a restart finds |
+|---|---|---|
+| failed | withdrawn from its channel | the message in its channel: it fails again |
+| stored | also *unconfirmed* in the ledger of the dead-letter topic | both: it is finished in its channel |
+| finished | also *moved* in the ledger of its own topic, whose next checkpoint lacks it | both, as before |
+| confirmed | in no ledger | the letter: after the next checkpoint of its topic, it is not checked again |
 """
 
 from collections.abc import Mapping

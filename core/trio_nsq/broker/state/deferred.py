@@ -10,7 +10,7 @@ import sys
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from typing import Final
@@ -118,10 +118,12 @@ class DeferredMessages:
 
     Args:
         version: The channel's version; None for a copy, which is not saved.
+        watch: Called with each new earliest due time; None for a copy.
     """
 
-    def __init__(self, version: Version | None = None) -> None:
+    def __init__(self, version: Version | None = None, watch: Callable[[int], None] | None = None) -> None:
         self._version = version or Version()
+        self._watch = watch
         self._blocks: list[Block] = []  # none is empty
         self._count = 0
         self._held: dict[int, Batch] = {}  # by sequence, for messages that are only in memory
@@ -197,6 +199,8 @@ class DeferredMessages:
             self._blocks, others._blocks = others._blocks, self._blocks
             self._held, others._held = others._held, self._held
             self._count, others._count = others._count, self._count
+        if self._watch is not None and self._blocks:
+            self._watch(self._blocks[0].due_ns[0])
         for due_ns, sequence, attempts in others:
             self.add(due_ns, range(sequence, sequence + 1), attempts, others.held(sequence))
 
@@ -223,6 +227,8 @@ class DeferredMessages:
             at = bisect_right(blocks[index].due_ns, due_ns)
         block = self._changeable(index)
         block.insert(at, due_ns, sequences, attempts)
+        if not (at or index) and self._watch is not None:
+            self._watch(due_ns)
         if len(block.due_ns) > BLOCK_MESSAGES:
             half = BLOCK_MESSAGES // 2
             blocks[index : index + 1] = [block[at : at + half] for at in range(0, len(block), half)]

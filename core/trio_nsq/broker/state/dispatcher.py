@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Final
 
 from ...log import LogReadError, ReadWouldWaitError
-from ...protocol.commands import FINISH_LINE_BYTES
-from ...protocol.frames import MESSAGE_FRAME_BYTES
+from ...protocol.bulk import FINISH_LINE_BYTES, MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import Consumer
@@ -251,9 +250,7 @@ class Dispatcher:
     def _put_in_flight(self, consumer: Consumer, delivery: Delivery) -> None:
         consumer.in_flight.put(delivery)
         consumer.message_count += delivery.left
-        timeouts = self._timeouts
-        if timeouts.first_ns is None or delivery.deadline_ns < timeouts.first_ns:
-            timeouts.first_ns = delivery.deadline_ns
+        self._timeouts.add_delivery(delivery.deadline_ns)
 
     # ------------------------------------------------------------------ requeued messages
 

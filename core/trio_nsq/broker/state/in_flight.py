@@ -16,15 +16,15 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from ...protocol.commands import FINISH_LINE_BYTES, finish_line_ids
+from ...log.record_metadata import Reason
+from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES
+from ...protocol.commands import finish_line_ids
 from .batch import Batch
-from .record_metadata import Reason
 from .version import Version
 from .withdrawn import Withdrawn
 
 OLDEST_SEARCH_LIMIT: Final = 1000
 """Deliveries, or messages at the head of a queue, examined to find the oldest; bounds the cost."""
-_ID_BYTES: Final = 16
 
 
 class Delivery:
@@ -93,13 +93,13 @@ class Delivery:
 
     def id_of(self, sequence: int) -> bytes:
         start = len(self.lines) - (self.next_sequence - sequence) * FINISH_LINE_BYTES
-        return self.lines[start + 4 : start + 20]
+        return self.lines[start + FINISH_ID_AT : start + FINISH_LINE_BYTES - 1]
 
     def holds(self, message_id: bytes) -> bool:
         """Whether this run still has the message. Only for runs."""
         text = self.lines
-        ids_at = range(len(text) - self.left * FINISH_LINE_BYTES + 4, len(text), FINISH_LINE_BYTES)
-        index = bisect_left(ids_at, message_id, key=lambda at: text[at : at + _ID_BYTES])
+        ids_at = range(len(text) - self.left * FINISH_LINE_BYTES + FINISH_ID_AT, len(text), FINISH_LINE_BYTES)
+        index = bisect_left(ids_at, message_id, key=lambda at: text[at : at + ID_BYTES])
         return index < self.left and text.startswith(message_id, ids_at[index])
 
     def sequence_of(self, message_id: bytes) -> int:
@@ -115,7 +115,7 @@ class Delivery:
             line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
         )
 
-    def returned(self, sequence: int, reason: Reason) -> Withdrawn:
+    def returned(self, sequence: int, reason: Reason | None) -> Withdrawn:
         return Withdrawn(sequence, self.attempts, reason, self.held)
 
 
@@ -166,7 +166,7 @@ class InFlight:
                 self._ascends = False
             runs.append(delivery)
         else:
-            self._by_id[delivery.lines[4:20]] = delivery
+            self._by_id[delivery.lines[FINISH_ID_AT : FINISH_LINE_BYTES - 1]] = delivery
 
     def clear(self) -> None:
         self.version.increment()
@@ -244,8 +244,9 @@ class InFlight:
 
     def _finish_by_id(self, lines: bytes, finished: Counter[Delivery] | None, failed: list[bytes]) -> None:
         if len(lines) == FINISH_LINE_BYTES and finished is None:
-            if self._take_by_id(lines[4:20]) is None:
-                failed.append(lines[4:20])
+            message_id = lines[FINISH_ID_AT : FINISH_LINE_BYTES - 1]
+            if self._take_by_id(message_id) is None:
+                failed.append(message_id)
             return
         ids = iter(finish_line_ids(lines))
         found: deque[Delivery] = deque()
@@ -345,6 +346,12 @@ class InFlight:
             return delivery.deadline_ns
         return None
 
+    def extend(self, by_ns: int) -> None:
+        """Move the deadlines of all messages, which keeps their order, and the times of delivery."""
+        for delivery in self._deliveries:
+            delivery.deadline_ns += by_ns
+            delivery.delivered_ns += by_ns
+
     def time_out(self, now_ns: int, at_most: int) -> list[tuple[int, Delivery]]:
         """Remove due messages up to the first delivery that is not due; returns (sequence, delivery) of each."""
         due: list[Delivery] = []
@@ -394,6 +401,21 @@ class InFlight:
                 break
             oldest = next(self._left_of(delivery))
         return oldest
+
+    def begun(self, msg_timeout_ns: int) -> list[tuple[int, Delivery]]:
+        """Return the messages that the client most likely works on: those it touched, or else the one it got first.
+
+        The client has received the others too; whether it has begun them is not known.
+        """
+        touched: list[tuple[int, Delivery]] = []
+        first: tuple[int, Delivery] | None = None
+        for each in self:
+            delivery = each[1]
+            if delivery.deadline_ns > delivery.delivered_ns + msg_timeout_ns:
+                touched.append(each)
+            elif first is None:
+                first = each
+        return touched or ([first] if first is not None else [])
 
     def copy(self) -> "InFlightCopy":
         return InFlightCopy(tuple(self._runs), tuple(map(_LEFT, self._runs)), self._by_id.copy())

@@ -284,7 +284,7 @@ class MessageStore:
         """Return the id of a message, 16 hex digits; None if it is not in the log. Thread-safe. Raises LogReadError."""
         for record in self.read_scattered(sequence, 1):
             if record.base_sequence <= sequence < record.next_sequence:
-                return f"{record.first_id + sequence - record.base_sequence:016x}"
+                return record.id_of(sequence)
         return None
 
     def is_carried(self, sequence: int) -> bool:

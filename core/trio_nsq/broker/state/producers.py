@@ -51,6 +51,10 @@ class Producers:
         last = self._last.get(producer)
         return last.number if last is not None else None
 
+    def may_have_forgotten(self, producer: str) -> bool:
+        """Whether an unknown producer may have published: others took its place."""
+        return producer not in self._last and len(self._last) >= MAX_PRODUCERS
+
     def has_published(self, producer: str, number: int, now_ns: int) -> bool:
         """Whether this batch, or a later one of the same producer, is published. Counts as a use of the producer."""
         last = self._last.get(producer)
@@ -72,7 +76,6 @@ class Producers:
         if known is None or known < last.number:
             self._last[last.producer] = last
         self._use(last.producer, at_ns)
-        self._version.increment()
         while len(self._last) > MAX_PRODUCERS and self._is_old(at_ns):
             oldest, _ = self._last.popitem(last=False)
             del self._used_ns[oldest]
@@ -86,6 +89,7 @@ class Producers:
     def _use(self, producer: str, at_ns: int) -> None:
         self._used_ns[producer] = at_ns
         self._last.move_to_end(producer)
+        self._version.increment()
 
     def _is_old(self, now_ns: int) -> bool:
         """Whether the least recently used producer may be evicted."""

@@ -2,20 +2,19 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .batch import Batch
 from .channel import Channel
 from .checkpoint import ChannelState
-from .cursor import Cursor, spans
+from .cursor import spans
 from .deferred import Block, DeferredMessages, Requeued
 from .steps import Runs, forget, in_steps
 from .waiting_messages import WaitingMessages
 from .withdrawn import Withdrawn
 
 
-class Move(NamedTuple):
+class SeekResult(NamedTuple):
     """The effect of a seek on a channel.
 
     Attributes:
@@ -120,14 +119,14 @@ class Seek:
         if self._messages.arrivals is self._late:
             self._messages.arrivals = None
 
-    def effect(self) -> Move:
+    def effect(self) -> SeekResult:
         """Return the effect of `apply`. Call it after `prepare`."""
         messages = self._messages
         in_flight = messages.in_flight_count
         waiting = messages.depth + in_flight + len(messages.deferred)
         skipped = 0 if self._keeps_before else self._before
         again = max(0, messages.end - self._to - self._undistributed_count - (waiting - self._before))
-        return Move(messages.cursor.position, self._to, again, skipped, in_flight)
+        return SeekResult(messages.cursor.position, self._to, again, skipped, in_flight)
 
     def _kept_before(self) -> tuple[DeferredMessages, list[Requeued], list[Withdrawn]]:
         """Return the unfinished messages before the beginning of the log that the channel keeps."""
@@ -139,33 +138,24 @@ class Seek:
 
     def state(self) -> ChannelState:
         """Return the channel's state after `apply`. The caller saves it before it calls `apply`."""
-        cursor, deferred = Cursor(self._to), self._deferred.clone()
-        cursor.restart(self._to, self._holes.copy(), self._hole_messages)
-        for sequences, due_ns, held in self._late:
-            deferred.add(due_ns, sequences, 0, held)
-            cursor.skip(sequences.start, sequences.stop)
-        deferred_before, requeued, withdrawn = self._kept_before()
-        deferred.merge(deferred_before)
-        return replace(
-            self._channel.state_if_empty(),
-            cursor=cursor.position,
-            holes=cursor.holes,
-            requeued=tuple(requeued),
-            in_flight=(),
-            deferred=deferred.copy(),
-            withdrawn=tuple(withdrawn),
-        )
+        return self._channel.state_after(self._move)
 
     def apply(self) -> Iterator[None]:
         """Move the channel in the first step, and free its previous messages in further steps."""
         self.close()  # messages that arrive from now on go to the moved channel
-        messages, deferred = self._messages, self._deferred
+        forgotten = self._move(self._channel)
+        yield
+        yield from forget(forgotten)
+
+    def _move(self, channel: Channel) -> list[deque[Any]]:
+        """Move the channel, or a copy of it. Returns its previous queues, as `Channel.empty`."""
+        messages = channel.messages
         deferred_before, requeued, withdrawn = self._kept_before()
-        deferred.merge(deferred_before)
         exhausted = set(messages.withdrawn.take_all_waiting())
-        forgotten = self._channel.empty()
-        messages.cursor.restart(self._to, self._holes, self._hole_messages)
-        messages.deferred.merge(deferred)
+        forgotten = channel.empty()
+        messages.cursor.restart(self._to, self._holes.copy(), self._hole_messages)
+        messages.deferred.merge(self._deferred.clone())
+        messages.deferred.merge(deferred_before)
         for sequences, due_ns, held in self._late:
             messages.defer(sequences, due_ns, held)
         messages.requeued.add(requeued)
@@ -173,5 +163,4 @@ class Seek:
         for message in withdrawn:
             if message in exhausted:
                 messages.withdrawn.add_exhausted(message)
-        yield
-        yield from forget(forgotten)
+        return forgotten

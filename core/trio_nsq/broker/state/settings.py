@@ -65,13 +65,22 @@ class ChannelSettings:
     """One channel's settings.
 
     Attributes:
-        max_attempts: Maximum deliveries of a message. After the last one fails, the message goes to the dead-letter
-            topic, or is dropped if there is none. 0: without limit. At most 65535, the limit of the protocol's field.
+        max_attempts: How many deliveries of a message may fail. After the last one, the message goes to the dead-letter
+            topic, or is dropped if there is none. 0: without limit. At most 65535. A delivery that ended before the
+            client began the message does not count, as far as the broker knows.
         dead_letter_topic: The topic for exhausted messages; empty: drop them.
     """
 
     max_attempts: int = 0
     dead_letter_topic: str = ""
+
+    def discloses_more_than(self, before: "ChannelSettings") -> bool:
+        """Whether more messages go to a dead-letter topic than before, or messages go to another one."""
+        if not self.dead_letter_topic:
+            return False
+        return self.dead_letter_topic != before.dead_letter_topic or (
+            0 < self.max_attempts < (before.max_attempts or _MAX_ATTEMPTS + 1)
+        )
 
 
 Settings = TypeVar("Settings", TopicSettings, ChannelSettings)

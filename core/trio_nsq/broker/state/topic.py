@@ -12,10 +12,11 @@ The end of the topic is the end of the last records passed to `accept`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
+from ...log.record_metadata import batch_number, only_channel
 from ...log.records import RecordHeader
 from ...protocol import is_ephemeral
 from .batch import make_batches
@@ -25,14 +26,13 @@ from .checkpoint import STATE_FORMAT, Checkpoint
 from .dead_letter_ledger import DeadLetterLedger
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
-from .record_metadata import batch_number, only_channel
 from .settings import SettingsError, TopicSettings, change
 from .topic_limits import TopicLimits
 from .topic_move import TopicMove
 from .topic_view import TopicView
 from .undistributed import UndistributedMessages, distribute_to
 from .version import Version
-from .waiting_messages import Waiting
+from .waiting_messages import PendingRange
 
 _NS_PER_MS: Final = 1_000_000
 _SOON_NS: Final = 10_000_000_000
@@ -62,7 +62,6 @@ class Topic:
         producers: The last batch of each idempotent producer.
         carry_again_ns: When `Retention` may carry messages forward again, Unix nanoseconds, after this failed or freed
             too little; None: at once.
-        has_distributed_deferred: Channels got deferred messages. The code that schedules their delivery clears it.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Topic:
         self.configure({})
         self.paused = False
         self.message_count = 0
-        self.has_distributed_deferred = False
+        self._on_deadline: Callable[[Channel, int], object] | None = None
         self.carry_again_ns: int | None = None
         self.producers = Producers(self.version)
         self.dead_letters = DeadLetterLedger(self.version)
@@ -176,7 +175,7 @@ class Topic:
             if batch.due_ns:
                 held = batch if self.ephemeral else None
                 sequences = range(batch.base_sequence, batch.next_sequence)
-                self._undistributed.defer(Waiting(sequences, batch.due_ns, batch.channel, held))
+                self._undistributed.defer(PendingRange(sequences, batch.due_ns, batch.channel, held))
                 if batch.due_ns - batch.timestamp_ns(0) <= _SOON_NS:
                     self.store.remember_deferred(batch)
             else:
@@ -206,7 +205,6 @@ class Topic:
             return
         count, deferred = self._undistributed.take()
         if deferred:
-            self.has_distributed_deferred = True
             distribute_to(channels, count, deferred)
         else:
             for channel in channels:
@@ -215,7 +213,6 @@ class Topic:
     def _distribute_to_private(self, start: int) -> None:
         """Give the private channels the messages accepted from `start` on."""
         new = list(self._undistributed.waiting.since(start))
-        self.has_distributed_deferred |= bool(new)
         count = self.view.end - start - sum(len(waiting.sequences) for waiting in new)
         distribute_to(self._private.values(), count, new)
 
@@ -253,12 +250,23 @@ class Topic:
         return channel
 
     def _make_channel(self, name: str, cursor: int, *, private: bool = False) -> Channel:
-        return Channel(self.view, self.store, name, cursor, Version(self.version), private=private)
+        channel = Channel(self.view, self.store, name, cursor, Version(self.version), private=private)
+        channel.on_deadline = self._on_deadline
+        return channel
+
+    def watch_deadlines(self, on_deadline: Callable[[Channel, int], object]) -> None:
+        """From now on, report all deadlines that may be the next one of a channel, also those that there are."""
+        self._on_deadline = on_deadline
+        for channel in self.channels.values():
+            channel.on_deadline = on_deadline
+            if (deadline_ns := channel.next_deadline_ns) is not None:
+                on_deadline(channel, deadline_ns)
 
     def remove_channel(self, channel: Channel) -> None:
         """Delete a channel: its messages are dropped, its consumers' connections closed."""
         if self.channels.get(channel.name) is channel:
             del self.channels[channel.name]
+            channel.on_deadline = None
             self._private.pop(channel.name, None)
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
@@ -284,16 +292,19 @@ class Topic:
         """Apply the effect of `empty` to a checkpoint."""
         for channel in self.channels.values():
             if not channel.ephemeral:
-                checkpoint.change_channel(channel.state_if_skipped(self.view.high_watermark, self.view.end))
+                checkpoint.change_channel(channel.state_after(self._skip_undistributed))
         checkpoint.forget_waiting()
         checkpoint.change_topic(distribution_point=self.view.end)
 
     def empty(self) -> None:
         """Drop the messages beyond the high watermark; channels keep their messages."""
         for channel in self.limits.shared:
-            channel.skip(self.view.high_watermark, self.view.end)
+            self._skip_undistributed(channel)
         self._undistributed.clear()
         self.moving.stream.plan = None
+
+    def _skip_undistributed(self, channel: Channel) -> None:
+        channel.skip(self.view.high_watermark, self.view.end)
 
     def close(self) -> None:
         """Remove all channels and cached messages: the topic is being deleted, or the broker stops."""
@@ -385,7 +396,7 @@ class Topic:
                 metadata = next((r.metadata for r in read if r.base_sequence == header.base_sequence), b"")
             if header.due_ns and header.base_sequence >= new:
                 sequences = range(header.base_sequence, header.next_sequence)
-                self._undistributed.defer(Waiting(sequences, header.due_ns, only_channel(metadata)))
+                self._undistributed.defer(PendingRange(sequences, header.due_ns, only_channel(metadata)))
             if metadata and header.base_sequence >= (new if batch_number(metadata) else unconfirmed):
                 self._record_metadata(metadata, header)
 
@@ -401,7 +412,7 @@ class Topic:
         for first, after, due_ns, *only in state["waiting_deferred"]:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
-                self._undistributed.defer(Waiting(sequences, int(due_ns), str(*only) if only else None))
+                self._undistributed.defer(PendingRange(sequences, int(due_ns), str(*only) if only else None))
         self.producers.restore(state.get("producers", []), state.get("producers_used", []), end)
         for channel_state in state["channels"]:
             channel = self._make_channel(str(channel_state["name"]), min(int(channel_state["cursor"]), end))

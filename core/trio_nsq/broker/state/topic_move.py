@@ -68,7 +68,7 @@ class TopicMove:
         """Apply the effect of `end` to a checkpoint."""
         checkpoint.head.pop("move", None)
         for channel in self.channels:
-            checkpoint.change_channel(channel.state_if_moving(None))
+            checkpoint.change_channel(channel.state_after(Channel.release))
 
     def end(self) -> None:
         """End the move. The topic must then distribute the messages that have arrived meanwhile."""

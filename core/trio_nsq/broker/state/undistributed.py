@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from ...log.record_metadata import IN_SEQUENCE_NS
 from .channel import Channel
-from .record_metadata import IN_SEQUENCE_NS
 from .topic_view import TopicView
 from .version import Version
-from .waiting_messages import Waiting, WaitingMessages
+from .waiting_messages import PendingRange, WaitingMessages
 
 
 class UndistributedMessages:
@@ -32,12 +32,12 @@ class UndistributedMessages:
         """Number of messages that `depth` excludes: deferred, or for one channel only."""
         return self.waiting.messages_from(0)
 
-    def defer(self, waiting: Waiting) -> None:
+    def defer(self, waiting: PendingRange) -> None:
         """Add messages that are deferred or for one channel only."""
         self.waiting.add(waiting)
         self._version.increment()
 
-    def take(self) -> tuple[int, list[Waiting]]:
+    def take(self) -> tuple[int, list[PendingRange]]:
         """Move the high watermark to the end of the topic.
 
         Returns:
@@ -98,7 +98,7 @@ class UndistributedMessages:
         return before - self.depth
 
 
-def distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[Waiting]) -> None:
+def distribute_to(channels: Iterable[Channel], count: int, deferred: Sequence[PendingRange]) -> None:
     """Give channels `count` messages to read in sequence order, and the deferred ones."""
     for channel in channels:
         channel.arrived(count)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .batch import Batch
 
 
-class Waiting(NamedTuple):
+class PendingRange(NamedTuple):
     """Undistributed messages of a topic that channels must not read from the log in sequence order.
 
     Attributes:
@@ -27,7 +27,7 @@ class Waiting(NamedTuple):
 
 
 class WaitingMessages:
-    """The `Waiting` entries of a topic, ordered by sequence."""
+    """The `PendingRange` entries of a topic, ordered by sequence."""
 
     def __init__(self) -> None:
         self._start = array("Q")
@@ -41,21 +41,21 @@ class WaitingMessages:
     def __len__(self) -> int:
         return len(self._start)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[PendingRange]:
         return self.since(0)
 
-    def since(self, sequence: int) -> Iterator[Waiting]:
+    def since(self, sequence: int) -> Iterator[PendingRange]:
         for index in range(bisect_left(self._start, sequence), len(self._start)):
             start, count, due_ns = self._start[index], self._count[index], self._due_ns[index]
-            yield Waiting(
+            yield PendingRange(
                 range(start, start + count), due_ns, self._channel.get(start), self._held.get(start)
             )
 
-    def between(self, start: int, end: int) -> Iterator[Waiting]:
+    def between(self, start: int, end: int) -> Iterator[PendingRange]:
         """Yield the entries that have some sequences in [start, end)."""
         for first, stop in self.overlapping(start, end):
             index = bisect_left(self._start, first)
-            yield Waiting(
+            yield PendingRange(
                 range(first, stop), self._due_ns[index], self._channel.get(first), self._held.get(first)
             )
 
@@ -66,7 +66,7 @@ class WaitingMessages:
             if stop > start:
                 yield self._start[index], stop
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: PendingRange) -> None:
         """Append an entry; its sequences must be greater than those of all entries before it."""
         start = waiting.sequences.start
         self._start.append(start)

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from ...log.record_metadata import Reason
 from .batch import Batch
-from .record_metadata import Reason
 from .version import Version
 
 
@@ -36,6 +36,9 @@ class WithdrawnMessages:
         self._waiting: deque[Withdrawn] = deque()
         self._taken: dict[int, Withdrawn] = {}
 
+    def copy_from(self, other: "WithdrawnMessages") -> None:
+        self._waiting, self._taken = other._waiting.copy(), other._taken.copy()
+
     def __len__(self) -> int:
         return len(self._waiting) + len(self._taken)
 
@@ -46,10 +49,6 @@ class WithdrawnMessages:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    def count_exhausted(self, attempts: int) -> int:
-        """Count the exhausted messages with at least this number of attempts, taken and waiting."""
-        return sum(message.reason is not None and message.attempts >= attempts for message in self)
 
     def add_exhausted(self, message: Withdrawn) -> None:
         self._waiting.append(message)

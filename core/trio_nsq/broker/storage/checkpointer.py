@@ -2,23 +2,28 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EIO
 from functools import partial
 from itertools import takewhile
 from operator import attrgetter
+from typing import TypeVar
 
 import trio
 
 from ...log import LogError
 from ..errors import DeletedError, SaveError
 from ..state.broker import Broker, MessageIds
+from ..state.channel import Channel
 from ..state.checkpoint import Checkpoint
 from ..state.topic import Topic
-from .data_folder import ID_RESERVE, DataFolder
+from .data_folder import ID_RESERVE, DataFolder, SavedCheckpoint
 from .retention import RetentionManager
 
 logger = logging.getLogger("trio_nsq.broker")
+
+_T = TypeVar("_T")
 
 _THREADS = 16
 """Threads for saves only, so that saves do not wait for other work."""
@@ -126,6 +131,7 @@ class Checkpointer:
         apply: Callable[[], None],
         *,
         with_others: bool = False,
+        locked: bool = False,
     ) -> None:
         """Change a topic durably: first save the state with the change, then make the change.
 
@@ -135,53 +141,81 @@ class Checkpointer:
                 same exception.
             apply: Makes the change. No other state of the topic is saved between `plan` and `apply`.
             with_others: One write may save this change together with other such changes.
+            locked: The caller has `locked` the topic.
 
         Raises:
             SaveError: The state cannot be saved; nothing has changed.
             DeletedError: The topic is deleted; nothing has changed.
         """
-        if topic.ephemeral:
-            self._change_ephemeral(topic, plan, apply)
-            return
         change = _Change(plan, apply, with_others)
+        if topic.ephemeral:
+            self._check_exists(topic)
+            change.put_into(topic.checkpoint())  # may refuse the change
+            change.make()
+        elif locked:
+            await self._save(topic, [change])
+        else:
+            await self._make(topic, change)
+        if change.error is not None:
+            raise change.error
+
+    async def _make(self, topic: Topic, change: _Change) -> None:
+        """Make a change after the earlier ones, or refuse it."""
         changes = self._changes.setdefault(topic, [])
         changes.append(change)
         try:
             async with self.locked(topic):
                 while not change.done:
-                    if self._broker.topics.get(topic.name) is not topic:
-                        raise DeletedError(topic.name)
-                    try:
+                    self._check_exists(topic)
+                    with suppress(SaveError):  # each of these changes has the error
                         await self._save(topic, _first_of([each for each in changes if not each.done]))
-                    except SaveError:
-                        pass  # each of these changes has the error
         finally:
             changes.remove(change)
             if not changes:
                 del self._changes[topic]
-        if change.error is not None:
-            raise change.error
 
-    async def change_locked(
-        self, topic: Topic, plan: Callable[[Checkpoint], None], apply: Callable[[], None]
-    ) -> None:
-        """As `change`, for a topic that the caller has `locked`."""
-        if topic.ephemeral:
-            self._change_ephemeral(topic, plan, apply)
-            return
-        change = _Change(plan, apply)
-        await self._save(topic, [change])
-        if change.error is not None:
-            raise change.error
-
-    def _change_ephemeral(
-        self, topic: Topic, plan: Callable[[Checkpoint], None], apply: Callable[[], None]
-    ) -> None:
-        """As `change`, without saving. Calls `plan` on a temporary checkpoint, because it may refuse the change."""
+    def _check_exists(self, topic: Topic) -> None:
         if self._broker.topics.get(topic.name) is not topic:
             raise DeletedError(topic.name)
-        plan(topic.checkpoint())
-        apply()
+
+    async def change_channel(
+        self,
+        channel: Channel,
+        change: Callable[[Channel], _T],
+        *,
+        check: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
+        with_others: bool = False,
+    ) -> _T:
+        """Change a channel durably: make the change in a copy and save its state, then make it in the channel.
+
+        Args:
+            change: May refuse the change by an exception.
+            check: May refuse it, too; called before it is saved, and not afterwards.
+            then: Called after the change, before any other task runs.
+            with_others: As for `change`.
+
+        Returns:
+            The result of the change of the channel.
+
+        Raises:
+            SaveError, DeletedError: As `change`.
+        """
+        topic, results = self._broker.existing_topic_of(channel), list[_T]()
+
+        def plan(checkpoint: Checkpoint) -> None:
+            self._broker.existing_topic_of(channel)
+            check()
+            state = channel.state_after(change)
+            if not channel.ephemeral:
+                checkpoint.change_channel(state)
+
+        def apply() -> None:
+            results.append(change(channel))
+            then()
+
+        await self.change(topic, plan, apply, with_others=with_others)
+        return results[0]
 
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, current or newer, is on disk.
@@ -215,9 +249,8 @@ class Checkpointer:
             # If a batch number survived a power cut without its messages, the batch would count as published.
             if checkpoint.names_batches and not await self._sync(topic):
                 raise OSError(EIO, "its log cannot be synced")
-            next_check_ns, error = await trio.to_thread.run_sync(
-                self._write, topic, checkpoint, limiter=self._threads
-            )
+            save = partial(self._folder.save, topic.name, checkpoint)
+            saved = await trio.to_thread.run_sync(save, limiter=self._threads)
         except BaseException as exc:  # if cancelled, nothing was written
             self._saved.pop(topic, None)
             self._due.add(topic.name)
@@ -237,24 +270,22 @@ class Checkpointer:
             # Save again: the topic changed after the checkpoint, and the previous state lacks the change.
             self._due.add(topic.name)
         topic.saved(checkpoint)
-        self.retention.schedule.watch(topic.name, next_check_ns)
-        if error is None:
-            self._errors.pop(topic.name, None)
-        else:
-            self._report_error(topic.name, str(error))
-            self._due.add(topic.name)  # the next checkpoint retries
+        await self._discard(topic, saved)
 
-    def _write(self, topic: Topic, checkpoint: Checkpoint) -> tuple[int | None, LogError | None]:
-        """Save a topic's state, and delete files that its log no longer needs.
-
-        Returns:
-            The result of `RetentionManager.discard`, or its error. The state is saved in both cases.
-        """
-        self._folder.write_state(topic.name, checkpoint.content)
+    async def _discard(self, topic: Topic, saved: SavedCheckpoint) -> None:
+        """Delete files that a topic's log no longer needs. If that fails, the next checkpoint retries."""
         try:
-            return self.retention.discard(topic, checkpoint, self._now_ns()), None
-        except LogError as exc:
-            return None, exc
+            next_check_ns = await self.retention.discard(topic, saved, self._now_ns())
+        except BaseException as exc:
+            self._due.add(topic.name)
+            if not isinstance(exc, Exception):
+                raise
+            if not isinstance(exc, LogError):  # a defect in the broker must not stop it
+                logger.exception("topic %s: internal error", topic.name)
+            self._report_error(topic.name, str(exc) if isinstance(exc, LogError) else "internal error")
+        else:
+            self.retention.schedule.watch(topic.name, next_check_ns)
+            self._errors.pop(topic.name, None)
 
     def locked(self, topic: Topic) -> trio.Lock:
         """Return a lock for `async with` that prevents saves of a topic; acquiring it waits for a save in progress."""
@@ -297,7 +328,8 @@ class Checkpointer:
             await trio.to_thread.run_sync(self._spare_room.reclaim, limiter=self._threads)
 
     async def _mark_reclaimable(self) -> None:
-        """On a full disk: mark topics for saving if that lets the broker delete their files."""
+        """On a disk that is full, or nearly: mark topics for saving if that lets the broker delete their files."""
+        await trio.to_thread.run_sync(self._spare_room.measure, limiter=self._threads)
         if not self._spare_room.is_short:
             return
         for number, topic in enumerate(list(self._broker.topics.values())):

@@ -29,20 +29,24 @@ from collections.abc import Iterator
 from errno import EBADMSG, EFBIG, EIO, ENOSPC, EUCLEAN
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, NewType
 
-from ...checksum import crc32
-from ...folder_locks import lock_holder
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of
 from ...log.write_ahead import write_ahead_files
+from ...platform.checksum import crc32
+from ...platform.folder_locks import lock_holder
 from ...protocol import is_valid_name
 from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
+from ..state.checkpoint import Checkpoint
 from ..state.topic import StateError
 from .spare_room import SpareRoom
 
 logger = logging.getLogger("trio_nsq.broker")
+
+SavedCheckpoint = NewType("SavedCheckpoint", Checkpoint)
+"""A checkpoint that is on disk. Only `DataFolder.save` makes one: what it no longer needs may be deleted."""
 
 FORMAT = 1
 FORMAT_WITH_WRITE_AHEAD = 2
@@ -53,6 +57,8 @@ DAMAGED_STATE_FILE = "state.json.damaged"
 BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
+SPARE_ROOM_FILE = "spare-room"
+TOPICS_FOLDER = "topics"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 DAMAGE = NO_FILE | {EIO, EBADMSG, EUCLEAN, EFBIG}
 """Read errors that a retry does not cure: a bad sector, a damaged file system, a path that is not a file, or a file too
@@ -63,8 +69,19 @@ MAX_BROKER_BYTES = 64 * 1024
 _IDS_PER_SECOND_BITS = 20
 _CHECKED_FROM = len('{"crc32":"00000000",')
 _WITHOUT_STATE = "the topic has no channels, and its first channel gets all messages in the log"
+MISSING_WRITE_AHEAD = (
+    f"missing: {BROKER_FILE} says that there may be a write-ahead log. If the files were lost or left out of a copy, "
+    "messages that only they had are lost"
+)
 ID_RESERVE = 2**32
 """Ids reserved at a time. After a crash, ids continue above the reserved ones, so none repeats."""
+
+
+def is_own_name(name: str) -> bool:
+    """Whether the broker uses this name in a data folder, or refuses a folder that has it."""
+    name = name.removesuffix(".tmp").removesuffix(".probe")
+    names = (BROKER_FILE, BROKER_COPY_FILE, SPARE_ROOM_FILE, TOPICS_FOLDER, NSQD_FILE)
+    return name in names or bool(write_ahead_files(Path(), [name]))
 
 
 def refuse_nsqd_folder(path: Path) -> None:
@@ -86,6 +103,7 @@ class DataFolder:
     Attributes:
         open_files: Shared by the topics' logs.
         spare_room: Must permit every append to a log.
+        lacks_write_ahead: `broker.json` says that there may be a write-ahead log, and there is none. Set by `first_id`.
 
     Raises:
         StartupError: The folder cannot be used.
@@ -94,7 +112,7 @@ class DataFolder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.files = files or Files()
-        self.spare_room = SpareRoom(path / "spare-room", self.files)
+        self.spare_room = SpareRoom(path / SPARE_ROOM_FILE, self.files)
         self.open_files = OpenFiles(self.files, reasonable_limit())
         try:
             self.files.make_folder(path)
@@ -107,6 +125,7 @@ class DataFolder:
             raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
         self._saving_ids = Lock()
         self._reserved_below = 0
+        self.lacks_write_ahead = False
         try:
             self._lock()
             self._has_write_ahead = bool(write_ahead_files(path, self.files.names(path)))
@@ -123,7 +142,7 @@ class DataFolder:
                 "it, or choose another --data-path"
             ) from exc
         refuse_nsqd_folder(self.path)
-        topics = self.path / "topics"
+        topics = self.path / TOPICS_FOLDER
         try:
             self.files.make_folder(topics)
             # A broker that was killed may have created folders and files without syncing their names.
@@ -148,10 +167,13 @@ class DataFolder:
     def first_id(self) -> int:
         """Return a counter value above all ids used so far; call `reserve_ids` before using it. Raises StartupError.
 
-        The value is at least the time in seconds times 2**20, so ids do not repeat even if the folder is wiped.
+        The value is at least the time in seconds times 2**20, so ids do not repeat even if the folder is wiped. A part
+        is random: otherwise two brokers with copies of one folder that start in the same second use the same ids, and
+        readers could not tell their messages apart.
         """
         by_time = int(time.time()) << _IDS_PER_SECOND_BITS
-        return max(self._reserved_ids(), by_time) % (1 << COUNTER_BITS)
+        random_part = int.from_bytes(os.urandom(2), "big")
+        return (max(self._reserved_ids(), by_time) + random_part) % (1 << COUNTER_BITS)
 
     def _reserved_ids(self) -> int:
         """Return the counter in `broker.json`, or in its copy if damaged; 0 if neither exists. Raises StartupError."""
@@ -167,11 +189,12 @@ class DataFolder:
             else:
                 if problem:
                     logger.error("%s: %s is used instead", problem, path)
-                return saved
+                self.lacks_write_ahead = saved.has_write_ahead and not self._has_write_ahead
+                return saved.next_id
         if any(path.exists() for path in paths):
             advice = "if you move it and its copy away, ids continue from the machine's clock, which must be right then"
             raise StartupError(f"{problem}; {advice}")
-        if any((self.path / "topics").iterdir()):
+        if any((self.path / TOPICS_FOLDER).iterdir()):
             logger.warning("%s: ids continue from the machine's clock, which must be right", problem)
         return 0
 
@@ -205,10 +228,10 @@ class DataFolder:
     # ------------------------------------------------------------------ topics
 
     def topic_folder(self, name: str) -> Path:
-        return self.path / "topics" / (name + SUFFIX)
+        return self.path / TOPICS_FOLDER / (name + SUFFIX)
 
     def import_folder(self, name: str) -> Path:
-        return self.path / "topics" / f"{name}{SUFFIX}-importing"
+        return self.path / TOPICS_FOLDER / f"{name}{SUFFIX}-importing"
 
     def topic_names(self) -> Iterator[str]:
         """Yield the topics that have a folder, sorted. Removes the remains of interrupted deletions and imports.
@@ -216,7 +239,7 @@ class DataFolder:
         Raises:
             StartupError: The folder cannot be read.
         """
-        topics = self.path / "topics"
+        topics = self.path / TOPICS_FOLDER
         try:
             paths = sorted(topics.iterdir())
         except OSError as exc:
@@ -279,6 +302,11 @@ class DataFolder:
             raise ValueError(_problem(path, exc)) from exc
         except ValueError as exc:
             raise ValueError(_problem(path, exc)) from exc
+
+    def save(self, name: str, checkpoint: Checkpoint) -> SavedCheckpoint:
+        """Save an encoded checkpoint of a topic, as `write_state`. Raises OSError."""
+        self.write_state(name, checkpoint.content)
+        return SavedCheckpoint(checkpoint)
 
     def write_state(self, name: str, content: bytes, *, keep_previous: bool = True) -> None:
         """Save a topic's state, a JSON object, atomically and durably, and keep the previous one.
@@ -407,10 +435,22 @@ def decode_state(content: bytes, name: str) -> dict[str, Any]:
     return state
 
 
-def decode_ids(content: bytes) -> int:
+class SavedIds(NamedTuple):
+    """The content of `broker.json`.
+
+    Attributes:
+        next_id: Ids below it may have been used.
+        has_write_ahead: There may be a write-ahead log.
+    """
+
+    next_id: int
+    has_write_ahead: bool
+
+
+def decode_ids(content: bytes) -> SavedIds:
     """Decode the output of `DataFolder.reserve_ids`. Raises ValueError."""
     state = decode_checked(content)
     next_id = state.get("next_id")
     if state.get("format") not in (FORMAT, FORMAT_WITH_WRITE_AHEAD) or not isinstance(next_id, int):
         raise ValueError("it is from another version of this program, or not one of its files")
-    return next_id
+    return SavedIds(next_id, state["format"] == FORMAT_WITH_WRITE_AHEAD)

@@ -17,15 +17,15 @@ from typing import TypeVar
 
 import trio
 
-from ...checksum import crc32
 from ...log import LogError, LogReadError
 from ...log.interface import LogFileFacts
-from ...wording import count_of
+from ...log.record_metadata import is_about_messages
+from ...platform.checksum import crc32
+from ...text.wording import count_of
 from ..state.alarms import Alarms
-from ..state.checkpoint import Checkpoint
-from ..state.record_metadata import is_about_messages
 from ..state.settings import TopicSettings
 from ..state.topic import Topic
+from .data_folder import SavedCheckpoint
 
 _T = TypeVar("_T")
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("trio_nsq.broker")
 _NS_PER_MS = 1_000_000
 _FILES = 8
 _THREADS = 4
-"""Threads for reads only, which take long on a slow disk."""
+"""Threads for reads, and for deletions of files, which take long on a slow disk."""
 _MIN_FILE_BYTES = 64 * 1024
 MIN_FILE_NS = 1_000_000_000
 """Minimum size and time span of a file, even if the retention is shorter."""
@@ -118,7 +118,7 @@ class RetentionManager:
     Args:
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         roll: Begins a new file of a topic's log; returns whether that succeeded, and logs errors.
-        is_short: Whether the disk is full. Then new files are begun only to delete others.
+        is_short: Whether the disk is full, or nearly. Then new files are begun only to delete others.
 
     Attributes:
         schedule: When to check topics that do not change, by name. They may be deleted by then.
@@ -183,11 +183,10 @@ class RetentionManager:
         except LogReadError:
             return now_ns  # the save reports the error
 
-    def discard(self, topic: Topic, checkpoint: Checkpoint, now_ns: int) -> int | None:
-        """Delete files of a topic's log that no channel needs and retention does not keep. Call it in a thread.
+    async def discard(self, topic: Topic, checkpoint: SavedCheckpoint, now_ns: int) -> int | None:
+        """Delete files of a topic's log that no channel needs and retention does not keep. Only one at a time.
 
         Args:
-            checkpoint: A checkpoint that is on disk.
             now_ns: Unix nanoseconds.
 
         Returns:
@@ -199,20 +198,36 @@ class RetentionManager:
         log, settings = topic.log, checkpoint.settings
         if not log.files:
             return None
-        kept = kept_from(log.files, settings, now_ns)
+        kept = await self._read_ages(settings, partial(kept_from, log.files, settings, now_ns))
         needed = min(checkpoint.first_needed, kept)
         if topic.carry_again_ns is not None and now_ns >= topic.carry_again_ns:
             topic.carry_again_ns = None
         if log.has_carried_forward and checkpoint.first_needed >= log.first_sequence:
-            log.carry_forward([], 0)  # all carried-forward messages are finished
+            await self._carry(topic, [], 0)  # all carried-forward messages are finished
         elif needed < min(checkpoint.all_needed, kept):
-            carried = self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
+            carried = await self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
             needed = max(needed, carried)
-        log.discard_before(needed)
-        times = next_check_ns(log.files, settings, now_ns), topic.carry_again_ns
+        while (discard := log.discard_first(needed)) is not None:
+            (await self._in_thread(discard))()
+        next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
+        times = next_ns, topic.carry_again_ns
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
 
-    def _carry_forward(self, topic: Topic, checkpoint: Checkpoint, all_needed: int, now_ns: int) -> int:
+    async def _read_ages(self, settings: TopicSettings, read: Callable[[], _T]) -> _T:
+        """Call `kept_from` or `next_check_ns`, in a thread if that may read the log."""
+        return await self._in_thread(read) if settings.retention_time_ms > 0 else read()
+
+    async def _carry(self, topic: Topic, sequences: Sequence[int], max_bytes: int) -> bool:
+        """Replace the carried-forward segment by one with these messages. Returns False if they are larger."""
+        work = topic.log.carry_forward(sequences, max_bytes, is_about_messages)
+        if (use := await self._in_thread(work)) is None:
+            return False
+        use()
+        return True
+
+    async def _carry_forward(
+        self, topic: Topic, checkpoint: SavedCheckpoint, all_needed: int, now_ns: int
+    ) -> int:
         """Carry forward a few messages that prevent the deletion of many bytes.
 
         Returns:
@@ -224,13 +239,13 @@ class RetentionManager:
         if pinned_bytes < PINNED_BYTES or topic.carry_again_ns is not None:
             return 0
         limit = files[-1].next_sequence
-        sequences = checkpoint.unfinished_before(limit)
+        sequences = await self._in_thread(partial(checkpoint.unfinished_before, limit))
         max_bytes = int(pinned_bytes * CARRIED_BYTES_SHARE)
         try:
             carried = (
                 len(sequences) <= MAX_CARRIED_MESSAGES
                 and len(sequences) <= (limit - log.first_sequence) * CARRIED_MESSAGES_SHARE
-                and log.carry_forward(sequences, min(max_bytes, MAX_CARRIED_BYTES), is_about_messages)
+                and await self._carry(topic, sequences, min(max_bytes, MAX_CARRIED_BYTES))
             )
         except LogError as exc:
             logger.error("%s", exc)
@@ -253,7 +268,7 @@ class RetentionManager:
             await self._roll(topic)
 
     def has_room_to_give(self, topic: Topic) -> bool:
-        """Whether the disk is full, and a topic's last file can be deleted after a new one is begun."""
+        """Whether the disk is short of space, and a topic's last file can be deleted after a new one is begun."""
         if not self._is_short() or topic.settings.keeps or not topic.is_finished:
             return False
         files = topic.log.files

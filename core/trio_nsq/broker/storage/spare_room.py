@@ -23,6 +23,10 @@ SPARE_BYTES = 1024 * 1024
 _MIN_PROBE_BYTES = 64 * 1024
 """A disk with less free space than this counts as full."""
 
+_SHORT_SHARE = 10
+_SHORT_BYTES = 1024**3
+"""The disk is short of space with less than 1/10 of it free, and less than this."""
+
 _Result = TypeVar("_Result")
 
 
@@ -44,6 +48,7 @@ class SpareRoom:
         self.shortage = ""
         self.failed_with = ""
         self._lacking_bytes = 0  # size of that append
+        self._has_little_space = False
         self._path = path
         self._probe = path.with_name(f"{path.name}.probe")
         self._files = files
@@ -80,8 +85,16 @@ class SpareRoom:
 
     @property
     def is_short(self) -> bool:
-        """Whether the disk is full, as far as known."""
-        return bool(self.shortage or self.failed_with)
+        """Whether the disk is full, or little of it was free at the last `measure`."""
+        return bool(self.shortage or self.failed_with or self._has_little_space)
+
+    def measure(self) -> None:
+        """Note how much of the disk is free. Small appends may succeed although larger ones would not. Blocks."""
+        try:
+            space = self._files.space(self._path.parent)
+        except OSError:
+            return
+        self._has_little_space = space.free_bytes < min(space.total_bytes // _SHORT_SHARE, _SHORT_BYTES)
 
     def _close(self, code: int) -> None:
         """Refuse appends, and wait for those in progress."""

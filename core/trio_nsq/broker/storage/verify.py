@@ -3,19 +3,18 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...log import Files, MemoryLog
+from ...log import ALL_STABLE, Files, MemoryLog
 from ...log.inspection.carried_forward import scan_carried_forward
 from ...log.inspection.findings import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
+from ...log.write_ahead import write_ahead_files
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache
-from ..state.checkpoint import first_needed
-from ..state.deferred import DeferredMessages
+from ..state.checkpoint import first_needed, stable_end, unfinished_in
 from ..state.topic import StateError, Topic
 from .data_folder import (
     BROKER_COPY_FILE,
@@ -23,9 +22,11 @@ from .data_folder import (
     DAMAGE,
     MAX_BROKER_BYTES,
     MAX_STATE_BYTES,
+    MISSING_WRITE_AHEAD,
     PREVIOUS_STATE_FILE,
     STATE_FILE,
     SUFFIX,
+    TOPICS_FOLDER,
     decode_checked,
     decode_ids,
     decode_state,
@@ -40,29 +41,33 @@ def topic_name(folder: Path) -> str:
 
 def topic_folders(data_path: Path) -> list[Path]:
     """Return the topics' folders in a data folder, sorted. Raises OSError."""
-    folders = (path for path in (data_path / "topics").iterdir() if path.name.endswith(SUFFIX))
+    folders = (path for path in (data_path / TOPICS_FOLDER).iterdir() if path.name.endswith(SUFFIX))
     return sorted(folder for folder in folders if is_valid_name(topic_name(folder)))
 
 
 def verify_broker_file(data_path: Path) -> list[Finding]:
-    """Verify `broker.json` and its copy. Raises OSError."""
+    """Verify `broker.json` and its copy, and that there is the write-ahead log that they name. Raises OSError."""
     files = Files()
+    has_write_ahead = False
     damaged: dict[Path, ValueError] = {}
     whole = 0
     for name in (BROKER_FILE, BROKER_COPY_FILE):
         path = data_path / name
         try:
-            decode_ids(_content(files, path, MAX_BROKER_BYTES))
+            has_write_ahead |= decode_ids(_content(files, path, MAX_BROKER_BYTES)).has_write_ahead
             whole += 1
         except FileNotFoundError:
             pass  # no broker has run here, or an earlier version without this file
         except ValueError as exc:
             damaged[path] = exc
     instead = "uses the other copy" if whole else "does not start"
-    return [
+    findings = [
         _damage(path, f"damaged, or from another version of this program ({exc}); a broker {instead}")
         for path, exc in damaged.items()
     ]
+    if has_write_ahead and not write_ahead_files(data_path, files.names(data_path)):
+        findings.append(Finding(Kind.NOTE, data_path / "write-ahead.*", 0, 0, MISSING_WRITE_AHEAD))
+    return findings
 
 
 def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
@@ -76,10 +81,11 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     # the log refers to. A state read after the log needs no message that was deleted from the log's beginning, unless
     # the message was carried forward.
     files = files or Files()
-    before = None
+    before, stable = None, ALL_STABLE
     with suppress(StateError):  # reported when it is read again below
         before = _read_state(files, path)
-    report = verify_log(folder, files=files, progress=progress)
+        stable = stable_end(before)
+    report = verify_log(folder, files=files, progress=progress, stable_end=stable)
     is_carried = _check_carried_forward(folder, files, report)
     has_previous = _check_previous(folder, files, report)
     try:
@@ -219,16 +225,11 @@ def _compare(
 def _needed_before(state: dict[str, Any], begin: int, is_carried: Callable[[int], bool]) -> list[range]:
     """Return the messages before the beginning of a log that a topic of this state needs."""
     all_from = min(first_needed(state, lambda _: True), begin)
-    single = {each for channel in state["channels"] for each in _waiting(channel)} | {
+    single = {each for channel in state["channels"] for each in unfinished_in(channel)} | {
         int(state["ephemeral_needed"])
     }
     lost = [range(each, each + 1) for each in sorted(single) if each < all_from and not is_carried(each)]
     return [*lost, range(all_from, begin)] if all_from < begin else lost
-
-
-def _waiting(channel: dict[str, Any]) -> Iterator[int]:
-    unfinished = (sequence for sequence, *_ in channel["unfinished"])
-    return chain(unfinished, DeferredMessages.restore(channel["deferred"]).sequences())
 
 
 def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
@@ -243,7 +244,7 @@ def _implausible(channel: dict[str, Any], point: int) -> Iterator[str]:
             return
         last = end
     previous = None
-    for sequence in sorted(_waiting(channel)):
+    for sequence in sorted(unfinished_in(channel)):
         hole = bisect_right(channel["holes"], sequence, key=itemgetter(0)) - 1
         passed = sequence < cursor or (hole >= 0 and sequence < channel["holes"][hole][1])
         if sequence == previous or not passed:

@@ -40,6 +40,8 @@ def _each_once(name: str, given: Addresses, parse: Callable[[str], str]) -> list
     for text in (texts := list(texts)):
         if not isinstance(text, str):
             raise TypeError(f"{name} has {text!r}; an address must be a string such as '127.0.0.1:4150'")
+        if not text.isprintable() or " " in text:
+            raise ValueError(f"{name} has {text!r}; an address has no blanks and control characters")
         if "," in text:
             raise ValueError(
                 f"{name} has several addresses in one string, {text!r}; give a list of addresses"

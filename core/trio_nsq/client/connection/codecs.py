@@ -6,6 +6,7 @@ from itertools import chain
 
 from ...protocol import NSQError
 from ...protocol.compression import Codec
+from ...text.wording import untrusted_certificate
 from .tls import reason_of
 
 _READ_BYTES = 256 * 1024
@@ -36,7 +37,7 @@ class TLSCodec:
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLCertVerificationError as exc:
-            raise TLSError(f"its certificate is not trusted: {exc.verify_message}") from exc
+            raise TLSError(untrusted_certificate(exc.verify_message)) from exc
         except ssl.SSLError as exc:
             raise TLSError(f"TLS: {reason_of(exc)}") from exc
         return True

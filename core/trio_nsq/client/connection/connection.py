@@ -24,10 +24,11 @@ from trio_nsq.protocol.frames import (
 )
 from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
 
+from ...access.secret import SecretFileError, encode_secret, warn_in_clear
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
-from ...secret import SecretFileError, encode_secret, warn_in_clear
-from ...untrusted_json import decode_json
+from ...protocol.go_json import INT64
+from ...protocol.untrusted_json import decode_json
 from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
 from .codecs import CodecStack, TLSCodec, TLSError
 from .options import ConnectionSettings
@@ -67,10 +68,17 @@ async def connect(
     Raises:
         ConnectionFailed: No broker answers, or the broker refuses the settings.
     """
+    connection = Connection(await _open(address, settings), address, settings, max_frame_bytes)
+    await connection.introduce(extensions)
+    return connection
+
+
+async def _open(address: str, settings: ConnectionSettings) -> trio.SocketStream:
+    """Open a TCP connection. Raises ConnectionFailed."""
     host, port = parse_address(address)
     try:
         with trio.fail_after(settings.dial_timeout_s):
-            stream = await trio.open_tcp_stream(host, port)
+            return await trio.open_tcp_stream(host, port)
     except trio.TooSlowError as error:
         raise ConnectionFailed(address, f"no answer within {settings.dial_timeout_s:g} s") from error
     except OSError as error:
@@ -78,9 +86,14 @@ async def connect(
         raise ConnectionFailed(address, _reason(cause)) from cause
     except UnicodeError as error:  # the IDNA encoding of the host name failed
         raise ConnectionFailed(address, f"{host!r} is not a host name: {error}") from error
-    connection = Connection(stream, address, settings, max_frame_bytes)
-    await connection.introduce(extensions)
-    return connection
+
+
+async def check_broker(address: str, dial_timeout_s: float) -> None:
+    """Check that the TCP protocol answers at an address, without TLS and a secret. Raises ConnectionFailed."""
+    settings = ConnectionSettings(dial_timeout_s=dial_timeout_s)
+    connection = Connection(await _open(address, settings), address, settings)
+    await connection.identify({})
+    await connection.close_now()
 
 
 class Connection:
@@ -129,17 +142,7 @@ class Connection:
         On failure closes the socket and raises ConnectionFailed.
         """
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
-        reply = await self._ask(MAGIC_V2 + encode_identify(fields))
-        features: Any = {}
-        if reply != b"OK":  # OK: the broker does not negotiate
-            try:
-                features = decode_json(reply)
-                self.max_rdy_count = int(features.get("max_rdy_count", self.max_rdy_count))
-                self.msg_timeout_ms = int(features.get("msg_timeout", self.msg_timeout_ms))
-                self.max_msg_timeout_ms = int(features.get("max_msg_timeout", self.max_msg_timeout_ms))
-            except (ValueError, AttributeError, TypeError, OverflowError) as error:
-                reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
-                raise await self._failed(reason) from error
+        features = await self.identify(fields)
         self.survives_refusals = features.get("survive_refusals") is True
         self.makes_private_channel = features.get("private_channel") is True
         if self._settings.tls_v1:
@@ -152,6 +155,21 @@ class Connection:
             await self._compress(Deflate(self._settings.deflate_level))
         if features.get("auth_required") is True:
             await self._authenticate()
+
+    async def identify(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Send magic and IDENTIFY; return the features. On failure closes the socket and raises ConnectionFailed."""
+        reply = await self._ask(MAGIC_V2 + encode_identify(fields))
+        features: Any = {}
+        if reply != b"OK":  # OK: the broker does not negotiate
+            try:
+                features = decode_json(reply)
+                self.max_rdy_count = _count(features, "max_rdy_count", self.max_rdy_count)
+                self.msg_timeout_ms = _count(features, "msg_timeout", self.msg_timeout_ms)
+                self.max_msg_timeout_ms = _count(features, "max_msg_timeout", self.max_msg_timeout_ms)
+            except (ValueError, AttributeError) as error:  # AttributeError: it is no object
+                reason = f"it answered IDENTIFY with {reply[:80]!r}; is this an NSQ broker's TCP port?"
+                raise await self._failed(reason) from error
+        return dict(features)
 
     async def _authenticate(self) -> None:
         try:
@@ -333,7 +351,10 @@ class Connection:
                 while (event := reader.next_event()) is not None:
                     begun_at = math.inf
                     if isinstance(event, ResponseFrame) and event.is_heartbeat:
-                        self.write(encode_nop())
+                        # Waiting data is an answer, too. A broker that sends heartbeats and reads nothing fills no
+                        # memory.
+                        if not self._outgoing:
+                            self.write(encode_nop())
                     else:
                         handle(event)
                 if ended:
@@ -379,6 +400,14 @@ def _innermost(error: OSError) -> OSError:
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[-1]
     return cause if isinstance(cause, OSError) else error
+
+
+def _count(features: dict[str, Any], name: str, default: int) -> int:
+    """Return a number of an answer to IDENTIFY, as Go has it. Raises ValueError if it is none."""
+    value = features.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < INT64.stop:
+        raise ValueError(f"{name} is {str(value)[:80]}")
+    return int(value)
 
 
 def _handshake_failure(error: BaseException) -> str | None:

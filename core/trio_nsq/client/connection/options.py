@@ -10,7 +10,8 @@ from typing import TypedDict
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
 
-from ...secret import Secret, StrPath
+from ...access.secret import Secret, StrPath
+from ..arguments import check_options
 from .tls import TLSFiles
 
 OFF = -1
@@ -77,6 +78,7 @@ class ConnectionSettings:
             connection, so a new secret is used without a restart.
 
     Raises:
+        TypeError: A value has another type.
         ValueError: A value is invalid, or a file cannot be used.
     """
 
@@ -102,6 +104,7 @@ class ConnectionSettings:
     auth_secret_file: StrPath | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         heartbeat_ms, timeout_ms = self.heartbeat_interval_ms, self.msg_timeout_ms
         size, flush_ms = self.output_buffer_size, self.output_buffer_timeout_ms
         self._require("dial_timeout_s", self.dial_timeout_s > 0, "more than 0")
@@ -184,6 +187,9 @@ def refuse_unknown(
     known = [each.name for each in fields(settings)]
     for name in options:
         if name not in known:
-            near = get_close_matches(name, [*known, *signature(owner).parameters], 1)
+            near = get_close_matches(name, [*known, *signature(owner).parameters], 1, cutoff=0.7)
             hint = f". Did you mean {near[0]!r}?" if near else ""
+            run = getattr(owner, "run", None)
+            if run is not None and name in signature(run).parameters:
+                hint = "; it is an argument of its method run()"
             raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")

@@ -3,8 +3,8 @@
 import ssl
 from dataclasses import dataclass
 
+from ...access.secret import StrPath
 from ...protocol.errors import NSQError
-from ...secret import StrPath
 
 
 class TLSFilesError(NSQError, ValueError):

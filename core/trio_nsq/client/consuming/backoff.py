@@ -1,8 +1,8 @@
-"""Backoff: after a failure, a consumer pauses, then receives one message and decides by its result.
+"""Backoff: after several failures in a row, a consumer pauses, then receives one message and decides by its result.
 
-Each failure makes the next pause longer, each success makes it shorter. After as many successes as failures, the
-consumer receives `max_in_flight` messages again. Results during a pause do not count: they belong to messages that
-arrived before it.
+A few failing messages among many do not slow the consumer down. Once it pauses, each failure makes the next pause
+longer, each success makes it shorter. After as many successes as failures, the consumer receives `max_in_flight`
+messages again. Results during a pause do not count: they belong to messages that arrived before it.
 
 No IO; time is a parameter, in seconds of any monotonic clock.
 """
@@ -20,11 +20,13 @@ class Backoff:
         random: Returns numbers in [0, 1), for the jitter.
 
     Attributes:
-        level: Failures minus successes; 0: no backoff.
+        level: Failures minus successes since the first pause; 0: no backoff.
+        failures: Failures in a row that have not started a pause yet.
     """
 
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
-        self.level = 0
+        self.level = self.failures = 0
+        self._after = settings.backoff_after
         self._longest_s = settings.max_backoff_duration_s
         self._multiplier_s = settings.backoff_multiplier_s
         self._jitter = random if settings.backoff_strategy == "full_jitter" else None
@@ -47,7 +49,12 @@ class Backoff:
             self._until = None
 
     def record_failure(self, now: float) -> None:
-        """Start a longer pause, unless one runs: a message failed."""
+        """Start a longer pause, unless one runs or too few messages failed in a row: a message failed."""
+        if self.level == 0:
+            self.failures += 1
+            if self.failures < self._after:
+                return
+            self.failures = 0
         if self._until is None:
             if 0 < self._duration_s(self.level + 1) <= self._longest_s:
                 self.level += 1
@@ -55,6 +62,7 @@ class Backoff:
 
     def record_success(self, now: float) -> None:
         """Start a shorter pause, unless one runs: a message was finished."""
+        self.failures = 0
         if self.level and self._until is None:
             self.level -= 1
             self._pause(now)

@@ -1,28 +1,31 @@
 """A consumer of one channel on one or more brokers."""
 
+import math
 import random as random_module
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import is_ephemeral, is_valid_name
-from trio_nsq.under_trio import require_trio
+from trio_nsq.platform.requirements import require_trio
+from trio_nsq.protocol import is_ephemeral
 
+from ..arguments import check_int, check_name, check_seconds, check_type
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
-from ..connection.options import refuse_unknown
-from ..errors import AuthRefused, ConnectionFailed
-from .handlers import ActiveHandlers, Handler, handle
+from ..connection.options import ConnectionSettings, refuse_unknown
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, PublishFailed
+from ..publishing.producer import Producer
+from ..publishing.queue import accepts_no_publishes
+from .handlers import ActiveHandlers, FailureCounts, GivenUp, Handler, Handling, check_async
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings
 from .receive_queue import ReceiveQueue
 from .subscription import FlowControl
 from .subscriptions import Subscriptions
 
-DEFAULT_MAX_ATTEMPTS = 5
 TIME_SLICE_S = 0.01
 """How long a loop over received messages may run before other tasks do: the writer that sends its answers, and the
 reader that answers heartbeats."""
@@ -68,8 +71,8 @@ class Consumer:
     tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a message
     loses no message.
 
-    When a message fails (is requeued without `backoff=False`), the consumer backs off: it pauses, then receives one
-    message and decides by its result; see `max_backoff_duration_s`.
+    When several messages in a row fail (are requeued without `backoff=False`), the consumer backs off: it pauses, then
+    receives one message and decides by its result; see `backoff_after` and `max_backoff_duration_s`.
 
     Args:
         topic: The topic; created if missing.
@@ -77,9 +80,10 @@ class Consumer:
         nsqd_tcp_addresses: Brokers, `host:port` each; or a single one. None: `127.0.0.1:4150`, unless discovery
             services are given.
         lookupd_http_addresses: Discovery services (nsqlookupd), `host:port` or a URL each; or a single one.
-        max_in_flight: The limit of unanswered messages, at least 1. It is shared evenly between the connections, within
-            each broker's maximum RDY count. If there are more connections than this, they take turns. While shares
-            move between connections, the sum may exceed the limit for a moment.
+        max_in_flight: The limit of unanswered messages, at least 1; None: 1, or the `concurrency` of `run`. It is
+            shared evenly between the connections, within each broker's maximum RDY count. If there are more connections
+            than this, they take turns. While shares move between connections, the sum may exceed the limit for a
+            moment.
         random: Returns numbers in [0, 1), for the jitter of delays and the order of the connections.
         options: See `ConsumerSettings`, `DiscoverySettings` and `ConnectionSettings`.
 
@@ -90,7 +94,7 @@ class Consumer:
             other error ends the consumer.
 
     Raises:
-        TypeError: An option is unknown, or an address is not a string.
+        TypeError: An option is unknown, or a name, an address or an option is of the wrong type.
         ValueError: A name, an address or an option is invalid.
     """
 
@@ -101,15 +105,15 @@ class Consumer:
         *,
         nsqd_tcp_addresses: str | Sequence[str] | None = None,
         lookupd_http_addresses: str | Sequence[str] = (),
-        max_in_flight: int = 1,
+        max_in_flight: int | None = None,
         random: Callable[[], float] = random_module.random,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         for what, name in (("topic", topic), ("channel", channel)):
-            if not is_valid_name(name):
-                raise ValueError(f"{name!r} is not a valid {what} name")
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
+            check_name(what, name)
+        if max_in_flight is not None:
+            check_int("max_in_flight", max_in_flight, 1)
+        check_type("random", random, Callable)
         refuse_unknown(Consumer, ConsumerSettings, options)
         self._settings = ConsumerSettings(**options)
         if self._settings.private_channel and not is_ephemeral(channel):
@@ -120,8 +124,12 @@ class Consumer:
         addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
         self._background = BackgroundTask()
         self._queue = ReceiveQueue()
-        self._flow = FlowControl(max_in_flight, self._settings, random)
+        self._chosen_in_flight = max_in_flight is not None  # `run` may not raise the limit
+        self._flow = FlowControl(max_in_flight or 1, self._settings, random)
         self._active = ActiveHandlers()
+        self._failures = FailureCounts()
+        self._topic = topic
+        self._source = f"{topic}/{channel}"
         self._subscriptions = Subscriptions(
             addresses,
             lookupds,
@@ -134,7 +142,7 @@ class Consumer:
             without_private_channels=lambda address: self.without_private_channels(address),
         )
         self._yield_at = 0.0
-        self._now = trio.current_time
+        self._now: Callable[[], float] = lambda: math.inf  # until it is entered, `_wait` raises
         self._entered = self._closing = False
         self._closed = trio.Event()
 
@@ -148,7 +156,7 @@ class Consumer:
         """
         require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         if self._entered:
-            raise RuntimeError("a Consumer can be entered only once")
+            raise RuntimeError("a Consumer can be entered only once; create another one")
         self._entered = True
         self._now = trio.lowlevel.current_clock().current_time  # called per message; twice as fast as trio's
         await self._background.open(self._subscriptions.run)
@@ -176,15 +184,25 @@ class Consumer:
         effect.
 
         This takes at most `close_timeout_s`. It also runs if the task is cancelled, so an interrupted program leaves no
-        messages in flight. May be called again.
+        messages in flight. May be called again. A handler of `run` may call it: there it only starts to close and
+        returns at once, and the handler's message is answered as usual.
         """
-        if self._closing:
-            await self._closed.wait()
+        require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        first, self._closing = not self._closing, True
+        if first:
+            self._subscriptions.stop()
+            self._flow.stopped = True
+            self._queue.close()
+        if self._active.include_caller():  # it would wait for itself
+            if first:
+                self._background.start_soon(self._close)
             return
-        self._closing = True
-        self._subscriptions.stop()
-        self._flow.stopped = True
-        self._queue.close()
+        with trio.CancelScope(shield=True):
+            if first:
+                await self._close()
+            await self._closed.wait()
+
+    async def _close(self) -> None:
         timeout_s = self._settings.close_timeout_s
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
@@ -207,8 +225,11 @@ class Consumer:
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
         """Set the limit, from the brokers' next delivery on; 0: they send nothing until it is changed again."""
-        if count < 0:
-            raise ValueError(f"max_in_flight is {count}; it must be at least 0")
+        check_int("max_in_flight", count, 0)
+        self._chosen_in_flight = True
+        self._set_max_in_flight(count)
+
+    def _set_max_in_flight(self, count: int) -> None:
         self._flow.max_in_flight = count
         self._flow.update()
 
@@ -259,10 +280,9 @@ class Consumer:
         Raises:
             ValueError: max_messages is less than 1, or max_wait_s less than 0.
         """
-        if max_messages is not None and max_messages < 1:
-            raise ValueError(f"max_messages is {max_messages}; it must be at least 1")
-        if not max_wait_s >= 0:
-            raise ValueError(f"max_wait_s is {max_wait_s}; it must be at least 0")
+        if max_messages is not None:
+            check_int("max_messages", max_messages, 1)
+        check_seconds("max_wait_s", max_wait_s)
         return _Batches(self, max_messages, max_wait_s)
 
     async def run(
@@ -270,8 +290,9 @@ class Consumer:
         handler: Handler,
         *,
         concurrency: int = 1,
-        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-        given_up: Handler | None = None,
+        max_attempts: int = 0,
+        given_up: GivenUp | None = None,
+        dead_letter_topic: str | None = None,
         auto_touch: bool = False,
     ) -> None:
         """Call `handler` with every message until the consumer is closed or the task is cancelled.
@@ -280,47 +301,119 @@ class Consumer:
         message is requeued with backoff, for `default_requeue_delay_ms` times its attempts. A handler may also answer
         the message itself.
 
+        If the task is cancelled while the handler runs, or the handler raises what is not an `Exception`, such as
+        `SystemExit`, then the message is not answered: the next `run`, or the next loop, receives it first.
+
         Args:
             handler: An async function that takes one message.
-            concurrency: How many messages to handle at the same time, at least 1; not more than `max_in_flight`.
-            max_attempts: A message that was delivered more often is not handled: it is logged and finished. 0: no
-                limit.
-            given_up: Called instead of `handler` with a message that exceeds `max_attempts`, before it is finished, for
-                example to store it elsewhere. If it raises, the message is requeued like any failed message.
+            concurrency: How many messages to handle at the same time, at least 1 and at most `max_in_flight`.
+            max_attempts: A message that `handler` failed this often is given up, at its last failure; 0: no limit. Only
+                errors of `handler` count that this consumer has seen, not deliveries: a message that was returned or
+                timed out before it was handled has not failed. Of 100,000 messages that failed, the count of the one
+                that failed longest ago is forgotten. If `handler` has answered the message itself before its last
+                failure, for example requeued it, the message is given up at its next delivery, and not handled. Without
+                `given_up` and `dead_letter_topic`, the message is logged and discarded.
+            given_up: An async function that is called with a message that is given up, and the error, before the
+                message is finished, for example to store it elsewhere. If it raises, the message is requeued like any
+                failed message.
+            dead_letter_topic: Instead of `given_up`: publish a message that is given up to this topic, on the broker
+                that delivered it; if that drains, on another broker to which the consumer is connected. If that fails,
+                the message is requeued.
             auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
                 minutes by default).
 
         Raises:
             AuthRefused: A broker refused the secret; see `Consumer`.
-            TypeError: A handler is not an async function. The message stays unanswered.
-            ValueError: concurrency is less than 1, or max_attempts less than 0.
+            TypeError: `handler` or `given_up` is not an async function. The message is not answered.
+            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, or what
+                should happen to a message that is given up is not clear.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
-        if max_attempts < 0:
-            raise ValueError(f"max_attempts is {max_attempts}; it must be at least 0")
+        check_async("handler", handler)
+        if given_up is not None:
+            check_async("given_up", given_up)
+        if given_up is None and dead_letter_topic is not None:
+            given_up = self._to_dead_letters(dead_letter_topic)
+        elif dead_letter_topic is not None:
+            raise ValueError("given_up and dead_letter_topic are both given; one of them stores the message")
+        check_int("max_attempts", max_attempts, 0)
+        check_type("auto_touch", auto_touch, bool)
+        if given_up is not None and not max_attempts:
+            raise ValueError("max_attempts is 0, no limit, so no message is given up; it must be at least 1")
+        self._make_room_for(concurrency)
+        self._check_entered()
+        handling = Handling(self._source, handler, max_attempts, given_up, auto_touch, self._failures)
 
-        refusals: list[AuthRefused] = []
+        ends: list[BaseException] = []  # raised below: the nursery would wrap them in a group
+        unhandled: list[Message] = []  # put back at the end: until then, other handlers would receive them
 
         async def handle_each() -> None:
             try:
                 async for message in self:
+                    if ends:  # this task was awake already
+                        unhandled.append(message)
+                        return
                     with self._active:
-                        await handle(
-                            message,
-                            handler,
-                            max_attempts=max_attempts,
-                            given_up=given_up,
-                            auto_touch=auto_touch,
-                        )
+                        try:
+                            await handling.handle(message, nursery)
+                        except BaseException:
+                            unhandled.append(message)
+                            raise
             except AuthRefused as refusal:
-                refusals.append(refusal)  # other handlers may finish their messages
+                ends.append(refusal)  # other handlers may finish their messages
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                ends.append(error)
+                nursery.cancel_scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(concurrency):
-                nursery.start_soon(handle_each)
-        if refusals:
-            raise refusals[0]
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(concurrency):
+                    nursery.start_soon(handle_each)
+        finally:
+            for message in reversed(unhandled):
+                self._queue.put_back(message)
+        if ends:
+            raise next((error for error in ends if not isinstance(error, AuthRefused)), ends[0])
+
+    def _make_room_for(self, concurrency: int) -> None:
+        """Have the brokers send enough for this many handlers at a time; raises ValueError."""
+        check_int("concurrency", concurrency, 1)
+        if not 0 < self.max_in_flight < concurrency:  # 0: the program has stopped the brokers for now
+            return
+        if self._chosen_in_flight:
+            raise ValueError(
+                f"concurrency is {concurrency}, but only {self.max_in_flight} may be in flight; "
+                f"set max_in_flight to at least {concurrency}"
+            )
+        self._set_max_in_flight(concurrency)
+
+    def _to_dead_letters(self, topic: str) -> GivenUp:
+        """Return a function that publishes messages to this topic; raises ValueError."""
+        check_name("topic", topic)
+        if topic == self._topic:
+            raise ValueError(
+                "dead_letter_topic is the topic itself; its dead letters would be delivered again"
+            )
+        options: Any = {each.name: getattr(self._settings, each.name) for each in fields(ConnectionSettings)}
+
+        async def publish_to(addresses: Sequence[str], body: bytes) -> None:
+            # The broker has accepted a message of this size before.
+            async with Producer(addresses, max_msg_size=len(body), **options) as producer:
+                await producer.publish(topic, body)
+
+        async def publish(message: Message, _: Exception) -> None:
+            address = message.nsqd_address
+            try:
+                await publish_to([address], message.body)
+            except PublishFailed as failure:
+                cause = failure.__cause__
+                others = [each.address for each in self._flow.connections if each.address != address]
+                if not others or not isinstance(cause, BrokerError) or not accepts_no_publishes(cause):
+                    raise
+                await publish_to(others, message.body)
+
+        return publish
 
     async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
         while True:
@@ -342,10 +435,13 @@ class Consumer:
             return True
         return max_messages is not None and self._queue.available >= max_messages
 
-    async def _wait(self) -> None:
-        """Let other tasks run until a message may be available, or raise StopAsyncIteration."""
+    def _check_entered(self) -> None:
         if not self._entered:
             raise RuntimeError("a Consumer receives only inside its `async with` block")
+
+    async def _wait(self) -> None:
+        """Let other tasks run until a message may be available, or raise StopAsyncIteration."""
+        self._check_entered()
         await self._queue.wait()
         if self._queue.closed:
             if self._queue.error is not None and not self._closing:

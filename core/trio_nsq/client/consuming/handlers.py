@@ -1,8 +1,14 @@
-"""Call message handlers: finish the message if the handler returns, requeue it if it raises."""
+"""Call message handlers: finish the message if the handler returns, requeue it if it raises.
+
+A message that failed too often is given up. Only failures of the handler count, not deliveries: a message that was
+received and returned without being handled has not failed.
+"""
 
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import trio
@@ -10,87 +16,252 @@ import trio
 from .message import Message
 
 Handler = Callable[[Message], Awaitable[object]]
+GivenUp = Callable[[Message, Exception], Awaitable[object]]
 
 MIN_TOUCH_INTERVAL_S = 0.1
 """A lower bound, whatever timeout a broker announces; nsqd's timeouts are at least a second."""
 
+MOST_COUNTED = 100_000
+"""How many messages `FailureCounts` knows: beyond that, the count of the one that failed longest ago is forgotten."""
+MOST_ERRORS = 1000
+"""How many errors `FailureCounts` keeps; they may refer to large objects."""
+
 _logger = logging.getLogger("trio_nsq.client")
 
 
-async def handle(
-    message: Message, handler: Handler, *, max_attempts: int, given_up: Handler | None, auto_touch: bool
-) -> None:
-    """Call a handler, then finish the message, or requeue it if the handler failed. Keeps an answer of the handler.
+class FailureCounts:
+    """How often a consumer's handlers failed each message. The broker's attempts count deliveries instead."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, bytes], int] = {}  # the one that failed longest ago first
+        self._last_errors: dict[tuple[str, bytes], Exception] = {}  # oldest first
+
+    def add(self, message: Message) -> int:
+        """Count a failure; return how often the message has failed."""
+        key = message.nsqd_address, message.id
+        count = self._counts.pop(key, 0) + 1
+        self._counts[key] = count
+        if len(self._counts) > MOST_COUNTED:
+            del self._counts[next(iter(self._counts))]
+        return count
+
+    def count(self, message: Message) -> int:
+        """Return how often a message has failed."""
+        return self._counts.get((message.nsqd_address, message.id), 0)
+
+    def give_up_later(self, message: Message, error: Exception) -> None:
+        """Keep the last error of a message that its handler has answered, for the next delivery."""
+        key = message.nsqd_address, message.id
+        self._last_errors.pop(key, None)
+        self._last_errors[key] = error.with_traceback(None)  # it is logged; its frames may keep large objects
+        if len(self._last_errors) > MOST_ERRORS:
+            del self._last_errors[next(iter(self._last_errors))]
+
+    def last_error(self, message: Message) -> Exception | None:
+        """Return the error for which a message is to be given up before it is handled; None: it is to be handled."""
+        if not self._last_errors:
+            return None
+        return self._last_errors.get((message.nsqd_address, message.id))
+
+    def forget(self, message: Message) -> None:
+        """Forget the failures of a message: it is finished."""
+        if self._counts:
+            key = message.nsqd_address, message.id
+            self._counts.pop(key, None)
+            self._last_errors.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How `Consumer.run` handles messages.
 
     Args:
-        max_attempts: A message that was delivered more often is not handled; 0: no limit.
-        given_up: Called with such a message instead of `handler`; None: the message is only logged.
-        auto_touch: While the handler runs, touch the message whenever half of its timeout has passed.
+        source: `topic/channel`, for the log.
+        handler: Called with each message.
+        max_attempts: A message that the handler failed this often is given up; 0: no limit.
+        given_up: Called with such a message and the last error, before it is finished. None: it is only logged.
+        auto_touch: While a handler runs, touch the message whenever half of its timeout has passed.
+        failures: The consumer's.
     """
-    chosen: Handler | None = handler
-    if 0 < max_attempts < message.attempts:
-        _logger.warning("%r is not handled: it exceeds %d attempts", message, max_attempts)
-        chosen = given_up
-    failure = None if chosen is None else await _call(chosen, message, auto_touch)
-    if failure is not None:
-        _logger.error("%r failed, attempt %d", message, message.attempts, exc_info=failure)
-    if message.answered:
-        return
-    if failure is None:
-        message.finish()
-    else:
-        message.requeue()
 
+    source: str
+    handler: Handler
+    max_attempts: int
+    given_up: GivenUp | None
+    auto_touch: bool
+    failures: FailureCounts
 
-async def _call(handler: Handler, message: Message, auto_touch: bool) -> Exception | None:
-    if not auto_touch:
-        return await _result_of(handler, message)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_touch, message)
-        failure = await _result_of(handler, message)
-        nursery.cancel_scope.cancel()
-    return failure
+    async def handle(self, message: Message, nursery: trio.Nursery) -> None:
+        """Handle a message, then finish it, or requeue it if it failed. Keeps an answer of the handler.
 
+        Args:
+            nursery: Runs the task that touches the message. A nursery here would wrap what the handler raises.
 
-async def _result_of(handler: Handler, message: Message) -> Exception | None:
-    try:
-        work = handler(message)
-        if inspect.isawaitable(work):
-            await work
+        Raises HandlerTypeError: the handler, or `given_up`, is not an async function.
+        """
+        scope = trio.CancelScope()
+        if self.auto_touch:
+            nursery.start_soon(_touch, message, scope)
+        try:
+            await self._handle(message)
+        finally:
+            scope.cancel()
+
+    async def _handle(self, message: Message) -> None:
+        failure = self.failures.last_error(message) if self.max_attempts else None
+        if failure is not None:
+            failure = await self._give_up(message, failure)
+        else:
+            failure = await _result_of("handler", partial(self.handler, message))
+            if failure is not None:
+                failure = await self._record(message, failure)
+        if failure is None:
+            self.failures.forget(message)
+        if message.answered:
+            return
+        if failure is None:
+            message.finish()
+        else:
+            message.requeue()
+
+    async def _record(self, message: Message, failure: Exception) -> Exception | None:
+        """Log a failure, and give the message up if it was the last one; return why to requeue it, if so."""
+        if not self.max_attempts:
+            self._log("%r failed, attempt %d", message, message.attempts, error=failure)
+            return failure
+        count = self.failures.add(message)
+        self._log("%r failed, %d of %d times", message, count, self.max_attempts, error=failure)
+        if count < self.max_attempts:
+            return failure
+        if message.answered:  # if the handler has requeued it, it is delivered again
+            self.failures.give_up_later(message, failure)
+            return failure
+        if not message.connected:  # it is delivered again, and may succeed
+            return failure
+        return await self._give_up(message, failure)
+
+    async def _give_up(self, message: Message, failure: Exception) -> Exception | None:
+        """Give a message up that failed too often; return why to requeue it, if that fails."""
+        count = self.failures.count(message)
+        if self.given_up is None:
+            self._log("%r is discarded: it failed %d times", message, count)
             return None
+        refused = await _result_of("given_up", partial(self.given_up, message, failure))
+        if refused is None:
+            self._log("%r is given up: it failed %d times", message, count)
+        else:
+            self._log("%r failed %d times and could not be given up", message, count, error=refused)
+        return refused
+
+    def _log(self, text: str, *args: object, error: Exception | None = None) -> None:
+        _logger.error(f"%s: {text}", self.source, *args, exc_info=error)
+
+
+class HandlerTypeError(TypeError):
+    """A handler is the wrong kind of function: its message was not handled, and requeueing it would not help."""
+
+
+async def _result_of(name: str, call: partial[Awaitable[object]]) -> Exception | None:
+    try:
+        work = call()
+        if inspect.isawaitable(work):
+            result = await work
+            if result is not None:
+                check_result(name, call.func, result)
+            return None
+    except HandlerTypeError:
+        raise
     except Exception as failure:
         return failure
-    # A defect of the handler: requeueing the message would not help.
-    raise TypeError(f"a handler must be an async function; {handler!r} returned {work!r:.100}")
+    raise HandlerTypeError(f"{name} must be an async function; {call.func!r} returned {work!r:.100}")
 
 
-async def _touch(message: Message) -> None:
+def check_result(name: str, function: object, result: object) -> None:
+    """Check what a handler returned at its end: a coroutine or generator has not run. Raises HandlerTypeError."""
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns that it was never awaited
+    raise HandlerTypeError(f"{name} {function!r} returned {result!r:.100}, of which nothing has run")
+
+
+def check_async(name: str, function: object) -> None:
+    """Check that a function can be a handler of async code, as far as it shows before a call. Raises TypeError.
+
+    A lambda, a wrapper or an object may return an awaitable; its result shows that.
+    """
+    _check_callable(name, function)
+    kind = _underlying(function)
+    if inspect.iscoroutinefunction(kind):
+        return
+    is_wrapper = getattr(kind, "__name__", "") == "<lambda>" or hasattr(kind, "__wrapped__")
+    if _yields(kind) or (inspect.isfunction(kind) and not is_wrapper):
+        raise TypeError(f"{name} must be an async function; {function!r} is not")
+
+
+def check_plain(name: str, function: object) -> None:
+    """Check that a function can be a handler of code without async, as far as it shows. Raises TypeError."""
+    _check_callable(name, function)
+    kind = _underlying(function)
+    if inspect.iscoroutinefunction(kind) or _yields(kind):
+        raise TypeError(f"{name} must be a plain function; {function!r} is an async function or a generator")
+
+
+def _check_callable(name: str, function: object) -> None:
+    if not callable(function):
+        raise TypeError(f"{name} must be a function, not {function!r:.100}")
+
+
+def _yields(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _underlying(function: object) -> object:
+    """Return the function that a call runs: of a partial, a method, or an object with `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        function = type(function).__call__
+    return getattr(function, "__func__", function)
+
+
+async def _touch(message: Message, scope: trio.CancelScope) -> None:
     interval_s = max(MIN_TOUCH_INTERVAL_S, message.timeout_s / 2)
     due = message.received_at + interval_s
-    while True:
-        await trio.sleep_until(due)
-        message.touch()
-        due = trio.current_time() + interval_s
+    with scope:
+        while True:
+            await trio.sleep_until(due)
+            message.touch()
+            due = trio.current_time() + interval_s
 
 
 class ActiveHandlers:
-    """Counts active handlers; each runs in a `with` block."""
+    """The tasks with an active handler; each runs in a `with` block."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._tasks: set[trio.lowlevel.Task] = set()
         self._idle = trio.Event()
 
     def __enter__(self) -> Self:
-        self._count += 1
+        self._tasks.add(trio.lowlevel.current_task())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._count -= 1
-        if not self._count:
+        self._tasks.remove(trio.lowlevel.current_task())
+        if not self._tasks:
             self._idle.set()
             self._idle = trio.Event()
 
+    def include_caller(self) -> bool:
+        """Whether the caller runs in an active handler, or in a task below it, for which the handler waits."""
+        if not self._tasks:
+            return False
+        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+        while task is not None and task not in self._tasks:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task is not None
+
     async def wait_idle(self) -> None:
         """Wait until no handler is active."""
-        if self._count:
+        if self._tasks:
             await self._idle.wait()

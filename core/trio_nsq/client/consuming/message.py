@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from trio_nsq.protocol.frames import MessageRun
 
+from ..arguments import MAX_INT, check_int
 from ..errors import AlreadyAnswered
 
 _Item = TypeVar("_Item")
+_NOT_COPIED = "{!r} belongs to its connection and cannot be copied or pickled: pass its {}"
 
 
 class Acknowledger(Protocol):
@@ -75,6 +77,9 @@ class MessageBatch:
         self._done = False  # all messages are answered
         source.hold(self)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(_NOT_COPIED.format(self, "bodies"))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -104,7 +109,7 @@ class MessageBatch:
 
         Raises:
             AlreadyAnswered: All messages are answered.
-            ValueError: The delay is negative.
+            TypeError, ValueError: The delay is not an integer, or is negative.
         """
         _check_delay(delay_ms)
         attempts = self._unanswered(self.attempts)
@@ -282,6 +287,9 @@ class Message:
         """Whether the message was finished or requeued."""
         return self._batch._is_answered(self._index)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(_NOT_COPIED.format(self, "body"))
+
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} from {self.nsqd_address}>"
 
@@ -305,11 +313,19 @@ class Message:
 
         Raises:
             AlreadyAnswered: The message was finished or requeued before.
-            ValueError: The delay is negative.
+            TypeError, ValueError: The delay is not an integer, or is negative.
         """
         _check_delay(delay_ms)
         batch = self._batch
         batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
+
+    def abandon(self) -> None:
+        """Send no answer: the message has timed out, so the broker delivers it again and would refuse an answer.
+
+        Raises:
+            AlreadyAnswered: The message was finished or requeued before.
+        """
+        self._batch._claim(self._index)
 
     def touch(self) -> None:
         """Restart the message timeout (TOUCH), up to the broker's maximum (15 minutes in total by default).
@@ -321,5 +337,5 @@ class Message:
 
 
 def _check_delay(delay_ms: int | None) -> None:
-    if delay_ms is not None and delay_ms < 0:
-        raise ValueError(f"delay_ms is {delay_ms}; it must be at least 0")
+    if delay_ms is not None:
+        check_int("delay_ms", delay_ms, 0, MAX_INT)

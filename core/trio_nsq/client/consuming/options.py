@@ -1,16 +1,15 @@
 """The options of a consumer, in addition to those of discovery and of every connection."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from trio_nsq.protocol.limits import SECOND_MS
 
+from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ..connection.options import OFF
-from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
 from ..discovery.options import MINUTE_S, DiscoveryOptions, DiscoverySettings
 
 BackoffStrategy = Literal["exponential", "full_jitter"]
-BACKOFF_STRATEGIES: tuple[str, ...] = get_args(BackoffStrategy)
 
 
 class ConsumerOptions(DiscoveryOptions, total=False):
@@ -23,6 +22,7 @@ class ConsumerOptions(DiscoveryOptions, total=False):
     backoff_strategy: BackoffStrategy
     max_backoff_duration_s: float
     backoff_multiplier_s: float
+    backoff_after: int
     low_rdy_idle_timeout_s: float
     low_rdy_timeout_s: float
     rdy_redistribute_interval_s: float
@@ -46,6 +46,7 @@ class ConsumerSettings(DiscoverySettings):
         max_backoff_duration_s: The longest pause after failures, within 0..3600. Pauses stop growing before they exceed
             it. If the first pause would exceed it, as with 0, there are no pauses.
         backoff_multiplier_s: Half of the first pause, within 0..3600; each failure doubles the pause. 0: no pauses.
+        backoff_after: How many failures in a row start the first pause, at least 1. The Go client pauses after one.
         low_rdy_idle_timeout_s: With more connections than `max_in_flight`: how long a connection without messages keeps
             its ready count before it passes it to another connection, more than 0.
         low_rdy_timeout_s: The same for a connection with messages, more than 0.
@@ -65,6 +66,7 @@ class ConsumerSettings(DiscoverySettings):
     backoff_strategy: BackoffStrategy = "exponential"
     max_backoff_duration_s: float = 2 * MINUTE_S
     backoff_multiplier_s: float = 1.0
+    backoff_after: int = 5
     low_rdy_idle_timeout_s: float = 10.0
     low_rdy_timeout_s: float = 30.0
     rdy_redistribute_interval_s: float = 5.0
@@ -90,10 +92,7 @@ class ConsumerSettings(DiscoverySettings):
         ):
             self._require(name, 0 <= getattr(self, name) <= most, f"within 0..{most:g}")
         self._require("close_timeout_s", self.close_timeout_s >= 0, "at least 0")
-        if self.backoff_strategy not in BACKOFF_STRATEGIES:
-            raise ValueError(
-                f"backoff_strategy is {self.backoff_strategy!r}; it must be one of {', '.join(BACKOFF_STRATEGIES)}"
-            )
+        self._require("backoff_after", self.backoff_after >= 1, "at least 1")
 
     def requeue_delay_ms(self, attempts: int) -> int:
         """Return the requeue delay of a message that failed at this attempt."""

@@ -71,6 +71,19 @@ class ReceiveQueue:
                     break
         return CombinedBatch(parts) if len(parts) > 1 else parts[0] if parts else None
 
+    def put_back(self, message: Message) -> None:
+        """Make a message that was taken the next one again, unless it cannot be answered any more."""
+        if self.closed or message.answered or not message.connected:
+            return
+        batch = message._batch._split_off(message._index, message._index + 1)
+        if self._offset:  # a batch is taken in part
+            partly = self._batches.popleft()
+            self._batches.appendleft(partly._split_off(self._offset, len(partly)))
+            self._offset = 0
+        self._batches.appendleft(batch)
+        self.available += 1
+        self._notify()
+
     def discard(self, source: Acknowledger) -> None:
         """Drop the messages of a lost connection: the broker will deliver them again."""
         if self._batches and self._batches[0]._source is source:
@@ -92,6 +105,11 @@ class ReceiveQueue:
         if self._more is not None:
             self._more.set()
             self._more = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits for messages, and there are none."""
+        return not self._batches and self._changed.statistics().tasks_waiting > 0
 
     async def wait(self) -> None:
         """Wait until the queue may have a message or is closed. Always a checkpoint."""

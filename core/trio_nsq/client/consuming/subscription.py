@@ -73,9 +73,12 @@ class FlowControl:
     def record_success(self, count: int) -> None:
         """Record finished messages."""
         self.finished += count
-        if self._backoff.level:
-            self._backoff.record_success(trio.current_time())
+        backoff = self._backoff
+        if backoff.level:
+            backoff.record_success(trio.current_time())
             self.update()
+        elif backoff.failures:
+            backoff.failures = 0
 
     def record_failure(self) -> None:
         """Record that messages failed and were requeued."""
@@ -100,6 +103,14 @@ class FlowControl:
             (in_flight := each.in_flight) and in_flight >= int(part * each.ready_count)
             for each in self.connections
         )
+
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether all messages that may be in flight are unanswered, so that no broker sends more."""
+        if self.paused or not self.max_in_flight or self._backoff.allowed is not None:
+            return False
+        in_flight = [(each.in_flight, each.ready_count) for each in self.connections]
+        return any(count for count, _ in in_flight) and all(count >= ready for count, ready in in_flight)
 
     async def run(self) -> None:
         """Handle deadlines of the backoff and the distribution; runs until cancelled."""

@@ -1,6 +1,7 @@
 """The subscriptions of a consumer: one for each broker, re-established when lost."""
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -8,13 +9,15 @@ import trio
 
 from trio_nsq.protocol import NSQError
 
+from ...event_loop.retries import Delays
 from ...lookup.query import lookup_topic
+from ..arguments import reconnect_delays
 from ..connection.connection import Connection, connect
-from ..connection.reconnect import ReconnectDelays
 from ..discovery.discovery import Discovery
 from ..errors import AuthRefused, ConnectionFailed, none_reached
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
+from .stalls import warn_of_stalls
 from .subscription import FlowControl, Subscription
 
 _logger = logging.getLogger("trio_nsq.client")
@@ -66,6 +69,7 @@ class Subscriptions:
         self._failures: dict[str, ConnectionFailed] = {}  # first failures, by address of `_addresses`
         self._settled = trio.Event()  # one broker is connected, or all have been tried
         self._opened = trio.Event()
+        self._deadline = -math.inf  # until then, what fails is tried again before it counts as tried
         self._stopped = False
 
     def stop(self) -> None:
@@ -84,7 +88,9 @@ class Subscriptions:
         """Connect and reconnect; runs until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self._deadline = trio.current_time() + self._settings.connect_timeout_s
             nursery.start_soon(self._flow.run)
+            nursery.start_soon(warn_of_stalls, f"{self._topic}/{self._channel}", self._flow, self._queue)
             self._trying += 1
             self._keep(self._addresses)
             nursery.start_soon(self._ask_first)
@@ -92,7 +98,7 @@ class Subscriptions:
             await self._discovery.keep_asking()
 
     async def _ask_first(self) -> None:
-        await self._discovery.ask()
+        await self._discovery.ask_until(self._deadline, lambda: self._discovery.has_answer)
         self._tried()
 
     def _discovered(self) -> None:
@@ -117,6 +123,13 @@ class Subscriptions:
             try:
                 connection = await self._subscribe(address)
             except ConnectionFailed as error:
+                delay_s = delays.next_s()
+                now = trio.current_time()
+                if first and not isinstance(error, AuthRefused) and now < self._deadline:
+                    due = min(now + delay_s, self._deadline)
+                    _logger.warning("%s; next attempt in %.1f s", error, due - now)
+                    await trio.sleep_until(due)
+                    continue
                 if first:
                     if address in self._addresses:  # discovered brokers change; do not collect their errors
                         self._failures[address] = error
@@ -125,7 +138,6 @@ class Subscriptions:
                 if isinstance(error, AuthRefused):
                     self._give_up(error)
                     return
-                delay_s = delays.next_s()
                 _logger.warning("%s; next attempt in %.1f s", error, delay_s)
             else:
                 if not first:
@@ -181,6 +193,6 @@ class Subscriptions:
         if not self._trying:
             self._settled.set()
 
-    def _new_delays(self) -> ReconnectDelays:
+    def _new_delays(self) -> Delays:
         settings = self._settings
-        return ReconnectDelays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
+        return reconnect_delays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)

@@ -7,11 +7,11 @@ from typing import Generic, Protocol, TypeVar
 
 import trio
 
-from ...lookup.answers import ProducerAddress
+from ...access.secret import SecretFileError
+from ...api.lookupd import ProducerAddress
 from ...lookup.hosts import HostPatterns
 from ...lookup.query import LookupFailed
 from ...protocol.address import format_address, without_secrets
-from ...secret import SecretFileError
 from ..connection.addresses import nsqd_address
 from ..errors import ConnectionFailed
 from .options import DiscoverySettings
@@ -95,6 +95,13 @@ class Discovery(Generic[Found]):
         async with trio.open_nursery() as nursery:
             for address in self._answers.keys() - self._asking:
                 nursery.start_soon(self._ask, address)
+
+    async def ask_until(self, deadline: float, is_enough: Callable[[], bool]) -> None:
+        """Query all services, again and again until it is enough or too late; at least once."""
+        await self.ask()
+        while self._answers and not is_enough() and (now := trio.current_time()) < deadline:
+            await trio.sleep_until(min(now + FIRST_PAUSE_S, deadline))
+            await self.ask()
 
     async def keep_asking(self) -> None:
         """Query all services at every interval; returns only if there are none. Call `ask` before.

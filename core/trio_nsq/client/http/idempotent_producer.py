@@ -7,16 +7,22 @@ earlier numbers of the producer. nsqd ignores the numbers: publishing to it is a
 """
 
 import http.client
+import os
 import ssl
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from struct import pack
 from types import TracebackType
 from typing import Self, TypeVar
 
+from ...access.secret import Secret, StrPath
+from ...api import broker as api
+from ...api.request import Request
+from ...event_loop.retries import FIRST_DELAY_S, PATIENCE_S, Retry
 from ...protocol.messages import pack_messages
-from ...secret import Secret, StrPath
-from ..connection.reconnect import FIRST_DELAY_S, PATIENCE_S, Retry
+from ..arguments import check_bytes, check_int, check_name, check_producer, check_seconds, list_of
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
 from .broker_http import BrokerHTTP
@@ -24,6 +30,7 @@ from .broker_http import BrokerHTTP
 BATCH_HEADER = "NSQ-Batch"
 KEEP_ALIVE_S = 30.0
 """Proxies and firewalls may drop a connection that is idle for longer."""
+MAX_NUMBER = 2**63 - 1
 
 _Answer = TypeVar("_Answer")
 
@@ -44,6 +51,11 @@ class IdempotentProducer:
     If the broker is unavailable or temporarily cannot store a batch, the producer sends it again. It does so only if
     the broker deduplicates, or if nothing was sent yet.
 
+    Threads may share it: batches are published one after the other. A thread must take its number and publish under one
+    lock, or another one may publish a greater number first; then `publish` raises ValueError. Use a producer with its
+    own name in each thread instead, and in each process: after a fork, every method but `close` raises RuntimeError in
+    the child.
+
     Args:
         address: `host:port` of the broker's HTTP API, `https://host:port`, or the path of a unix socket.
         topic: The topic.
@@ -62,7 +74,9 @@ class IdempotentProducer:
 
     Raises:
         TLSFilesError: A file of `tls` cannot be used.
-        ValueError: The address has no port, or both `auth_secret` and `auth_secret_file` are given.
+        TypeError: An argument has another type.
+        ValueError: The address has no port, a name or a number is invalid, or both `auth_secret` and `auth_secret_file`
+            are given.
     """
 
     def __init__(
@@ -79,17 +93,29 @@ class IdempotentProducer:
         auth_secret: str = "",
         auth_secret_file: StrPath | None = None,
     ) -> None:
+        check_name("topic", topic)
+        check_producer(producer)
+        check_seconds("patience_s", patience_s)
+        check_seconds("first_retry_s", first_retry_s, positive=True)
+        check_seconds("keep_alive_s", keep_alive_s)
+        check_int("max_resends", max_resends, 0)
         self.messages_resent = 0
         self._address = address
         self._patience_s = patience_s
         self._first_retry_s = first_retry_s
         self._max_resends = max_resends
-        self._names = {"topic": topic, "producer": producer}
+        self._topic, self._producer = topic, producer
         self._http = BrokerHTTP(
             address, tls, Secret(auth_secret, auth_secret_file), keep_alive_s=keep_alive_s
         )
         self._remembers: bool | None = None  # None: unknown
+        self._may_be_forgotten = False
         self._last = -1  # the greatest number known to be published
+        # The number and the digest of the last batch that this producer has sent, published or not.
+        self._own: tuple[int, int] | None = None
+        self._in_doubt = False  # whether the broker may have stored a batch that it did not acknowledge
+        self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +134,16 @@ class IdempotentProducer:
         """Whether the broker deduplicates; False before the first request."""
         return bool(self._remembers)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection of the last request is open: the broker has not been restarted since."""
+        return self._http.is_connected()
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether the broker may have known this producer, as it remembers a limited number; False before a request."""
+        return self._may_be_forgotten
+
     def last_number(self) -> int | None:
         """Return the greatest number that the broker has published; a restarted producer continues after it.
 
@@ -117,20 +153,26 @@ class IdempotentProducer:
         Raises:
             BrokerUnreachable, RequestRefused: See `publish`.
         """
-        self._retry(self._fetch_last_number)
-        return self._last if self._last >= 0 else None
+        with self._locked():
+            self._retry(self._fetch_last_number)
+            self._own = None
+            return self._last if self._last >= 0 else None
 
     def forget(self) -> None:
         """Delete the broker's state of this producer, after its last batch. Raises the errors of `last_number`.
 
         A producer with a new name for each run should call this at its end: a broker keeps the state of 10,000.
         """
-        if self._remembers:
-            self._retry(lambda: self._request("POST", "/topic/producer/forget", self._names))
-            self._last = -1
+        with self._locked():
+            if self._remembers is None:
+                self._retry(self._fetch_last_number)
+            if self._remembers:
+                self._retry(lambda: self._send(api.forget_producer(self._topic, self._producer)))
+                self._last = -1
+                self._own = None
 
     def publish(
-        self, bodies: Sequence[bytes], number: int, defer_ms: int = 0, *, first: int | None = None
+        self, bodies: Iterable[bytes], number: int, defer_ms: int = 0, *, first: int | None = None
     ) -> PublishOutcome:
         """Publish a batch as a whole; return when it is stored.
 
@@ -144,46 +186,97 @@ class IdempotentProducer:
 
         Raises:
             BrokerUnreachable: The broker was unavailable for longer than `patience_s`.
+            NotABroker: The server at the address is not a broker; raised at once by the first request.
             PublishInDoubt: The batch may be stored, the broker does not deduplicate, and `max_resends` is exhausted.
             RequestRefused: The broker rejects the batch, for example because it is too large or the topic is full. The
                 text begins with OVERLAP if numbers from `first` on are stored, but not `number`.
+            RuntimeError: The process has forked since the producer was made.
+            TypeError: A message is not bytes, or a number is not an integer.
+            ValueError: There is no message, or a number is out of range. Or this producer has published a batch with a
+                greater number, or another batch with this number, or may have, after an error: the broker would take
+                this one for a repetition, and not store it. The latter is not raised with `first`, which the broker
+                checks, nor after `last_number`.
         """
-        parameters = self._names | {"binary": "true", "number": str(number)}
+        check_int("number", number, 0, MAX_NUMBER)
+        check_int("defer_ms", defer_ms, 0)
         if first is not None:
-            parameters["first"] = str(first)
-        if defer_ms:
-            parameters["defer"] = str(defer_ms)
-        body = b"%s%s" % (pack(">i", len(bodies)), pack_messages(bodies).data)
-        for _ in range(self._max_resends):
+            check_int("first", first, 0, number)
+        bodies = list_of(bodies)
+        if not bodies:
+            raise ValueError("the batch is empty; it must have at least one message")
+        try:
+            packed = pack_messages(bodies).data
+        except TypeError:
+            check_bytes(bodies)
+            raise
+        body = b"%s%s" % (pack(">i", len(bodies)), packed)
+        own = number, hash(body)
+        batch = api.publish_batch(
+            self._topic, self._producer, True, number, first, defer_ms or None, body=body
+        )
+        with self._locked():
+            if first is None and self._own is not None:
+                self._check_order(own, self._own)
+            before, self._own, self._in_doubt = self._own, own, False
             try:
-                return self._retry(lambda: self._publish(parameters, body, number))
-            except PublishInDoubt:
-                self.messages_resent += len(bodies)
-        return self._retry(lambda: self._publish(parameters, body, number))
+                for _ in range(self._max_resends):
+                    try:
+                        return self._retry(lambda: self._publish(batch, number))
+                    except PublishInDoubt:
+                        self.messages_resent += len(bodies)
+                return self._retry(lambda: self._publish(batch, number))
+            except (BrokerUnreachable, RequestRefused):
+                if not self._in_doubt:
+                    self._own = before
+                raise
 
-    def _publish(self, parameters: dict[str, str], body: bytes, number: int) -> PublishOutcome:
+    @staticmethod
+    def _check_order(batch: tuple[int, int], last: tuple[int, int]) -> None:
+        """Check that a batch follows the last one or is the last one; raises ValueError."""
+        number, last_number = batch[0], last[0]
+        if number < last_number:
+            raise ValueError(
+                f"number is {number}, but this producer has sent {last_number}: the broker would not store the "
+                "batch. Numbers must ascend; threads that share a producer need a lock around number and publish"
+            )
+        if number == last_number and batch != last:
+            raise ValueError(
+                f"number is {number}, with which this producer has sent another batch: the broker would not store this "
+                "one if it has stored the other"
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this IdempotentProducer was made before the process forked: make one with its own name in each process"
+            )
+        with self._lock:
+            yield
+
+    def _publish(self, batch: Request[bytes], number: int) -> PublishOutcome:
         if self._remembers is None:
             self._fetch_last_number()
         if number <= self._last:
             return PublishOutcome.REPEATED
-        header = self._request("POST", "/mpub", parameters, body)
+        header = self._send(batch)
         try:
             outcome = PublishOutcome(header) if header is not None else PublishOutcome.UNKNOWN
         except ValueError:
+            self._in_doubt = True
             raise NotABroker(self._address) from None
         self._remembers = outcome is not PublishOutcome.UNKNOWN
         self._last = number if self._remembers else -1
         return outcome
 
-    def _request(
-        self, method: str, path: str, parameters: dict[str, str], body: bytes | None = None
-    ) -> str | None:
+    def _send(self, request: Request[bytes]) -> str | None:
         """Make a request and return the answer's NSQ-Batch header."""
         try:
-            with self._http.stream(method, path, parameters, body) as answer:
+            with self._http.stream(request.method, request.path, request.params, request.body) as answer:
                 answer.read()
                 return answer.headers.get(BATCH_HEADER)
         except BrokerUnreachable as exc:
+            self._in_doubt |= exc.unanswered
             if exc.unanswered and not self._remembers:
                 raise PublishInDoubt(self._address, exc.reason) from exc
             raise
@@ -192,15 +285,15 @@ class IdempotentProducer:
         """Query whether the broker deduplicates, and the last number of this producer."""
         self._remembers, self._last = None, -1
         try:
-            number = self._http.request_json("GET", "/topic/producer", self._names)["number"]
-            self._last = -1 if number is None else int(number)
+            found = self._http.ask(api.producer_state(self._topic, self._producer))
+            number = found["number"]
+            self._last = -1 if number is None else number
+            self._may_be_forgotten = found.get("may_be_forgotten") is True
             self._remembers = True
         except RequestRefused as exc:
             if exc.status != http.client.NOT_FOUND:
                 raise
             self._remembers = exc.text == "TOPIC_NOT_FOUND"  # nsqd does not know the path
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(self._address) from None
 
     def _retry(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Repeat an attempt while its error may be temporary."""
@@ -210,10 +303,18 @@ class IdempotentProducer:
                 return attempt()
             except PublishInDoubt:
                 raise
-            except BrokerUnreachable:
-                if not retry.pause():
+            except BrokerUnreachable as exc:
+                if self._is_mistake(exc) or not retry.pause():
                     raise
             except RequestRefused as exc:
                 unavailable = exc.status == http.client.SERVICE_UNAVAILABLE and self._remembers
                 if not (unavailable and retry.pause()):
                     raise
+
+    def _is_mistake(self, error: BrokerUnreachable) -> bool:
+        """Whether the address is wrong. A proxy's error, or one after a broker has answered, may be temporary."""
+        return (
+            isinstance(error, NotABroker)
+            and error.status < http.client.INTERNAL_SERVER_ERROR
+            and self._remembers is None
+        )

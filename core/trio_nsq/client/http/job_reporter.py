@@ -4,7 +4,6 @@ Reports are sent by a thread of their own, and their failures are ignored: a rep
 it. A job that ends within a second is not reported.
 """
 
-import json
 import logging
 import os
 import secrets
@@ -16,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...access.secret import NO_SECRET, Secret
+from ...api.broker import report_job
 from ...protocol.address import without_secrets
 from ...protocol.errors import NSQError
-from ...secret import NO_SECRET, Secret
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, RequestRefused
 from .broker_http import BrokerHTTP
@@ -141,7 +141,7 @@ class JobReporter:
                     broker.close()
 
     def _report_to_all(self) -> None:
-        body = json.dumps(self._report(time.monotonic())).encode()
+        report = report_job(self._id, self._report(time.monotonic()))
         for address in self.addresses:
             broker = None
             try:
@@ -149,7 +149,7 @@ class JobReporter:
                     self._brokers[address] = self._connect(address)
                 broker = self._brokers[address]
                 if broker is not None:
-                    broker.request("PUT", f"/jobs/{self._id}", body=body)
+                    broker.ask(report)
             except (NSQError, ValueError, OSError) as error:
                 logger.debug("the job was not reported to %s: %s", address, error)
                 if not _may_pass(error):

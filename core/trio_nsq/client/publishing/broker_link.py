@@ -72,7 +72,6 @@ class BrokerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection is open."""
         return self._connection is not None
 
     def wake(self) -> None:

@@ -1,6 +1,7 @@
 """The brokers of a producer: the given ones and those that discovery finds. Chooses the broker of each command."""
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import trio
@@ -9,7 +10,7 @@ from trio_nsq.protocol import NSQError
 
 from ...lookup.query import lookup_nodes
 from ..discovery.discovery import Discovery
-from ..errors import BrokerError, ConnectionFailed, none_reached
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, none_reached
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
 from .options import ProducerSettings
@@ -50,6 +51,7 @@ class BrokerPool:
         self._trying = 0  # brokers and services whose first attempt is not decided
         self._failures: list[ConnectionFailed] = []  # first failures
         self._settled = trio.Event()  # one broker is connected, or all have been tried
+        self._deadline = -math.inf  # until then, what fails is tried again before it counts as tried
 
     # ------------------------------------------------------------------ brokers
 
@@ -57,16 +59,20 @@ class BrokerPool:
         """Connect to the brokers and keep looking for others; runs until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self._deadline = trio.current_time() + self._settings.connect_timeout_s
             self._trying += 1
             for address in self._addresses:
                 self._add(address)
+            if not self._settings.wait_connected:
+                self._opened = True
+                self._settled.set()
             nursery.start_soon(self._ask_first)
             await self._settled.wait()
             if self._opened:
                 await self._discovery.keep_asking()
 
     async def _ask_first(self) -> None:
-        await self._discovery.ask()
+        await self._discovery.ask_until(self._deadline, lambda: bool(self._links))
         self._tried()
 
     async def wait_opened(self) -> None:
@@ -169,12 +175,10 @@ class BrokerPool:
         return True
 
     def futures(self) -> Iterator[PublishFuture]:
-        """Yield the futures of all commands."""
         for link in (*self._links.values(), *self._retiring):
             yield from link.queue.futures()
 
     def fail_all(self, reason: NSQError) -> None:
-        """Fail all commands."""
         for link in (*self._links.values(), *self._retiring):
             for command in link.queue.clear():
                 command.fail(reason, maybe_stored=command.taken)
@@ -198,16 +202,24 @@ class BrokerPool:
         self._settled.set()
 
     def lost(self, link: BrokerLink, reason: NSQError) -> None:
+        now = trio.current_time()
+        until = self._rotation.record_failure(link.address, now) if self._is_current(link) else math.inf
         if not self._opened:
             assert isinstance(reason, ConnectionFailed)  # no connection was open, so none was lost
+            if now < self._deadline and not isinstance(reason, AuthRefused):
+                assert self._nursery is not None
+                self._nursery.start_soon(self._wake_at, min(until, self._deadline), link)
+                return
             self._failures.append(reason)
             self._tried()
         if self._is_current(link):
-            now = trio.current_time()
-            until = self._rotation.record_failure(link.address, now)
             is_known, self._failing = self._failing, isinstance(reason, ConnectionFailed)
             is_news = len(self._links) > 1 or not (self._failing and is_known)
             self._excluded(f"{reason}; reconnecting", until - now, is_news=is_news)
+
+    async def _wake_at(self, due: float, link: BrokerLink) -> None:
+        await trio.sleep_until(due)
+        link.wake()
 
     def refuses(self, link: BrokerLink, reason: BrokerError) -> None:
         now = trio.current_time()

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
-from ..connection.reconnect import ReconnectDelays
+from ...event_loop.retries import Delays
+from ..arguments import reconnect_delays
 
 
 class BrokerRotation:
@@ -25,9 +26,9 @@ class BrokerRotation:
     """
 
     def __init__(self, min_s: float, max_s: float, random: Callable[[], float]) -> None:
-        self._new_delays = partial(ReconnectDelays, min_s, max_s, random)
+        self._new_delays = partial(reconnect_delays, min_s, max_s, random)
         self._new_delays()  # checks the times
-        self._delays: dict[str, ReconnectDelays] = {}
+        self._delays: dict[str, Delays] = {}
         self._usable_since: dict[str, float] = {}  # brokers that are not excluded
         self._order: deque[str] = deque()  # the next broker first
         self._excluded_until: dict[str, float] = {}
@@ -45,7 +46,6 @@ class BrokerRotation:
         self._excluded_until[address] = float("-inf")
 
     def remove(self, address: str) -> None:
-        """Remove a broker."""
         self._order.remove(address)
         del self._delays[address]
         self._excluded_until.pop(address, None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trio_nsq.protocol import MessageSet
 
+from ..arguments import check_bytes, check_int
 from .queue import COUNT_BYTES, SIZE_BYTES
 
 
@@ -37,17 +38,14 @@ class PublishLimits:
         return self.max_body_size - COUNT_BYTES
 
     def check_message(self, body: bytes) -> None:
-        """Check a single message. Raises TypeError or ValueError."""
         if not isinstance(body, bytes) or not 0 < len(body) <= self.max_msg_size:
             check_bytes((body,))
             _check_sizes((len(body),), self.max_msg_size)
 
     def check_list(self, sizes: Sequence[int]) -> None:
-        """Check the sizes of messages to send as MPUBs. Raises ValueError."""
         _check_sizes(sizes, min(self.max_msg_size, self.max_set_bytes - SIZE_BYTES))
 
     def check_set(self, messages: MessageSet) -> None:
-        """Check messages to send as one MPUB. Raises ValueError."""
         if len(messages.data) > self.max_set_bytes:
             raise ValueError(
                 f"a message set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}"
@@ -57,18 +55,8 @@ class PublishLimits:
         _check_sizes(messages.sizes, self.max_msg_size)
 
     def check_defer(self, defer_ms: int) -> None:
-        """Check the time to defer a message. Raises ValueError."""
-        most_ms = self.max_req_timeout_ms
-        if defer_ms < 0 or (most_ms is not None and defer_ms > most_ms):
-            within = "0 or more" if most_ms is None else f"within 0..{most_ms}"
-            raise ValueError(f"defer_ms is {defer_ms}; it must be {within}")
-
-
-def check_bytes(bodies: Sequence[bytes]) -> None:
-    """Check that messages are bytes: otherwise the writer fails, and other publishes with it. Raises TypeError."""
-    for body in bodies:
-        if not isinstance(body, bytes):
-            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
+        if defer_ms != 0 or type(defer_ms) is not int:  # most are 0
+            check_int("defer_ms", defer_ms, 0, self.max_req_timeout_ms)
 
 
 def _check_sizes(sizes: Sequence[int], biggest: int) -> None:

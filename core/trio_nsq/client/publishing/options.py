@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trio_nsq.protocol import Limits
 from trio_nsq.protocol.limits import MIB
 
-from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S
+from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ..discovery.options import DiscoveryOptions, DiscoverySettings
 from .limits import PublishLimits
 from .queue import MPUB_TARGET_BYTES
@@ -18,6 +18,7 @@ class ProducerOptions(DiscoveryOptions, total=False):
 
     retry: bool
     ordered: bool
+    wait_connected: bool
     max_in_flight_bytes: int
     max_msg_size: int
     max_body_size: int
@@ -38,6 +39,8 @@ class ProducerSettings(DiscoverySettings):
             again through each other broker once. If the first broker did store it, the message is stored twice.
         ordered: If a publish fails, fail all later ones that are not acknowledged; they are not stored. So the stored
             messages never have a gap. With one broker only, and without discovery services.
+        wait_connected: Opening waits for a broker, and fails if none can be reached. False: publishes fail until one
+            can. Not with discovery services alone.
         max_in_flight_bytes: The limit of unacknowledged bytes per broker; more wait in the queue. A larger command is
             sent alone.
         max_msg_size: The brokers' limit for a message, in bytes.
@@ -59,6 +62,7 @@ class ProducerSettings(DiscoverySettings):
 
     retry: bool = False
     ordered: bool = False
+    wait_connected: bool = True
     max_in_flight_bytes: int = 4 * MIB
     max_msg_size: int = _NSQD.max_msg_size
     max_body_size: int = _NSQD.max_body_size
@@ -76,6 +80,8 @@ class ProducerSettings(DiscoverySettings):
         timeout_s = self.publish_timeout_s
         self._require("publish_timeout_s", timeout_s is None or timeout_s > 0, "more than 0, or None")
         self._require("close_timeout_s", self.close_timeout_s >= 0, "at least 0")
+        defer_ms = self.max_req_timeout_ms
+        self._require("max_req_timeout_ms", defer_ms is None or defer_ms >= 0, "at least 0, or None")
         _ = self.limits
 
     @property

@@ -2,22 +2,22 @@
 
 import random as random_module
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 import trio
 
-from trio_nsq.protocol import MessageSet, is_valid_name, pack_messages
+from trio_nsq.platform.requirements import require_trio
+from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
-from trio_nsq.under_trio import require_trio
 
+from ..arguments import check_bytes, check_name, check_type, list_of
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import ProducerClosed, PublishFailed
 from .broker_pool import BrokerPool
-from .limits import check_bytes
 from .options import ProducerOptions, ProducerSettings
 from .queue import Command, CommandGroup, PublishFuture
 
@@ -72,6 +72,7 @@ class Producer:
         random: Callable[[], float] = random_module.random,
         **options: Unpack[ProducerOptions],
     ) -> None:
+        check_type("random", random, Callable)
         refuse_unknown(Producer, ProducerSettings, options)
         self._settings = settings = ProducerSettings(**options)
         self._limits = settings.limits
@@ -80,6 +81,8 @@ class Producer:
         if settings.ordered and (len(addresses) > 1 or lookupds):
             what = "discovery services" if lookupds else f"{len(addresses)} brokers"
             raise ValueError(f"ordered is True with {what}; it works with one broker only")
+        if not (settings.wait_connected or addresses):
+            raise ValueError("wait_connected is False without nsqd_tcp_addresses")
         self._brokers = BrokerPool(addresses, lookupds, settings, random)
         self._background = BackgroundTask()
         self._entered = self._opened = self._closing = False
@@ -94,7 +97,7 @@ class Producer:
         """
         require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
-            raise RuntimeError("a Producer can be entered only once")
+            raise RuntimeError("a Producer can be entered only once; create another one")
         self._entered = True
         await self._background.open(self._brokers.run)
         try:
@@ -121,6 +124,7 @@ class Producer:
         Waits for `close_timeout_s` at most; then unacknowledged publishes fail. If this is cancelled, they fail at
         once. Later publishes raise `ProducerClosed`. May be called again.
         """
+        require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._closing:
             await self._closed.wait()
             return
@@ -150,7 +154,7 @@ class Producer:
         Raises:
             PublishFailed: The message was not acknowledged.
             ProducerClosed: The producer is not open.
-            TypeError: The message is not `bytes`.
+            TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
             ValueError: The topic, the message or the delay is invalid.
         """
         self._check_call(topic)
@@ -165,7 +169,7 @@ class Producer:
         link.wake()
         await self._settle(future)
 
-    async def publish_many(self, topic: str, bodies: Sequence[bytes], *, defer_ms: int = 0) -> None:
+    async def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None:
         """Publish messages in order and wait until all are acknowledged.
 
         They are sent as MPUBs of moderate size, several in flight within `max_in_flight_bytes`, all to one broker
@@ -182,11 +186,16 @@ class Producer:
             PublishFailed: Not all were acknowledged; `acknowledged` says how many were, from the first on, and
                 `maybe_stored` whether some of the others may be stored.
             ProducerClosed: The producer is not open.
-            TypeError: A message is not bytes.
+            TypeError: `bodies` is not several messages, or a message is not `bytes`; some may be stored.
             ValueError: The topic or a message is invalid; nothing was sent.
         """
         self._check_call(topic)
-        sizes = list(map(len, bodies))
+        bodies = list_of(bodies)
+        try:
+            sizes = list(map(len, bodies))
+        except TypeError:
+            check_bytes(bodies)
+            raise
         self._limits.check_list(sizes)
         self._limits.check_defer(defer_ms)
         if defer_ms:
@@ -218,6 +227,9 @@ class Producer:
             raise PublishFailed(
                 error.reason, maybe_stored=maybe_stored, acknowledged=acknowledged
             ) from error.__cause__
+        except TypeError:
+            check_bytes(bodies)
+            raise
         finally:
             for future in pending:
                 _withdraw(future)
@@ -236,9 +248,12 @@ class Producer:
         Raises:
             PublishFailed: The messages were not acknowledged.
             ProducerClosed: The producer is not open.
+            TypeError: These are not packed messages.
             ValueError: The topic, a message or the total size is invalid.
         """
         self._check_call(topic)
+        if not isinstance(messages, MessageSet):
+            raise TypeError(f"messages must be the result of pack_messages, not {type(messages).__name__}")
         self._limits.check_set(messages)
         if messages.sizes:
             await self._settle(self._submit(Command(topic, messages=messages)))
@@ -250,8 +265,7 @@ class Producer:
             raise ProducerClosed("the producer is closed")
         if not self._opened:  # it may never open, and the publish would never return
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
-        if not is_valid_name(topic):
-            raise ValueError(f"{topic!r} is not a valid topic name")
+        check_name("topic", topic)
 
     def _submit(self, command: Command) -> PublishFuture:
         if self._closing:

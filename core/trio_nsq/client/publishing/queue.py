@@ -126,7 +126,6 @@ class Command:
         self.maybe_stored = False
 
     def encode(self) -> bytes:
-        """Return the bytes of the command."""
         if self.messages is not None:
             return encode_mpub(self.topic, self.messages)
         bodies = list(self.futures.values())
@@ -145,7 +144,6 @@ class Command:
         return next(iter(self.futures))
 
     def join(self, body: bytes) -> PublishFuture:
-        """Add a message."""
         future = PublishFuture(self)
         self.futures[future] = body
         self.size += SIZE_BYTES + len(body)
@@ -197,7 +195,6 @@ class PublishQueue:
         return future
 
     def add(self, command: Command) -> PublishFuture:
-        """Queue a command for the next write."""
         if self._ordered:
             self._joinable.clear()
         command.queue = self
@@ -285,7 +282,6 @@ class PublishQueue:
         return commands
 
     def futures(self) -> list[PublishFuture]:
-        """Return the futures of all commands."""
         return [
             future
             for commands in (self._unacknowledged, self._waiting)

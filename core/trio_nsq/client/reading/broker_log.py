@@ -1,23 +1,23 @@
 """Read a topic's log on a broker over HTTP, with blocking calls (docs/how-to/read-and-replay.md)."""
 
 import ssl
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple, Self
 
-from ...log.gaps import Span, gaps
-from ...log.raw import RawStreamReader
+from ...access.secret import NO_SECRET, Secret
+from ...api import broker as api
+from ...api.answers import LogPosition
+from ...api.request import run
+from ...event_loop.retries import PATIENCE_S, Retry
+from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.errors import NSQError
-from ...secret import NO_SECRET, Secret
-from ..connection.reconnect import PATIENCE_S, Retry
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker
 from ..http.broker_http import BrokerHTTP
-from .batches import Found, batches_and_gaps, has_gaps
+from .log_stream import Found, LogStream
 
 _RECEIVE_BYTES = 1024 * 1024
-
-_T = TypeVar("_T")
 
 
 class LogReplaced(NSQError):
@@ -33,6 +33,7 @@ class Bounds(NamedTuple):
         size_bytes: The size on disk.
         at: The sequence of the requested position.
         bytes_from_at: The size on disk from `at` on, estimated; None: unknown, from an older broker.
+        incarnation: The identity of the log, 32 hex digits; None: unknown, see `LogMark`.
     """
 
     first: int
@@ -40,6 +41,19 @@ class Bounds(NamedTuple):
     size_bytes: int
     at: int
     bytes_from_at: int | None = None
+    incarnation: str | None = None
+
+    @classmethod
+    def of(cls, found: LogPosition) -> Self:
+        """Return the bounds in an answer to `api.position`."""
+        return cls(
+            found["first_sequence"],
+            found["next_sequence"],
+            found["bytes"],
+            found["at_sequence"],
+            found.get("bytes_from_at"),
+            found.get("incarnation"),
+        )
 
     @property
     def mean_bytes(self) -> float:
@@ -64,8 +78,9 @@ class BrokerLog:
 
     Args:
         address: `host:port`, `https://host:port`, or the path of a unix socket.
-        patience_s: How long `read` and `patiently` wait for an unreachable broker.
+        patience_s: How long `read` waits for an unreachable broker.
         secret: For a broker that requires authentication.
+        incarnation: The identity of the log, 32 hex digits; reading another one fails. None: not checked.
     """
 
     def __init__(
@@ -75,7 +90,9 @@ class BrokerLog:
         tls: TLSFiles | ssl.SSLContext | None = None,
         patience_s: float = PATIENCE_S,
         secret: Secret = NO_SECRET,
+        incarnation: str | None = None,
     ) -> None:
+        self._incarnation = incarnation
         self._address = address
         self._topic = topic
         self._patience_s = patience_s
@@ -92,16 +109,13 @@ class BrokerLog:
         Raises:
             BrokerUnreachable, RequestRefused: The broker does not answer, or has no such topic.
         """
-        names = ("first_sequence", "next_sequence", "bytes", "at_sequence")
-        found = self._request_json("GET", "/topic/bounds", {"at": at})
-        ahead = self._numbers_in(found, "bytes_from_at") if "bytes_from_at" in found else []
-        return Bounds(*self._numbers_in(found, *names), *ahead)
+        return Bounds.of(self._http.ask(api.position(self._topic, at)))
 
     def id_at(self, sequence: int) -> str | None:
         """Return the id of a message, 16 hex digits; None if it is not retained. Raises the errors of `bounds`."""
         for found in self._read_once(Span(sequence, sequence + 1)):
             if isinstance(found, RecordBatch):
-                return f"{found.first_id:016x}"
+                return found.id_of(sequence)
         return None
 
     def read(self, span: Span) -> Iterator[Found]:
@@ -112,7 +126,7 @@ class BrokerLog:
         Raises:
             BrokerUnreachable: The broker was unreachable for longer than `patience_s`.
             RequestRefused: The topic was deleted.
-            LogReplaced: The log ends before the span.
+            LogReplaced: The log ends before the span, or is another one.
             RawStreamError: The received data is corrupt.
         """
         at = span.first
@@ -127,80 +141,50 @@ class BrokerLog:
                 if not retry.pause():
                     raise
 
-    def patiently(self, ask: Callable[[], _T]) -> _T:
-        """Call `ask`, again while the broker is unreachable; return its result.
-
-        Raises:
-            BrokerUnreachable: The broker was unreachable for longer than `patience_s`.
-        """
-        retry = Retry(self._patience_s)
-        while True:
-            try:
-                return ask()
-            except BrokerUnreachable:
-                if not retry.pause():
-                    raise
-
     def _read_once(self, span: Span) -> Iterator[Found]:
-        params = {"topic": self._topic, "format": "raw", "from": str(span.first), "until": str(span.end)}
-        with self._http.stream("GET", "/topic/read", params) as answer:
+        request = api.log(self._topic, span.first, span.end, "raw")
+        with self._http.stream(request.method, request.path, request.params, is_endless=True) as answer:
             try:
-                kept_from, ends = (
-                    int(answer.headers.get(name, ""))
-                    for name in ("X-NSQ-First-Sequence", "X-NSQ-End-Sequence")
-                )
+                stream = LogStream(self._topic, answer.headers.get, span)
             except ValueError:
                 raise NotABroker(self._address) from None
-            if ends < span.end:
+            self._check_incarnation(stream.incarnation)
+            if stream.ends is not None and stream.ends < span.end:
                 raise LogReplaced(
-                    f"topic {self._topic} of the broker at {self._address} ends before message {ends}, "
+                    f"topic {self._topic} of the broker at {self._address} ends before message {stream.ends}, "
                     f"and had message {span.end - 1}: it was deleted and recreated, or lost its last messages"
                 )
-            decoder = RawStreamReader()
-            at = span.first
             while data := answer.read1(_RECEIVE_BYTES):
-                batches = [
-                    batch
-                    for batch in decoder.receive_data(data)
-                    if at < batch.next_sequence and batch.base_sequence < span.end
-                ]
-                if has_gaps(batches, at):
-                    kept_from = self._kept_from(kept_from)
-                for found in batches_and_gaps(batches, at, span.end, kept_from):
-                    yield found
-                    at = found.next_sequence
-            decoder.end()
-        if at < span.end:
-            yield from gaps(at, span.end, self._kept_from(kept_from))
+                yield from run(stream.receive(data), self._http.ask)
+            stream.finish()
+        yield from run(stream.missing(), self._http.ask)
 
-    def _kept_from(self, before: int) -> int:
-        """Return the oldest retained sequence now: retention may have deleted more while reading."""
-        return max(before, self.bounds().first)
+    def _check_incarnation(self, found: str | None) -> None:
+        if None not in (self._incarnation, found) and self._incarnation != found:
+            raise LogReplaced(
+                f"topic {self._topic} of the broker at {self._address} is not the one that was planned: another "
+                "broker has this address now, or the topic was deleted and recreated"
+            )
 
     # ------------------------------------------------------------------ a channel of the topic
 
     def open_channel(self, channel: str) -> int:
         """Create the channel if it does not exist, and return its position. Raises the errors of `bounds`."""
-        self._http.post("/channel/create", {"topic": self._topic, "channel": channel})
-        params = {"channel": channel, "to": "latest", "dry_run": "true"}
-        return self._numbers("POST", "/channel/seek", params, "from_sequence")[0]
+        self._http.ask(api.act("create", self._topic, channel))
+        return self.position_of(channel)
+
+    def position_of(self, channel: str) -> int:
+        """Return the position of an existing channel. Raises the errors of `bounds`."""
+        return self._http.ask(api.seek(self._topic, channel, "latest", dry_run=True))["from_sequence"]
 
     def has_channel(self, channel: str) -> bool:
         """Return whether the channel exists. Raises the errors of `bounds`."""
-        params = {"format": "json", "topic": self._topic, "channel": channel, "include_clients": "false"}
-        found = self._http.request_json("GET", "/stats", params)
-        try:
-            return any(
-                each["channel_name"] == channel
-                for topic in found["topics"] or []
-                for each in topic["channels"] or []
-            )
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(self._address) from None
+        topics = self._http.ask(api.stats(self._topic, channel))["topics"]
+        return any(each["channel_name"] == channel for topic in topics for each in topic["channels"])
 
     def create_topic(self) -> None:
         """Create the topic if it does not exist. Raises the errors of `bounds`."""
-        self._http.post("/topic/create", {"topic": self._topic})
+        self._http.ask(api.act("create", self._topic))
 
     def first_unfinished(self, channel: str) -> int:
         """Create the channel if it does not exist, and return the sequence of its first unfinished message.
@@ -222,39 +206,18 @@ class BrokerLog:
 
     def _skipped_by_move(self, channel: str, sequence: int) -> int:
         """Return how many unfinished messages a channel has before a sequence."""
-        params = {"channel": channel, "to": str(sequence), "dry_run": "true"}
-        return self._numbers("POST", "/channel/seek", params, "skipped")[0]
+        return self._http.ask(api.seek(self._topic, channel, str(sequence), dry_run=True))["skipped"]
 
     def is_paused(self, channel: str) -> bool:
         """Return whether the topic or the channel is paused; False if there is none. Raises the errors of `bounds`."""
-        params = {"format": "json", "topic": self._topic, "channel": channel, "include_clients": "false"}
-        found = self._http.request_json("GET", "/stats", params)
-        try:
-            return any(
-                each["paused"]
-                for topic in found["topics"] or []
-                for each in (topic, *(topic["channels"] or []))
-            )
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(self._address) from None
+        topics = self._http.ask(api.stats(self._topic, channel))["topics"]
+        return any(each.get("paused") for topic in topics for each in (topic, *topic["channels"]))
 
     def move_channel(self, channel: str, sequence: int) -> None:
-        """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""
-        params = {"channel": channel, "to": str(sequence), "dry_run": "false"}
-        self._numbers("POST", "/channel/seek", params, "to_sequence")
+        """Move a channel durably; its new position may be before `sequence`.
 
-    def _numbers(self, method: str, path: str, params: dict[str, str], *names: str) -> list[int]:
-        """Make a request and return these numbers of the JSON answer."""
-        return self._numbers_in(self._request_json(method, path, params), *names)
-
-    def _request_json(self, method: str, path: str, params: dict[str, str]) -> dict[str, Any]:
-        found = self._http.request_json(method, path, {"topic": self._topic, **params})
-        if not isinstance(found, dict):
-            raise NotABroker(self._address)
-        return found
-
-    def _numbers_in(self, found: dict[str, Any], *names: str) -> list[int]:
-        try:
-            return [int(found[name]) for name in names]
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(self._address) from None
+        Raises the errors of `bounds`, and LogReplaced if the log is another one: its messages would be passed.
+        """
+        if self._incarnation is not None:
+            self._check_incarnation(self.bounds().incarnation)
+        self._http.ask(api.seek(self._topic, channel, str(sequence)))

@@ -4,32 +4,46 @@ import logging
 import math
 import random
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeGuard
-from urllib.parse import urlencode
+from typing import Any, Self, TypeGuard
 
 import trio
 
-from ...log.gaps import gaps
-from ...log.raw import RawStreamReader
+from ...access.secret import Secret, SecretFileError, StrPath
+from ...api import broker as api
+from ...api.request import Procedure, Request, perform
+from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
+from ...http.client import HEADERS, Answer, HTTPClient, NotHTTP, RequestFailed
+from ...http.urls import URL
 from ...log.records import RecordBatch
-from ...secret import Secret, StrPath
-from ...under_trio import require_trio
-from ...untrusted_json import decode_json
-from ..connection.reconnect import MAX_DELAY_S, MIN_DELAY_S, ReconnectDelays
-from ..errors import ConnectionFailed, RequestRefused
-from .batches import Found, batches_and_gaps, has_gaps
-from .http_stream import AnswerLost, StreamedAnswer, stream_get
+from ...platform.requirements import require_trio
+from ...protocol import NSQError
+from ...protocol.address import is_unix_path
+from ...protocol.untrusted_json import decode_json
+from ..arguments import MAX_INT, check_int, check_name, check_type, reconnect_delays
+from ..errors import WRONG_PORT, ConnectionFailed, RequestRefused
+from .log_stream import Found, LogStream
 
 CONNECT_TIMEOUT_S = 2.0
 WAIT_S = 20
 """How long a request waits for messages. A new request at this interval detects a lost connection."""
-_SILENCE_S = 30.0
-"""The additional time that a broker may take: its disk may be slow."""
+_SILENCE_S = WAIT_S + 30.0
+"""The longest time without data: the disk of a broker may be slow."""
 _HTTPS = "https://"
 _MAX_SHORT_BYTES = 64 * 1024
 _UNREADABLE = "the server is not an NSQ broker that supports reading by sequence"
+_FAILURES = (RequestFailed, SecretFileError)
 _logger = logging.getLogger("trio_nsq.client")
+
+
+class AnswerSilent(RequestFailed):
+    """The connection is open, but no data arrived in time."""
+
+
+class NotABroker(RequestFailed):
+    """The server answers, and is not a broker with logs."""
 
 
 class TopicReader:
@@ -63,6 +77,10 @@ class TopicReader:
         position: The next sequence to read.
         connections_lost: How often a connection was lost. The log of a broker that was restarted may lack messages that
             it had.
+
+    Raises:
+        TypeError: An argument has another type.
+        ValueError: The name of the topic or a number is invalid.
     """
 
     def __init__(
@@ -80,27 +98,40 @@ class TopicReader:
         reconnect_min_s: float = MIN_DELAY_S,
         reconnect_max_s: float = MAX_DELAY_S,
     ) -> None:
+        check_type("nsqd_http_address", nsqd_http_address, str)
+        check_name("topic", topic)
+        for name, value in (("start", start), ("end", "" if end is None else end)):
+            if not isinstance(value, str):
+                check_int(name, value, 0, MAX_INT)
+        if max_messages is not None:
+            check_int("max_messages", max_messages, 0)
+        check_type("follow", follow, bool)
+        check_type("tls", tls, ssl.SSLContext | None)
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
         self.connections_lost = 0
         self.start_is_time = str(start).startswith(("-", "@"))
         self._address = nsqd_http_address.removeprefix(_HTTPS)
+        self._is_path = is_unix_path(self._address)
+        self._is_secure = not self._is_path and (tls is not None or nsqd_http_address.startswith(_HTTPS))
         self._topic = topic
         self._start = start
         self._end = end
         self._follow = follow
         self._left: float = math.inf if max_messages is None else max_messages
-        if tls is None and nsqd_http_address.startswith(_HTTPS):
-            tls = ssl.create_default_context()
-        self._tls = tls
+        self._http = HTTPClient(
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            request_timeout_s=_SILENCE_S,
+            max_answer_bytes=_MAX_SHORT_BYTES,
+            tls=tls,
+        )
         self._secret = Secret(auth_secret, auth_secret_file)
-        self._answer: StreamedAnswer | None = None
-        self._decoder = RawStreamReader()
+        self._answer: tuple[Answer, LogStream] | None = None
         self._began_at = 0  # first sequence of the current answer
         # The end of the range; None while following. If an answer for a range ends early, the rest of the range is
         # damaged and cannot be read.
         self._until: int | None = None
-        self._delays = ReconnectDelays(reconnect_min_s, reconnect_max_s, random.random)
+        self._delays = reconnect_delays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
         self._told_lost = False
 
@@ -116,9 +147,7 @@ class TopicReader:
         require_trio("TopicReader")
         try:
             await self._ask(str(self._start), "latest" if self._end is None or self._follow else self._end)
-        except OSError as exc:
-            raise ConnectionFailed(self._address, exc.strerror or str(exc)) from exc
-        except AnswerLost as exc:
+        except _FAILURES as exc:
             raise ConnectionFailed(self._address, str(exc)) from exc
         self.start_sequence = self.position
         # Sequences that retention has deleted are reported as a gap.
@@ -129,6 +158,8 @@ class TopicReader:
             if _is_sequence(self._end):
                 self._until = max(self.position, min(int(self._end), self._until))
             self.end_sequence = self._until
+        if self._answer is not None:
+            self._answer[1].position, self._answer[1].end = self.position, self._until
         return self
 
     async def __aexit__(
@@ -153,11 +184,12 @@ class TopicReader:
                 if self._answer is None:
                     await self._ask(self.position, self._until)
                 assert self._answer is not None
-                if data := await self._answer.receive():
-                    found = await self._take(data)
+                answer, stream = self._answer
+                if data := await self._receive(answer):
+                    found = await self._perform(stream, stream.receive(data))
                 else:
-                    found = await self._end_answer()
-            except (OSError, AnswerLost) as exc:
+                    found = await self._end_answer(stream)
+            except _FAILURES as exc:
                 await self._recover(exc)
                 continue
             if found:
@@ -168,32 +200,26 @@ class TopicReader:
     # ------------------------------------------------------------------ requests and answers
 
     async def _ask(self, start: int | str, end: int | str | None) -> None:
-        query = {"topic": self._topic, "format": "raw", "from": str(start)}
-        if end is None:
-            query["wait"] = f"{WAIT_S}s"
-        else:
-            query["until"] = str(end)
-        if self._left != math.inf:
-            query["max_messages"] = str(max(1, int(self._left)))
-        answer = await self._get("/topic/read", query)
+        waits = f"{WAIT_S}s" if end is None else None
+        most = None if self._left == math.inf else max(1, int(self._left))
+        answer = await self._get(api.log(self._topic, start, end, "raw", waits, most))
         try:
             await self._begin(answer, start)
         except BaseException:
             await answer.aclose()
             raise
 
-    async def _begin(self, answer: StreamedAnswer, start: int | str) -> None:
+    async def _begin(self, answer: Answer, start: int | str) -> None:
         try:
-            self.first_sequence = int(answer.headers["x-nsq-first-sequence"])
-            begins = int(answer.headers["x-nsq-start-sequence"])
-            ends = answer.headers.get("x-nsq-end-sequence")
-            if isinstance(start, str) and ends is not None:
-                self._until = int(ends)
-            elif self._follow and self._until is not None and ends is not None:
-                # A restarted broker may have lost its last messages: that is not a gap.
-                self._until = min(self._until, int(ends))
-        except (KeyError, ValueError):
-            raise AnswerLost(_UNREADABLE) from None
+            stream = LogStream(self._topic, answer.headers.get)
+        except ValueError:
+            raise NotABroker(_UNREADABLE) from None
+        self.first_sequence, begins, ends = stream.kept_from, stream.begins, stream.ends
+        if isinstance(start, str) and ends is not None:
+            self._until = ends
+        elif self._follow and self._until is not None and ends is not None:
+            # A restarted broker may have lost its last messages: that is not a gap.
+            self._until = min(self._until, ends)
         if not isinstance(start, int):
             self.position = begins
         elif begins < start:
@@ -202,91 +228,101 @@ class TopicReader:
             )
             self.position = begins
             self._until = self.end_sequence
-        self._answer, self._decoder, self._began_at = answer, RawStreamReader(), self.position
+        stream.position, stream.end = self.position, self._until
+        self._answer, self._began_at = (answer, stream), self.position
         if self._told_lost:
             self._told_lost = False
             _logger.info("connected to %s", self._address)
 
-    async def _get(self, path: str, query: dict[str, str]) -> StreamedAnswer:
-        answer = await stream_get(
-            self._address,
-            f"{path}?{urlencode(query)}",
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            silence_s=WAIT_S + _SILENCE_S,
-            tls=self._tls,
-            secret=self._secret,
-        )
+    async def _get(self, request: Request[Any]) -> Answer:
+        scheme, host = "https" if self._is_secure else "http", "localhost" if self._is_path else self._address
+        url = URL.parse(f"{scheme}://{host}{request.target}")
+        headers = HEADERS | self._secret.headers("" if self._is_secure or self._is_path else self._address)
+        with _limited():
+            answer = await self._http.start(
+                request.method, url, headers, unix_path=self._address if self._is_path else ""
+            )
         if answer.status == 200:
             return answer
         body = await self._read_and_close(answer)
         try:
             text = str(decode_json(body)["message"])
         except (ValueError, KeyError, TypeError):
-            raise AnswerLost(f"the server is not an NSQ broker (HTTP status {answer.status})") from None
+            raise NotABroker(f"the server is not an NSQ broker (HTTP status {answer.status})") from None
         if text == "AUTH_UNAVAILABLE":
-            raise AnswerLost("its auth servers do not answer")
+            raise RequestFailed("its auth servers do not answer")
         raise RequestRefused(self._address, self._topic, answer.status, text)
 
-    async def _read_and_close(self, answer: StreamedAnswer) -> bytes:
-        """Read a short answer. Stops at a limit, in case the server is not a broker."""
-        body = b""
+    async def _read_and_close(self, answer: Answer) -> bytes:
+        """Read a short answer."""
         try:
-            while (piece := await answer.receive()) and len(body) < _MAX_SHORT_BYTES:
-                body += piece
+            with _limited():
+                return await self._http.read(answer)
         finally:
             await answer.aclose()
-        return body
 
-    async def _take(self, data: bytes) -> list[Found]:
-        batches = [batch for batch in self._decoder.receive_data(data) if batch.next_sequence > self.position]
-        if has_gaps(batches, self.position):
-            try:
-                await self._update_first_sequence()
-            except BaseException:
-                await self._drop_answer()  # its data was not returned; request it again
-                raise
-        found = batches_and_gaps(batches, self.position, self._until, self.first_sequence)
-        if found:
-            self.position = found[-1].next_sequence
-            self._left -= sum(each.count for each in found if isinstance(each, RecordBatch))
+    async def _receive(self, answer: Answer) -> bytes:
+        """Receive a part of the log."""
+        try:
+            with _limited():
+                return await answer.receive()
+        except BaseException:
+            await self._drop_answer()  # it does not go on after a cancellation
+            raise
+
+    async def _perform(self, stream: LogStream, procedure: Procedure[list[Found]]) -> list[Found]:
+        """Return the next batches and gaps of the answer."""
+        try:
+            found = await perform(procedure, self._make)
+        except BaseException:
+            await self._drop_answer()  # its data was not returned; request it again
+            raise
+        self.first_sequence, self.position = stream.kept_from, stream.position
+        self._left -= sum(each.count for each in found if isinstance(each, RecordBatch))
         return found
 
-    async def _end_answer(self) -> list[Found]:
+    async def _end_answer(self, stream: LogStream) -> list[Found]:
         """Handle the end of a complete answer."""
-        self._decoder.end()
+        stream.finish()
         await self._drop_answer()
-        if self._until is None or self.position > self._began_at:
-            return []
-        await self._update_first_sequence()
-        # The rest of the range has no messages.
-        missing: list[Found] = [*gaps(self.position, self._until, self.first_sequence)]
-        self.position = max(self.position, self._until)
-        return missing
+        # If there was nothing, the rest of the range has no messages.
+        return [] if self.position > self._began_at else await self._perform(stream, stream.missing())
 
     async def _drop_answer(self) -> None:
         if self._answer is not None:
-            answer, self._answer = self._answer, None
+            (answer, _), self._answer = self._answer, None
             await answer.aclose()
 
-    async def _recover(self, error: OSError | AnswerLost) -> None:
+    async def _recover(self, error: NSQError) -> None:
         """Wait before the next attempt, except after the first failure: the client itself may have been too slow."""
         await self._drop_answer()
         self.connections_lost += 1
         self._failures += 1
         if self._failures == 2:
             self._told_lost = True
-            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            _logger.warning("lost the connection to %s: %s; reconnecting", self._address, reason)
+            _logger.warning("lost the connection to %s: %s; reconnecting", self._address, error)
         if self._failures > 1:
             await trio.sleep(self._delays.next_s())
 
-    async def _update_first_sequence(self) -> None:
-        """Request the oldest retained sequence: retention may have deleted the missing messages meanwhile."""
-        answer = await self._get("/topic/bounds", {"topic": self._topic})
+    async def _make(self, request: Request[Any]) -> Any:
+        """Make a request with a short answer."""
+        body = await self._read_and_close(await self._get(request))
         try:
-            self.first_sequence = int(decode_json(await self._read_and_close(answer))["first_sequence"])
-        except (ValueError, KeyError, TypeError):
-            raise AnswerLost(_UNREADABLE) from None
+            return request.read(body, decode_json)
+        except ValueError:
+            raise NotABroker(_UNREADABLE) from None
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Limit how long a broker sends nothing. Raises AnswerSilent, and NotHTTP with advice."""
+    try:
+        with trio.fail_after(_SILENCE_S):
+            yield
+    except trio.TooSlowError:
+        raise AnswerSilent(f"no data for {_SILENCE_S:g} s") from None
+    except NotHTTP as exc:
+        raise NotHTTP(f"the answer is not HTTP. {WRONG_PORT}") from exc
 
 
 def _is_sequence(position: int | str | None) -> TypeGuard[int | str]:

@@ -41,6 +41,7 @@ class SourceBatch:
             channel.
         position: Where reading continues after this batch; None from a channel.
         delivery: The messages in flight; None from a log.
+        log: As `Source.log`; empty: `broker`.
     """
 
     topic: str
@@ -53,6 +54,12 @@ class SourceBatch:
     dues_ns: Sequence[int] | None = None
     position: Position | None = None
     delivery: MessageBatch | None = None
+    log: str = ""
+
+    @property
+    def log_key(self) -> str:
+        """The key under which `position` is kept."""
+        return self.log or self.broker
 
     def finish(self) -> None:
         """Finish (FIN) the messages of a channel; for a log, see `Source.commit`."""
@@ -77,11 +84,13 @@ class Source(Protocol):
         topic: The topic.
         broker: The broker, as in `SourceBatch`; empty for a channel that is consumed from all brokers.
         is_log: Whether it is a log, which can be read exactly once.
+        log: The key under which positions in the log are kept, see `FoundLog.key`; empty for a channel.
     """
 
     topic: str
     broker: str
     is_log: bool
+    log: str
 
     async def receive(self) -> SourceBatch:
         """Return the next batch; waits for messages, and reconnects. Cancelling loses nothing.
@@ -123,7 +132,9 @@ def from_delivery(topic: str, delivery: MessageBatch) -> SourceBatch:
     )
 
 
-def from_records(topic: str, broker: str, records: Sequence[RecordBatch], position: Position) -> SourceBatch:
+def from_records(
+    topic: str, broker: str, log: str, records: Sequence[RecordBatch], position: Position
+) -> SourceBatch:
     """Return records of a log as a batch. Only the bodies are copied here, the rest when it is used."""
     count = sum(record.count for record in records)
 
@@ -134,17 +145,14 @@ def from_records(topic: str, broker: str, records: Sequence[RecordBatch], positi
         topic,
         broker,
         list(chain.from_iterable(record.messages.bodies() for record in records)),
-        of_each(lambda record: [b"%016x" % id_ for id_ in _run(record.first_id, record)]),
+        of_each(RecordBatch.ids),
         of_each(lambda record: [record.timestamp_ns] * record.count),
         _Computed(count, lambda: [0] * count),
-        of_each(lambda record: _run(record.base_sequence, record)),
+        of_each(lambda record: range(record.base_sequence, record.next_sequence)),
         of_each(lambda record: [record.due_ns] * record.count),
         position,
+        log=log,
     )
-
-
-def _run(first: int, record: RecordBatch) -> range:
-    return range(first, first + record.count)
 
 
 class _Computed(Sequence[_T]):

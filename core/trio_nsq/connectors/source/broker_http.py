@@ -1,69 +1,141 @@
 """Finds the HTTP API of a broker, and what the broker can do over it."""
 
+import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
+from ...access.secret import Secret
+from ...api import broker as api
 from ...client.connection.addresses import nsqd_address
+from ...client.connection.connection import check_broker
 from ...client.errors import BrokerUnreachable, ConnectionFailed, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
-from ...protocol.address import format_address, is_loopback
+from ...fleet.identity import BrokerIdentity
+from ...protocol.address import format_address, is_loopback, is_unix_path
 from ...protocol.limits import MIB
-from ...secret import Secret
 from .options import BrokerAddresses, SourceOptions
 
+logger = logging.getLogger("trio_nsq.connectors")
+
 _Answer = TypeVar("_Answer")
+_Argument = TypeVar("_Argument")
 _HTTPS = "https://"
 _MAX_ANSWER_BYTES = 64 * MIB
 """The statistics of 100,000 topics have about 30 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBroker:
+    """A broker that answers.
+
+    Attributes:
+        tcp: Its TCP address.
+        http: The address of its HTTP API; empty: unknown.
+        why_no_http: Why it is unknown, as text.
+        is_other: An HTTP API answers, and names another TCP address.
+    """
+
+    tcp: str
+    http: str = ""
+    why_no_http: str = ""
+    is_other: bool = False
 
 
 class BrokerFinder:
     """Makes requests to brokers, in threads of its own.
 
     Args:
+        named: All brokers that may be asked for. An HTTP API that names the TCP address of one is not another's.
         tls: For https; None: the system's CAs.
         secret: For brokers that require authentication.
     """
 
-    def __init__(self, options: SourceOptions, tls: ssl.SSLContext | None, secret: Secret) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        named: Sequence[BrokerAddresses],
+        tls: ssl.SSLContext | None,
+        secret: Secret,
+    ) -> None:
         self.threads = trio.CapacityLimiter(16)
         self._options = options
+        self._named = [each.tcp for each in named if each.tcp]
+        self._warned: set[BrokerAddresses] = set()
         self._tls = tls
         self._secret = secret
 
-    async def find(self, broker: BrokerAddresses) -> BrokerAddresses:
-        """Return the broker with its TCP address and the address of its HTTP API, or with none if it is not known.
+    async def find(self, broker: BrokerAddresses) -> FoundBroker:
+        """Return the broker's addresses; the HTTP address is empty if it is unknown.
 
         Raises:
             ConnectionFailed: The broker cannot be reached.
             RequestRefused: It requires authentication.
         """
         failure: BrokerUnreachable | None = None
+        others: dict[
+            str, tuple[str, str]
+        ] = {}  # addresses that answer: that of requests, and the TCP address
+        reasons: list[str] = []
         for each in broker.http:
             address = await self._run(self._options.https_address, each)
             if not address:
+                reasons.append(f"{each} has no HTTPS port, and TLS is asked for")
+                continue
+            if (
+                broker.tcp
+                and each != broker.paired_http
+                and not _is_same_host(_host(address), _host(broker.tcp))
+            ):
+                reasons.append(f"{each} is on another host")
                 continue
             try:
-                tcp = await self._run(self._tcp_address, address, broker.tcp)
+                tcp = await self._run(self._tcp_address, address)
             except BrokerUnreachable as exc:
                 failure = failure or exc
+                reasons.append(f"{exc.address}: {exc.reason}")
                 continue
-            if tcp:
-                return BrokerAddresses(broker.tcp or tcp, (address,))
+            if not broker.tcp or _is_same_address(tcp, broker.tcp):
+                return FoundBroker(broker.tcp or tcp, address)
+            others[each] = address, tcp
+            reasons.append(f"{each} names {tcp} as its TCP address")
+        if broker.paired_http in others:
+            address, tcp = others[broker.paired_http]
+            if not any(_is_same_address(tcp, each) for each in self._named):
+                self._report_mapped(broker, tcp)
+                return FoundBroker(broker.tcp, address)
         if not broker.tcp:
             if failure is None:
                 raise ConnectionFailed(", ".join(broker.http), "it has no HTTPS port, and TLS is asked for")
-            raise ConnectionFailed(failure.address, failure.reason)
-        await self._check_reachable(broker.tcp)
-        return BrokerAddresses(broker.tcp, ())
+            raise ConnectionFailed(failure.address, failure.reason) from failure
+        await check_broker(nsqd_address(broker.tcp), self._options.http_connect_timeout_s)
+        if others:
+            reasons.append(
+                "if ports are mapped, give one HTTP address for each TCP address, in the same order"
+            )
+        return FoundBroker(broker.tcp, "", "; ".join(reasons), is_other=bool(others))
+
+    def _report_mapped(self, broker: BrokerAddresses, tcp: str) -> None:
+        if broker not in self._warned:
+            self._warned.add(broker)
+            logger.warning(
+                "the broker at %s names %s as its TCP address, not %s: its ports may be mapped. "
+                "The addresses that were given are used",
+                *(broker.paired_http, tcp, broker.tcp),
+            )
+
+    async def identity(self, address: str) -> BrokerIdentity | None:
+        """Return the identity of the broker with this HTTP address; None: unknown."""
+        return await self._run(BrokerIdentity.at, self._http(address))
 
     async def topics(self, address: str) -> list[str]:
         """Return the names of a broker's topics. Raises BrokerUnreachable, RequestRefused."""
-        return await self._run(self._topics, address)
+        stats = await self._run(self._http(address).ask, api.stats())
+        return [topic["topic_name"] for topic in stats["topics"]]
 
     async def dead_letter_settings(self, address: str, topic: str, channel: str) -> tuple[int, str]:
         """Return `max_attempts` and `dead_letter_topic` of a channel; 0 and empty if the broker has no such settings.
@@ -71,10 +143,18 @@ class BrokerFinder:
         Raises:
             BrokerUnreachable, RequestRefused: The settings are unknown.
         """
-        return await self._run(self._dead_letter_settings, address, topic, channel)
+        try:
+            found = await self._run(self._http(address).ask, api.settings(topic, channel))
+        except RequestRefused as exc:
+            if exc.status == 404:  # nsqd, or the channel was deleted
+                return 0, ""
+            raise
+        if "dead_letter_topic" not in found:
+            raise NotABroker(address)
+        return found["max_attempts"], found["dead_letter_topic"]
 
-    async def _run(self, function: Callable[..., _Answer], *args: object) -> _Answer:
-        return await trio.to_thread.run_sync(function, *args, limiter=self.threads, abandon_on_cancel=True)
+    async def _run(self, function: Callable[[_Argument], _Answer], argument: _Argument) -> _Answer:
+        return await trio.to_thread.run_sync(function, argument, limiter=self.threads, abandon_on_cancel=True)
 
     def _http(self, address: str) -> BrokerHTTP:
         return BrokerHTTP(
@@ -86,58 +166,23 @@ class BrokerFinder:
             max_answer_bytes=_MAX_ANSWER_BYTES,
         )
 
-    def _tcp_address(self, address: str, wanted: str) -> str:
-        """Return the TCP address of the broker with this HTTP address; empty if it is not the wanted broker."""
-        host = (
-            "localhost" if _is_path(address) else address.removeprefix(_HTTPS).rpartition(":")[0].strip("[]")
-        )
-        if wanted and not _is_same_host(host, wanted.rpartition(":")[0].strip("[]")):
-            return ""
-        try:
-            port = int(self._http(address).request_json("GET", "/info")["tcp_port"])
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(address) from None
-        if not wanted:
-            return format_address(host, port)
-        return wanted if port == int(wanted.rpartition(":")[2]) else ""
-
-    def _topics(self, address: str) -> list[str]:
-        found = self._http(address).request_json(
-            "GET", "/stats", {"format": "json", "include_clients": "false"}
-        )
-        try:
-            return [str(topic["topic_name"]) for topic in found["topics"] or []]
-        except (KeyError, TypeError):
-            raise NotABroker(address) from None
-
-    def _dead_letter_settings(self, address: str, topic: str, channel: str) -> tuple[int, str]:
-        params = {"topic": topic, "channel": channel}
-        try:
-            found = self._http(address).request_json("GET", "/channel/settings", params)
-            return int(found["max_attempts"]), str(found["dead_letter_topic"])
-        except RequestRefused as exc:
-            if exc.status == 404:  # nsqd, or the channel was deleted
-                return 0, ""
-            raise
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(address) from None
-
-    async def _check_reachable(self, address: str) -> None:
-        """Raises ConnectionFailed if nothing listens at a TCP address."""
-        host, _, port = nsqd_address(address).rpartition(":")
-        try:
-            with trio.fail_after(self._options.http_connect_timeout_s):
-                stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
-        except (OSError, trio.TooSlowError) as exc:
-            reason = (
-                "connecting timed out" if isinstance(exc, trio.TooSlowError) else str(exc.strerror or exc)
-            )
-            raise ConnectionFailed(address, reason) from exc
-        await trio.aclose_forcefully(stream)
+    def _tcp_address(self, address: str) -> str:
+        """Return the TCP address of the broker with this HTTP address: the same host, and the port that it names."""
+        port = self._http(address).ask(api.info()).get("tcp_port")
+        if port is None:
+            raise NotABroker(address)
+        return format_address(_host(address), port)
 
 
-def _is_path(address: str) -> bool:
-    return "/" in address.removeprefix(_HTTPS)
+def _is_same_address(one: str, other: str) -> bool:
+    """Whether two TCP addresses are of the same port and, as far as their spelling tells, of the same host."""
+    return one.rpartition(":")[2] == other.rpartition(":")[2] and _is_same_host(_host(one), _host(other))
+
+
+def _host(address: str) -> str:
+    return (
+        "localhost" if is_unix_path(address) else address.removeprefix(_HTTPS).rpartition(":")[0].strip("[]")
+    )
 
 
 def _is_same_host(one: str, other: str) -> bool:

@@ -14,6 +14,7 @@ class ChannelSource:
     """
 
     is_log = False
+    log = ""
 
     def __init__(self, topic: str, broker: str, consumer: Consumer) -> None:
         self.topic = topic

@@ -18,10 +18,13 @@ class BrokerAddresses:
         tcp: `host:port` of the TCP protocol; empty: as the broker's `/info` tells.
         http: Addresses of which one may be its HTTP API: `host:port`, `https://host:port`, or the path of a unix
             socket. The broker is asked whether it listens at `tcp`.
+        paired_http: The one of `http` that the user gives for `tcp`; empty: none. It is also used if the broker there
+            names another TCP address: behind mapped ports (docker -p, NAT) it does not know its own.
     """
 
     tcp: str
     http: tuple[str, ...]
+    paired_http: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class SourceOptions:
         left_out: Whether the pattern does not select a topic.
         channel_may_lead: A channel ahead of the stored position is nothing to warn of: the connector also moves it over
             messages that it does not store.
+        refuses_gaps: If the channel is ahead of the stored position, and passed messages that can be read: raise
+            `ChannelAhead` instead of reading on.
         looks_again: Look for topics and brokers again and again; False: only at the start.
         topic_refresh_s: How often to look for new topics and brokers, more than 0.
         brokers: Brokers to read from.
@@ -52,6 +57,7 @@ class SourceOptions:
     topic_pattern: str | None = None
     left_out: Callable[[str], bool] = lambda topic: False
     channel_may_lead: bool = False
+    refuses_gaps: bool = False
     looks_again: bool = True
     topic_refresh_s: float = TOPIC_REFRESH_S
     brokers: tuple[BrokerAddresses, ...] = ()

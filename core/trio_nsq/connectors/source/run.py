@@ -9,7 +9,7 @@ from dataclasses import replace
 import re2  # type: ignore[import-untyped]  # no types are published
 import trio
 
-from ...client.connection.reconnect import ReconnectDelays
+from ...api.lookupd import Node
 from ...client.consuming.consumer import Consumer
 from ...client.consuming.options import ConsumerSettings
 from ...client.discovery.discovery import Discovery
@@ -23,14 +23,15 @@ from ...client.errors import (
 )
 from ...client.reading.broker_log import BrokerLog
 from ...client.reading.topic_reader import TopicReader
+from ...event_loop.retries import Delays
 from ...log.raw import RawStreamError
-from ...lookup.answers import Node
 from ...lookup.query import lookup_nodes
 from ...protocol.names import is_ephemeral, is_valid_name
 from .batch import Position, Source
-from .broker_http import BrokerFinder
+from .broker_http import BrokerFinder, FoundBroker
 from .channel_source import ChannelSource
-from .log_source import LogChanged, LogRequests, open_log_source
+from .log_source import FoundLog, LogChanged, LogIdentified, LogRequests, open_log_source
+from .open_logs import LogTaken, OpenLogs
 from .options import BrokerAddresses, SourceOptions
 
 logger = logging.getLogger("trio_nsq.connectors")
@@ -39,11 +40,14 @@ _FIRST_PAUSE_S = 1.0
 _ALL = BrokerAddresses("", ())
 """For a channel that is consumed from all brokers."""
 
-Start = Callable[[str, str], Awaitable[Position | None]]
+Start = Callable[[FoundLog], Awaitable[Position | None]]
 Handle = Callable[[Source], Awaitable[None]]
+Gone = Callable[[Source], None]
 
 
-async def run_sources(options: SourceOptions, start: Start, handle: Handle) -> None:
+async def run_sources(
+    options: SourceOptions, start: Start, handle: Handle, gone: Gone = lambda source: None
+) -> None:
     """Read the topics from all brokers, also those that appear later; runs until cancelled.
 
     There is a source for each topic and broker: the log, or the channel if the log cannot be read. With
@@ -52,31 +56,34 @@ async def run_sources(options: SourceOptions, start: Start, handle: Handle) -> N
     appear, this returns.
 
     Args:
-        start: Returns up to where the messages of a topic (first argument) of a broker (second) are stored; None: begin
-            at the channel's position. Called for logs only, each time before one is opened.
+        start: Returns up to where the messages of a log are stored; None: begin at the channel's position. Called each
+            time before a log is opened. A log that is found at several addresses is read at one of them.
         handle: Receives batches from a source. It lets the errors of `receive` pass.
+        gone: Called with a source whose topic was deleted. It may be created again, and is then a new source.
 
     Raises:
         ConnectionFailed: No broker and no discovery service can be reached at the start.
         AuthRefused, RequestRefused: A broker refuses the secret.
         re2.error: The pattern is invalid.
+        CopyDiffers: A log is at two addresses, one is a copy, and both have got messages since.
         ValueError: There are neither brokers nor discovery services.
     """
     if not options.brokers and not options.lookupd_http_addresses:
         raise ValueError("there are neither brokers nor discovery services")
-    await _Sources(options, start, handle).run()
+    await _Sources(options, start, handle, gone).run()
 
 
 class _Sources:
-    def __init__(self, options: SourceOptions, start: Start, handle: Handle) -> None:
+    def __init__(self, options: SourceOptions, start: Start, handle: Handle, gone: Gone) -> None:
         self._options = options
         self._start = start
         self._handle = handle
+        self._gone = gone
         self._settings = replace(
             ConsumerSettings(**options.consumer), lookupd_poll_interval_s=options.topic_refresh_s
         )
         self._tls = self._settings.client_context() if self._settings.has_tls_files else None
-        self._finder = BrokerFinder(options, self._tls, self._settings.secret)
+        self._finder = BrokerFinder(options, options.brokers, self._tls, self._settings.secret)
         self._pattern = re2.compile(options.topic_pattern) if options.topic_pattern is not None else None
         self._discovery = Discovery(
             options.lookupd_http_addresses, self._settings, random.random, lookup_nodes, self._open_new
@@ -86,6 +93,7 @@ class _Sources:
         self._nursery: trio.Nursery
         self._failures: list[ConnectionFailed] = []  # of the brokers that the user names, at the start
         self._reached = trio.Event()
+        self._logs = OpenLogs()
 
     async def run(self) -> None:
         decided = trio.Event()
@@ -210,23 +218,26 @@ class _Sources:
             return
         if not found.http:
             logger.warning(
-                "the topics of the broker at %s are unknown: its HTTP API was not found", broker.tcp
+                "the topics of the broker at %s are unknown, as its HTTP API was not found: %s",
+                *(found.tcp, found.why_no_http),
             )
             return
         try:
-            self._topics_of[broker] = await self._finder.topics(found.http[0])
+            self._topics_of[broker] = await self._finder.topics(found.http)
         except BrokerUnreachable as exc:
             raise ConnectionFailed(exc.address, exc.reason) from exc
 
     async def _ask_while_missing(self) -> None:
         """Ask discovery services more often while a topic has no broker: it is often about to be created."""
-        pause_s = _FIRST_PAUSE_S
+        refresh_s = self._options.topic_refresh_s
+        pauses = Delays(_FIRST_PAUSE_S, max(_FIRST_PAUSE_S, refresh_s))
         while True:
             missing = set(self._options.topics) - {topic for topic, _ in self._wanted()}
             if self._pattern is not None and not self._sources:
                 missing.add("")
-            pause_s = min(2 * pause_s, self._options.topic_refresh_s) if missing else _FIRST_PAUSE_S
-            await trio.sleep(min(pause_s, self._options.topic_refresh_s))
+            if not missing:
+                pauses.reset()
+            await trio.sleep(min(pauses.next_s(), refresh_s))
             if missing:
                 self._discovery.ask_again()
 
@@ -239,26 +250,32 @@ class _Sources:
     async def _keep_open(self, key: tuple[str, str], broker: BrokerAddresses) -> None:
         """Open a source, and again after each error, until the handler returns."""
         topic, _ = key
-        delays = ReconnectDelays(
-            self._settings.reconnect_min_s, self._settings.reconnect_max_s, random.random
-        )
+        delays = Delays(self._settings.reconnect_min_s, self._settings.reconnect_max_s, random.random)
         warned = False
+        last: Source | None = None
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Source]:
-            nonlocal warned
+            nonlocal warned, last
             async with self._open(topic, broker) as source:
                 if warned:
                     logger.info("topic %s: connected to %s again", topic, source.broker)
                 warned = False
+                last = source
                 delays.reset()
                 yield source
 
         while True:
             errors: list[Exception] = []
+            taken: LogTaken | None = None
+            is_identified = False
             try:
                 async with opened() as source:
                     await self._handle(source)
+            except* LogTaken as group:
+                taken = next(each for each in _leaves(group) if isinstance(each, LogTaken))
+            except* LogIdentified:
+                is_identified = True
             except* (
                 ConnectionFailed,
                 ConnectionLost,
@@ -268,7 +285,15 @@ class _Sources:
                 RawStreamError,
             ) as group:
                 errors += _leaves(group)
+            if taken is not None:
+                try:
+                    if await taken.can_be_read(waits=self._options.looks_again):
+                        continue
+                except (BrokerUnreachable, RequestRefused) as exc:
+                    errors.append(exc)
             if not errors:
+                if is_identified:
+                    continue
                 return  # the key stays: the source is closed for good
             error = errors[0]
             if isinstance(error, AuthRefused) or (
@@ -283,6 +308,9 @@ class _Sources:
                 self._sources.discard(key)  # the topic was deleted; it may be found again
                 if topic in (found := self._topics_of.get(broker, [])):
                     found.remove(topic)
+                self._logs.forget(topic)
+                if last is not None:
+                    self._gone(last)
                 return
             if not warned:
                 logger.warning("topic %s: %s; retrying", topic, error)
@@ -297,38 +325,44 @@ class _Sources:
             async with self._consumer(topic, named, list(options.lookupd_http_addresses)) as consumer:
                 yield ChannelSource(topic, "", consumer)
             return
-        requests, creates_topic = None, self._is_named(topic, broker)
+        tcp, found, creates_topic = broker.tcp, None, self._is_named(topic, broker)
         if not is_ephemeral(topic) and not is_ephemeral(options.channel):
-            broker, requests = await self._log_requests(topic, broker)
-        if requests is None:
-            async with self._consumer(topic, [broker.tcp], []) as consumer:
-                yield ChannelSource(topic, broker.tcp, consumer)
+            tcp, found = await self._find_log(topic, broker)
+        if found is None:
+            async with self._consumer(topic, [tcp], []) as consumer:
+                yield ChannelSource(topic, tcp, consumer)
             return
-        stored = await self._start(topic, requests.address)
+        async with (
+            self._logs.hold(found, await self._finder.identity(found.broker)),
+            self._opened_log(found, creates_topic=creates_topic) as source,
+        ):
+            yield source
+
+    @asynccontextmanager
+    async def _opened_log(self, found: FoundLog, *, creates_topic: bool) -> AsyncIterator[Source]:
+        stored = await self._start(found)
         secret = self._settings.secret
 
         def reader_at(sequence: int) -> TopicReader:
             return TopicReader(
-                requests.address,
-                topic,
+                found.broker,
+                found.topic,
                 start=sequence,
                 follow=True,
-                tls=self._tls if requests.address.startswith("https://") else None,
+                tls=self._tls if found.broker.startswith("https://") else None,
                 auth_secret=secret.text,
                 auth_secret_file=secret.file,
             )
 
         async with open_log_source(
-            *(topic, options.channel, requests, stored, reader_at),
+            *(found, self._options, stored, reader_at),
             creates_topic=creates_topic,
-            channel_may_lead=options.channel_may_lead,
+            ask_again=lambda: self._start(found),
         ) as source:
             yield source
 
-    async def _log_requests(
-        self, topic: str, broker: BrokerAddresses
-    ) -> tuple[BrokerAddresses, LogRequests | None]:
-        """Return the broker with its TCP address, and requests about its log; None: its log cannot be read."""
+    async def _find_log(self, topic: str, broker: BrokerAddresses) -> tuple[str, FoundLog | None]:
+        """Return the broker's TCP address, and its log; None: it cannot be read."""
         if broker in self._options.brokers:
             found = await self._finder.find(broker)
         else:
@@ -336,20 +370,19 @@ class _Sources:
                 await trio.to_thread.run_sync(self._options.https_address, each, limiter=self._finder.threads)
                 for each in broker.http
             ]
-            found = BrokerAddresses(broker.tcp, tuple(filter(None, secured)))
-        if not found.http:
+            found = FoundBroker(broker.tcp, next(filter(None, secured), ""), "no discovery service names it")
+        address = found.http
+        if not address:
             logger.warning(
-                "the HTTP API of the broker at %s was not found; its channel is consumed, at least once",
-                broker.tcp,
+                "the HTTP API of the broker at %s was not found: %s; its channel is consumed, at least once",
+                *(found.tcp, found.why_no_http),
             )
-            return found, None
-        address = found.http[0]
+            return found.tcp, None
         log = BrokerLog(address, topic, self._tls, secret=self._settings.secret)
-        requests = LogRequests(log, address, topic, self._finder.threads)
-        if not await requests.supports_logs():
+        readable = await LogRequests(log, address, topic, self._finder.threads).find()
+        if readable is None:
             logger.info("the broker at %s cannot read logs; its channel is consumed, at least once", address)
-            return found, None
-        return found, requests
+        return found.tcp, readable
 
     def _consumer(self, topic: str, brokers: list[str], lookupds: list[str]) -> Consumer:
         return Consumer(

@@ -23,11 +23,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...checksum import crc32
-from ...folder_locks import lock_holder
 from ...log import Files
+from ...platform.checksum import crc32
+from ...platform.folder_locks import lock_holder
 from ...protocol.errors import NSQError
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
 from ..source.batch import Position
 
 FOLDER = ".qcli-to-file"
@@ -79,7 +79,7 @@ class Checkpoint:
     """What is durable of one topic's output.
 
     Attributes:
-        positions: By broker: where reading of its log continues.
+        positions: Where reading of each log continues, by `FoundLog.key`. Older versions kept the broker's address.
         file: The open file; None: there is none.
     """
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from zlib_ng import zlib_ng
 
-from ...extras import install_hint
+from ...platform.extras import install_hint
 from ...protocol.errors import NSQError
 
 PIECE_BYTES = 1024 * 1024

@@ -14,6 +14,7 @@ import trio
 from ...log import Files
 from ...protocol.errors import NSQError
 from ..source.batch import Position, Source
+from ..source.log_source import FoundLog
 from ..source.options import SourceOptions
 from ..source.run import run_sources
 from .file_series import OutputSettings
@@ -160,9 +161,11 @@ class ToFile:
             await run_sources(self._sources, self._position, self._consume)
             self.stop()  # every source is closed for good
 
-    async def _position(self, topic: str, broker: str) -> Position | None:
-        """Return where reading the log of a topic begins."""
-        return (await self._writer(topic)).position(broker)
+    async def _position(self, found: FoundLog) -> Position | None:
+        """Return where reading a log begins."""
+        positions = (await self._writer(found.topic)).positions
+        # The position by the address is of a log that was there before, which is reported.
+        return positions.get(await found.known_as(positions) or found.broker)
 
     async def _consume(self, source: Source) -> None:
         await (await self._writer(source.topic)).consume(source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...log import Files
-from ...wording import count_of
+from ...text.wording import count_of
 from ..source.batch import Position
 from .checkpoint import Checkpoint, CheckpointFile, OpenFileRecord, OutputInUse
 from .compression import Compressor

@@ -7,8 +7,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...checksum import crc32
 from ...log import Files
+from ...platform.checksum import crc32
 from .checkpoint import OpenFileRecord, take_lock
 
 _TAIL_BYTES = 4096

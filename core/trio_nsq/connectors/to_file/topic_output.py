@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
@@ -102,9 +102,14 @@ class TopicOutput:
             self._file = None
         self._store.close()
 
-    def position(self, broker: str) -> Position | None:
-        """Return the saved position of a broker's log; None: nothing was read from it."""
-        return self._store.saved.positions.get(broker)
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        """The saved positions, see `Checkpoint`."""
+        return self._store.saved.positions
+
+    def position(self, log: str) -> Position | None:
+        """Return the saved position of a log; None: nothing was read from it."""
+        return self.positions.get(log)
 
     def take_finished(self) -> list[SourceBatch]:
         """Return the batches that became durable since the last call."""
@@ -170,7 +175,7 @@ class TopicOutput:
         if piece.stop < len(batch.bodies):
             assert batch.sequences is not None
             position = Position(batch.sequences[piece.stop - 1] + 1, batch.ids[piece.stop - 1].decode())
-        self._positions[batch.broker] = position
+        self._positions[batch.log_key] = position
 
     def _flush(self, file: OutputFile) -> None:
         if self._raw:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import trio
@@ -82,7 +82,7 @@ class TopicWriter:
         self._sources: dict[Source, Position | None] = {}  # with a stored position that is not of its log
         self._waiting: list[SourceBatch] = []
         self._waiting_bytes = 0
-        self._received: dict[str, Position] = {}  # by broker: the position after everything received
+        self._received: dict[str, Position] = {}  # by log: the position after everything received
         self._has_work = trio.Event()
         self._has_room = trio.Event()
         self._held: dict[int, SourceBatch] = {}  # of channels, neither finished nor requeued
@@ -106,9 +106,10 @@ class TopicWriter:
         """Messages that were not received yet, as far as known."""
         return sum(source.lag() or 0 for source in self._sources)
 
-    def position(self, broker: str) -> Position | None:
-        """Return where reading of a broker's log begins or continues; None: at the channel's position."""
-        return self._received.get(broker) or self._output.position(broker)
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        """Where reading of each log continues, by `FoundLog.key`."""
+        return {**self._output.positions, **self._received}
 
     def close_file(self) -> None:
         """Finish the open file soon; the next message begins another one."""
@@ -124,7 +125,7 @@ class TopicWriter:
 
     async def consume(self, source: Source) -> None:
         """Write the messages of a source until cancelled."""
-        stored = self._output.position(source.broker)
+        stored = self._output.position(source.log)
         continues = stored is not None and source.next_sequence() == stored.sequence
         # The log may be another one, or its channel may be ahead: do not move the channel to the old position.
         self._sources[source] = None if continues else stored
@@ -147,7 +148,7 @@ class TopicWriter:
         self._waiting.append(batch)
         self._waiting_bytes += sum(map(len, batch.bodies)) + MESSAGE_BYTES * len(batch.bodies)
         if batch.position is not None:
-            self._received[batch.broker] = batch.position
+            self._received[batch.log_key] = batch.position
         else:
             self._held[id(batch)] = batch
         self._has_work.set()
@@ -253,7 +254,7 @@ class TopicWriter:
                 del self._held[id(batch)]
                 batch.finish()
         for source, stale in self._sources.items():
-            position = self._output.position(source.broker) if source.is_log else None
+            position = self._output.position(source.log) if source.is_log else None
             if position is not None and position != stale:
                 source.commit(position)
 

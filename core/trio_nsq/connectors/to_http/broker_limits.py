@@ -37,7 +37,7 @@ class BrokerLimits:
     def __init__(self, sources: SourceOptions) -> None:
         settings = ConsumerSettings(**sources.consumer)
         tls = settings.client_context() if settings.has_tls_files else None
-        self._finder = BrokerFinder(sources, tls, settings.secret)
+        self._finder = BrokerFinder(sources, sources.brokers, tls, settings.secret)
         self._channel = sources.channel
         self._brokers = {each.tcp: each for each in sources.brokers if each.tcp}
         self._may_guess = not settings.secret
@@ -59,7 +59,7 @@ class BrokerLimits:
             found = await self._finder.find(self._brokers.get(address, guess))
             if not found.http:
                 return 0
-            attempts, to = await self._finder.dead_letter_settings(found.http[0], topic, self._channel)
+            attempts, to = await self._finder.dead_letter_settings(found.http, topic, self._channel)
         except (BrokerUnreachable, ConnectionFailed, RequestRefused):
             return 0  # the program stores the message itself
         return attempts if to else 0

@@ -25,9 +25,9 @@ NO_LIMIT = 1024 * MIB
 class _Link:
     """The connection to one broker, and the dead-letter topics that have their channel there."""
 
+    producer: Producer
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     ready: trio.Event = field(default_factory=trio.Event)
-    producer: Producer | None = None
     topics: set[str] = field(default_factory=set)
     creating: trio.Lock = field(default_factory=trio.Lock)
 
@@ -60,7 +60,6 @@ class DeadLetters:
         warned = False
         while True:
             await link.ready.wait()
-            assert link.producer is not None
             try:
                 if topic not in link.topics:
                     await self._create_channel(link, address, topic)
@@ -82,23 +81,23 @@ class DeadLetters:
         link = self._links.get(address)
         if link is None:
             assert self._nursery is not None
-            link = self._links[address] = _Link()
-            self._nursery.start_soon(self._connect, address, link)
+            producer = Producer(
+                address,
+                wait_connected=False,
+                max_msg_size=NO_LIMIT,
+                max_body_size=NO_LIMIT,
+                **self._connecting,
+            )
+            link = self._links[address] = _Link(producer)
+            self._nursery.start_soon(self._hold, link)
         return link
 
-    async def _connect(self, address: str, link: _Link) -> None:
+    async def _hold(self, link: _Link) -> None:
         """Keep a producer open until the scope is cancelled."""
         with link.scope:
-            while True:
-                try:
-                    async with Producer(
-                        address, max_msg_size=NO_LIMIT, max_body_size=NO_LIMIT, **self._connecting
-                    ) as link.producer:
-                        link.ready.set()
-                        await trio.sleep_forever()
-                except ConnectionFailed as error:
-                    logger.warning("dead letters wait: %s", error)
-                    await trio.sleep(RETRY_S)
+            async with link.producer:
+                link.ready.set()
+                await trio.sleep_forever()
 
     async def _create_channel(self, link: _Link, address: str, topic: str) -> None:
         """Create the channel of the dead letters, as a consumer does; it must exist before other channels."""

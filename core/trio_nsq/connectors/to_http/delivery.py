@@ -14,6 +14,7 @@ from .broker_limits import BrokerLimits
 from .dead_letters import DeadLetters
 from .options import DeliveryOptions
 from .outcomes import Outcome, Verdict
+from .pace import Pace
 from .receivers import Change, Lease, ReceiverPool
 from .requests import RequestBuilder
 from .sender import Sender
@@ -38,6 +39,8 @@ class Delivery:
     Attributes:
         refused: Messages that must not be sent again, by broker and id, with the reason. They are requeued until the
             broker makes them dead letters.
+        pace: How long requests take.
+        sources: The number of sources; they share the slots.
     """
 
     def __init__(
@@ -57,10 +60,17 @@ class Delivery:
         self.refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self.pool = ReceiverPool(len(options.urls), options.mode, random, options.max_retry_after_s)
         self.changed = trio.Event()
+        self.pace = Pace()
+        self.sources = 0
+        self._warned_late = False
         self._sender = Sender(options.sender)
         self._accepted: OrderedDict[tuple[str, bytes], frozenset[int]] = OrderedDict()
         self._dead = Reports("stored as a dead letter", "stored as dead letters")
         self._failed = Reports("to be tried again", "to be tried again")
+
+    async def run(self) -> None:
+        """Close connections to receivers that were idle for long; runs until cancelled."""
+        await self._sender.keep_closing_idle()
 
     async def aclose(self) -> None:
         """Close idle connections to receivers, and report dead letters that are not reported yet."""
@@ -79,7 +89,6 @@ class Delivery:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back without a request."""
         self.pool.cancel(lease)
         self._notify()
 
@@ -106,6 +115,7 @@ class Delivery:
         label = self.label(lease.receiver.index)
         change = self.pool.settle(lease, outcome, now)
         self.statistics.record_request(label, now - lease.since)
+        self.pace.record(now - lease.since)
         if change is Change.LEFT_OUT:
             wait_s = lease.receiver.paused_until - now
             logger.warning("%s: %s; tried again in %.0f s", label, outcome.reason, math.ceil(wait_s))
@@ -124,7 +134,27 @@ class Delivery:
         """Return method and URL of a receiver, without secrets."""
         return f"{self.options.method} {self.options.urls[receiver].label}"
 
-    # ------------------------------------------------------------------ several receivers for each message
+    # ------------------------------------------------------------------ what receivers have accepted
+
+    def record_late(self, messages: Sequence[Message]) -> None:
+        """Remember messages that were accepted, but cannot be finished: the broker delivers them again. Warn once."""
+        if messages:
+            self.remember(messages, range(len(self.options.urls)))
+            if not self._warned_late and messages[0].connected:
+                self._warned_late = True
+                logger.warning(
+                    "a request took longer than the broker at %s waits for an answer, at most %g s: it delivers the "
+                    "message again. Start the broker with a larger --max-msg-timeout, or give a shorter "
+                    "--http-client-request-timeout",
+                    *(messages[0].nsqd_address, messages[0].max_timeout_s),
+                )
+
+    def was_accepted(self, message: Message) -> bool:
+        """Return whether all receivers have accepted a message that is delivered again, and forget it if so."""
+        if self._accepted and not self.missing(message):
+            self.forget([message])
+            return True
+        return False
 
     def missing(self, message: Message) -> frozenset[int]:
         """Return the receivers that have not accepted a message."""

@@ -1,12 +1,13 @@
 """What the result of a request means for its messages and for the receiver. No IO; time is a parameter."""
 
-import math
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
+
+from ...event_loop.retries import doubled_s
 
 RETRIED_STATUSES = frozenset({408, 425, 429})
 """Retried besides 500 and above, which excludes 501 and 505: these say that the server will never do it."""
@@ -65,7 +66,6 @@ class StatusRules:
     final: Collection[int] = ()
 
     def verdict(self, status: int) -> Verdict:
-        """Return what a status means."""
         if 200 <= status < 300:
             return Verdict.DONE
         if status in self.final:
@@ -108,5 +108,5 @@ class RetryDelays:
 
     def delay_ms(self, attempts: int, random: Callable[[], float]) -> int:
         """Return the delay after this attempt: at random between half of it and all of it, at least 1 ms."""
-        delay_s = min(self.max_s, math.ldexp(self.first_s, min(max(attempts, 1) - 1, 62)))
+        delay_s = doubled_s(self.first_s, max(attempts, 1) - 1, self.max_s)
         return max(1, round(1000 * delay_s * (1 - random() / 2)))

@@ -6,12 +6,12 @@ an object with topic, id, timestamp_ns, timestamp, attempts, and body or body_ba
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import NoReturn
 
-from .templates import Values, rfc3339
+from ...protocol.go_json import refuse_constant
+from ...protocol.message_json import body_field, message_record
+from .templates import Values
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
@@ -25,15 +25,10 @@ class PayloadFormat(StrEnum):
 
     @property
     def content_type(self) -> str:
-        """The Content-Type."""
         return "application/json" if self is PayloadFormat.JSON else "application/x-ndjson"
 
 
-def _refuse(_text: str) -> NoReturn:
-    raise ValueError("NaN and Infinity are not JSON")
-
-
-_decode = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_refuse).decode
+_decode = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=refuse_constant).decode
 """Checks JSON. Numbers are not converted: a conversion would be slow, or fail, for numbers with many digits."""
 
 
@@ -49,25 +44,13 @@ def is_json(body: bytes) -> bool:
 def item(values: Values, *, metadata: bool) -> bytes:
     """Return one message as JSON; without line breaks, unless its body is JSON with line breaks."""
     if metadata:
-        record = {
-            "topic": values.topic,
-            "id": values.id.decode("ascii", "replace"),
-            "timestamp_ns": values.timestamp_ns,
-            "timestamp": rfc3339(values.timestamp_ns),
-            "attempts": values.attempts,
-        }
-        return _encode(record | _body_field(values.body)).encode()
+        identity = values.id.decode("ascii", "replace")
+        record = message_record(values.topic, identity, values.timestamp_ns, values.attempts, values.body)
+        return _encode(record).encode()
     if is_json(values.body):
         return values.body
-    field = _body_field(values.body)
+    field = body_field(values.body)
     return _encode(field.get("body", field)).encode()
-
-
-def _body_field(body: bytes) -> dict[str, str]:
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": b64encode(body).decode()}
 
 
 def payload(messages: Iterable[Values], form: PayloadFormat, *, metadata: bool) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ...event_loop.retries import Delays
 from ..host_pool import HostPool, Mode, make_pool
 from .outcomes import Outcome, Verdict
 
@@ -34,21 +35,21 @@ class Receiver:
     Attributes:
         index: Its place among the receivers.
         paused_until: Requests are possible from this time on.
-        pause_s: The length of the last pause; 0: the last request succeeded.
+        is_out: It pauses, or has not succeeded since.
         has_trial: The one request after a pause is running.
         failures: Failures since the last success.
     """
 
     index: int
     paused_until: float = -math.inf
-    pause_s: float = 0.0
+    is_out: bool = False
     paused_at: float = -math.inf
     has_trial: bool = False
     failures: int = 0
+    delays: Delays = field(default_factory=lambda: Delays(FIRST_PAUSE_S, MAX_PAUSE_S))
 
     def is_open(self, now: float) -> bool:
-        """Whether a request may start now."""
-        return now >= self.paused_until and not (self.pause_s and self.has_trial)
+        return now >= self.paused_until and not (self.is_out and self.has_trial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,10 @@ class ReceiverPool:
         picks = (self._choice.pick(now) for _ in self.receivers)
         index = next((each for each in picks if each in open_), None)
         chosen = open_[index] if index is not None else next(iter(open_.values()))
-        is_trial = chosen.pause_s > 0
-        chosen.has_trial |= is_trial
-        return Lease(chosen, now, is_trial)
+        chosen.has_trial |= chosen.is_out
+        return Lease(chosen, now, chosen.is_out)
 
     def cancel(self, lease: Lease) -> None:
-        """Give a lease back without a result."""
         if lease.is_trial:
             lease.receiver.has_trial = False
 
@@ -119,8 +118,9 @@ class ReceiverPool:
         if outcome.verdict in (Verdict.DONE, Verdict.FINAL):  # a refusal is an answer, too
             self._choice.succeeded(receiver.index, now - lease.since, now)
             receiver.failures = 0
-            if receiver.pause_s and lease.since >= receiver.paused_at:
-                receiver.pause_s, receiver.paused_until = 0.0, -math.inf
+            if receiver.is_out and lease.since >= receiver.paused_at:
+                receiver.is_out, receiver.paused_until = False, -math.inf
+                receiver.delays.reset()
                 return Change.BACK
             return Change.NONE
         self._choice.failed(receiver.index, now)
@@ -130,17 +130,16 @@ class ReceiverPool:
         wait_s = outcome.retry_after_s
         if wait_s is not None and outcome.verdict is Verdict.UNAVAILABLE:
             asked_s = max(FIRST_PAUSE_S, min(wait_s, self.max_retry_after_s))
-            return self._pause(receiver, now, asked_s, grow=False)
+            if not receiver.is_out:
+                receiver.delays.next_s()  # the next pause is one after a pause
+            return self._pause(receiver, now, asked_s)
         if outcome.verdict is Verdict.UNAVAILABLE or lease.is_trial or receiver.failures >= FAILURES_IN_A_ROW:
-            return self._pause(receiver, now, min(MAX_PAUSE_S, 2 * receiver.pause_s or FIRST_PAUSE_S))
+            return self._pause(receiver, now, receiver.delays.next_s() * (1 - self.random() / 4))
         return Change.NONE
 
-    def _pause(self, receiver: Receiver, now: float, pause_s: float, *, grow: bool = True) -> Change:
-        was_out = receiver.pause_s > 0
-        jitter = 1 - self.random() / 4 if grow else 1.0
-        receiver.paused_at = now
-        receiver.paused_until = now + pause_s * jitter
-        receiver.pause_s = pause_s if grow else max(receiver.pause_s, FIRST_PAUSE_S)
+    def _pause(self, receiver: Receiver, now: float, pause_s: float) -> Change:
+        was_out, receiver.is_out = receiver.is_out, True
+        receiver.paused_at, receiver.paused_until = now, now + pause_s
         return Change.NONE if was_out else Change.LEFT_OUT
 
     def next_deadline(self, now: float, among: Collection[int] | None = None) -> float:
@@ -149,7 +148,7 @@ class ReceiverPool:
             (
                 max(now, each.paused_until)
                 for each in self.receivers
-                if (among is None or each.index in among) and not (each.pause_s and each.has_trial)
+                if (among is None or each.index in among) and not (each.is_out and each.has_trial)
             ),
             default=math.inf,
         )
@@ -165,7 +164,7 @@ class ReceiverPool:
 
         If the caller sends to all receivers, the one with the least room counts.
         """
-        rooms = [None if not each.pause_s else int(now >= each.paused_until) for each in self.receivers]
+        rooms = [None if not each.is_out else int(now >= each.paused_until) for each in self.receivers]
         if self.mode is None:
             limited = [each for each in rooms if each is not None]
             return min(limited) if limited else None

@@ -46,7 +46,6 @@ class RequestBuilder:
         ]
 
     def values(self, message_id: bytes, timestamp_ns: int, attempts: int, body: bytes) -> Values:
-        """Return the values of one message."""
         return Values(self._topic, self._channel, message_id, timestamp_ns, attempts, body)
 
     def build(self, receiver: int, messages: Sequence[Values]) -> Request:

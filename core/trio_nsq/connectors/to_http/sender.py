@@ -1,23 +1,25 @@
 """Sends requests to receivers, and turns each result into an `Outcome`.
 
 A request has a connection of its own while it runs. Idle connections are kept; the one that was used last is taken
-first. httpx's own pool looks at all of its connections for each request, so its cost grows with the concurrency.
+first. A pool of the client looks at all of its connections for each request, so its cost grows with the concurrency.
 """
 
+import math
 import os
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-import httpx
 import trio
 
-from trio_nsq.wording import printable
-
+from ...http.client import Answer, HTTPClient, InvalidRequest, NoConnection, NotHTTP, RequestFailed
+from ...http.urls import URL
+from ...text.wording import printable, untrusted_certificate
 from .outcomes import Outcome, StatusRules, Verdict, retry_after_s
 
 MAX_RESPONSE_BYTES = 64 * 1024
@@ -27,7 +29,8 @@ ACCEPTED_BODY_S = 1.0
 _EXCERPT = 200
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 307, 308})
-_KEEP_ALIVE_S = 30.0
+KEEP_ALIVE_S = 30.0
+"""How long an idle connection is kept."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -55,16 +58,21 @@ class SenderSettings:
 class _Connection:
     """A connection to one origin, opened by its first request."""
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEP_ALIVE_S)
-        self.transport = httpx.AsyncHTTPTransport(verify=tls, limits=limits)
-        self.used = False
+    def __init__(self, settings: SenderSettings) -> None:
+        self.http = HTTPClient(
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+            max_answer_bytes=MAX_RESPONSE_BYTES,
+            tls=settings.tls,
+            keep_alive_s=KEEP_ALIVE_S,
+        )
+        self.used_at_s: float | None = None
 
 
 @lru_cache(maxsize=16)
-def _parsed(url: str) -> httpx.URL:
+def _parsed(url: str) -> URL:
     """Parse a URL; without placeholders, it is always the same."""
-    return httpx.URL(url)
+    return URL.parse(url)
 
 
 class _Redirected(Exception):
@@ -82,15 +90,24 @@ class Sender:
     def __init__(self, settings: SenderSettings) -> None:
         self._settings = settings
         self._idle: dict[str, list[_Connection]] = {}  # by origin
-        timeouts = httpx.Timeout(None, connect=settings.connect_timeout_s)
-        self._extensions = {"timeout": timeouts.as_dict()}
+
+    async def keep_closing_idle(self) -> None:
+        """Close connections that were idle for long, as their receiver may have closed them; runs until cancelled."""
+        while True:
+            await trio.sleep(KEEP_ALIVE_S)
+            await self._close_idle(trio.current_time() - KEEP_ALIVE_S)
 
     async def aclose(self) -> None:
         """Close all idle connections."""
+        await self._close_idle(math.inf)
+
+    async def _close_idle(self, until_s: float) -> None:
         for connections in self._idle.values():
-            for each in connections:
-                await each.transport.aclose()
-        self._idle.clear()
+            # The last used ones are at the end, and are taken first.
+            while (
+                connections and (used_at_s := connections[0].used_at_s) is not None and used_at_s <= until_s
+            ):
+                await connections.pop(0).http.aclose()
 
     async def send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
         """Send a request. Never raises for what a receiver or the network does.
@@ -112,66 +129,64 @@ class Sender:
     async def _send(self, method: str, url: str, headers: Headers, content: bytes) -> Outcome:
         try:
             parsed = _parsed(url)
-            request = httpx.Request(
-                method, parsed, headers=headers, content=content or None, extensions=self._extensions
-            )
-        except (httpx.InvalidURL, ValueError) as error:
+        except ValueError as error:
             return Outcome(Verdict.FINAL, f"the URL is invalid: {_excerpt(str(error))}")
-        origin = f"{parsed.scheme}://{parsed.netloc.decode()}"
+        origin = f"{parsed.scheme}://{parsed.netloc}"
         fresh = False
         while True:
-            connection = _Connection(self._settings.tls) if fresh else self._take(origin)
-            was_used = connection.used
+            connection = _Connection(self._settings) if fresh else self._take(origin)
+            was_used = connection.used_at_s is not None
             done = False
             try:
-                outcome = await self._exchange(connection, request)
+                answer = await connection.http.start(method, parsed, headers, content)
+                try:
+                    outcome = await self._outcome(url, answer)
+                finally:
+                    await answer.aclose()
                 done = True
                 return outcome
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                return Outcome(Verdict.UNAVAILABLE, _reason(error, self._settings))
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                if not was_used:
-                    return Outcome(Verdict.FAILED, _reason(error, self._settings))
-                fresh = True  # the receiver may have closed the idle connection
-            except httpx.LocalProtocolError as error:
+            except NoConnection as error:
+                return Outcome(Verdict.UNAVAILABLE, _reason(error))
+            except InvalidRequest as error:
                 return Outcome(Verdict.FINAL, f"the request is not valid HTTP: {error}")
-            except (httpx.HTTPError, OSError) as error:
-                return Outcome(Verdict.FAILED, _reason(error, self._settings))
+            except RequestFailed as error:
+                if not was_used:
+                    return Outcome(Verdict.FAILED, _reason(error))
+                fresh = True  # the receiver may have closed the idle connection
             finally:
                 if done:
                     self._keep(origin, connection)
                 else:
                     with trio.CancelScope(shield=True):
-                        await connection.transport.aclose()
+                        await connection.http.aclose()
 
     def _take(self, origin: str) -> _Connection:
         idle = self._idle.get(origin)
         if idle:
             return idle.pop()
-        return _Connection(self._settings.tls)
+        return _Connection(self._settings)
 
     def _keep(self, origin: str, connection: _Connection) -> None:
-        connection.used = True
+        connection.used_at_s = trio.current_time()
         self._idle.setdefault(origin, []).append(connection)
 
-    async def _exchange(self, connection: _Connection, request: httpx.Request) -> Outcome:
-        response = await connection.transport.handle_async_request(request)
-        status = response.status_code
+    async def _outcome(self, url: str, answer: Answer) -> Outcome:
+        status = answer.status
         verdict = self._settings.rules.verdict(status)
         if verdict is Verdict.DONE:
-            await _discard(response)
+            await _discard(answer)
             return Outcome(verdict, status=status)
-        received = await _read(response)
-        location = response.headers.get("Location", "")
+        received = await _read(answer)
+        location = answer.headers.get("location", "")
         if status in _REDIRECTS and location and self._settings.follow_redirects:
-            return self._redirect(str(request.url), location, status)
+            return self._redirect(url, location, status)
         reason = _status_text(status)
         if 300 <= status < 400 and location:
             reason += f", redirects to {_excerpt(location)}"
         elif excerpt := _excerpt(" ".join(received.decode("utf-8", "replace").split())):
             reason += f": {excerpt}"
         wait_s = None
-        if verdict is Verdict.UNAVAILABLE and (value := response.headers.get("Retry-After")):
+        if verdict is Verdict.UNAVAILABLE and (value := answer.headers.get("retry-after")):
             wait_s = retry_after_s(value, time.time())
         return Outcome(verdict, reason, status, wait_s)
 
@@ -189,30 +204,21 @@ class Sender:
         raise _Redirected(target, status)
 
 
-async def _read(response: httpx.Response) -> bytes:
+async def _read(answer: Answer) -> bytes:
     """Return the first `MAX_RESPONSE_BYTES` of the body, or a little more."""
-    assert isinstance(response.stream, httpx.AsyncByteStream)
     received = b""
-    try:
-        # Cancelling ends the generators inside of httpx, which leaving the loop would not.
-        with trio.CancelScope() as reading:
-            async for piece in response.stream:
-                if len(received) <= MAX_RESPONSE_BYTES:
-                    received += piece
-                else:
-                    reading.cancel()
-    finally:
-        await response.aclose()
+    while len(received) <= MAX_RESPONSE_BYTES and (piece := await answer.receive()):
+        received += piece
     return received
 
 
-async def _discard(response: httpx.Response) -> None:
+async def _discard(answer: Answer) -> None:
     """Read the body of an accepted request; whatever happens to it, the request was accepted."""
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + ACCEPTED_BODY_S):
-        try:
-            await _read(response)
-        except (httpx.HTTPError, OSError):
-            pass  # httpx closed the connection
+    with (
+        trio.CancelScope(shield=True, deadline=trio.current_time() + ACCEPTED_BODY_S),
+        suppress(RequestFailed),
+    ):
+        await _read(answer)
 
 
 def _is_same_receiver(url: str, target: str) -> bool:
@@ -238,18 +244,16 @@ def _status_text(status: int) -> str:
         return str(status)
 
 
-def _reason(error: Exception, settings: SenderSettings) -> str:
-    if isinstance(error, httpx.ConnectTimeout):
-        return f"no connection within {settings.connect_timeout_s:g} s"
-    if isinstance(error, httpx.RemoteProtocolError):
-        if str(error).startswith("Server disconnected"):
-            return "it closed the connection without a response"
+def _reason(error: RequestFailed) -> str:
+    if str(error).startswith("Server disconnected"):
+        return "it closed the connection without a response"
+    if isinstance(error, NotHTTP) or str(error).startswith("peer closed"):
         return f"its response is not valid HTTP: {_excerpt(str(error))}"
     pending: Sequence[BaseException] = [error]
     while pending:
         cause, *rest = pending
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {cause.verify_message}"
+            return untrusted_certificate(cause.verify_message)
         if isinstance(cause, ssl.SSLError):
             return f"TLS failed: {(cause.reason or str(cause)).lower().replace('_', ' ')}"
         if isinstance(cause, OSError) and cause.errno:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from trio_nsq.wording import count_of
+from trio_nsq.text.wording import count_of
 
 MAX_SAMPLES = 10_000
 LINE_INTERVAL_S = 1.0
@@ -35,7 +35,6 @@ class Statistics:
     _line_at: float = 0.0
 
     def record_request(self, receiver: str, elapsed_s: float) -> None:
-        """Count a request that ended."""
         self.requests[receiver] += 1
         self._since_line += 1
         if len(self._times_s) < MAX_SAMPLES:
@@ -56,7 +55,6 @@ class Statistics:
         return text
 
     def summary(self) -> str:
-        """Return the counts since the start."""
         parts = [f"{count_of(self.delivered, 'message')} delivered"]
         if self.requeued:
             parts.append(f"{self.requeued:,} requeued")

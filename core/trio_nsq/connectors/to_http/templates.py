@@ -10,9 +10,10 @@ Values come from producers, so they must not change anything but their own place
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from ipaddress import IPv6Address
 from urllib.parse import quote, quote_plus
+
+from ...protocol.message_json import rfc3339
 
 MESSAGE_FIELDS = ("id", "timestamp", "timestamp_ns", "attempts", "body")
 """Placeholders that need a single message."""
@@ -54,17 +55,11 @@ _READ: Mapping[str, Callable[[Values], bytes]] = {
     "topic": lambda values: values.topic.encode(),
     "channel": lambda values: values.channel.encode(),
     "id": lambda values: values.id,
-    "timestamp": lambda values: rfc3339(values.timestamp_ns).encode(),
+    "timestamp": lambda values: (rfc3339(values.timestamp_ns) or "").encode(),
     "timestamp_ns": lambda values: b"%d" % values.timestamp_ns,
     "attempts": lambda values: b"%d" % values.attempts,
     "body": lambda values: values.body,
 }
-
-
-def rfc3339(timestamp_ns: int) -> str:
-    """Return a time in RFC 3339, UTC, with nanoseconds."""
-    seconds, rest_ns = divmod(timestamp_ns, 10**9)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns:09d}Z"
 
 
 def _parse(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ...client.connection.reconnect import ReconnectDelays
+from ...event_loop.retries import Delays
 from ..host_pool import HostPool
 from .destination import Destination
 from .errors import Unavailable
@@ -34,6 +34,7 @@ class Copies:
         destinations: In the order of `pool`.
         producer: The name under which numbered batches are published; None: without numbers.
         last: The last sequence that is stored, or was left out at the start.
+        stored: The greatest number that is known to be stored at each destination, by index.
     """
 
     topic: str
@@ -41,9 +42,8 @@ class Copies:
     pool: HostPool
     producer: str | None = None
     last: int = -1
-    _delays: ReconnectDelays = field(
-        default_factory=lambda: ReconnectDelays(_MIN_DELAY_S, _MAX_DELAY_S, random.random)
-    )
+    stored: dict[int, int] = field(default_factory=dict)
+    _delays: Delays = field(default_factory=lambda: Delays(_MIN_DELAY_S, _MAX_DELAY_S, random.random))
     _doubtful: int | None = None  # the destination that may have stored the last batch
     _has_stored: bool = False  # a numbered batch
     _has_rival: bool = False
@@ -69,7 +69,7 @@ class Copies:
         destination = self.destinations[index]
         began_s = trio.current_time()
         try:
-            done = await self._publish_to(destination, batch)
+            done = await self._publish_to(index, batch)
         except Unavailable as error:
             self.pool.failed(index, trio.current_time())
             destination.report_failure(error)
@@ -90,17 +90,18 @@ class Copies:
         self._most = min(2 * self._most, MAX_BATCH_MESSAGES)
         return done
 
-    async def _publish_to(self, destination: Destination, part: Part) -> bool:
+    async def _publish_to(self, index: int, part: Part) -> bool:
         """Publish messages. Returns False if some of them are stored already; `last` tells which."""
+        destination = self.destinations[index]
         defer_ms = -(-max(0, part.due_ns - time.time_ns()) // _NS_PER_MS) if part.due_ns else 0
         if self.producer is None:
             await destination.publish(self.topic, part.bodies, defer_ms)
             return True
         number, first = number_of(part.sequences[-1], part.ids[-1]), least_number(part.sequences[0])
         if await destination.publish_numbered(
-            self.topic, self.producer, part.bodies, number, first, defer_ms
+            *(self.topic, self.producer, part.bodies, number, first, defer_ms, self.stored.get(index))
         ):
-            self.last = part.sequences[-1]
+            self.last, self.stored[index] = part.sequences[-1], number
             self._has_stored = True
             return True
         # Another program, or a request of a killed one, has stored them.

@@ -1,14 +1,14 @@
 """One destination: publishes numbered batches over HTTP, or batches without numbers over TCP."""
 
 import logging
-import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
-from ...client.connection.reconnect import ReconnectDelays
 from ...client.errors import (
     AuthRefused,
     BrokerError,
@@ -17,15 +17,15 @@ from ...client.errors import (
     PublishFailed,
     RequestRefused,
 )
-from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
+from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
 from ...client.publishing.options import ProducerOptions, ProducerSettings
 from ...client.publishing.producer import Producer
 from ...client.publishing.queue import RETRIABLE_CODES
 from ...protocol.bulk import MAX_INT32
 from ...protocol.messages import pack_messages
-from ..source.broker_http import BrokerFinder
+from ..source.broker_http import BrokerFinder, FoundBroker
 from ..source.options import BrokerAddresses
-from .errors import CopyRefused, Unavailable
+from .errors import CopiesLost, CopyRefused, Unavailable
 from .options import CopyOptions
 
 logger = logging.getLogger("trio_nsq.connectors")
@@ -37,6 +37,20 @@ _THREADS = 8
 _MAX_CONNECTIONS = 64
 """Kept connections to one destination; each topic of each source has one."""
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Numbered:
+    """The producer of the numbered batches of one topic of one source.
+
+    Attributes:
+        is_busy: A thread uses it.
+        used_at_s: When it was used, on the monotonic clock.
+    """
+
+    publisher: IdempotentProducer
+    is_busy: bool = False
+    used_at_s: float = 0.0
 
 
 class Destination:
@@ -52,21 +66,24 @@ class Destination:
         self._options = options
         self._settings = ProducerSettings(**options.producer)
         self._tls = self._settings.client_context() if self._settings.has_tls_files else None
-        self._finder = BrokerFinder(options.source, self._tls, self._settings.secret)
-        self._found: BrokerAddresses | None = None
+        self._finder = BrokerFinder(options.source, options.destinations, self._tls, self._settings.secret)
+        self._found: FoundBroker | None = None
         self._asked_first_s: float | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._numbered: dict[tuple[str, str], IdempotentProducer] = {}
+        self._numbered: dict[tuple[str, str], _Numbered] = {}
         self._producer: Producer | None = None
         self._wanted = trio.Event()
-        self._tried = trio.Event()
-        self._why_closed = "the connection is not open yet"
+        self._opened = trio.Event()
+        self._tcp = ""
         self._is_down = False
 
     # ------------------------------------------------------------------ finding it
 
-    async def find(self) -> BrokerAddresses:
-        """Return its addresses; without an HTTP address, it gets batches without numbers. Raises Unavailable."""
+    async def find(self) -> FoundBroker:
+        """Return its addresses; without an HTTP address, it gets batches without numbers.
+
+        Raises Unavailable; CopyRefused if its HTTP address is required, and an HTTP API of another broker answers.
+        """
         if self._found is not None:
             return self._found
         if self._asked_first_s is None:
@@ -78,11 +95,16 @@ class Destination:
         except ConnectionFailed as exc:
             raise Unavailable(self.label, exc.reason) from exc
         if not found.http:
-            waits = trio.current_time() < self._asked_first_s + HTTP_PATIENCE_S
+            if found.is_other and self._options.requires_http:
+                raise CopyRefused(
+                    f"the HTTP API of the destination {self.label} was not found: {found.why_no_http}"
+                )
+            waits = not found.is_other and trio.current_time() < self._asked_first_s + HTTP_PATIENCE_S
             if waits or self._options.requires_http:
-                raise Unavailable(self.label, "its HTTP API does not answer")
+                raise Unavailable(self.label, f"its HTTP API was not found: {found.why_no_http}")
             logger.warning(
-                "the HTTP API of the broker at %s was not found; copies are stored at least once", self.label
+                "the HTTP API of the broker at %s was not found: %s; copies are stored at least once",
+                *(self.label, found.why_no_http),
             )
         self._found = found
         return found
@@ -98,17 +120,31 @@ class Destination:
         if not (await self.find()).http:
             return False
         await self.last_number(topic, producer)
-        return self._numbered[topic, producer].remembers
+        return self._numbered[topic, producer].publisher.remembers
 
     async def publish_numbered(
-        self, topic: str, producer: str, bodies: Sequence[bytes], number: int, first: int, defer_ms: int
+        self,
+        topic: str,
+        producer: str,
+        bodies: Sequence[bytes],
+        number: int,
+        first: int,
+        defer_ms: int,
+        stored: int | None = None,
     ) -> bool:
         """Publish a batch. Returns False if it is stored in part or in whole, and nothing was published now.
 
-        Raises Unavailable, CopyRefused.
+        Args:
+            stored: A number that the broker has stored; None: unknown.
+
+        Raises Unavailable, CopyRefused; CopiesLost if the broker does not have `stored` any more.
         """
 
         def publish(publisher: IdempotentProducer) -> bool:
+            if stored is not None and not publisher.is_connected:
+                last = publisher.last_number()
+                if (-1 if last is None else last) < stored and not publisher.may_be_forgotten:
+                    raise CopiesLost(topic, self.label)
             try:
                 outcome = publisher.publish(bodies, number, defer_ms, first=first)
             except RequestRefused as exc:
@@ -120,14 +156,17 @@ class Destination:
         return await self._in_thread(topic, producer, publish)
 
     async def _in_thread(self, topic: str, producer: str, act: Callable[[IdempotentProducer], _T]) -> _T:
-        publisher = await self._numbered_producer(topic, producer)
+        numbered = await self._numbered_producer(topic, producer)
+        numbered.is_busy = True
 
         def call() -> _T:
             try:
-                return act(publisher)
+                return act(numbered.publisher)
             finally:
                 if len(self._numbered) > _MAX_CONNECTIONS:
-                    publisher.close()
+                    numbered.publisher.close()
+                numbered.used_at_s = time.monotonic()
+                numbered.is_busy = False  # here, as a cancelled call does not wait for its thread
 
         try:
             return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
@@ -138,29 +177,38 @@ class Destination:
                 raise Unavailable(self.label, f"it refused: {exc.text}", is_full=True) from exc
             raise CopyRefused(f"{exc}{_advice(exc.text)}") from exc
 
-    async def _numbered_producer(self, topic: str, producer: str) -> IdempotentProducer:
+    async def _numbered_producer(self, topic: str, producer: str) -> _Numbered:
         found = await self.find()
         key = topic, producer
         if key not in self._numbered:
-            self._numbered[key] = IdempotentProducer(
-                found.http[0],
+            publisher = IdempotentProducer(
+                found.http,
                 topic,
                 producer,
-                self._tls if found.http[0].startswith("https://") else None,
+                self._tls if found.http.startswith("https://") else None,
                 0,
                 auth_secret=self._settings.auth_secret,
                 auth_secret_file=self._settings.auth_secret_file,
             )
+            self._numbered[key] = _Numbered(publisher)
         return self._numbered[key]
+
+    def close_idle(self, idle_s: float = KEEP_ALIVE_S) -> None:
+        """Close connections that were idle for this time. The broker closes them later, and topics may be deleted."""
+        until_s = time.monotonic() - idle_s
+        for key, each in list(self._numbered.items()):
+            if not each.is_busy and each.used_at_s <= until_s:
+                del self._numbered[key]
+                each.publisher.close()
 
     # ------------------------------------------------------------------ batches without numbers
 
     async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
         """Publish a batch without a number. Raises Unavailable, CopyRefused."""
+        self._tcp = (await self.find()).tcp
         self._wanted.set()
-        await self._tried.wait()
-        if self._producer is None:
-            raise Unavailable(self.label, self._why_closed)
+        await self._opened.wait()
+        assert self._producer is not None
         try:
             if defer_ms:
                 await self._producer.publish_many(topic, bodies, defer_ms=defer_ms)
@@ -168,7 +216,9 @@ class Destination:
                 await self._producer.publish_set(topic, pack_messages(bodies))
         except PublishFailed as exc:
             cause = exc.__cause__
-            passes = not isinstance(cause, BrokerError | AuthRefused) or (
+            if isinstance(cause, AuthRefused):
+                raise CopyRefused(str(cause)) from exc
+            passes = not isinstance(cause, BrokerError) or (
                 isinstance(cause, BrokerError)
                 and (cause.code in RETRIABLE_CODES or cause.text.endswith("exiting"))
             )
@@ -179,29 +229,28 @@ class Destination:
             raise Unavailable(self.label, exc.reason, in_doubt=exc.maybe_stored, is_full=is_full) from exc
 
     async def run(self) -> None:
-        """Keep a producer open once it is needed; runs until cancelled."""
-        await self._wanted.wait()
-        delays = ReconnectDelays(
-            self._settings.reconnect_min_s, self._settings.reconnect_max_s, random.random
-        )
+        """Keep a producer open once it is needed, and close idle connections; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_closing_idle)
+            nursery.start_soon(self._keep_producer)
+
+    async def _keep_closing_idle(self) -> None:
         while True:
-            try:
-                tcp = (await self.find()).tcp
-                # The destination has its own limits, and refuses what is larger.
-                options: ProducerOptions = {
-                    "max_msg_size": MAX_INT32,
-                    "max_body_size": MAX_INT32,
-                    **self._options.producer,
-                }
-                async with Producer(tcp, **options) as self._producer:
-                    self._tried.set()
-                    await trio.sleep_forever()
-            except AuthRefused as exc:
-                raise CopyRefused(str(exc)) from exc
-            except (ConnectionFailed, Unavailable) as exc:
-                self._why_closed = exc.reason
-                self._tried.set()
-            await trio.sleep(delays.next_s())
+            await trio.sleep(KEEP_ALIVE_S)
+            self.close_idle()
+
+    async def _keep_producer(self) -> None:
+        await self._wanted.wait()
+        # The destination has its own limits, and refuses what is larger.
+        options: ProducerOptions = {
+            "wait_connected": False,
+            "max_msg_size": MAX_INT32,
+            "max_body_size": MAX_INT32,
+            **self._options.producer,
+        }
+        async with Producer(self._tcp, **options) as self._producer:
+            self._opened.set()
+            await trio.sleep_forever()
 
     # ------------------------------------------------------------------ outages
 
@@ -221,9 +270,9 @@ class Destination:
 
     def close(self) -> None:
         """Close the connections for numbered batches."""
-        for publisher in self._numbered.values():
+        for each in self._numbered.values():
             with suppress(OSError):
-                publisher.close()
+                each.publisher.close()
 
 
 def _advice(code: str) -> str:

@@ -1,6 +1,7 @@
 """The errors of copying to other brokers."""
 
 from ...protocol.errors import NSQError
+from ..source.log_source import LogChanged
 
 
 class Unavailable(NSQError):
@@ -21,8 +22,21 @@ class Unavailable(NSQError):
         self.is_full = is_full
 
 
+class CopiesLost(LogChanged):
+    """A destination lacks messages that it had stored. The source is opened again, at the last one that is there."""
+
+    def __init__(self, topic: str, address: str) -> None:
+        super().__init__(
+            f"the broker at {address} lacks messages that were copied to topic {topic}: it was restored from a backup, "
+            "or the topic was deleted"
+        )
+
+
 class NoDestination(NSQError):
-    """No destination can be reached at the start. The text has the addresses and the reasons."""
+    """No destination can be reached at the start. The text has the addresses and the reasons.
+
+    If there is one, the error is the `__cause__`.
+    """
 
 
 class CopyRefused(NSQError):

@@ -1,54 +1,27 @@
 """Finds out whether a topic would be copied to itself."""
 
-import ssl
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import trio
 
-from ...client.errors import BrokerUnreachable, RequestRefused
-from ...client.http.broker_http import BrokerHTTP
+from ...fleet.identity import BrokerIdentity
 from ...protocol.address import parse_address
-from ...secret import Secret
+from ..source.broker_http import BrokerFinder
 from ..source.options import BrokerAddresses
 from .errors import LoopFound
 from .options import CopyOptions
 
-_TIMEOUT_S = 5.0
-_MAX_ANSWER_BYTES = 64 * 1024
 _HTTPS = "https://"
-
-
-class _Identity(NamedTuple):
-    """What a broker's `/info` tells of it."""
-
-    hostname: str
-    broadcast_address: str
-    tcp_port: str
-    http_port: str
-    start_time: str
 
 
 class LoopCheck:
     """Compares brokers by their addresses, and by what their HTTP APIs tell of them.
 
     Args:
-        destinations: The addresses of the destinations.
-        tls: For https; None: the system's CAs.
-        secret: For brokers that require authentication.
+        finder: Makes the requests.
     """
 
-    def __init__(
-        self,
-        options: CopyOptions,
-        destinations: Iterable[BrokerAddresses],
-        tls: ssl.SSLContext | None,
-        secret: Secret,
-    ) -> None:
+    def __init__(self, options: CopyOptions, finder: BrokerFinder) -> None:
         self._options = options
-        self._destinations = list(destinations)
-        self._tls = tls
-        self._secret = secret
+        self._finder = finder
         self._checked: set[tuple[str, str]] = set()
 
     async def check(self, topic: str, brokers: str) -> None:
@@ -60,7 +33,7 @@ class LoopCheck:
         if topic not in targets or (topic, brokers) in self._checked:
             return
         for broker in brokers.split(","):
-            for destination in self._destinations:
+            for destination in self._options.destinations:
                 if await self._is_same(broker, destination):
                     raise LoopFound(topic, broker)
         self._checked.add((topic, brokers))
@@ -79,7 +52,7 @@ class LoopCheck:
                 return True
         return False
 
-    async def _identity(self, address: str) -> "_Identity | None":
+    async def _identity(self, address: str) -> BrokerIdentity | None:
         """Return what tells a broker from others; None: it is not known. The address is of HTTP or TCP."""
         found = await self._info(address)
         if found is None and (guess := _next_port(address)):
@@ -88,23 +61,8 @@ class LoopCheck:
                 return None  # another broker's
         return found
 
-    async def _info(self, address: str) -> "_Identity | None":
-        def ask() -> _Identity | None:
-            http = BrokerHTTP(
-                address,
-                self._tls,
-                self._secret,
-                connect_timeout_s=_TIMEOUT_S,
-                answer_timeout_s=_TIMEOUT_S,
-                max_answer_bytes=_MAX_ANSWER_BYTES,
-            )
-            try:
-                info = http.request_json("GET", "/info")
-                return _Identity(*(str(info[name]) for name in _Identity._fields))
-            except (BrokerUnreachable, RequestRefused, KeyError, TypeError):
-                return None
-
-        return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+    async def _info(self, address: str) -> BrokerIdentity | None:
+        return await self._finder.identity(address)
 
 
 def _next_port(address: str) -> str:
@@ -115,7 +73,7 @@ def _next_port(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-async def _tcp_places(address: str, identity: _Identity | None) -> set[tuple[str, int]]:
+async def _tcp_places(address: str, identity: BrokerIdentity | None) -> set[tuple[str, int]]:
     """Return where a broker listens with the TCP protocol, as far as it is known from an address of HTTP or TCP."""
     if identity is None:
         return await _places(address)

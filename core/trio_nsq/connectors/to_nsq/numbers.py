@@ -16,9 +16,13 @@ _MARKS = (1 << _MARK_BITS) - 1
 MAX_SEQUENCE = (1 << (63 - _MARK_BITS)) - 1
 
 
-def producer_name(broker: str, topic: str, channel: str, generation: int) -> str:
-    """Return the name under which the messages of a log are published."""
-    digest = sha256(f"{broker}/{topic}/{channel}".encode()).hexdigest()[:32]
+def producer_name(log: str, topic: str, channel: str, generation: int) -> str:
+    """Return the name under which the messages of a log are published.
+
+    Args:
+        log: See `FoundLog.key`. Older versions used the address of the broker.
+    """
+    digest = sha256(f"{log}/{topic}/{channel}".encode()).hexdigest()[:32]
     return f"to-nsq-{digest}-{generation}"
 
 

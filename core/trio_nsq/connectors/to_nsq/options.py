@@ -24,6 +24,7 @@ class CopyOptions:
         not_json_topic: The topic for bodies that are not JSON objects; None: the topic of the copies with
             `NOT_JSON_SUFFIX`.
         requires_http: Only publish to destinations whose HTTP API answers, for copies exactly once.
+        allows_gaps: Read on if a channel has passed messages that no destination has.
         follow: Run for ever; False: end when the messages are copied that were there at the start.
         producer: Options of producers. Those for TLS and the secret also apply to HTTP.
         https_address: See `SourceOptions`.
@@ -36,6 +37,7 @@ class CopyOptions:
     filter: Filter = field(default_factory=Filter)
     not_json_topic: str | None = None
     requires_http: bool = False
+    allows_gaps: bool = False
     follow: bool = True
     producer: ProducerOptions = field(default_factory=ProducerOptions)
     https_address: Callable[[str], str] = str

@@ -13,6 +13,7 @@ from ...client.errors import RequestRefused
 from ...client.reading.broker_log import BrokerLog, LogReplaced
 from ..host_pool import HostPool
 from ..source.batch import Position
+from ..source.log_source import FoundLog
 from .copies import Copies
 from .destination import Destination
 from .errors import Unavailable
@@ -53,7 +54,7 @@ class Resume:
         """Return the stream of a channel."""
         return self._stream(topic, None, -1, None if self._options.follow else 0)
 
-    async def log(self, topic: str, broker: str, goal: int | None) -> tuple[Stream, Position | None]:
+    async def log(self, found: FoundLog, goal: int | None) -> tuple[Stream, Position | None]:
         """Return the stream of a log, and the position behind the last message that a destination has.
 
         Args:
@@ -63,6 +64,7 @@ class Resume:
             BrokerUnreachable, RequestRefused: The source cannot be asked.
             CopyRefused: A destination refuses.
         """
+        topic, broker = found.topic, found.broker
         log = BrokerLog(
             broker,
             topic,
@@ -71,7 +73,7 @@ class Resume:
         )
         if goal is None and not self._options.follow:
             goal = await _in_thread(lambda: _end_of(log))
-        target, first = self._options.topic_for(topic), self._producer(topic, broker, 0)
+        target, first = self._options.topic_for(topic), self._producer(topic, found.key, 0)
         for destination in self._destinations:
             if not await _patiently(destination, lambda each: each.deduplicates(target, first)):
                 logger.info(
@@ -79,7 +81,12 @@ class Resume:
                     *(target, destination.label),
                 )
                 return self._stream(topic, None, -1, goal), None
-        generation, number, of_others = await self._last(topic, broker)
+        generation, number, of_others = await self._last(topic, found.key)
+        if (generation, number, of_others) == (0, None, None) and found.key != broker:
+            # An older version knew the log by the address of its broker.
+            _, number, of_others = await self._last(topic, broker)
+            if await _in_thread(partial(_has_neither, log, number, of_others)):
+                number = of_others = None
         position = await _in_thread(partial(_position_behind, log, number))
         position_of_others = await _in_thread(partial(_position_behind, log, of_others))
         if (position is None) != (number is None) or (position_of_others is None) != (of_others is None):
@@ -90,9 +97,12 @@ class Resume:
             )
             generation, of_others = generation + 1, None
         last = position.sequence - 1 if position is not None else -1
-        stream = self._stream(topic, self._producer(topic, broker, generation), last, goal)
+        stream = self._stream(topic, self._producer(topic, found.key, generation), last, goal)
         if of_others is not None:
             stream.others.last = sequence_in(of_others)
+        if len(self._destinations) == 1:  # of several, it is not known which has the greatest number
+            for copies, stored in ((stream.copies, number if position else None), (stream.others, of_others)):
+                copies.stored |= {0: stored} if stored is not None else {}
         return stream, position
 
     def _stream(self, topic: str, producer: str | None, last: int, goal: int | None) -> Stream:
@@ -101,23 +111,23 @@ class Resume:
         copies.last = last
         return Stream(copies, others, goal)
 
-    def _producer(self, topic: str, broker: str, generation: int) -> str:
-        return producer_name(broker, topic, self._options.source.channel, generation)
+    def _producer(self, topic: str, log: str, generation: int) -> str:
+        return producer_name(log, topic, self._options.source.channel, generation)
 
-    async def _last(self, topic: str, broker: str) -> tuple[int, int | None, int | None]:
+    async def _last(self, topic: str, log: str) -> tuple[int, int | None, int | None]:
         """Return the newest generation of the copies, and its greatest numbers: of messages, and of other bodies."""
-        found = await self._numbers(topic, broker, 0)
+        found = await self._numbers(topic, log, 0)
         generation = 0
         while found != (None, None):
-            newer = await self._numbers(topic, broker, generation + 1)
+            newer = await self._numbers(topic, log, generation + 1)
             if newer == (None, None):
                 break
             generation, found = generation + 1, newer
         return generation, *found
 
-    async def _numbers(self, topic: str, broker: str, generation: int) -> tuple[int | None, int | None]:
+    async def _numbers(self, topic: str, log: str, generation: int) -> tuple[int | None, int | None]:
         """Return the greatest numbers of a generation: of messages, and of bodies that are not JSON objects."""
-        producer = self._producer(topic, broker, generation)
+        producer = self._producer(topic, log, generation)
         number = await self._greatest(self._options.topic_for(topic), producer)
         if not self._options.filter.needs_json:
             return number, None
@@ -155,6 +165,11 @@ def _position_behind(log: BrokerLog, number: int | None) -> Position | None:
     if found is not None and not is_of_message(number, found.encode()):
         return None
     return Position(sequence + 1, found)
+
+
+def _has_neither(log: BrokerLog, *numbers: int | None) -> bool:
+    """Whether a log has none of the messages with these numbers: they are of another log, at the same address."""
+    return all(_position_behind(log, number) is None for number in numbers)
 
 
 async def _in_thread(act: Callable[[], _T]) -> _T:

@@ -15,6 +15,8 @@ from ...client.errors import ConnectionFailed
 from ...client.publishing.options import ProducerSettings
 from ..host_pool import make_pool
 from ..source.batch import Position, Source
+from ..source.broker_http import BrokerFinder
+from ..source.log_source import FoundLog
 from ..source.run import run_sources
 from .destination import Destination
 from .errors import NoDestination, Unavailable
@@ -34,15 +36,22 @@ async def copy_topics(options: CopyOptions, progress: Progress) -> None:
         AuthRefused, RequestRefused: A source refuses the secret.
         CopyRefused: A destination refuses messages for good.
         LoopFound: A topic would be copied to itself.
+        ChannelAhead: A channel has passed messages that no destination has.
         ValueError: See `run_sources`.
     """
     if options.topic is not None and options.source.topic_pattern is not None:
         # The pattern may find the topics that it fills.
         filled = {options.topic, options.not_json_topic_for("")}
         options = replace(options, source=replace(options.source, left_out=filled.__contains__))
-    # The channel also moves over messages that a filter leaves out; without a filter, a gap deserves a warning.
+    # The channel also moves over messages that a filter leaves out. Without a filter, the destination lost messages. It
+    # would not take them any more after newer ones, as the numbers of batches grow.
     may_lead = not options.filter.passes_all
-    source = replace(options.source, channel_may_lead=may_lead, looks_again=options.follow)
+    source = replace(
+        options.source,
+        channel_may_lead=may_lead,
+        refuses_gaps=not may_lead and not options.allows_gaps,
+        looks_again=options.follow,
+    )
     await _Copying(replace(options, source=source), progress).run()
 
 
@@ -55,7 +64,9 @@ class _Copying:
         self._resume = Resume(options, self._destinations, pool)
         settings = ProducerSettings(**options.producer)
         tls = settings.client_context() if settings.has_tls_files else None
-        self._loops = LoopCheck(options, options.destinations, tls, settings.secret)
+        self._loops = LoopCheck(
+            options, BrokerFinder(options.source, options.destinations, tls, settings.secret)
+        )
         self._streams: dict[tuple[str, str], Stream] = {}
         self._open = 0
 
@@ -64,7 +75,7 @@ class _Copying:
         background = BackgroundTask()  # a publish that has begun may end after a cancellation
         await background.open(self._run_destinations)
         try:
-            await run_sources(self._options.source, self._start, self._handle)
+            await run_sources(self._options.source, self._start, self._handle, self._forget)
         finally:
             await background.close()
 
@@ -92,18 +103,26 @@ class _Copying:
             for destination in self._destinations:
                 nursery.start_soon(find, destination)
         if len(failures) == len(self._destinations):
-            raise NoDestination("; ".join(f"{each.address}: {each.reason}" for each in failures))
+            text = "; ".join(f"{each.address}: {each.reason}" for each in failures)
+            raise NoDestination(text) from (failures[0].__cause__ if len(failures) == 1 else None)
 
     # ------------------------------------------------------------------ sources
 
-    async def _start(self, topic: str, broker: str) -> Position | None:
+    async def _start(self, found: FoundLog) -> Position | None:
         """See `run_sources`."""
-        await self._loops.check(topic, broker)
-        known = self._streams.get((topic, broker))
+        key = found.topic, found.broker
+        await self._loops.check(*key)
+        known = self._streams.get(key)
         goal = known.goal if known is not None else None
-        stream, position = await self._resume.log(topic, broker, goal)
-        self._streams[topic, broker] = stream
+        stream, position = await self._resume.log(found, goal)
+        self._streams[key] = stream
         return position
+
+    def _forget(self, source: Source) -> None:
+        """See `run_sources`."""
+        key = source.topic, source.broker
+        self._streams.pop(key, None)
+        self._progress.forget(*key)
 
     async def _handle(self, source: Source) -> None:
         """See `run_sources`."""

@@ -15,8 +15,8 @@ from ...access.auth_file import AuthFileError, read_auth_file
 from ...access.policy import Identity, Policy
 from ...http.credentials import token_of
 from ...http.web_pages import HostNames, foreign_page
-from ...listening import StartupError
 from ...protocol.address import is_loopback
+from ...protocol.errors import StartupError
 from ..fleet.watcher import Watcher
 from ..options import ConsoleOptions
 from ..upstream.client import Upstream
@@ -93,7 +93,7 @@ class Access:
         self._attempts = Attempts()
         self._failures = FailedAttempts()
         host = options.http_address.rpartition(":")[0].strip("[]")
-        self._is_local = is_loopback(host)
+        self._is_local = is_loopback(host) and options.base_path == "/"  # only a proxy needs another path
         self.hosts = HostNames([*options.http_allowed_hosts, host] if host else options.http_allowed_hosts)
         self.base_path = options.base_path
         self.audit = AuditWriter(options.audit_log)
@@ -125,27 +125,59 @@ class Access:
         """Whether a broker or the auth file of the console can check a token."""
         return self._policy is not None or self._brokers.required
 
-    async def identify(self, incoming: Incoming) -> Identified:
+    def identify(self, incoming: Incoming) -> Identified | None:
+        """Return the viewer of a request; None if brokers have to be asked: `look_up`."""
+        if not self._brokers.have_started:
+            return None
+        token, session = self._claim(incoming)
+        if token is None:
+            return self._without_token(incoming)
+        who = self._known(token)
+        return None if who is None else self._with_token(who, token, session)
+
+    async def look_up(self, incoming: Incoming) -> Identified:
         """Return the viewer of a request. Raises Refused: its token or session is not valid."""
         await self._brokers.wait_until_started()
-        named = self.proxies.viewer(incoming.host, incoming.headers)
+        token, session = self._claim(incoming)
+        if token is None:
+            return self._without_token(incoming)
+        try:
+            who = await (self._who_limited(incoming, token) if session is None else self._who(token))
+        except Refused as exc:
+            if session is None:
+                self._record_failure(incoming, exc)
+            elif exc.ends_session:
+                self._sessions.end(session, self._unix_time())
+            raise
+        return self._with_token(who, token, session)
+
+    def _claim(self, incoming: Incoming) -> tuple[str | None, Session | None]:
+        """Return the token of a request that counts, and its session if the token is that of a session."""
         token = token_of(incoming.headers)
+        named = self.proxies.viewer(incoming.host, incoming.headers)
         # A proxy that asks for a password passes it on as Basic credentials.
         if token is not None and self.can_log_in and not (named and not incoming.is_bearer):
-            return await self._by_token(incoming, token)
-        if (session := self.session_of(incoming)) is not None:
-            try:
-                who = await self._who(session.token)
-            except Refused as exc:
-                if exc.ends_session:
-                    self._sessions.end(session, self._unix_time())
-                raise
-            viewer = _viewer(who, session.token, self._sessions.form_token(session.id))
-            return Identified(replace(viewer, has_session=True), session, token=session.token)
-        if named:
-            rights = EVERYTHING if named in self.proxies.admins else READ
-            return self._visitor(incoming, Viewer(named, rights=rights, source="proxy"))
-        return self._visitor(incoming, Viewer(rights=self._anonymous(incoming)))
+            return token.decode("latin-1"), None
+        session = self.session_of(incoming)
+        return (None if session is None else session.token), session
+
+    def _with_token(self, who: _Who, token: str, session: Session | None) -> Identified:
+        csrf = "" if session is None else self._sessions.form_token(session.id)
+        sent = token if who.forwarded else None
+        viewer = Viewer(who.name, sent, csrf, who.rights, "token", has_session=session is not None)
+        return Identified(viewer, session, token=token)
+
+    def _without_token(self, incoming: Incoming) -> Identified:
+        viewer = Viewer(rights=self._anonymous(incoming))
+        if named := self.proxies.viewer(incoming.host, incoming.headers):
+            viewer = Viewer(
+                named, rights=EVERYTHING if named in self.proxies.admins else READ, source="proxy"
+            )
+        known = self._sessions.visitor(incoming.cookies.get(visitor_cookie(incoming), ""))
+        id_ = known or new_id()
+        return Identified(
+            replace(viewer, csrf=self._sessions.form_token(id_)), visitor=id_, is_new_visitor=not known
+        )
 
     def is_current(self, incoming: Incoming, identified: Identified) -> bool:
         """Whether an answer that is being sent may go on: the login is valid, and its rights are the same."""
@@ -163,22 +195,6 @@ class Access:
         """Return the session of a request; None without a valid one."""
         cookie = incoming.cookies.get(session_cookie(incoming))
         return None if cookie is None else self._sessions.read(cookie, self._unix_time())
-
-    async def _by_token(self, incoming: Incoming, token: bytes) -> Identified:
-        text = token.decode("latin-1")
-        try:
-            who = await self._who_limited(incoming, text)
-        except Refused as exc:
-            self._record_failure(incoming, exc)
-            raise
-        return Identified(_viewer(who, text, ""), token=text)
-
-    def _visitor(self, incoming: Incoming, viewer: Viewer) -> Identified:
-        known = self._sessions.visitor(incoming.cookies.get(visitor_cookie(incoming), ""))
-        id_ = known or new_id()
-        return Identified(
-            replace(viewer, csrf=self._sessions.form_token(id_)), visitor=id_, is_new_visitor=not known
-        )
 
     def _anonymous(self, incoming: Incoming) -> Rights:
         if self._options.anonymous:
@@ -262,7 +278,19 @@ class Access:
         else:
             foreign = foreign_page({**headers, "host": self.proxies.host(incoming.host, headers)})
         if foreign:
-            raise Refused(403, "NOT_FOR_WEB_PAGES", "A page of another origin has sent this request.")
+            raise Refused(403, "NOT_FOR_WEB_PAGES", self._why_foreign(incoming))
+
+    def _why_foreign(self, incoming: Incoming) -> str:
+        """Return what to do about a request that seems to come from a page of another origin."""
+        text = "A page of another origin has sent this request."
+        origin, host = incoming.headers.get("origin", ""), self.proxies.host(incoming.host, incoming.headers)
+        if self.proxies.trusts(incoming.host) and origin and "sec-fetch-site" not in incoming.headers:
+            text += (
+                f" The browser asked for {origin[:100]}, and the request has the Host {host[:100]}. If a reverse proxy "
+                "has changed the Host, let it pass the browser's on (nginx: proxy_set_header Host $http_host;), or "
+                "send it as X-Forwarded-Host, and name it with --http-allowed-host."
+            )
+        return text
 
     def needs_form_token(self, incoming: Incoming, identified: Identified) -> bool:
         """Whether a change needs the token of a form.
@@ -357,10 +385,6 @@ def read_policy(auth_file: Path | None) -> Policy | None:
 def _has_own_token(identified: Identified) -> bool:
     """Whether the request itself has a valid token, in its Authorization header."""
     return bool(identified.token) and identified.session is None
-
-
-def _viewer(who: _Who, token: str, csrf: str) -> Viewer:
-    return Viewer(who.name, token if who.forwarded else None, csrf, who.rights, "token")
 
 
 def _has_credentials(options: ConsoleOptions) -> bool:

@@ -10,7 +10,7 @@ import trio
 
 from ...access.description import Description, parse_description
 from ...access.policy import Identity, token_digest
-from ..fleet.snapshot import BrokerState
+from ...fleet.snapshot import BrokerState
 from ..fleet.watcher import Watcher
 from ..upstream.client import Upstream, UpstreamError
 from .incoming import Refused
@@ -103,6 +103,11 @@ class BrokerLogins:
             self._known.get(broker) in ((True, None) if self._lends_credentials else (True,))
             for broker in self._brokers()
         )
+
+    @property
+    def have_started(self) -> bool:
+        """Whether brokers were asked for the first time."""
+        return self._started.is_set()
 
     async def wait_until_started(self) -> None:
         """Wait until brokers were asked for the first time."""
@@ -208,7 +213,7 @@ class BrokerLogins:
         return Login(token, identities, frozenset(open_), rights_of(identities.values()), began_s, used_at_s)
 
     async def _describe(self, token: str | None, address: str) -> Description:
-        answer = await self._upstream.json("GET", address, "/access", token=token)
+        answer = await self._upstream.with_token(token).json("GET", address, "/access")
         try:
             about = parse_description(answer)
         except ValueError as exc:

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.requests import cookie_parser
-from starlette.types import Scope
 
+from ...http import Request
 from ...http.credentials import is_bearer
-from ...protocol.address import format_address
+from ...http.guard import SAFE_METHODS
+from ...http.web_pages import host_name
+from ...protocol.address import host_of, is_loopback
 from ...protocol.errors import NSQError
 
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_OF_PROXIES = ("forwarded", "via", "x-real-ip")
 
 
 class Refused(NSQError):
@@ -47,6 +49,7 @@ class Incoming:
         peer: With its port, for the audit log.
         port: That of the listener; 0 if unknown.
         scheme: `http` or `https`, between the client and this server.
+        http_version: Of the request.
     """
 
     method: str
@@ -57,26 +60,22 @@ class Incoming:
     peer: str
     port: int
     scheme: str
+    http_version: str
 
     @classmethod
-    def of(cls, scope: Scope, base_path: str) -> "Incoming":
+    def of(cls, request: Request, base_path: str, port: int, scheme: str) -> "Incoming":
         """Read the head of a request."""
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in scope["headers"]:
-            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-            separator = "; " if name == "cookie" else ", "
-            headers[name] = f"{headers[name]}{separator}{value}" if name in headers else value
-        client, server = scope.get("client"), scope.get("server")
-        host = client[0] if client else ""
+        host = host_of(request.peer)
         return cls(
-            scope["method"],
-            scope["path"].removeprefix(base_path.rstrip("/")) or "/",
-            headers,
-            cookie_parser(headers.get("cookie", "")),
+            request.method,
+            request.path.removeprefix(base_path.rstrip("/")) or "/",
+            request.headers,
+            cookie_parser(request.headers.get("cookie", "")),
             host,
-            format_address(host, client[1]) if client else "",
-            server[1] or 0 if server else 0,
-            scope.get("scheme", "http"),
+            request.peer if host else "",
+            port,
+            scheme,
+            request.version,
         )
 
     @property
@@ -102,8 +101,13 @@ class Incoming:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether a proxy has passed the request on."""
-        return any(
-            name in ("forwarded", "via", "x-real-ip") or name.startswith("x-forwarded-")
-            for name in self.headers
+        """Whether a proxy may have passed the request on, if the console listens on loopback only.
+
+        A proxy need not name itself in a header. But it passes on the host that its client asked for, or it speaks
+        HTTP/1.0, as nginx does without further settings; and a client of this machine asks for a loopback host.
+        """
+        return (
+            self.http_version == "1.0"
+            or not is_loopback(host_name(self.headers.get("host", "")))
+            or any(name in _OF_PROXIES or name.startswith("x-forwarded-") for name in self.headers)
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from ...listening import StartupError
+from ...protocol.errors import StartupError
 
 _MAX_NAME = 128
 

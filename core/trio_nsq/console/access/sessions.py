@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
-from ...listening import StartupError
+from ...protocol.errors import StartupError
 
 MAX_TOKEN_BYTES = 2048
 """Of a token with which a viewer logs in: browsers keep cookies of up to 4096 bytes."""

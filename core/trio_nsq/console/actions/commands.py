@@ -32,17 +32,14 @@ class Fleet:
 
 
 def on(addresses: Sequence[str]) -> list[str]:
-    """Return the options that name these brokers only."""
     return _flag("--nsqd-http-address", addresses)
 
 
 def line(*words: str) -> str:
-    """Return a command line of `qcli` with these words."""
     return shlex.join(["qcli", *words])
 
 
 def create(fleet: Fleet, topic: str, channel: str = "") -> str:
-    """Create a topic, and a channel of it."""
     commands = [line("topic", "create", topic, *fleet.flags)]
     if channel:
         commands.append(line("channel", "create", f"{topic}/{channel}", *fleet.flags))
@@ -50,7 +47,6 @@ def create(fleet: Fleet, topic: str, channel: str = "") -> str:
 
 
 def change(fleet: Fleet, action: str, topic: str, channel: str = "") -> str:
-    """Delete, empty, pause or unpause a topic or channel."""
     words = ["channel" if channel else "topic", action]
     if action == "delete" and fleet.lookupds:
         words.append("--everywhere")
@@ -60,13 +56,11 @@ def change(fleet: Fleet, action: str, topic: str, channel: str = "") -> str:
 
 
 def tombstone(fleet: Fleet, topic: str, node: str, address: str) -> str:
-    """Hide a broker from the consumers of a topic, and delete the topic there."""
     hide = line("tombstone", topic, node, *_flag("--lookupd-http-address", fleet.lookupds))
     return " && ".join([hide, line("topic", "delete", "--yes", topic, *on([address]))])
 
 
 def drain(address: str, *, stop: bool) -> str:
-    """Begin or end the drain mode."""
     return line("drain", *(["--stop"] if stop else []), *on([address]))
 
 
@@ -85,7 +79,6 @@ def dead_letters(
     ids: Sequence[str] = (),
     to_topic: bool = False,
 ) -> str:
-    """Requeue or drop dead letters."""
     words = ["dlq", verb, topic]
     words += ["--origin", origin] if origin else []
     words += ["--reason", reason] if reason else []
@@ -96,7 +89,6 @@ def dead_letters(
 
 
 def cancel(addresses: Sequence[str], topic: str, channel: str, ids: Sequence[str]) -> str:
-    """Cancel deferred messages."""
     return line("deferred", "cancel", f"{topic}/{channel}", *ids, *on(addresses))
 
 
@@ -117,7 +109,6 @@ def settings(
 
 
 def show_settings(addresses: Sequence[str], topic: str, channel: str) -> str:
-    """Show settings."""
     words = ["channel", "settings", f"{topic}/{channel}"] if channel else ["topic", "settings", topic]
     return line(*words, *on(addresses))
 

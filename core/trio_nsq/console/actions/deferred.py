@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import trio
 
-from ..fleet.stats import number
+from ...api import broker as api
+from ...api.answers import DeferredCounts
+from ...fleet.deferred import Cancelled, cancel_all
+from ...fleet.deferred import cancel as cancel_some
 from ..upstream.client import Results, Upstream, UpstreamError
 from ..upstream.json_lines import read_lines
 from .shown import Shown, shown
@@ -15,7 +17,6 @@ from .shown import Shown, shown
 _DAYS = 14
 CANCEL_S = 10.0
 """One request of a viewer cancels for this long; then the viewer continues."""
-_IDS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,13 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Cancelled:
+class BrokerCancelled(Cancelled):
     """What one broker cancelled.
 
     Attributes:
-        missed: Ids that were not deferred any more.
-        is_finished: Whether there is nothing left to cancel.
         error: Why it stopped; empty if it did not.
     """
 
-    done: int = 0
-    missed: int = 0
-    is_finished: bool = True
     error: str = ""
 
 
@@ -80,7 +76,6 @@ def slots(now_s: float) -> list[Slot]:
 
 
 def bars(calendar: Sequence[Slot], counts: Sequence[Counts]) -> list[Bar]:
-    """Return the numbers of all brokers together."""
     found: list[Bar] = []
     before = 0
     total = sum(each.total for each in counts)
@@ -94,30 +89,29 @@ def bars(calendar: Sequence[Slot], counts: Sequence[Counts]) -> list[Bar]:
 async def count(
     upstream: Upstream,
     addresses: Sequence[str],
-    token: str | None,
     topic: str,
     channel: str,
     calendar: Sequence[Slot],
 ) -> Results[Counts]:
     """Count the deferred messages of a channel by due time, on each broker."""
     ends = [slot.end_s for slot in calendar if slot.end_s is not None]
-    params = {"topic": topic, "channel": channel, "before": ",".join(f"@{end}" for end in ends)}
+    request = api.deferred_counts(topic, channel, ends)
 
-    async def ask(address: str) -> Counts:
-        answer = await upstream.json("GET", address, "/channel/deferred/counts", params, token=token)
-        return _counts(address, answer, len(ends))
+    def show(_address: str, answer: DeferredCounts) -> Counts:
+        times_s = (answer["first_due_ns"] or 0) / 1e9, (answer["last_due_ns"] or 0) / 1e9
+        return Counts(answer["deferred_count"], *times_s, answer["due_before"])
 
-    return await upstream.on_all(addresses, ask)
+    return (await upstream.ask_all(addresses, request)).map(show)
 
 
 async def messages(
-    upstream: Upstream, addresses: Sequence[str], token: str | None, topic: str, channel: str, at_most: int
+    upstream: Upstream, addresses: Sequence[str], topic: str, channel: str, at_most: int
 ) -> Results[list[Shown]]:
     """Return the deferred messages of a channel that are due first, on each broker."""
-    params = {"topic": topic, "channel": channel, "max_messages": str(at_most)}
+    request = api.deferred(topic, channel, at_most)
 
     async def ask(address: str) -> list[Shown]:
-        lines = await read_lines(upstream, address, "/channel/deferred", params, token, at_most=at_most)
+        lines = await read_lines(upstream, address, request, at_most=at_most)
         return [shown(address, line) for line in lines.objects]
 
     return await upstream.on_all(addresses, ask)
@@ -132,64 +126,33 @@ def first(lists: Mapping[str, list[Shown]], at_most: int) -> list[Shown]:
 async def cancel(
     upstream: Upstream,
     addresses: Sequence[str],
-    token: str | None,
     topic: str,
     channel: str,
     ids: Mapping[str, Sequence[str]] | None,
-) -> dict[str, Cancelled]:
+) -> dict[str, BrokerCancelled]:
     """Cancel deferred messages, for at most `CANCEL_S`.
 
     Args:
         ids: By broker; None: all.
     """
-    names = {"topic": topic, "channel": channel}
-    found: dict[str, Cancelled] = {}
+    found: dict[str, BrokerCancelled] = {}
     deadline = trio.current_time() + CANCEL_S
 
-    async def drop(address: str, some: Sequence[str]) -> None:
-        params = {**names, "id": ",".join(some)}
-        answer = await upstream.json("POST", address, "/channel/deferred/cancel", params, token=token)
-        done = answer.get("cancelled") if isinstance(answer, dict) else None
-        count = len(done) if isinstance(done, list) else 0
-        found[address].done += count
-        found[address].missed += len(some) - count
-
-    async def next_ids(address: str) -> list[str]:
-        params = {**names, "max_messages": str(_IDS_AT_ONCE)}
-        lines = await read_lines(upstream, address, "/channel/deferred", params, token, at_most=_IDS_AT_ONCE)
-        return [message.id for line in lines.objects if (message := shown(address, line)).id]
-
     async def work(address: str) -> None:
-        progress = found[address] = Cancelled()
+        done = found[address] = BrokerCancelled()
+        if ids is None:
+            procedure = cancel_all(topic, channel, done, lambda: trio.current_time() <= deadline)
+        else:
+            procedure = cancel_some(topic, channel, ids.get(address, ()), done)
         try:
-            if ids is not None:
-                some = ids.get(address, ())
-                for at in range(0, len(some), _IDS_AT_ONCE):
-                    await drop(address, some[at : at + _IDS_AT_ONCE])
-                return
-            while listed := await next_ids(address):
-                before = progress.done
-                await drop(address, listed)
-                if progress.done == before:
-                    return  # the rest is due by now
-                if trio.current_time() > deadline:
-                    progress.is_finished = False
-                    return
+            await upstream.perform(address, procedure)
         except UpstreamError as exc:
-            progress.error = exc.reason
+            done.error = exc.reason
 
     async with trio.open_nursery() as nursery:
         for address in addresses:
             nursery.start_soon(work, address)
     return {address: found[address] for address in addresses}
-
-
-def _counts(address: str, answer: Any, wanted: int) -> Counts:
-    before = answer.get("due_before") if isinstance(answer, dict) else None
-    if not isinstance(before, list) or len(before) != wanted or not all(type(each) is int for each in before):
-        raise UpstreamError(address, "its answer has no counts of deferred messages")
-    times_s = (number(answer, "first_due_ns") / 1e9, number(answer, "last_due_ns") / 1e9)
-    return Counts(number(answer, "deferred_count"), *times_s, before)
 
 
 def _unix(moment: datetime | None) -> int | None:

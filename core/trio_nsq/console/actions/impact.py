@@ -1,32 +1,21 @@
-"""What a destructive action removes, counted on each broker. Pure, but for `poll`."""
+"""What a destructive action removes, counted on each broker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any
 
-from ..fleet.stats import TopicStats, parse_topics
+from ...api.broker import unchecked_stats
+from ...fleet.changes import Change, Count, removed_by
+from ...fleet.stats import parse_topics
 from ..upstream.client import Upstream, UpstreamError
 
 _MORE_MESSAGES = 100
 """So many more messages than were shown are no surprise on a topic in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Messages, channels and consumers of a topic or channel on one broker, or on all."""
-
-    messages: int = 0
-    channels: int = 0
-    clients: int = 0
-
-    def __add__(self, other: Self) -> "Count":
-        return Count(
-            self.messages + other.messages, self.channels + other.channels, self.clients + other.clients
-        )
-
-    def is_surprise_after(self, shown: "Count") -> bool:
-        """Whether so much more is there than when it was shown that a person should look again."""
-        return is_surprise(self.messages, shown.messages) or self.channels > shown.channels
+def is_surprise_after(now: Count, shown: Count) -> bool:
+    """Whether so much more is there than when it was shown that a person should look again."""
+    return is_surprise(now.messages, shown.messages) or now.channels > shown.channels
 
 
 def is_surprise(now: int, shown: int) -> bool:
@@ -48,55 +37,20 @@ class Impact:
 
     @property
     def total(self) -> Count:
-        """The sum over all brokers that answered."""
         return sum(self.parts.values(), Count())
 
 
-def count_of_topic(topic: TopicStats) -> Count:
-    """Return what goes when a topic is deleted. Each channel's copy of a message counts."""
-    channels = topic.channels.values()
-    return Count(
-        topic.queue.depth + topic.queue.deferred + sum(each.waiting for each in channels),
-        len(topic.channels),
-        sum(each.clients for each in channels),
-    )
+async def poll(upstream: Upstream, addresses: list[str], change: Change) -> Impact:
+    """Ask brokers what a deletion or emptying would remove now."""
+    request = unchecked_stats(change.topic, change.channel or None)
 
-
-def count_of_own_queue(topic: TopicStats) -> Count:
-    """Return what goes when a topic is emptied: its channels keep their messages."""
-    return Count(topic.queue.depth + topic.queue.deferred)
-
-
-def count_of_channel(topic: TopicStats, channel: str) -> Count | None:
-    """Return what goes when a channel is emptied or deleted; None: there is no such channel."""
-    queue = topic.channels.get(channel)
-    return Count(queue.waiting, 0, queue.clients) if queue is not None else None
-
-
-async def poll(
-    upstream: Upstream, addresses: list[str], token: str | None, topic: str, channel: str, *, own_queue: bool
-) -> Impact:
-    """Ask brokers what an action would remove now.
-
-    Args:
-        own_queue: Without a channel: the topic is emptied, not deleted.
-    """
-    params = {"format": "json", "topic": topic, "include_clients": "false", "include_mem": "false"}
-    if channel:
-        params["channel"] = channel
-
-    async def ask(address: str) -> Count | None:
-        answer = await upstream.json("GET", address, "/stats", params, token=token)
+    def show(address: str, answer: Mapping[str, Any]) -> Count | None:
         try:
-            found = parse_topics(answer).get(topic)
+            found = parse_topics(answer).get(change.topic)
         except ValueError as exc:
             raise UpstreamError(address, str(exc)) from exc
-        if found is None:
-            return None
-        if channel:
-            return count_of_channel(found, channel)
-        return count_of_own_queue(found) if own_queue else count_of_topic(found)
+        return None if found is None else removed_by(change, found)
 
-    results = await upstream.on_all(addresses, ask)
+    results = (await upstream.ask_all(addresses, request)).map(show)
     parts = {address: count for address, count in results.values.items() if count is not None}
     return Impact(parts, {address: error.reason for address, error in results.errors.items()})

@@ -1,13 +1,10 @@
 """Moves a channel on several brokers, or says what the move would do."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from ...durations import duration_text, parse_long_duration_ms
-from ..fleet.stats import number
-from ..upstream.client import Results, Upstream, UpstreamError
+from ...api.answers import Seek
+from ...text.durations import duration_text, parse_long_duration_ms
 
 _MAX_DIGITS = 18
 
@@ -62,60 +59,15 @@ def _moment(text: str) -> datetime:
     return moment
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The move of a channel on one broker, done or only planned; see the broker's `/channel/seek`."""
-
-    from_sequence: int
-    to_sequence: int
-    delivered_again: int
-    skipped: int
-    in_flight: int
-    limited_by: str
-
-    @property
-    def text(self) -> str:
-        """What was done, for people."""
-        text = f"moved from sequence {self.from_sequence:,} to {self.to_sequence:,}: "
-        text += f"{self.delivered_again:,} delivered again, {self.skipped:,} skipped"
-        return text + (f", {self.in_flight:,} in flight cannot be finished" if self.in_flight else "")
-
-    @property
-    def limit_text(self) -> str:
-        """Why it does not reach the wanted position; empty if it does."""
-        if self.limited_by == "earliest":
-            return "older messages are no longer kept"
-        return "the paused topic has passed on no more" if self.limited_by == "latest" else ""
+def done_text(move: Seek) -> str:
+    """Return what a move did, for people."""
+    text = f"moved from sequence {move['from_sequence']:,} to {move['to_sequence']:,}: "
+    text += f"{move['delivered_again']:,} delivered again, {move['skipped']:,} skipped"
+    return text + (f", {move['in_flight']:,} in flight cannot be finished" if move["in_flight"] else "")
 
 
-async def seek(
-    upstream: Upstream,
-    addresses: Sequence[str],
-    token: str | None,
-    topic: str,
-    channel: str,
-    to: Destination,
-    *,
-    dry_run: bool,
-) -> Results[Move]:
-    """Move a channel on all these brokers; with `dry_run`, change nothing."""
-    params = {"topic": topic, "channel": channel, "to": to.http} | ({"dry_run": "true"} if dry_run else {})
-
-    async def ask(address: str) -> Move:
-        answer = await upstream.json("POST", address, "/channel/seek", params, token=token)
-        return _move(address, answer)
-
-    return await upstream.on_all(addresses, ask)
-
-
-def _move(address: str, answer: Any) -> Move:
-    if not isinstance(answer, dict) or type(answer.get("skipped")) is not int:
-        raise UpstreamError(address, "its answer is not that of a move")
-    return Move(
-        number(answer, "from_sequence"),
-        number(answer, "to_sequence"),
-        number(answer, "delivered_again"),
-        number(answer, "skipped"),
-        number(answer, "in_flight"),
-        str(answer.get("limited_by") or "")[:20],
-    )
+def limit_text(move: Seek) -> str:
+    """Return why a move does not reach the wanted position; empty if it does."""
+    if move["limited_by"] == "earliest":
+        return "older messages are no longer kept"
+    return "the paused topic has passed on no more" if move["limited_by"] == "latest" else ""

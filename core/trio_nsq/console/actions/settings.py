@@ -1,12 +1,11 @@
 """The settings of a topic or channel on several brokers: shows, previews and changes them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...setting_texts import DEFAULT, SETTINGS, Setting
-from ..fleet.stats import number
+from ...api import broker as api
+from ...text.settings import DEFAULT, SETTINGS, Setting
 from ..upstream.client import Results, Upstream, UpstreamError
 
 DIFFERENT = "(different)"
@@ -15,7 +14,6 @@ _MAX_TEXT = 100
 
 
 def kind_of(channel: str) -> str:
-    """Return the kind of settings: of a topic, or of a channel."""
     return "channel" if channel else "topic"
 
 
@@ -39,7 +37,6 @@ class Row:
 
     @property
     def text(self) -> str:
-        """The value in the form."""
         return next(iter(self.texts.values()), "") if self.is_equal else DIFFERENT
 
 
@@ -57,22 +54,19 @@ class Preview:
 
 
 async def read(
-    upstream: Upstream, addresses: Sequence[str], token: str | None, topic: str, channel: str
+    upstream: Upstream, addresses: Sequence[str], topic: str, channel: str
 ) -> tuple[list[Row], Results[Mapping[str, str]]]:
     """Return the settings in force, and what each broker answered."""
-    path, params, settings = _request(topic, channel)
+    settings = SETTINGS[kind_of(channel)]
 
-    async def ask(address: str) -> Mapping[str, str]:
-        return _texts(address, settings, await upstream.json("GET", address, path, params, token=token))
-
-    async def ask_defaults(address: str) -> Mapping[str, str]:
-        """The settings that would be in force if none were set."""
-        changes = dict.fromkeys([setting.key for setting in settings])
-        answer = await _put(upstream, address, token, topic, channel, changes, dry_run=True)
+    def show(address: str, answer: Mapping[str, Any]) -> Mapping[str, str]:
         return _texts(address, settings, answer)
 
-    results = await upstream.on_all(addresses, ask)
-    defaults = (await upstream.on_all(list(results.values), ask_defaults)).values
+    results = (await upstream.ask_all(addresses, api.settings(topic, channel or None))).map(show)
+    # The settings that would be in force if none were set.
+    changes = dict.fromkeys([setting.key for setting in settings])
+    request = api.settings(topic, channel or None, changes, dry_run=True)
+    defaults = (await upstream.ask_all(results.values, request)).map(show).values
     rows = []
     for setting in settings:
         texts = {address: values[setting.name] for address, values in results.values.items()}
@@ -124,65 +118,21 @@ def values(assignments: Sequence[tuple[str, str]], channel: str) -> dict[str, An
 async def preview(
     upstream: Upstream,
     addresses: Sequence[str],
-    token: str | None,
     topic: str,
     channel: str,
     changes: Mapping[str, Any],
 ) -> Results[Preview]:
     """Return what a change would do on each broker."""
+    request = api.settings(topic, channel or None, changes, dry_run=True)
 
-    async def ask(address: str) -> Preview:
-        answer = await _put(upstream, address, token, topic, channel, changes, dry_run=True)
-        texts = _texts(address, SETTINGS[kind_of(channel)], answer)
-        return Preview(number(answer, "dropped"), texts)
+    def show(address: str, answer: Mapping[str, Any]) -> Preview:
+        return Preview(answer.get("dropped") or 0, _texts(address, SETTINGS[kind_of(channel)], answer))
 
-    return await upstream.on_all(addresses, ask)
-
-
-async def change(
-    upstream: Upstream,
-    addresses: Sequence[str],
-    token: str | None,
-    topic: str,
-    channel: str,
-    changes: Mapping[str, Any],
-) -> Results[str]:
-    """Change settings on all these brokers."""
-
-    async def ask(address: str) -> str:
-        await _put(upstream, address, token, topic, channel, changes, dry_run=False)
-        return "changed"
-
-    return await upstream.on_all(addresses, ask)
+    return (await upstream.ask_all(addresses, request)).map(show)
 
 
-def _request(topic: str, channel: str) -> tuple[str, dict[str, str], tuple[Setting, ...]]:
-    kind = kind_of(channel)
-    return f"/{kind}/settings", {"topic": topic} | ({"channel": channel} if channel else {}), SETTINGS[kind]
-
-
-async def _put(
-    upstream: Upstream,
-    address: str,
-    token: str | None,
-    topic: str,
-    channel: str,
-    changes: Mapping[str, Any],
-    *,
-    dry_run: bool,
-) -> Any:
-    path, params, _ = _request(topic, channel)
-    params |= {"dry_run": "true"} if dry_run else {}
-    return await upstream.json("PUT", address, path, params, json.dumps(changes).encode(), token=token)
-
-
-def _texts(address: str, settings: Sequence[Setting], answer: Any) -> dict[str, str]:
-    """Return settings as people write them. Raises UpstreamError: the answer has other types."""
-    texts = {}
-    for setting in settings:
-        value = answer.get(setting.key) if isinstance(answer, dict) else None
-        wants_text = setting.key in ("when_full", "dead_letter_topic")
-        if not isinstance(value, str if wants_text else int) or isinstance(value, bool):
-            raise UpstreamError(address, "its answer has no such settings")
-        texts[setting.name] = setting.show(value)[:_MAX_TEXT]
-    return texts
+def _texts(address: str, settings: Sequence[Setting], answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as people write them. Raises UpstreamError: the broker does not have all of them."""
+    if any(answer.get(setting.key) is None for setting in settings):
+        raise UpstreamError(address, "its answer has no such settings")
+    return {setting.name: setting.show(answer[setting.key])[:_MAX_TEXT] for setting in settings}

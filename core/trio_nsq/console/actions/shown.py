@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..fleet.stats import number, text
+from ...fleet.stats import number, text
 
 _SHOWN_CHARACTERS = 2000
 _SHOWN_BYTES = 256

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..fleet.snapshot import BrokerState, Snapshot
+from ...fleet.snapshot import BrokerState, Snapshot
 from ..upstream.client import Results, UpstreamError
 from .report import Report
 

@@ -6,7 +6,7 @@ The parts come from `/stats` of brokers and are untrusted: a number or text of t
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..fleet.stats import number, text
+from ...fleet.stats import number, text
 
 Object = dict[str, Any]
 

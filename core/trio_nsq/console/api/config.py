@@ -9,10 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...log_levels import level_number, parse_level
 from ...protocol.address import parse_address, without_secrets
 from ...protocol.limits import MIB
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
+from ...text.log_levels import level_number, parse_level
 from ..access.incoming import Incoming
 from ..access.viewer import require
 from ..console import Console, console_of

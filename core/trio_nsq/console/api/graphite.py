@@ -6,7 +6,7 @@ from starlette.responses import Response
 from ...http.client import HTTPClient, Reply, RequestFailed
 from ...protocol.address import without_secrets
 from ...protocol.limits import MIB
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
 from ..access.viewer import require
 from ..console import console_of
 from ..graphite import Graphite

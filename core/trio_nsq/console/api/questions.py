@@ -7,13 +7,16 @@ from typing import Any
 
 import trio
 
+from ...api import lookupd
+from ...api.broker import unchecked_info, unchecked_stats
+from ...api.request import Request
+from ...fleet.stats import number, text
 from ...lookup.hosts import HostPatterns
 from ...protocol import NSQError
 from ...protocol.address import without_secrets
 from ..access.viewer import Viewer
 from ..actions.cluster import aliases, usable
 from ..console import Console
-from ..fleet.stats import number, text
 from ..upstream.client import Results, UpstreamError
 from ..upstream.discovery import ask_lookup, ask_names, ask_nodes
 from .aggregate import Object, objects, topic_part
@@ -31,7 +34,8 @@ class AllFailed(NSQError):
     """
 
     def __init__(self, servers: str, errors: Sequence[UpstreamError]) -> None:
-        super().__init__(f"failed to query any {servers}: " + "\n".join(map(str, errors)))
+        reasons = "\n".join(map(str, errors)) or "there is none"
+        super().__init__(f"failed to query any {servers}: {reasons}")
         self.errors = errors
 
 
@@ -56,7 +60,7 @@ class Questions:
         """Return the names of all topics. Raises AllFailed."""
         if not self.lookupds:
             return sorted({topic for producer in await self.producers() for topic in producer.topics})
-        found = await ask_names(self.console.upstream, self.lookupds, "/topics", {}, "topics")
+        found = await ask_names(self.console.upstream, self.lookupds, lookupd.topics())
         names = {name for names in self._answered("nsqlookupd", found).values() for name in names}
         names.update(topic for producer in await self._with_given(()) for topic in producer.topics)
         return sorted(name for name in names if self.viewer.sees(name))
@@ -77,7 +81,7 @@ class Questions:
         found: dict[str, list[str] | None] = {}
         for topic in topics:
             if topic not in active:
-                names = await ask_names(upstream, self.lookupds, "/channels", {"topic": topic}, "channels")
+                names = await ask_names(upstream, self.lookupds, lookupd.channels(topic))
                 found[topic] = sorted({name for each in names.values.values() for name in each}) or None
         return found
 
@@ -135,12 +139,9 @@ class Questions:
         Raises:
             AllFailed: No broker answers, or there is none.
         """
-        params = {"format": "json", "include_mem": "false"}
-        params |= {key: value for key, value in (("topic", topic), ("channel", channel)) if value}
-        if not clients:
-            params["include_clients"] = "false"
+        request = unchecked_stats(topic or None, channel or None, clients=clients)
         by_address = {producer.address: producer for producer in producers}
-        found = await self._ask_brokers(list(by_address), "/stats", params)
+        found = await self._ask_brokers(list(by_address), request)
         now_s = int(time.time())
         parts = []
         for address, stats in self._answered("nsqd", found).items():
@@ -162,14 +163,13 @@ class Questions:
         given = [each for each in self.console.options.nsqd_http_addresses if each not in there]
         if not given:
             return in_order(found)
-        params = {"format": "json", "include_clients": "false", "include_mem": "false"}
-        stats = await self._ask_brokers(given, "/stats", params | ({"topic": topic} if topic else {}))
+        stats = await self._ask_brokers(given, unchecked_stats(topic or None))
         names = {
             address: [text(raw, "topic_name") for raw in objects(answer.get("topics"))]
             for address, answer in stats.values.items()
         }
         wanted = [address for address, topics in names.items() if not topic or topic in topics]
-        infos = await self._ask_brokers(wanted, "/info", {})
+        infos = await self._ask_brokers(wanted, unchecked_info())
         errors = Results(stats.values, stats.errors | infos.errors)
         if self.lookupds:
             self._warn(errors)
@@ -192,15 +192,9 @@ class Questions:
         )
 
     async def _ask_brokers(
-        self, addresses: Sequence[str], path: str, params: Mapping[str, str]
+        self, addresses: Sequence[str], request: Request[dict[str, Any]]
     ) -> Results[dict[str, Any]]:
-        async def ask(address: str) -> dict[str, Any]:
-            answer = await self.console.upstream.json("GET", address, path, params, token=self.viewer.token)
-            if not isinstance(answer, dict):
-                raise UpstreamError(address, "its answer is not an object: it is not a broker")
-            return answer
-
-        return await self.console.upstream.on_all(addresses, ask)
+        return await self.console.upstream.with_token(self.viewer.token).ask_all(addresses, request)
 
     def _answered(self, servers: str, results: "Results[Any]") -> dict[str, Any]:
         """Return the answers, and note the errors. Raises AllFailed: there are no answers."""

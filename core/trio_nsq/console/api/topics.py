@@ -5,20 +5,22 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ...api import broker as api
+from ...fleet.changes import Change
 from ...protocol.go_json import GoObject, decode_object
 from ...protocol.names import is_valid_name
 from ..access.changes import note_change
 from ..access.viewer import Forbidden, require, viewer_of
-from ..actions.cluster import Change, Outcome, Verb, apply, tombstone
+from ..actions.cluster import Outcome, apply, tombstone
 from ..console import console_of
-from .aggregate import sum_channels, sum_topics
+from .aggregate import Object, sum_channels, sum_topics
 from .answers import APIError, answer
 from .bodies import body_of
 from .producers import out_of_date
 from .questions import AllFailed, Questions
 
 MAX_BODY_BYTES = 64 * 1024
-_VERBS: dict[str, Verb] = {"pause": "pause", "unpause": "unpause", "empty": "empty"}
+_VERBS: dict[str, api.Action] = {"pause": "pause", "unpause": "unpause", "empty": "empty"}
 
 
 async def ping(request: Request) -> Response:
@@ -42,7 +44,7 @@ async def topic(request: Request) -> Response:
     """Show a topic, summed over all brokers."""
     asked, name = _questions(request), request.path_params["topic"]
     _must_see(request, name)
-    parts = await asked.topic_parts(await asked.topic_producers(name), name)
+    parts = await _parts(asked, name)
     return answer(sum_topics(name, parts), asked.warnings)
 
 
@@ -50,7 +52,7 @@ async def channel(request: Request) -> Response:
     """Show a channel, summed over all brokers, with its clients."""
     asked, of, name = _questions(request), request.path_params["topic"], request.path_params["channel"]
     _must_see(request, of)
-    parts = await asked.topic_parts(await asked.topic_producers(of), of, name, clients=True)
+    parts = await _parts(asked, of, name, clients=True)
     found = [each for part in parts for each in part["channels"] or () if each["channel_name"] == name]
     return answer(sum_channels(of, name, found) if found else {}, asked.warnings)
 
@@ -198,6 +200,14 @@ def _warnings(outcome: Outcome) -> list[str]:
 
 def _questions(request: Request) -> Questions:
     return Questions(console_of(request), viewer_of(request))
+
+
+async def _parts(asked: Questions, topic: str, channel: str = "", *, clients: bool = False) -> list[Object]:
+    """Return a topic's parts on its brokers. Raises APIError, if there are none, and AllFailed."""
+    producers = await asked.topic_producers(topic)
+    if not producers:
+        raise APIError(404, ": ".join(["TOPIC_NOT_FOUND", *asked.warnings]))
+    return await asked.topic_parts(producers, topic, channel, clients=clients)
 
 
 def _must_see(request: Request, topic: str) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..upstream.client import Upstream, UpstreamError
-from .snapshot import Snapshot
-from .stats import number, text
+from ...api.broker import unchecked_stats
+from ...fleet.snapshot import Snapshot
+from ...fleet.stats import number, text
+from ..upstream.client import Upstream
 
 _MAX_CLIENTS = 5000
 """Clients of one broker that are shown."""
@@ -53,21 +54,19 @@ class Clients:
 
 async def ask_clients(upstream: Upstream, snapshot: Snapshot, topic: str, channel: str) -> Clients:
     """Ask the brokers of a channel that is in the snapshot for its clients."""
-    query = {"format": "json", "include_mem": "false", "topic": topic, "channel": channel}
+    request = unchecked_stats(topic, channel, clients=True)
 
-    async def ask(address: str) -> list[Client]:
-        return parse_clients(address, await upstream.json("GET", address, "/stats", query), topic, channel)
-
-    results = await upstream.on_all(snapshot.topics[topic].channels[channel].parts, ask)
-    clients = [client for found in results.values.values() for client in found]
+    results = await upstream.ask_all(snapshot.topics[topic].channels[channel].parts, request)
+    clients = [
+        client
+        for address, stats in results.values.items()
+        for client in parse_clients(address, stats, topic, channel)
+    ]
     clients.sort(key=lambda client: (client.broker, client.hostname, client.id))
     return Clients(clients, {address: error.reason for address, error in results.errors.items()})
 
 
-def parse_clients(broker: str, stats: Any, topic: str, channel: str) -> list[Client]:
-    """Return the clients of a channel in an answer to `/stats`. Raises UpstreamError: it is not such an answer."""
-    if not isinstance(stats, dict):
-        raise UpstreamError(broker, "its answer is not an object: it is not a broker")
+def parse_clients(broker: str, stats: Mapping[str, Any], topic: str, channel: str) -> list[Client]:
     found = _find(_find(stats, "topics", "topic_name", topic), "channels", "channel_name", channel)
     listed = found.get("clients")
     objects = (

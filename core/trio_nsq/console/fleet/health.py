@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...api.broker import unchecked_stats
+from ...fleet.snapshot import BrokerState, Disk, Snapshot
+from ...fleet.stats import number
 from ..upstream.client import Results, Upstream
-from .snapshot import BrokerState, Snapshot
-from .stats import number
 
 TIMEOUT_S = 1.0
 LEAST_FREE_SHARE = 0.1
@@ -17,31 +18,7 @@ LEAST_FREE_SHARE = 0.1
 _MAX_UNAVAILABLE = 100
 _NO_TOPIC = "-"
 """A topic that no broker has, so that the answer has no topics."""
-_MEMORY = {"format": "json", "topic": _NO_TOPIC, "channel": _NO_TOPIC, "include_clients": "false"}
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """The disk of a broker's data folder.
-
-    Attributes:
-        used_bytes: The logs of all topics.
-        others_bytes: Everything else on the disk.
-    """
-
-    used_bytes: int
-    free_bytes: int
-    total_bytes: int
-
-    @property
-    def others_bytes(self) -> int:
-        """Everything on the disk that is not in the broker's logs."""
-        return max(0, self.total_bytes - self.free_bytes - self.used_bytes)
-
-    @property
-    def free_share(self) -> float:
-        """The free share, 0 to 1."""
-        return self.free_bytes / self.total_bytes
+_MEMORY = unchecked_stats(_NO_TOPIC, _NO_TOPIC, memory=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +42,11 @@ class BrokerHealth:
 async def ask_memory(upstream: Upstream, snapshot: Snapshot) -> Results[int | None]:
     """Ask the brokers that answer for the memory of their processes, in bytes; None: unknown."""
 
-    async def ask(address: str) -> int | None:
-        stats = await upstream.json("GET", address, "/stats", _MEMORY, timeout_s=TIMEOUT_S)
-        memory = stats.get("memory") if isinstance(stats, dict) else None
+    def show(_address: str, stats: Mapping[str, Any]) -> int | None:
+        memory = stats.get("memory")
         return number(memory, "heap_in_use_bytes") or None if isinstance(memory, dict) else None
 
-    return await upstream.on_all(snapshot.reachable, ask)
+    return (await upstream.ask_all(snapshot.reachable, _MEMORY, timeout_s=TIMEOUT_S)).map(show)
 
 
 def health_of(
@@ -93,7 +69,7 @@ def health_of(
 def _of_broker(
     broker: BrokerState, lookupds: list[str], memory_bytes: int | None, details: bool
 ) -> BrokerHealth:
-    disk = _disk(broker.stats.get("disk")) if details else None
+    disk = broker.disk if details else None
     reasons = {
         name: topic.queue.unavailable for name, topic in broker.topics.items() if topic.queue.unavailable
     }
@@ -109,17 +85,7 @@ def _problems(broker: BrokerState, lookupds: list[str], disk: Disk | None, detai
         return
     if broker.health != "OK":
         yield f"It reports: {broker.health.removeprefix('NOK - ')}." if details else "It reports a problem."
-    missing = [address for address in lookupds if address not in broker.registrations]
-    if missing and not broker.draining:
+    if missing := broker.missing_at(lookupds):
         yield f"It is not registered with {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}."
     if disk is not None and disk.free_share < LEAST_FREE_SHARE:
         yield f"Its disk is almost full: {disk.free_share:.1%} is free."
-
-
-def _disk(raw: Any) -> Disk | None:
-    if not isinstance(raw, dict):
-        return None
-    total = number(raw, "total_bytes")
-    if not total or raw.get("free_bytes") is None:
-        return None
-    return Disk(number(raw, "used_bytes"), min(number(raw, "free_bytes"), total), total)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .snapshot import Snapshot
-from .stats import Queue
+from ...fleet.snapshot import Snapshot
+from ...fleet.stats import Queue
 
 STEP_S = 30.0
 STEPS = 120
@@ -79,7 +79,6 @@ class _Rings:
         rings[at], rings[STEPS + at], rings[2 * STEPS + at], rings[3 * STEPS + at] = values
 
     def line(self, ring: int, newest: int) -> list[float]:
-        """Return the values of one ring, oldest first."""
         values = self.values[ring * STEPS : (ring + 1) * STEPS]
         return [*values[newest + 1 :], *values[: newest + 1]]
 
@@ -107,11 +106,14 @@ class History:
         for rings in (self._idle, *self._rings.values()):
             for each in missed:
                 rings.put(each % STEPS, _GAP)
-        counts = dict(_counts(snapshot))
+        counts, kept = dict(_counts(snapshot)), _kept_depths(snapshot) if snapshot.reachable else {}
         elapsed_s = snapshot.taken_at_s - self._taken_at_s
         rates = {key: _rates(self._counts.get(key), count, elapsed_s) for key, count in counts.items()}
         for key, count in counts.items():
-            self._append(key, step, (*rates[key], float(count.depth), count.oldest_s))
+            self._append(key, step, (*rates[key], float(count.depth + kept.pop(key, 0)), count.oldest_s))
+        fleet_depth = sum(count.depth for key, count in counts.items() if not key[1]) + kept.pop(_FLEET, 0)
+        for key, depth in kept.items():
+            self._append(key, step, (*_UNKNOWN, float(depth), math.nan))
         if snapshot.reachable:
             unknown = math.nan if math.isnan(elapsed_s) else 0.0
             self._idle.put(step % STEPS, (unknown, unknown, 0.0, 0.0))
@@ -122,11 +124,10 @@ class History:
             )
             ages = [count.oldest_s for count in topics if not math.isnan(count.oldest_s)]
             oldest_s = max(ages, default=math.nan if topics else 0.0)
-            self._append(_FLEET, step, (into, out, float(sum(count.depth for count in topics)), oldest_s))
+            self._append(_FLEET, step, (into, out, float(fleet_depth), oldest_s))
         self._counts, self._taken_at_s, self._step = counts, snapshot.taken_at_s, step
 
     def series(self, topic: str = "", channel: str = "") -> Series:
-        """Return the last hour of a topic, a channel, or the fleet."""
         rings, newest = self._rings.get((topic, channel), self._idle), self._step % STEPS
         return Series(*(rings.line(ring, newest) for ring in range(4)))
 
@@ -160,6 +161,19 @@ def _counts(snapshot: Snapshot) -> Iterator[tuple[Key, _Count]]:
             ages.append(count.oldest_s)
         oldest_s = max((age for age in ages if not math.isnan(age)), default=math.nan if ages else 0.0)
         yield (name, ""), _Count(topic.sum.messages, left, topic.depth, oldest_s, (*topic.parts,))
+
+
+def _kept_depths(snapshot: Snapshot) -> dict[Key, int]:
+    """Return the last known depths on brokers that do not answer: their messages still wait there."""
+    found: dict[Key, int] = {}
+    for broker in snapshot.brokers.values():
+        if broker.error:
+            for name, topic in broker.topics.items():
+                for channel, queue in topic.channels.items():
+                    found[name, channel] = found.get((name, channel), 0) + queue.depth
+                for key in ((name, ""), _FLEET):
+                    found[key] = found.get(key, 0) + topic.depth
+    return found
 
 
 def _count(queue: Queue, brokers: tuple[str, ...]) -> _Count:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...api import lookupd
+from ...fleet.snapshot import Snapshot
 from ..upstream.client import Upstream
-from ..upstream.discovery import ask_names, names_at
-from .snapshot import Snapshot
+from ..upstream.discovery import ask_names, usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Registered:
 
 async def find_inactive(upstream: Upstream, lookupds: Iterable[str], snapshot: Snapshot) -> Registered:
     """Ask the services for topics that neither a broker of the snapshot has, nor one that is registered."""
-    results = await ask_names(upstream, lookupds, "/topics", {}, "topics")
+    results = await ask_names(upstream, lookupds, lookupd.topics())
     known = {name for broker in snapshot.brokers.values() for name in broker.topics}
     known |= {topic for each in snapshot.lookupds.values() for node in each.nodes for topic in node.topics}
     found = {topic for names in results.values.values() for topic in names} - known
@@ -33,7 +34,7 @@ async def find_channels(
 
     async def ask(address: str) -> None:
         for topic, channels in found.items():
-            channels.update(await names_at(upstream, address, "/channels", {"topic": topic}, "channels"))
+            channels.update(usable(await upstream.ask(address, lookupd.channels(topic))))
 
     await upstream.on_all(lookupds, ask)
     return {topic: sorted(channels) for topic, channels in found.items()}

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...api.broker import jobs as list_jobs
+from ...fleet.snapshot import Snapshot
+from ...fleet.stats import text
 from ..upstream.client import Results, Upstream, UpstreamError
-from .snapshot import Snapshot
-from .stats import text
 
 TIMEOUT_S = 1.0
 """A broker that answers later is missing on the page until the next snapshot."""
@@ -71,7 +72,7 @@ async def ask_jobs(upstream: Upstream, snapshot: Snapshot) -> Results[list[Job]]
 
     async def ask(address: str) -> list[Job]:
         try:
-            return parse_jobs(await upstream.json("GET", address, "/jobs", timeout_s=TIMEOUT_S), address)
+            return parse_jobs(await upstream.ask(address, list_jobs(), timeout_s=TIMEOUT_S), address)
         except UpstreamError as exc:
             if exc.status == 404:
                 return []

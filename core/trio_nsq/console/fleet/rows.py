@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .snapshot import Snapshot, TopicState
-from .stats import Queue
+from ...fleet.snapshot import Snapshot, TopicState
+from ...fleet.stats import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,11 @@ class Rows:
 
 
 def row_of(topic: TopicState) -> TopicRow:
-    """Return the row of a topic on all brokers."""
     channels = (channel.sum for channel in topic.channels.values())
     return topic_row(topic.name, topic.sum, channels, len(topic.channels), len(topic.parts))
 
 
 def topic_row(name: str, topic: Queue, queues: Iterable[Queue], channels: int, brokers: int = 1) -> TopicRow:
-    """Sum a topic and the queues of its channels."""
     in_flight, depth, deferred = 0, topic.depth, topic.deferred
     out_rate, oldest_age_ms = None, None
     clients = idle = 0
@@ -106,7 +104,6 @@ def topic_row(name: str, topic: Queue, queues: Iterable[Queue], channels: int, b
 
 
 def sum_up(rows: Iterable[TopicRow]) -> FleetSums:
-    """Sum the rows of topics."""
     found = list(rows)
     into = [row.in_rate for row in found if row.in_rate is not None]
     out = [row.out_rate for row in found if row.out_rate is not None]

@@ -5,19 +5,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import trio
 
-from ...lookup.answers import Node
+from ...api import lookupd
+from ...api.broker import bounds, unchecked_info, unchecked_stats
+from ...api.lookupd import Node
+from ...fleet.snapshot import BrokerState, LookupdState, Snapshot, combine, merged
+from ...fleet.stats import TopicStats, add_rates, parse_topics
 from ...lookup.hosts import HostPatterns
 from ...protocol.address import without_secrets
 from ..options import ConsoleOptions
-from ..upstream.client import Upstream, UpstreamError
-from ..upstream.discovery import MAX_LISTED, nodes_at
-from .snapshot import BrokerState, LookupdState, Snapshot, TopicState, combine
-from .stats import add_rates, parse_topics
+from ..upstream.client import Answer, Upstream, UpstreamError
+from ..upstream.discovery import MAX_LISTED
 
 logger = logging.getLogger("trio_nsq.console")
+
+_T = TypeVar("_T")
 
 _IDLE_INTERVAL_S = 10.0
 """Between polls without viewers: the charts need the numbers."""
@@ -27,10 +32,11 @@ _GRACE_S = 1.0
 """A round waits for this long. A server that has not answered then is not waited for until it answers again."""
 _BUSY_PART = 10
 """A round begins after this many times the processor time of the one before, so that a huge fleet leaves time."""
+_LARGE_ANSWER_BYTES = 256 * 1024
+_MANY_QUEUES = 2_000
+"""What is larger takes more than about 10 ms."""
 _MAX_IDENTITIES = 10_000
-_STATS = {"format": "json", "include_clients": "false", "include_mem": "false", "include_disk": "true"}
-_IDENTITY = ("hostname", "broadcast_address", "tcp_port", "http_port", "start_time")
-"""What tells two brokers apart in `/info`: `localhost` and `127.0.0.1` may be one broker."""
+_STATS = unchecked_stats(disk=True)
 
 
 class Watcher:
@@ -73,6 +79,7 @@ class Watcher:
         self._running: dict[str, float] = {}  # servers with a request, and when it began
         self._viewers = 0
         self._viewed_at_s = trio.current_time()
+        self._threads = trio.CapacityLimiter(1)  # they compute, and share one processor
         self._wake = trio.Event()
         self._new = trio.Event()
         self._rounds = 0
@@ -149,12 +156,9 @@ class Watcher:
         self._add_listed()
         failed = {address for address, state in self._brokers.items() if state.error}
         await self._ask(nursery, dict.fromkeys(self._brokers, self._poll_broker), failed)
-        brokers = self._merged()
-        topics: dict[str, TopicState] = {}
-        for topic in combine(brokers):
-            topics[topic.name] = topic
-            if len(topics) % 256 == 0:
-                await trio.lowlevel.checkpoint()
+        brokers = merged(self._brokers.values())
+        queues = sum(1 + len(each.channels) for broker in brokers.values() for each in broker.topics.values())
+        topics = await self._compute(queues > _MANY_QUEUES, combine, brokers)
         lookupds = {
             address: self._lookupd_states[address]
             for address in map(without_secrets, self.lookupds)
@@ -196,10 +200,10 @@ class Watcher:
     def _add_listed(self) -> None:
         """Add the brokers that discovery services list; remove those that are gone for some time."""
         registrations: dict[str, dict[str, Node]] = {}
-        for lookupd in self._lookupd_states.values():
-            for node in lookupd.nodes:
+        for service in self._lookupd_states.values():
+            for node in service.nodes:
                 if node.http_address and node.has_usable_host and self._allows_host(node.broadcast_address):
-                    registrations.setdefault(node.http_address, {})[lookupd.address] = node
+                    registrations.setdefault(node.http_address, {})[service.address] = node
         for address in registrations:
             if address not in self._brokers and len(self._brokers) < MAX_LISTED:
                 self._brokers[address] = BrokerState(address, configured=False)
@@ -211,29 +215,14 @@ class Watcher:
             else:
                 self._brokers[address] = replace(state, registrations=registrations.get(address, {}))
 
-    def _merged(self) -> dict[str, BrokerState]:
-        """Return the brokers; one with two addresses is there once, by the address that was given."""
-        found: dict[str, BrokerState] = {}
-        by_identity: dict[tuple[object, ...], str] = {}
-        for address, state in self._brokers.items():
-            identity = _identity(state) if state.reachable else (address,)
-            known = by_identity.setdefault(identity, address)
-            if known == address:
-                found[address] = state
-            else:
-                both = {**found[known].registrations, **state.registrations}
-                found[known] = replace(found[known], registrations=both)
-        return found
-
     # -------------------------------------------------------------------- polls
 
     async def _poll_lookupd(self, address: str) -> None:
         name = without_secrets(address)
         try:
-            nodes = await nodes_at(self._upstream, address)
-            version = await self._upstream.json("GET", address, "/info")
-            shown = version.get("version") if isinstance(version, dict) else ""
-            state = LookupdState(name, version=str(shown)[:100], nodes=nodes)
+            nodes = (await self._upstream.ask(address, lookupd.nodes()))[:MAX_LISTED]
+            version = await self._upstream.ask(address, lookupd.version())
+            state = LookupdState(name, version=version[:100], nodes=nodes)
         except UpstreamError as exc:
             state = LookupdState(name, error=exc.reason)
         self._lookupd_states[name] = state
@@ -241,11 +230,9 @@ class Watcher:
     async def _poll_broker(self, address: str) -> None:
         began_s = trio.current_time()
         try:
-            info = await self._upstream.json("GET", address, "/info")
-            stats = await self._upstream.json("GET", address, "/stats", _STATS)
-            if not isinstance(info, dict):
-                raise UpstreamError(address, "its answer is not an object: it is not a broker")
-            topics = parse_topics(stats)
+            info = await self._upstream.ask(address, unchecked_info())
+            answer = await self._upstream.fetch(address, _STATS)
+            stats, topics = await self._compute(len(answer.body) > _LARGE_ANSWER_BYTES, _parsed, answer)
             is_ours = await self._find_kind(address, info)
         except (UpstreamError, ValueError) as exc:
             reason = exc.reason if isinstance(exc, UpstreamError) else str(exc)
@@ -268,6 +255,12 @@ class Watcher:
             topics=topics,
         )
 
+    async def _compute(self, is_long: bool, work: Callable[..., _T], *args: object) -> _T:
+        """Compute something; in a thread if it takes long, so that pages are served meanwhile."""
+        if not is_long:
+            return work(*args)
+        return await trio.to_thread.run_sync(work, *args, limiter=self._threads)
+
     async def _find_kind(self, address: str, info: Mapping[str, object]) -> bool:
         """Return whether a broker is of this project: nsqd does not know the request."""
         key = (address, str(info.get("version")), str(info.get("start_time")))
@@ -275,7 +268,7 @@ class Watcher:
             if len(self._is_ours) >= _MAX_IDENTITIES:
                 self._is_ours.clear()
             try:
-                await self._upstream.request("GET", address, "/topic/bounds")
+                await self._upstream.ask(address, bounds())
                 self._is_ours[key] = True
             except UpstreamError as exc:
                 if not exc.status:
@@ -284,5 +277,7 @@ class Watcher:
         return self._is_ours[key]
 
 
-def _identity(state: BrokerState) -> tuple[object, ...]:
-    return tuple(str(state.info.get(key)) for key in _IDENTITY)
+def _parsed(answer: Answer) -> tuple[dict[str, Any], dict[str, TopicStats]]:
+    """Decode an answer to `/stats`: the object, and its topics. Raises UpstreamError, ValueError."""
+    stats = answer.decode(answer.body)
+    return stats, parse_topics(stats)

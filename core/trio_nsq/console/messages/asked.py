@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Literal
 
-from ...durations import parse_long_duration_ms
-from ...log.positions import parse_position
-from .cursor import parse_cursor, time_position
+from ...log.positions import parse_typed_position
+from .cursor import parse_cursor
 from .paging import Start
 from .search import KINDS
 
@@ -94,23 +93,11 @@ def position_of(text: str, now_ns: int) -> str:
     Raises:
         ValueError: The text is none of these.
     """
-    if text in ("latest", "earliest") or (text.isascii() and text.isdigit() and len(text) < 20):
-        return text
-    if text == "now":
-        return "latest"
-    if text.startswith("@"):
-        parse_position(text, now_ns)
-        return text
     try:
-        return time_position(now_ns - parse_long_duration_ms(text.removeprefix("-")) * 10**6)
-    except ValueError:
-        pass
-    try:
-        time = datetime.fromisoformat(text)
+        found = parse_typed_position(text, UTC)
     except ValueError:
         raise ValueError(
             f"{text!r} is not a position: use a sequence such as 1000, a time such as 2026-11-21T04:14, how long ago "
             "such as 15m, earliest or latest"
         ) from None
-    since = (time if time.tzinfo else time.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return time_position((since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
+    return text if text.startswith("@") else str(found.at(now_ns))

@@ -5,7 +5,8 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
-from .json_view import NotJSON, json_view
+from ...filters.json_text import NotJSON
+from .json_view import json_view
 from .visible import is_mostly_text, one_line, visible
 
 SHOWN_BYTES = 64 * 1024

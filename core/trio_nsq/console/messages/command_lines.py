@@ -4,6 +4,8 @@ import shlex
 from base64 import b64encode
 from urllib.parse import urlencode
 
+from ...protocol.address import is_unix_path
+
 MAX_BODY = 2000
 """Longer bodies are read from a file."""
 
@@ -70,7 +72,7 @@ def _safe_text(body: bytes) -> str | None:
 
 
 def _url(address: str, rest: str) -> str:
-    if "/" in address and "://" not in address:
+    if is_unix_path(address):
         return f"--unix-socket {shlex.quote(address)} {shlex.quote(f'http://localhost{rest}')}"
     base = address if "://" in address else f"http://{address}"
     return shlex.quote(base.rstrip("/") + rest)

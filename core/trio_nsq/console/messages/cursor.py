@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from ...log.positions import Position
+
 MAX_TEXT = 16 * 1024
 _LARGEST = 2**63 - 1
 
@@ -34,13 +36,7 @@ class Cursor:
         """Return the position of a broker, as the broker's HTTP API wants it; None: unknown."""
         if address in self.sequences:
             return str(self.sequences[address])
-        return None if self.time_ns is None else time_position(self.time_ns)
-
-
-def time_position(time_ns: int) -> str:
-    """Return a time as a position of the broker's HTTP API."""
-    seconds, rest = divmod(max(0, time_ns), 10**9)
-    return f"@{seconds}.{rest:09d}"
+        return None if self.time_ns is None else str(Position("time", max(0, self.time_ns)))
 
 
 def parse_cursor(text: str) -> Cursor:

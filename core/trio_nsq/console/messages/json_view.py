@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
+from ...filters.json_text import NotJSON
 from .visible import visible
 
 MAX_DEPTH = 20
@@ -28,10 +29,6 @@ _TOKEN = re.compile(
 _TO_THE_END = re.compile(r"[-+.0-9eE]*+\Z")
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _CLASSES = {"string": "s", "number": "n", "word": "l"}
-
-
-class NotJSON(ValueError):
-    """The text is not a JSON object or array."""
 
 
 @dataclass(slots=True)

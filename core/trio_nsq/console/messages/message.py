@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...broker.state.record_metadata import IN_SEQUENCE_NS, Origin, batch_number, only_channel, origins
+from ...api.answers import Origin
+from ...api.fields import check
 from ...log.gaps import Gap, gaps
-from ...log.raw import RawStreamReader
+from ...log.record_metadata import IN_SEQUENCE_NS, batch_number, only_channel, origins
 from ...log.records import RecordBatch
 
 _METADATA_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -73,30 +74,13 @@ class MissingMessages:
 Row = Message | MissingMessages
 
 
-def decode_records(data: bytes, first: int, end: int) -> list[RecordBatch]:
-    """Return the records of a raw stream that have messages of a range, in order.
-
-    Raises:
-        RawStreamError: The data is not a complete raw stream.
-    """
-    reader = RawStreamReader()
-    records = reader.receive_data(data)
-    reader.end()
-    found: list[RecordBatch] = []
-    for record in records:
-        if first < record.next_sequence and record.base_sequence < end:
-            found.append(record)
-            first = record.next_sequence
-    return found
-
-
 def rows_of(
     broker: str, records: Sequence[RecordBatch], first: int, end: int, kept_from: int, keep_bytes: int
 ) -> Iterator[Row]:
     """Yield the messages in a range, and what is missing there, in order.
 
     Args:
-        records: From `decode_records`; they reach to `end`, or what follows them is missing.
+        records: From `LogStream.receive_records`; they reach to `end`, or what follows them is missing.
         kept_from: The oldest sequence of the log.
         keep_bytes: Keep this much of each body.
     """
@@ -165,14 +149,8 @@ def _of_metadata(record: RecordBatch) -> tuple[str | None, list[Origin], tuple[s
         return None, [], None
     try:
         channel = only_channel(record.metadata)
-        letters = [letter for letter in origins(record.metadata) if _is_valid(letter)]
+        letters = [check(letter, Origin) for letter in origins(record.metadata)]
         producer = batch_number(record.metadata)
     except _METADATA_ERRORS:
         return None, [], None
     return channel if isinstance(channel, str) else None, letters, producer
-
-
-def _is_valid(letter: Origin) -> bool:
-    texts = (letter.topic, letter.channel, letter.id)
-    numbers = (letter.sequence, letter.attempts, letter.timestamp_ns)
-    return all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)

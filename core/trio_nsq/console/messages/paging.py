@@ -51,7 +51,6 @@ async def read_page(
     start: Start,
     count: int,
     *,
-    token: str | None,
     deadline_s: float,
 ) -> Listing:
     """Read a page.
@@ -59,13 +58,12 @@ async def read_page(
     Args:
         brokers: Their HTTP addresses.
         count: The most messages.
-        token: As for `Upstream.request`.
         deadline_s: The limit for each broker; the page has what the broker sent until then.
     """
     errors: dict[str, str] = {}
 
     async def read(address: str) -> Part:
-        log = TopicLog(upstream, address, topic, token)
+        log = TopicLog(upstream, address, topic)
         return await _read_part(log, start, count, deadline_s, errors)
 
     results = await upstream.on_all(brokers, read)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..upstream.client import Upstream, UpstreamError
+from ...api import broker as api
+from ..upstream.client import Upstream
 from ..upstream.json_lines import read_lines
 from .paging import KEEP_BYTES, READ_BYTES
 
@@ -57,44 +58,34 @@ async def peek(
     count: int,
     *,
     states: Sequence[str] = STATES,
-    token: str | None,
 ) -> Peek:
     """Ask each broker for the next `count` messages of a channel."""
-    params = {"topic": topic, "channel": channel, "max_messages": str(count), "state": ",".join(states)}
+    request = api.peek(topic, channel, count, states)
     cut: dict[str, str] = {}
 
     async def ask(address: str) -> list[Waiting]:
-        lines = await read_lines(
-            upstream, address, "/channel/peek", params, token, at_most=count, max_bytes=READ_BYTES
-        )
+        lines = await read_lines(upstream, address, request, at_most=count, max_bytes=READ_BYTES)
         if lines.is_cut and len(lines.objects) < count:
             cut[address] = f"its messages are large: the page has only the first {len(lines.objects)}"
-        return [_waiting(address, line) for line in lines.objects]
+        return [_waiting(line, states) for line in lines.objects]
 
     results = await upstream.on_all(brokers, ask)
     return Peek(results.values, cut | {address: error.reason for address, error in results.errors.items()})
 
 
-def _waiting(address: str, found: Mapping[str, Any]) -> Waiting:
-    """Return the message of a line. Raises UpstreamError."""
-    try:
-        state = found["state"]
-        if state not in STATES:
-            raise ValueError("not a state")
-        if "gap" in found:
-            return Waiting(int(found["first_sequence"]), state, gap=str(found["gap"])[:20])
-        encoded = found.get("body_base64")
-        body = b64decode(encoded) if encoded is not None else found["body"].encode("utf-8", "surrogatepass")
-        due_ns = found["due_ns"]
-        return Waiting(
-            int(found["sequence"]),
-            state,
-            str(found["id"])[:16],
-            int(found["timestamp_ns"]),
-            int(found["attempts"]),
-            int(due_ns) if due_ns is not None else None,
-            body[:KEEP_BYTES],
-            len(body),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        raise UpstreamError(address, "its answer is not that of a broker with /channel/peek") from None
+def _waiting(found: Mapping[str, Any], states: Sequence[str]) -> Waiting:
+    """Return the message of a line."""
+    if "gap" in found:
+        return Waiting(found["first_sequence"], found.get("state", states[0]), gap=found["gap"][:20])
+    encoded = found.get("body_base64")
+    body = b64decode(encoded) if encoded is not None else found["body"].encode()
+    return Waiting(
+        found["sequence"],
+        found["state"],
+        found["id"][:16],
+        found["timestamp_ns"],
+        found["attempts"],
+        found["due_ns"],
+        body[:KEEP_BYTES],
+        len(body),
+    )

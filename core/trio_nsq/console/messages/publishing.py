@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...api import broker as api
 from ...protocol.messages import pack_messages
 from ..upstream.client import Upstream, UpstreamError
 from .reading import TopicLog
@@ -71,7 +72,6 @@ async def publish(
     defer_ms: int = 0,
     is_nsqd: bool = False,
     may_read: bool = True,
-    token: str | None,
 ) -> Published:
     """Publish messages, all or none.
 
@@ -79,37 +79,35 @@ async def publish(
         address: The broker's HTTP address.
         bodies: At least one.
         may_read: Whether to look for the messages in the log afterwards.
-        token: As for `Upstream.request`.
 
     Raises:
         UpstreamError: They are not published; without an answer, they may be.
         ValueError: nsqd cannot defer several messages at once.
     """
-    log = TopicLog(upstream, address, topic, token)
+    log = TopicLog(upstream, address, topic)
     before = None if is_nsqd or not may_read else await _end(log)
-    params = {"topic": topic}
     if len(bodies) == 1:
-        params |= {"defer": str(defer_ms)} if defer_ms else {}
-        await upstream.request("POST", address, "/pub", params, bodies[0], token=token)
+        await upstream.ask(address, api.publish(topic, defer_ms or None, body=bodies[0]))
     else:
         if defer_ms and is_nsqd:
             raise ValueError("nsqd defers single messages only: publish one, or without a delay")
         packed = len(bodies).to_bytes(4, "big") + pack_messages(bodies).data
-        params |= {"binary": "true"}
-        producer = f"console-{secrets.token_hex(8)}"
-        if defer_ms:  # /mpub defers numbered batches only
-            params |= {"defer": str(defer_ms), "producer": producer, "number": "0"}
-        await upstream.request("POST", address, "/mpub", params, packed, token=token)
-        if defer_ms:
+        producer = (
+            f"console-{secrets.token_hex(8)}" if defer_ms else None
+        )  # /mpub defers numbered batches only
+        batch = api.publish_batch(
+            topic, producer, True, None if producer is None else 0, defer_ms=defer_ms or None, body=packed
+        )
+        await upstream.ask(address, batch)
+        if producer is not None:
             await _forget(log, producer)
     first = None if before is None else await _find(log, before, bodies)
     return Published(len(bodies), first)
 
 
 async def _forget(log: TopicLog, producer: str) -> None:
-    params = {"topic": log.topic, "producer": producer}
     try:
-        await log.upstream.request("POST", log.address, "/topic/producer/forget", params, token=log.token)
+        await log.upstream.ask(log.address, api.forget_producer(log.topic, producer))
     except UpstreamError:
         pass  # the broker forgets it some day by itself
 

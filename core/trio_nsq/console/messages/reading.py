@@ -1,36 +1,19 @@
 """Read a topic's log on one broker in bounded pieces, forwards or backwards. Nothing is taken from any channel."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ...client.reading.batches import has_gaps
+from ...api import broker as api
+from ...client.reading.broker_log import Bounds
+from ...client.reading.log_stream import LogStream, has_gaps
 from ...log.errors import LogError
+from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ..upstream.client import Upstream, UpstreamError
-from .message import decode_records
 
 PIECE_BYTES = 1024 * 1024
 """The size of one answer, unless a single message is larger."""
 PIECE_MESSAGES = 4000
 _SHRINK = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The bounds of a log.
-
-    Attributes:
-        first: The oldest sequence.
-        end: The sequence of the next publish.
-        at: The sequence of the position that was asked for.
-        mean_bytes: The mean size of a message on disk, at least 1.
-    """
-
-    first: int
-    end: int
-    at: int
-    mean_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +39,17 @@ class TopicLog:
 
     Attributes:
         address: The broker's HTTP address.
-        token: As for `Upstream.request`.
     """
 
     upstream: Upstream
     address: str
     topic: str
-    token: str | None = None
 
     async def bounds(self, at: str = "latest") -> Bounds:
         """Return the bounds, and the sequence of a position. Raises UpstreamError."""
-        params = {"topic": self.topic, "at": at}
-        found = await self.upstream.json("GET", self.address, "/topic/bounds", params, token=self.token)
-        first, end = self._whole(found, "first_sequence"), self._whole(found, "next_sequence")
-        size = self._whole(found, "bytes")
-        position = min(max(first, self._whole(found, "at_sequence")), end)
-        return Bounds(first, end, position, max(1, size // max(1, end - first)))
+        request = api.position(self.topic, at)
+        found = Bounds.of(await self.upstream.ask(self.address, request))
+        return found._replace(at=min(max(found.first, found.at), found.end))
 
     async def read(self, first: int, end: int, max_bytes: int = PIECE_BYTES) -> Piece:
         """Read the messages from `first` on, up to `end` or as many as have `max_bytes`; at least one record.
@@ -79,39 +57,25 @@ class TopicLog:
         Raises:
             UpstreamError: The broker does not answer, or not with records.
         """
-        params = {
-            "topic": self.topic,
-            "format": "raw",
-            "from": str(first),
-            "until": str(end),
-            "max_bytes": str(max_bytes),
-        }
-        answer = await self.upstream.request("GET", self.address, "/topic/read", params, token=self.token)
+        request = api.log(self.topic, first, end, "raw", max_bytes=max_bytes)
+        answer = await self.upstream.fetch(self.address, request)
         try:
-            kept_from = int(answer.headers["x-nsq-first-sequence"])
-            log_end = int(answer.headers["x-nsq-end-sequence"])
-            records = decode_records(answer.body, first, end)
-        except (KeyError, ValueError):
+            stream = LogStream(self.topic, answer.headers.get, Span(first, end))
+            records = stream.receive_records(answer.body)
+            stream.finish()
+        except ValueError:
             raise UpstreamError(self.address, "its answer is not that of a broker with a log") from None
         except LogError as exc:
             raise UpstreamError(self.address, f"its answer is damaged: {exc}") from exc
         reached = min(records[-1].next_sequence, end) if records else end
-        if log_end < end and not records:
+        if not records and stream.ends is not None and stream.ends < end:
             raise UpstreamError(
                 self.address,
                 f"topic {self.topic} ends before message {end}: it was deleted and created again",
             )
         if has_gaps(records, first) or (not records and first < end):
-            kept_from = max(
-                kept_from, (await self.bounds()).first
-            )  # retention may have deleted them meanwhile
-        return Piece(records, first, reached, kept_from, len(answer.body))
-
-    def _whole(self, found: Any, name: str) -> int:
-        value = found.get(name) if isinstance(found, Mapping) else None
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise UpstreamError(self.address, "its answer is not that of a broker with a log")
-        return value
+            await self.upstream.perform(self.address, stream.update_kept_from())
+        return Piece(records, first, reached, stream.kept_from, len(answer.body))
 
 
 class Walk:
@@ -129,7 +93,7 @@ class Walk:
         self.size = 0
         self._log = log
         self._backwards = backwards
-        self._step = max(1, min(PIECE_BYTES // bounds.mean_bytes, PIECE_MESSAGES))
+        self._step = max(1, min(PIECE_BYTES // max(1, int(bounds.mean_bytes)), PIECE_MESSAGES))
 
     @property
     def is_done(self) -> bool:

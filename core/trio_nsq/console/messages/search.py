@@ -52,6 +52,14 @@ def compile_search(text: str, kind: str, *, ignore_case: bool = False) -> Matche
     return lambda body: pattern.search(body) is not None
 
 
+def is_comparison(text: str) -> bool:
+    """Whether a text is a JSON condition that compares a field with a value, such as `level=error`."""
+    try:
+        return parse_condition(text).op not in ("exists", "absent")
+    except ValueError:
+        return False
+
+
 def _meets(condition: Condition) -> Matches:
     def meets(body: bytes) -> bool:
         try:
@@ -104,7 +112,6 @@ async def search(
     count: int,
     matches: Matches,
     *,
-    token: str | None,
     deadline_s: float,
 ) -> Found:
     """Search until `count` messages are found, about, or the limits of a request are reached.
@@ -114,7 +121,6 @@ async def search(
     Args:
         brokers: Their HTTP addresses.
         matches: From `compile_search`.
-        token: As for `Upstream.request`.
         deadline_s: The limit for each broker.
     """
     errors: dict[str, str] = {}
@@ -122,7 +128,7 @@ async def search(
     share = max(1, len(brokers))
 
     async def one(address: str) -> Progress:
-        log = TopicLog(upstream, address, topic, token)
+        log = TopicLog(upstream, address, topic)
         found[address] = []
         scan = _Scan(log, start.backwards, matches, -(-count // share), found[address])
         return await scan.run(start.on(address), share, deadline_s, errors)

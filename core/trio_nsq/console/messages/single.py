@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import trio
 
+from ...client.reading.broker_log import Bounds
 from ..upstream.client import UpstreamError
 from .message import Row, rows_of
-from .reading import Bounds, TopicLog
+from .reading import TopicLog
 
 WHOLE = 2**31
 """Keeps every body whole."""

@@ -1,56 +1,38 @@
 """HTTP requests to brokers and discovery services, with deadlines."""
 
-import json
-import re
-import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import httpx
 import trio
 
 from ..._version import __version__
+from ...access.secret import NO_SECRET, Secret, SecretFileError, authorization, warn_in_clear
+from ...api.https import https_address
+from ...api.request import Procedure, Request, json_object, perform
 from ...client.connection.tls import TLSFiles
+from ...http.client import HEADERS, HTTPClient, RequestFailed
+from ...http.client import Answer as HTTPAnswer
+from ...http.credentials import CONSOLE_HEADER
+from ...http.urls import URL
 from ...protocol import NSQError
-from ...protocol.address import format_address, is_loopback, without_secrets
+from ...protocol.address import format_address, is_loopback, is_unix_path, without_secrets
 from ...protocol.limits import MIB
-from ...secret import NO_SECRET, Secret, SecretFileError, authorization, warn_in_clear
-from ...untrusted_json import decode_json
+from ...protocol.untrusted_json import decode_json
 
 _T = TypeVar("_T")
-_HTTPS = "https://"
+_V = TypeVar("_V")
 _HTTP = "http://"
 MAX_ANSWER_BYTES = 64 * MIB
 """The statistics of 100,000 topics have about 30 MB."""
 _MAX_REASON = 300
 _MAX_AT_ONCE = 64
 """Requests at the same time, of one call of `on_all`."""
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_NO_PARAMETERS: Mapping[str, str] = {}
-_HEADERS = {
-    "Accept": "application/vnd.nsq; version=1.0",
-    "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
-    "User-Agent": f"trio-nsq-admin/{__version__}",
-}
-
-
-def decode_answer(data: bytes) -> Any:
-    """Decode JSON of a server. Escaped halves of surrogate pairs become U+FFFD: they cannot be written as UTF-8.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    value = decode_json(data)
-    if _SURROGATE.search(data) is None:
-        return value
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return decode_json(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+_KEEP_ALIVE_S = 30.0
+_USER_AGENT = f"trio-nsq-admin/{__version__}"
 
 
 class UpstreamError(NSQError):
@@ -85,10 +67,10 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        """Return the decoded body. Raises UpstreamError."""
+    def decode(self, data: bytes) -> Any:
+        """Decode JSON of the body. Raises UpstreamError."""
         try:
-            return decode_answer(self.body)
+            return decode_json(data)
         except ValueError:
             raise UpstreamError(self.address, "its answer is not JSON: it is not a broker") from None
 
@@ -104,6 +86,16 @@ class Results(Generic[_T]):
 
     values: dict[str, _T] = field(default_factory=dict)
     errors: dict[str, UpstreamError] = field(default_factory=dict)
+
+    def map(self, show: Callable[[str, _T], _V]) -> "Results[_V]":
+        """Return the results of a function of address and value; a server for which it raises UpstreamError failed."""
+        found: Results[_V] = Results(errors=self.errors)
+        for address, value in self.values.items():
+            try:
+                found.values[address] = show(address, value)
+            except UpstreamError as exc:
+                found.errors[address] = exc
+        return found
 
     @property
     def real_errors(self) -> dict[str, UpstreamError]:
@@ -134,89 +126,97 @@ class Upstream:
         connect_timeout_s: float,
         request_timeout_s: float,
     ) -> None:
-        self._tls: ssl.SSLContext = tls.context()
+        self._http = HTTPClient(
+            connect_timeout_s=connect_timeout_s,
+            request_timeout_s=request_timeout_s,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+            tls=tls.context(),
+            keep_alive_s=_KEEP_ALIVE_S,
+        )
         self._secret = secret
-        self.connect_timeout_s = connect_timeout_s
+        self._token: str | None = None
         self.request_timeout_s = request_timeout_s
-        self._transports: dict[str, httpx.AsyncHTTPTransport] = {}  # by the path of a unix socket; else ""
         self._https: dict[str, str] = {}  # HTTPS addresses of brokers that refuse plain HTTP
+
+    def with_token(self, token: str | None) -> "Upstream":
+        """Return this with a viewer's token in each request; "": without credentials; None: with the console's own."""
+        found = copy(self)
+        found._token = token
+        return found
 
     async def aclose(self) -> None:
         """Close all connections. Running requests fail."""
-        for transport in self._transports.values():
-            await transport.aclose()
+        await self._http.aclose()
 
-    async def request(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        params: Mapping[str, str] = _NO_PARAMETERS,
-        body: bytes = b"",
-        *,
-        token: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Answer:
-        """Make one request.
+    @asynccontextmanager
+    async def open(self, address: str, request: Request[Any]) -> AsyncIterator[HTTPAnswer]:
+        """Make a request; the block reads the successful answer, and sets a deadline.
 
         A broker that requires TLS answers plain HTTP with 403 and its HTTPS port; the request is repeated there.
 
         Args:
             address: `host:port`, a URL without a path, or the path of a unix socket.
-            path: Such as `/stats`.
-            params: The query.
-            token: A viewer's token; "": send no credentials; None: the console's own.
-            timeout_s: The limit for the whole request; None: `request_timeout_s`.
-
-        Raises:
-            UpstreamError: There is no answer, or its status is not 200.
-        """
-        limit_s = self.request_timeout_s if timeout_s is None else timeout_s
-        try:
-            with trio.fail_after(limit_s):
-                async with self._open(method, address, path, params, body, token) as response:
-                    data = await _read(response, address)
-                    if response.status_code != 200:
-                        raise _refusal(address, response.status_code, data)
-                    return Answer(address, response.headers, data)
-        except trio.TooSlowError:
-            raise UpstreamError(address, f"no answer within {limit_s:g} s") from None
-
-    async def json(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        params: Mapping[str, str] = _NO_PARAMETERS,
-        body: bytes = b"",
-        *,
-        token: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Make a request and decode the answer. Raises UpstreamError, also if the answer is not JSON."""
-        answer = await self.request(method, address, path, params, body, token=token, timeout_s=timeout_s)
-        return answer.json()
-
-    @asynccontextmanager
-    async def stream(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        params: Mapping[str, str] = _NO_PARAMETERS,
-        body: bytes = b"",
-        *,
-        token: str | None = None,
-    ) -> AsyncIterator[httpx.Response]:
-        """Make a request; the block reads the answer, for example with `aiter_raw`, and sets its own deadline.
 
         Raises:
             UpstreamError: There is no answer, its status is not 200, or it breaks off.
         """
-        async with self._open(method, address, path, params, body, token) as response:
-            if response.status_code != 200:
-                raise _refusal(address, response.status_code, await _read(response, address))
-            yield response
+        place = self._https.get(address, address)
+        try:
+            async with self._send(place, request) as answer:
+                if answer.status == 200:
+                    yield answer
+                    return
+                data = await self._http.read(answer)
+                https = "" if "://" in place else https_address(place, answer.status, data)
+                if not https:
+                    raise _refusal(address, answer.status, data)
+            self._https[address] = https
+            async with self._send(https, request) as answer:
+                if answer.status != 200:
+                    raise _refusal(address, answer.status, await self._http.read(answer))
+                yield answer
+        except (RequestFailed, SecretFileError, ValueError) as exc:
+            raise UpstreamError(address, str(exc)) from exc
+
+    async def fetch(self, address: str, request: Request[Any], *, timeout_s: float | None = None) -> Answer:
+        """Make a request, and return the headers and the body of the answer. Raises UpstreamError.
+
+        Args:
+            address: As for `open`.
+            timeout_s: The limit for the whole request; None: `request_timeout_s`.
+        """
+        limit_s = self.request_timeout_s if timeout_s is None else timeout_s
+        try:
+            with trio.fail_after(limit_s):
+                async with self.open(address, request) as answer:
+                    return Answer(address, answer.headers, await self._http.read(answer))
+        except trio.TooSlowError:
+            raise UpstreamError(address, f"no answer within {limit_s:g} s") from None
+
+    async def ask(self, address: str, request: Request[_T], *, timeout_s: float | None = None) -> _T:
+        """Make a request and return its answer. Raises UpstreamError; the arguments are those of `fetch`."""
+        answer = await self.fetch(address, request, timeout_s=timeout_s)
+        try:
+            return request.read(answer.body, answer.decode)
+        except ValueError as exc:
+            raise UpstreamError(address, f"its answer is not valid: {exc}") from exc
+
+    async def json(self, method: str, address: str, path: str) -> Any:
+        """Make a request without parameters, and return the JSON of the answer. Raises UpstreamError."""
+        return await self.ask(address, Request(method, path, json_object(lambda value: value)))
+
+    async def perform(self, address: str, procedure: Procedure[_T]) -> _T:
+        """Run a procedure of requests to one server, and return its result. Raises UpstreamError."""
+        try:
+            return await perform(procedure, lambda request: self.ask(address, request))
+        except ValueError as exc:
+            raise UpstreamError(address, f"its answers are not valid: {exc}") from exc
+
+    async def ask_all(
+        self, addresses: Iterable[str], request: Request[_T], *, timeout_s: float | None = None
+    ) -> Results[_T]:
+        """Make a request to all servers at once, and collect the answers. The arguments are those of `fetch`."""
+        return await self.on_all(addresses, lambda address: self.ask(address, request, timeout_s=timeout_s))
 
     async def on_all(self, addresses: Iterable[str], act: Callable[[str], Awaitable[_T]]) -> Results[_T]:
         """Call `act` for all servers at once, and collect what it returns and its UpstreamErrors."""
@@ -243,86 +243,29 @@ class Upstream:
                 results.values[address] = outcome
         return results
 
-    @asynccontextmanager
-    async def _open(
-        self, method: str, address: str, path: str, params: Mapping[str, str], body: bytes, token: str | None
-    ) -> AsyncIterator[httpx.Response]:
-        """Make a request, again over HTTPS if the broker wants it. Raises UpstreamError for all that fails."""
-        place = self._https.get(address, address)
-        try:
-            response = await self._send(method, place, path, params, body, token)
-            if response.status_code == 403 and not place.startswith(_HTTPS):
-                data = await _read(response, address)
-                https = _https_address(place, data)
-                if not https:
-                    raise _refusal(address, 403, data)
-                await response.aclose()
-                self._https[address] = https
-                response = await self._send(method, https, path, params, body, token)
-            try:
-                yield response
-            finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                    await response.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as exc:
-            raise UpstreamError(address, _why(exc, self.connect_timeout_s)) from exc
-        except SecretFileError as exc:
-            raise UpstreamError(address, str(exc)) from exc
-
-    async def _send(
-        self, method: str, address: str, path: str, params: Mapping[str, str], body: bytes, token: str | None
-    ) -> httpx.Response:
-        is_path = "/" in address and not address.startswith((_HTTP, _HTTPS))
+    def _send(self, address: str, request: Request[Any]) -> AbstractAsyncContextManager[HTTPAnswer]:
+        is_path = is_unix_path(address)
         base = "http://localhost" if is_path else address if "://" in address else _HTTP + address
-        url = httpx.URL(base.rstrip("/") + path, params=dict(params) or None)
-        headers = {**_HEADERS, "Host": url.netloc.decode("ascii").rpartition("@")[2]}
-        secret = self._secret.read() if token is None else token
+        url = URL.parse(base.rstrip("/") + request.target)
+        headers = {**HEADERS, "User-Agent": _USER_AGENT}
+        secret = self._secret.read() if self._token is None else self._token
         if secret:
             if url.scheme == "http" and not is_path and not is_loopback(url.host):
-                warn_in_clear(format_address(url.host, url.port or 80))
+                warn_in_clear(format_address(url.host, url.port))
             headers["Authorization"] = authorization(secret)
-        elif url.userinfo:
-            credentials = f"{url.username}:{url.password}".encode()
-            headers["Authorization"] = f"Basic {b64encode(credentials).decode()}"
-        if body or method != "GET":
-            headers["Content-Length"] = str(len(body))
-        timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
-        request = httpx.Request(
-            method, url, headers=headers, content=body, extensions={"timeout": timeout.as_dict()}
+            if self._token and (own := self._secret.read()):
+                headers[CONSOLE_HEADER] = authorization(own)
+        elif url.credentials:
+            headers["Authorization"] = f"Basic {b64encode(url.credentials.encode()).decode()}"
+        return self._http.open(
+            request.method, url, headers, request.body or b"", unix_path=address if is_path else ""
         )
-        return await self._transport(address if is_path else "").handle_async_request(request)
-
-    def _transport(self, unix_path: str) -> httpx.AsyncHTTPTransport:
-        """Return the transport, a new one at the first use.
-
-        It is not an httpx client: that logs URLs with their secrets, uses proxies and keeps cookies.
-        """
-        if unix_path not in self._transports:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
-            self._transports[unix_path] = httpx.AsyncHTTPTransport(
-                verify=self._tls, limits=limits, uds=unix_path or None, retries=0
-            )
-        return self._transports[unix_path]
-
-
-async def _read(response: httpx.Response, address: str) -> bytes:
-    body = bytearray()
-    # The cancellation ends the loop, so that the nested generators finish. The library would not close them after
-    # a `break`.
-    with trio.CancelScope() as reading:
-        async for piece in response.aiter_raw():
-            body += piece
-            if len(body) > MAX_ANSWER_BYTES:
-                reading.cancel()
-    if reading.cancel_called:
-        raise UpstreamError(address, f"its answer has more than {MAX_ANSWER_BYTES // MIB} MiB")
-    return bytes(body)
 
 
 def _refusal(address: str, status: int, body: bytes) -> UpstreamError:
     """Return the error for an answer whose status is not 200."""
     try:
-        message = decode_answer(body[:10_000])["message"]
+        message = decode_json(body[:10_000])["message"]
     except (ValueError, KeyError, TypeError):
         message = ""
     if isinstance(message, str) and message:
@@ -331,28 +274,3 @@ def _refusal(address: str, status: int, body: bytes) -> UpstreamError:
             address, (text or code)[:_MAX_REASON], status=status, code=code if code.isupper() else ""
         )
     return UpstreamError(address, f"it answered with status {status}", status=status)
-
-
-def _https_address(address: str, body: bytes) -> str:
-    """Return the HTTPS address in the 403 answer of a broker that requires TLS; empty without one."""
-    try:
-        port = decode_json(body)["https_port"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    if type(port) is not int or not 0 < port <= 65535:
-        return ""
-    host = address.removeprefix(_HTTP).rpartition(":")[0].strip("[]")
-    return _HTTPS + format_address(host, port)
-
-
-def _why(error: BaseException, connect_timeout_s: float) -> str:
-    """Return the reason of an error; if its text is empty, that of its cause."""
-    if isinstance(error, httpx.ConnectTimeout):
-        return f"no connection within {connect_timeout_s:g} s"
-    while (not str(error) or str(error).startswith("all attempts to connect")) and (
-        inner := error.__cause__ or error.__context__
-    ) is not None:
-        error = inner.exceptions[-1] if isinstance(inner, BaseExceptionGroup) else inner
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error) or type(error).__name__)[:_MAX_REASON]

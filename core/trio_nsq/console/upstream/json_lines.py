@@ -1,14 +1,15 @@
 """Reads JSON lines from a broker: bounded, whatever it sends."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import trio
 
+from ...api.request import Decoder, Request
 from ...protocol.limits import MIB
-from .client import Upstream, UpstreamError, decode_answer
+from ...protocol.untrusted_json import decode_json
+from .client import Upstream, UpstreamError
 
 MAX_BYTES = 16 * MIB
 
@@ -19,11 +20,13 @@ class Lines:
 
     Attributes:
         address: The broker, for errors.
+        read: Checks a line.
         at_most, max_bytes: The limits. The first object may have any size up to the second.
         is_cut: Whether more lines follow, which were not read.
     """
 
     address: str
+    read: Callable[[bytes, Decoder], list[dict[str, Any]]]
     at_most: int
     max_bytes: int
     objects: list[dict[str, Any]] = field(default_factory=list)
@@ -55,20 +58,15 @@ class Lines:
             self.is_cut = True
             return
         try:
-            found = decode_answer(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise UpstreamError(self.address, "its answer is not JSON lines")
-        self.objects.append(found)
+            self.objects += self.read(line, decode_json)
+        except ValueError as exc:
+            raise UpstreamError(self.address, f"its answer is not valid: {exc}") from exc
 
 
 async def read_lines(
     upstream: Upstream,
     address: str,
-    path: str,
-    params: Mapping[str, str],
-    token: str | None,
+    request: Request[list[dict[str, Any]]],
     *,
     at_most: int,
     max_bytes: int = MAX_BYTES,
@@ -83,29 +81,13 @@ async def read_lines(
         UpstreamError: There is no answer in time, it is a refusal, or not JSON lines.
     """
     limit_s = upstream.request_timeout_s
-    lines = Lines(address, at_most, max_bytes)
+    lines = Lines(address, request.read, at_most, max_bytes)
     try:
         with trio.fail_after(limit_s):
-            async with upstream.stream("GET", address, path, params, token=token) as response:
-                await _receive(response, lines)
+            async with upstream.open(address, request) as answer:
+                while (piece := await answer.receive()) and lines.add(piece):
+                    pass
+                lines.end()
     except trio.TooSlowError:
         raise UpstreamError(address, f"no complete answer within {limit_s:g} s") from None
     return lines
-
-
-async def _receive(response: httpx.Response, lines: Lines) -> None:
-    """Read an answer until its end, or until the lines are enough. Raises UpstreamError."""
-    invalid: UpstreamError | None = None
-    # The cancellation ends the loop, so that the nested generators finish. The library would not close them after a
-    # `break` or an exception.
-    with trio.CancelScope() as reading:
-        async for piece in response.aiter_raw():
-            try:
-                if not lines.is_cut and not lines.add(piece):
-                    reading.cancel()
-            except UpstreamError as exc:
-                invalid = exc
-                reading.cancel()
-    if invalid is not None:
-        raise invalid
-    lines.end()

@@ -1,4 +1,4 @@
-"""The console as an ASGI application: routes, and pages for errors."""
+"""The application: routes, and pages for errors."""
 
 import logging
 import time
@@ -10,8 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route
 
 from ..access.changes import note_nothing_changed
 from ..access.viewer import Forbidden
@@ -22,8 +21,7 @@ from ..graphite import Graphite
 from ..upstream.client import UpstreamError
 from . import static_files
 from .live import Live
-from .middleware import AccessMiddleware
-from .page import NotFound, Page, View
+from .page import NotFound, Page, Unanswered, View
 from .pages import (
     changes,
     channel,
@@ -46,8 +44,8 @@ from .pages import (
     topics,
 )
 from .paths import name_of, reserved_segments
-from .refusals import refusal
 from .rendering import render
+from .site import Site
 
 logger = logging.getLogger("trio_nsq.console")
 
@@ -79,7 +77,7 @@ PAGES: tuple[Page, ...] = (
 )
 
 
-def make_app(console: Console) -> ASGIApp:
+def make_site(console: Console) -> Site:
     """Build the application."""
     routes: list[BaseRoute] = [
         *(
@@ -103,16 +101,7 @@ def make_app(console: Console) -> ASGIApp:
     )
     app.state.console = console
     app.state.reserved = reserved_segments(page.path for page in PAGES)
-    base = console.options.base_path.rstrip("/")
-    images_from = Graphite(console.options).origin
-    guarded = AccessMiddleware(app, console.access, partial(refusal, error=_error), images_from)
-    if not base:
-        return guarded
-    # Starlette's own redirection has the Host header in it, which was not checked.
-    first_page = Route(base, lambda request: Response(status_code=307, headers={"Location": f"{base}/"}))
-    outside = Starlette(routes=[first_page, Mount(base, guarded)])
-    outside.router.redirect_slashes = False
-    return outside
+    return Site(app, console.access, _error, Graphite(console.options).origin)
 
 
 def _specificity(page: Page) -> list[bool]:
@@ -160,7 +149,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _not_found(request: Request, exc: Exception) -> Response:
-    return _error(request, 404, "Not found", [str(exc)])
+    status, title = (503, "No answer") if isinstance(exc, Unanswered) else (404, "Not found")
+    return _error(request, status, title, [str(exc)])
 
 
 async def _forbidden(request: Request, exc: Exception) -> Response:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from ...wording import count_of
+from ...text.wording import count_of
 
 UNKNOWN = "\N{EN DASH}"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -8,7 +8,7 @@ Events: `update` has the block, `beat` says that it is as before; the id of both
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from ..access.viewer import Forbidden, viewer_of
 from ..console import console_of
@@ -25,14 +25,14 @@ from ..upstream.client import UpstreamError
 from .formats import moment
 from .page import NotFound, Page, View
 from .paths import name_of
+from .streamed import Streamed
 
 logger = logging.getLogger("trio_nsq.console")
 
 MAX_VIEWERS = 200
+_TOO_MANY = "Too many pages get live updates. Reload this one for new numbers."
 BEAT_S = 15.0
 """Below the time after which proxies close idle connections; the browser waits for three of them."""
-_SEND_S = 20.0
-"""A viewer that takes nothing for this long is dropped."""
 _AGAIN_S = 600.0
 _MAX_PATH = 4000
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -83,13 +83,13 @@ class Live:
         path = request.query_params.get("path", "")
         page, asked = self._find(request, path)
         if self._viewers >= self._max_viewers:
-            raise HTTPException(503, "Too many pages get live updates. Reload this one for new numbers.")
+            raise HTTPException(503, _TOO_MANY)
         await console_of(request).watcher.changed(0)
         await page.handler(asked)  # raises what the page itself would answer
         if request.method == "HEAD":
             return Response(headers=_HEADERS)
         key = (path, viewer_of(request).rights.key)
-        return _EventStream(lambda send: self._run(page, asked, key, send))
+        return Streamed(self._events(page, asked, key), _HEADERS)
 
     def _find(self, request: Request, path: str) -> tuple[Page, Request]:
         """Return the page at a path, and a request for it."""
@@ -114,10 +114,11 @@ class Live:
                 return page, Request({**scope, **found, "path_params": names}, request.receive)
         raise NotFound("There is no page with live updates at this path.")
 
-    async def _run(
-        self, page: Page, asked: Request, key: Hashable, send: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        """Send events until the page is gone."""
+    async def _events(self, page: Page, asked: Request, key: Hashable) -> AsyncGenerator[bytes, None]:
+        """Yield events until the page is gone."""
+        if self._viewers >= self._max_viewers:  # others have been admitted since `answer`
+            yield _event("end", _TOO_MANY)
+            return
         watcher = console_of(asked).watcher
         feed = self._feeds.setdefault(key, _Feed())
         feed.viewers += 1
@@ -131,16 +132,14 @@ class Live:
                     with trio.move_on_after(BEAT_S):
                         version = (await watcher.changed(version)).version
                     await self._refresh(page, asked, feed)
-                    await send(feed.beat if feed.update is sent else feed.update)
-                    sent = feed.update
-            await send(_event("again", ""))
+                    event, sent = feed.beat if feed.update is sent else feed.update, feed.update
+                    yield event
+            yield _event("again", "")
         except _ENDINGS as exc:
-            await send(_event("end", str(exc)))
-        except (trio.TooSlowError, OSError):
-            pass  # the viewer has gone, or does not read
+            yield _event("end", str(exc))
         except Exception:
             logger.exception("GET /live: internal error")
-            await send(_event("end", "Internal error. The console's log has the details."))
+            yield _event("end", "Internal error. The console's log has the details.")
         finally:
             self._viewers -= 1
             feed.viewers -= 1
@@ -161,35 +160,6 @@ class Live:
                 feed.block, feed.update = block, _event("update", block, taken_at)
             feed.beat = _event("beat", "", taken_at)
             feed.version = snapshot.version
-
-
-class _EventStream(Response):
-    """An answer that lasts until the viewer disconnects, stops reading, or `run` returns."""
-
-    def __init__(self, run: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]) -> None:
-        super().__init__(headers=_HEADERS)
-        self._run = run
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it (ASGI)."""
-        headers = [each for each in self.raw_headers if each[0] != b"content-length"]
-
-        async def send_event(event: bytes) -> None:
-            with trio.fail_after(_SEND_S):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-
-        async def wait_for_disconnect() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_for_disconnect)
-            await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-            await self._run(send_event)
-            with trio.move_on_after(_SEND_S):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            nursery.cancel_scope.cancel()
 
 
 def _event(kind: str, text: str, identity: str = "") -> bytes:

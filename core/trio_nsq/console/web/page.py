@@ -12,6 +12,10 @@ class NotFound(Exception):
     """The page does not exist. The text says what is missing."""
 
 
+class Unanswered(NotFound):
+    """The page may exist, on a broker that does not answer. The text names it."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A template and its variables. The application renders it.

@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..options import COLORS
 from .page import NotFound
 
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_ICON_COLOR = b"#4464e8"
 _FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -33,6 +35,11 @@ def static_files() -> dict[str, StaticFile]:
         if suffix in _TYPES:
             digest = hashlib.sha256(body).hexdigest()[:12]
             found[each.name] = StaticFile(body, _TYPES[suffix], digest)
+    icon = found["icon.svg"]
+    for name, color in COLORS.items():
+        body = icon.body.replace(_ICON_COLOR, color.encode())
+        digest = hashlib.sha256(body).hexdigest()[:12]
+        found[f"icon-{name}.svg"] = StaticFile(body, icon.media_type, digest)
     return found
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ...protocol import pack_messages
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, LogFile, OpenFiles, OwnedFile

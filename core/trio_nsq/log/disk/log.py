@@ -5,17 +5,25 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from threading import Lock
 from typing import Final, TypeVar
 
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, OpenFiles, reasonable_limit
-from ..interface import READ_BYTES, READ_SOON_BYTES, LogFileFacts, check_order
+from ..interface import (
+    READ_BYTES,
+    READ_SOON_BYTES,
+    DiskWork,
+    LogFileFacts,
+    NothingToSync,
+    SyncPoint,
+    check_order,
+)
 from ..records import RawRecord, RecordBatch, RecordHeader, UnsyncedPart
 from ..segment.identity import FILE_NAME as IDENTITY
 from ..segment.identity import Identity
 from ..segment.reader import Segment
-from ..segment.writer import SegmentWriter
+from ..segment.unwritten import ALL_STABLE
+from ..segment.writer import SegmentSync, SegmentWriter
 from .carried_forward import CarriedForwardSegment, records_to_carry
 from .opening import DEFAULT_SEGMENT_BYTES, OpenedFolder
 
@@ -39,6 +47,7 @@ class DiskLog:
         open_files: Shared with other logs, so that all of them together keep a limited number of files open. Its file
             system is used instead of `files`.
         now_ns: The wall clock, Unix nanoseconds: the creation time of segments.
+        stable_end: As in `UnwrittenRecords`.
 
     Raises:
         NotASegmentError: A file in the folder has the name of a segment but is not one.
@@ -54,6 +63,7 @@ class DiskLog:
         files: Files | None = None,
         open_files: OpenFiles | None = None,
         now_ns: Callable[[], int] = time.time_ns,
+        stable_end: int = ALL_STABLE,
     ) -> None:
         self.folder = folder
         self._segment_bytes = segment_bytes
@@ -63,13 +73,12 @@ class DiskLog:
         self.writes = 0
         # Ends of the last reads, for sequential reading: next sequence -> (base sequence of the segment, offset).
         self._hints: dict[int, tuple[int, int]] = {}
-        opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns)
+        opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns, stable_end)
         try:
             opened.open()
         except BaseException:
             opened.close()
             raise
-        self._replacing = Lock()  # held while `_segments` is replaced
         # Replaced, never changed, because readers in other threads use the old tuple.
         self._segments = opened.segments
         self._carried_forward = opened.carried_forward
@@ -80,6 +89,10 @@ class DiskLog:
         self.next_sequence = self.written_sequence = first_sequence
         if first_sequence and not self._segments:
             self.begin_file()  # which stores the sequence
+
+    @property
+    def incarnation(self) -> bytes | None:
+        return self._identity.incarnation if self._identity is not None else None
 
     @property
     def first_sequence(self) -> int:
@@ -122,6 +135,7 @@ class DiskLog:
         return following
 
     def roll(self) -> None:
+        """As `begin_file`, unless the last file is empty, so that it can be discarded later."""
         if self._segments and not self._segments[-1].is_empty:
             self.begin_file()
 
@@ -143,7 +157,7 @@ class DiskLog:
             try:
                 self.sync()
             except BaseException:
-                self.take_back()
+                self.rollback()
                 raise
         self.commit(self.written_sequence)
 
@@ -159,34 +173,63 @@ class DiskLog:
         self._writer.commit(sequence)
         self.next_sequence = sequence
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         assert self._writer is not None
-        self._writer.take_back()
+        self._writer.rollback()
         self.written_sequence = self.next_sequence
 
-    def begin_file(self) -> None:
-        if self._writer is not None:
-            self._writer.seal()  # so that only the last segment can be torn
-        if self._identity is None:
-            identity = Identity()
-            try:
-                self._files.make_folder(self.folder)
-                identity.create(self._files, self.folder)
-            except OSError as exc:
-                raise LogWriteError(self.folder / IDENTITY, exc) from exc
-            self._identity = identity
-        writer = SegmentWriter.create(
-            self._open_files, self.folder, self.next_sequence, self._now_ns(), self._identity.incarnation
-        )
-        writer.failed_syncs = self.failed_syncs
-        with self._replacing:
-            # An empty last segment of format 1 has the same base sequence: the new one replaces it.
-            base_sequence = writer.segment.base_sequence
-            before = (each for each in self._segments if each.base_sequence < base_sequence)
-            self._replace_segments((*before, writer.segment))
-        self._replace_writer(writer)
+    @property
+    def has_unsynced_cut(self) -> bool:
+        return self._writer is not None and self._writer.has_unsynced_cut
 
-    def _replace_writer(self, writer: SegmentWriter) -> SegmentWriter | None:
+    def finish_cut(self) -> None:
+        if self._writer is not None:
+            self._writer.finish_cut()
+
+    def begin_file(self) -> None:
+        """Sync the last file and begin a new one for the next writes. All writes must be committed. Blocks.
+
+        Raises:
+            LogWriteError: There is no new file.
+        """
+        self.finish_cut()
+        self.sync()  # so that only the last segment can be torn
+        self.new_file()()()
+
+    def new_file(self) -> DiskWork:
+        full = self._writer.segment if self._writer is not None else None
+        known, sequence = self._identity, self.next_sequence
+
+        def create() -> Callable[[], None]:
+            if full is not None:
+                full.save_index()
+            identity = known or self._create_identity()
+            writer = SegmentWriter.create(
+                self._open_files, self.folder, sequence, self._now_ns(), identity.incarnation
+            )
+
+            def use() -> None:
+                self._identity = identity
+                writer.failed_syncs = self.failed_syncs
+                # An empty last segment of format 1 has the same base sequence: the new one replaces it.
+                before = (each for each in self._segments if each.base_sequence < sequence)
+                self._replace_segments((*before, writer.segment))
+                self._replace_writer(writer)
+
+            return use
+
+        return create
+
+    def _create_identity(self) -> Identity:
+        identity = Identity()
+        try:
+            self._files.make_folder(self.folder)
+            identity.create(self._files, self.folder)
+        except OSError as exc:
+            raise LogWriteError(self.folder / IDENTITY, exc) from exc
+        return identity
+
+    def _replace_writer(self, writer: SegmentWriter | None) -> SegmentWriter | None:
         """Set `_writer`; returns the old one, as `_replace_carried_forward`."""
         old, self._writer = self._writer, writer
         return old
@@ -203,7 +246,21 @@ class DiskLog:
         if self._writer is not None:
             self._writer.mark_logged()
 
+    def sync_point(self) -> SyncPoint:
+        return self._writer.sync_point() if self._writer is not None else NothingToSync()
+
+    def end_sync(self, point: SyncPoint, error: Exception | None) -> Exception | None:
+        writer = self._writer
+        if writer is None or not isinstance(point, SegmentSync) or point.segment is not writer.segment:
+            return error  # the file was full, and synced before the next one was begun
+        return writer.end_sync(point, error)
+
     def sync(self) -> None:
+        """Return when all writes are on stable storage. Blocks.
+
+        Raises:
+            LogWriteError: They are not. Committed messages remain readable, and the next sync includes these writes.
+        """
         if self._writer is not None:
             self._writer.sync()
 
@@ -286,26 +343,32 @@ class DiskLog:
 
     def carry_forward(
         self, sequences: Sequence[int], max_bytes: int, keeps_metadata: Callable[[bytes], bool] = bool
-    ) -> bool:
-        """As `Log.carry_forward`."""
-        old = self._carried_forward
-        records: list[RecordBatch] = []
-        size = 0
-        for record in records_to_carry(sequences, self._record_holding, keeps_metadata):
-            records.append(record)
-            size += record.record_bytes
-            if size > max_bytes:
-                return False
-        if records:
-            assert self._identity is not None  # there are messages
-            incarnation = self._identity.incarnation
-            self._replace_carried_forward(
-                CarriedForwardSegment.replace(self._open_files, self.folder, incarnation, records, old)
-            )
-        elif old is not None:
-            old.remove()
-            self._replace_carried_forward(None)
-        return True
+    ) -> Callable[[], Callable[[], None] | None]:
+        old, identity = self._carried_forward, self._identity
+
+        def write() -> Callable[[], None] | None:
+            records: list[RecordBatch] = []
+            size = 0
+            for record in records_to_carry(sequences, self._record_holding, keeps_metadata):
+                records.append(record)
+                size += record.record_bytes
+                if size > max_bytes:
+                    return None
+            new: CarriedForwardSegment | None = None
+            if records:
+                assert identity is not None  # there are messages
+                new = CarriedForwardSegment.replace(
+                    self._open_files, self.folder, identity.incarnation, records, old
+                )
+            elif old is not None:
+                old.remove()
+
+            def use() -> None:
+                self._replace_carried_forward(new)
+
+            return use
+
+        return write
 
     def _replace_carried_forward(self, new: CarriedForwardSegment | None) -> CarriedForwardSegment | None:
         """Set `_carried_forward`, and return the old one, so that the caller drops the last reference to it.
@@ -324,21 +387,32 @@ class DiskLog:
         return found[0] if found and found[0].base_sequence <= sequence else None
 
     def discard_before(self, sequence: int) -> None:
-        """As `Log.discard_before`: deletes whole segments, never the last. Raises LogWriteError."""
-        while len(self._segments) > 1 and self._segments[1].base_sequence <= sequence:
-            discarded = self._segments[0]
+        while (discard := self.discard_first(sequence)) is not None:
+            discard()()
+
+    def discard_first(self, sequence: int) -> DiskWork | None:
+        if len(self._segments) < 2 or self._segments[1].base_sequence > sequence:
+            return None
+        discarded = self._segments[0]
+
+        def remove() -> Callable[[], None]:
             discarded.remove()
-            with self._replacing:
+
+            def forget() -> None:
                 self._replace_segments(self._segments[1:])
-            discarded.close()  # takes effect after the reads in progress
+                discarded.close()  # takes effect after the reads in progress
+
+            return forget
+
+        return remove
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
+            self._replace_writer(None)
         for segment in self._segments:
             segment.close()
-        self._segments = ()
+        self._replace_segments(())
         if self._carried_forward is not None:
             self._carried_forward.close()
-            self._carried_forward = None
+            self._replace_carried_forward(None)

@@ -31,6 +31,7 @@ class OpenedFolder:
         folder: The log's folder; it need not exist.
         segment_bytes: The size after which the log begins a new segment.
         now_ns: The wall clock, Unix nanoseconds.
+        stable_end: As in `UnwrittenRecords`.
 
     Attributes:
         identity: The log's identity; None if it has no segment yet.
@@ -40,7 +41,12 @@ class OpenedFolder:
     """
 
     def __init__(
-        self, folder: Path, open_files: OpenFiles, segment_bytes: int, now_ns: Callable[[], int]
+        self,
+        folder: Path,
+        open_files: OpenFiles,
+        segment_bytes: int,
+        now_ns: Callable[[], int],
+        stable_end: int,
     ) -> None:
         self.identity: Identity | None = None
         self.segments: tuple[Segment, ...] = ()
@@ -51,6 +57,7 @@ class OpenedFolder:
         self._files = open_files.files
         self._segment_bytes = segment_bytes
         self._now_ns = now_ns
+        self._stable_end = stable_end
 
     def open(self) -> None:
         """Open all files of the log, and recover the last segment.
@@ -83,7 +90,7 @@ class OpenedFolder:
         if CARRIED_FORWARD in names:
             incarnation = self.identity.incarnation
             self.carried_forward = CarriedForwardSegment.open(self._open_files, self._folder, incarnation)
-        self.writer = recover(self._files, self.segments[-1])
+        self.writer = recover(self._files, self.segments[-1], self._stable_end)
 
     def close(self) -> None:
         """Close all files, after opening failed."""
@@ -150,8 +157,9 @@ class OpenedFolder:
         If they are the last, the log continues after all sequences that they may have used.
         """
         last = self.segments[-1] if self.segments else None
-        if last is None or base_in_name(unusable[-1].path) > last.base_sequence:
-            end = max(end_of_unusable(error, self._segment_bytes) for error in unusable)
+        after = [each for each in unusable if last is None or base_in_name(each.path) > last.base_sequence]
+        if after:
+            end = max(end_of_unusable(error, self._segment_bytes) for error in after)
             if last is not None:
                 recover(self._files, last).seal()  # it may have been the last one written to
                 end = max(end, last.next_sequence)

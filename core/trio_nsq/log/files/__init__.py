@@ -2,8 +2,9 @@
 blocks.
 """
 
-from .file_system import NO_FILE, Files, temporary_of
+from .file_system import NO_FILE, Files, Space, temporary_of
 from .open_files import LogFile, OpenFiles, reasonable_limit
+from .overlay import OverlayFiles
 from .owned_file import OwnedFile
 from .tolerant_reader import TolerantReader
 
@@ -12,7 +13,9 @@ __all__ = [
     "Files",
     "LogFile",
     "OpenFiles",
+    "OverlayFiles",
     "OwnedFile",
+    "Space",
     "TolerantReader",
     "reasonable_limit",
     "temporary_of",

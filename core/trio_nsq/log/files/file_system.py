@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from errno import EFBIG, EISDIR, ELOOP, ENXIO
 from pathlib import Path
+from typing import NamedTuple
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -33,9 +34,22 @@ def _no_file(status: os.stat_result) -> OSError:
     return OSError(errno, f"it is {kind}, not a file")
 
 
-class Files:
-    """The real file system. Every method raises OSError as the operating system does."""
+class Space(NamedTuple):
+    """The space of a file system, for a user without root's reserve."""
 
+    free_bytes: int
+    total_bytes: int
+
+
+class Files:
+    """The real file system. Every method raises OSError as the operating system does.
+
+    Attributes:
+        is_read_only: Whether another process owns the files. Then readers do not log damage, and do not wait for blocks
+            that cannot be read.
+    """
+
+    is_read_only = False
     _buffer = bytearray()  # for `read_now`: allocating a buffer takes as long as the read
 
     def create(self, path: Path) -> int:
@@ -131,10 +145,10 @@ class Files:
         """Return the size of the file in bytes."""
         return os.fstat(fd).st_size
 
-    def available_bytes(self, path: Path) -> int:
-        """Return the free space of the file system that has this path, in bytes."""
+    def space(self, path: Path) -> Space:
+        """Return the space of the file system that has this path."""
         found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to `size` bytes."""

@@ -19,7 +19,10 @@ _BLOCK_BYTES = 4096
 
 
 class TolerantReader:
-    """Reads a file past bad blocks: after `PATIENCE_S` it returns them as zeros, which are not a valid record."""
+    """Reads a file past bad blocks: after `PATIENCE_S` it returns them as zeros, which are not a valid record.
+
+    A file that is only read is not waited for.
+    """
 
     def __init__(self, files: Files, file: LogFile) -> None:
         self._files = files
@@ -80,7 +83,8 @@ class TolerantReader:
         """Skip the block at `offset`, and the bad blocks after it, if it has failed for `PATIENCE_S`."""
         start = offset - offset % _BLOCK_BYTES
         now_s = self._files.monotonic_s()
-        if now_s - self._failing.setdefault(start, now_s) < PATIENCE_S:
+        patience_s = 0.0 if self._files.is_read_only else PATIENCE_S
+        if now_s - self._failing.setdefault(start, now_s) < patience_s:
             return False
         del self._failing[start]
         # Steps double, because each attempt may take the disk seconds. So a range of bad blocks loses at most as many
@@ -90,9 +94,9 @@ class TolerantReader:
             step *= 2
             end += step
         end = min(end, file_end)
-        logger.error(
-            "%s: the disk cannot read bytes %d to %d, skipped as damaged", self._file.path, start, end
-        )
+        if not self._files.is_read_only:
+            what = "%s: the disk cannot read bytes %d to %d, skipped as damaged"
+            logger.error(what, self._file.path, start, end)
         self._skipped.append((start, end))
         self._skipped.sort()
         return True

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from errno import EIO
 from pathlib import Path
 
-from ...checksum import crc32
 from ..disk.carried_forward import FILE_NAME, read_index
 from ..errors import LogReadError
 from ..files import NO_FILE, Files
@@ -68,7 +67,7 @@ def _scan(
         data = files.read_fully(fd, end - offset, offset)
         header = decode_header(data, 0, index.seed)
         payload = memoryview(data)[HEADER_BYTES : header.record_bytes if header is not None else None]
-        if header is not None and len(payload) == header.length and crc32(payload) == header.payload_crc:
+        if header is not None and header.matches(payload):
             if wanted(header):
                 yield ScannedRecord(path, offset, header, payload)
             continue

@@ -4,30 +4,29 @@ This module only reads, and a broker may append meanwhile. So it reads bytes tha
 not report a record that was being written when the file was opened.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from errno import EIO
 from functools import partial
-from itertools import chain, islice
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files
 from ..files.tolerant_reader import Window
-from ..records import HEADER_BYTES, RecordHeader, decode_header, find_headers
-from ..segment.format import FILE_HEADER_BYTES, SUFFIX, base_in_name, decode_file_header
+from ..records import HEADER_BYTES, RecordHeader, decode_header
+from ..segment.format import FILE_HEADER_BYTES, SUFFIX, FileHeader, base_in_name, decode_file_header
 from ..segment.identity import Identity, find_header
 from ..segment.index import SUFFIX as INDEX_SUFFIX
 from ..segment.index import SparseIndex
+from ..segment.scan import BULK_BYTES, NO_LIMIT, find_record, scan_records
+from ..segment.unwritten import ALL_STABLE, UnwrittenRecords
 from .findings import NOT_SERVED, Finding, Kind
 
-_READ_BYTES = 4 * 1024 * 1024
-"""Large, because a record that extends beyond the buffer is read again."""
-_SEARCH_BYTES = 1024 * 1024
-_NO_LIMIT = 2**64
 _UNFINISHED = "an unfinished record batch, which the next start of the broker cuts off"
+_UNWRITTEN = "a write that a power cut interrupted, which the next start of the broker cuts off"
 _NOTHING = memoryview(b"")
 _PAYLOAD_CRC = slice(8, 12)
 
@@ -46,6 +45,17 @@ class SegmentPath(NamedTuple):
 
     path: Path
     limit: int | None
+
+    @property
+    def base_sequence(self) -> int:
+        """The sequence in its name."""
+        return base_in_name(self.path)
+
+
+def with_limits(paths: Sequence[Path]) -> list[SegmentPath]:
+    """Return the segments with these paths, the oldest first; the names are those of segments."""
+    limits = [base_in_name(path) for path in paths[1:]]
+    return [SegmentPath(path, limit) for path, limit in zip_longest(paths, limits)]
 
 
 def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[Finding]]:
@@ -69,16 +79,16 @@ def segment_paths(folder: Path, files: Files) -> tuple[list[SegmentPath], list[F
         return [], [Finding(Kind.DAMAGE, folder, 0, 0, f"it is not a folder; {NOT_SERVED}")]
     except OSError as exc:
         raise LogReadError(folder, exc) from exc
-    bases: dict[Path, int] = {}
+    named: list[Path] = []
     findings: list[Finding] = []
     for path in paths:
         try:
-            bases[path] = base_in_name(path)
+            base_in_name(path)
+            named.append(path)
         except NotASegmentError as exc:
             what = f"not a segment: {exc.reason}; {NOT_SERVED}"
             findings.append(Finding(Kind.DAMAGE, path, 0, 0, what))
-    limits = chain(islice(bases.values(), 1, None), [None])
-    return [SegmentPath(path, limit) for path, limit in zip(bases, limits, strict=False)], findings
+    return with_limits(named), findings
 
 
 def scan_segment(
@@ -86,12 +96,14 @@ def scan_segment(
     files: Files,
     wanted: Callable[[RecordHeader], bool] | None = None,
     first_sequence: int = 0,
+    stable_end: int = ALL_STABLE,
 ) -> Iterator[ScannedRecord | Finding]:
     """Yield every record of a segment, in order, and findings about damage.
 
     Args:
         wanted: Whether to read and check the payload that belongs to a header; None: all payloads.
         first_sequence: If the segment's index tells where this sequence is, the records before it are not read.
+        stable_end: As in `UnwrittenRecords`.
 
     Raises:
         LogReadError: The operating system failed to read. Bad blocks and paths that are not files are findings.
@@ -112,7 +124,7 @@ def scan_segment(
         yield Finding(Kind.DAMAGE, path, 0, 0, f"{exc.strerror}; {NOT_SERVED}", base, messages)
         return
     try:
-        yield from _Scan(segment, files, fd, wanted, first_sequence).run()
+        yield from _Scan(segment, files, fd, wanted, first_sequence, stable_end).run()
     except OSError as exc:
         raise LogReadError(path, exc) from exc
     finally:
@@ -161,18 +173,25 @@ class _Scan:
         fd: int,
         wanted: Callable[[RecordHeader], bool] | None,
         first_sequence: int,
+        stable_end: int,
     ) -> None:
         self._path = segment.path
         self._first_sequence = first_sequence
         self._is_last = segment.limit is None
-        self._limit = _NO_LIMIT if segment.limit is None else segment.limit
+        self._limit = NO_LIMIT if segment.limit is None else segment.limit
         self._files = files
         self._fd = fd
         self._end = files.size(fd)  # bytes written later are not checked
         self._wanted = wanted
         self._expected = base_in_name(segment.path)
+        self._at = 0  # where the scan is
+        self._findings: list[Finding] = []  # to be yielded before the next record
         self._seed = 0
-        self._window = Window(self._read_window, _READ_BYTES)
+        self._stable_end = stable_end
+        self._unwritten: UnwrittenRecords | None = (
+            None  # after the file's header was read, for the last segment
+        )
+        self._window = Window(self._read_window, BULK_BYTES)
 
     def run(self) -> Iterator[ScannedRecord | Finding]:
         """See `scan_segment`. Raises OSError."""
@@ -196,44 +215,49 @@ class _Scan:
 
     def _walk(self) -> Iterator[ScannedRecord | Finding]:
         """As `run`, with the records of an unfinished batch."""
-        offset = 0
         try:
-            offset = yield from self._check_file_header()
-            if offset < self._end:
-                offset = self._skip_to_first(offset)
-            while offset < self._end:
-                header = self._header(offset)
-                if header is None:
-                    offset = yield from self._skip_damage(offset)
-                    continue
+            yield from self._check_file_header()
+            self._skip_to_first()
+            records = scan_records(
+                *(self._window, self._seed, self._at, self._end, self._expected, self._limit), self._skip
+            )
+            for offset, header in records:
+                self._at = offset
+                if header.base_sequence > self._expected:
+                    what = "messages are missing here"
+                    self._damage(offset, offset, what, header.base_sequence - self._expected)
                 payload = self._payload(offset, header)
-                if payload is None:
-                    yield self._payload_finding(offset, header)
-                else:
+                if payload is not None:
                     self._expected = header.next_sequence
+                elif self._add_payload_finding(offset, header):
+                    break
+                if self._findings:
+                    yield from self._pop_findings()
+                self._at = offset + header.record_bytes
+                if payload is not None:
                     yield ScannedRecord(self._path, offset, header, payload)
-                offset += header.record_bytes
+            else:
+                if self._left:
+                    what = (
+                        "messages are missing at the end: the file was truncated, or the next file is missing"
+                    )
+                    self._damage(self._end, self._end, what, self._left)
         except _UnreadableError:
-            yield self._damage(offset, self._end, "the disk cannot read this", self._left)
-            return
-        if self._left:
-            what = "messages are missing at the end: the file was truncated, or the next file is missing"
-            yield self._damage(self._end, self._end, what, self._left)
+            self._damage(self._at, self._end, "the disk cannot read this", self._left)
+        yield from self._pop_findings()
 
-    def _skip_to_first(self, offset: int) -> int:
-        """Return an offset at or before the first record to read: `offset`, unless an index has a later one."""
-        if self._first_sequence <= self._expected:
-            return offset
+    def _skip_to_first(self) -> None:
+        """Skip records before the first one to read, as far as an index tells where it is."""
+        if self._first_sequence <= self._expected or self._at >= self._end:
+            return
         try:
             data = self._files.content(self._path.with_suffix(INDEX_SUFFIX), self._end)
         except OSError:
-            return offset
+            return
         index = SparseIndex.decode(data, self._seed, self._end)
         entry = index.entry_before(self._first_sequence) if index is not None else None
-        if entry is None:
-            return offset
-        self._expected, offset = entry
-        return offset
+        if entry is not None:
+            self._expected, self._at = entry
 
     # ------------------------------------------------------------------ reading
 
@@ -251,14 +275,6 @@ class _Scan:
         except _UnreadableError:
             return self._read(needed, offset)  # the bad block may be after it
 
-    def _header(self, offset: int) -> RecordHeader | None:
-        """Return the header of the expected record at `offset`; None if something else is there."""
-        at = self._window.at(offset, HEADER_BYTES)
-        header = decode_header(self._window.data, at, self._seed)
-        if header is None or header.base_sequence != self._expected or header.next_sequence > self._limit:
-            return None
-        return header
-
     def _payload(self, offset: int, header: RecordHeader) -> memoryview | None:
         """Return the payload of the record at `offset`, empty if it is not wanted; None if it is damaged."""
         if self._wanted is not None and not self._wanted(header):
@@ -267,7 +283,7 @@ class _Scan:
         for _ in range(2):
             at = self._window.at(offset, header.record_bytes)
             payload = memoryview(self._window.data)[at + HEADER_BYTES : at + header.record_bytes]
-            if len(payload) == header.length and crc32(payload) == header.payload_crc:
+            if header.matches(payload):
                 return payload
             self._window.clear()
         return None
@@ -279,85 +295,99 @@ class _Scan:
         """Number of messages missing up to the end of the segment; None for the last segment."""
         return None if self._is_last else self._limit - self._expected
 
-    def _damage(self, offset: int, end: int, what: str, messages: int | None) -> Finding:
-        finding = Finding(Kind.DAMAGE, self._path, offset, end, what, self._expected, messages)
-        self._expected += messages or 0
-        return finding
+    def _add(self, kind: Kind, offset: int, end: int, what: str) -> None:
+        """Add a finding that concerns no message."""
+        self._findings.append(Finding(kind, self._path, offset, end, what))
 
-    def _check_file_header(self) -> Generator[Finding, None, int]:
-        """Check the file's header, and return the offset of the first record."""
+    def _damage(self, offset: int, end: int, what: str, messages: int | None) -> None:
+        """Add a finding about the next messages."""
+        self._findings.append(Finding(Kind.DAMAGE, self._path, offset, end, what, self._expected, messages))
+        self._expected += messages or 0
+
+    def _pop_findings(self) -> Iterator[Finding]:
+        findings, self._findings = self._findings, []
+        yield from findings
+
+    def _check_file_header(self) -> Iterator[Finding]:
+        """Check the file's header, and move to the first record."""
         try:
             identity, _ = find_identity(self._files, self._path.parent)
             header = find_header(partial(self._files.read, self._fd), self._end, self._path, identity)
         except UnusableSegmentError as exc:
             what = f"{exc.reason}; the broker renames the file at its next start"
-            yield self._damage(0, self._end, what, self._left)
-            return self._end
+            self._damage(0, self._end, what, self._left)
+            self._at = self._end
         except NotASegmentError as exc:
             what = f"not a segment: {exc.reason}; {NOT_SERVED}"
             header = decode_file_header(self._read(FILE_HEADER_BYTES, 0))
             if header is None:
-                yield self._damage(0, self._end, what, self._left)
-                return self._end
-            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)  # the file was renamed
+                self._damage(0, self._end, what, self._left)
+                self._at = self._end
+            else:
+                self._add(Kind.DAMAGE, 0, header.size, what)  # the file was renamed
+                self._begin(header)
         except OSError as exc:
             if exc.errno == EIO:
                 raise _UnreadableError from exc
             raise
-        if header is None:
-            if self._left:
-                yield self._damage(0, self._end, "the file is empty", self._left)
+        else:
+            if header is not None:
+                if header.derived:
+                    what = "the file's header is damaged; its records are still readable"
+                    self._add(Kind.DAMAGE, 0, header.size, what)
+                self._begin(header)
+            elif self._left:
+                self._damage(0, self._end, "the file is empty", self._left)
+                self._at = self._end
             else:
                 what = "the creation of this file was interrupted; it holds no record"
-                yield Finding(Kind.TORN, self._path, 0, self._end, what)
-            return self._end
-        if header.derived:
-            what = "the file's header is damaged; its records are still readable"
-            yield Finding(Kind.DAMAGE, self._path, 0, header.size, what)
-        self._seed = header.seed
-        return header.size
+                self._add(Kind.TORN, 0, self._end, what)
+                self._at = self._end
+        yield from self._pop_findings()
 
-    def _skip_damage(self, offset: int) -> Generator[Finding, None, int]:
-        """Report the data at `offset`, which is not a header, and return the offset to continue at."""
+    def _begin(self, header: FileHeader) -> None:
+        self._at = header.size
+        self._seed = header.seed
+        if self._is_last:
+            read = partial(self._files.read_fully, self._fd)
+            self._unwritten = UnwrittenRecords(header, self._stable_end, read)
+
+    def _is_unwritten(self, offset: int, end: int) -> bool:
+        return self._unwritten is not None and self._unwritten.begin_at(offset, end, self._expected)
+
+    def _skip(self, offset: int, expected: int) -> int:
+        """Add a finding about the data at `offset`, which is not the expected record. As `skip` of `scan_records`."""
         if self._files.size(self._fd) <= offset:
             return self._end  # a broker has removed a failed append
-        self._window.clear()
+        self._at = offset
+        self._window.clear()  # it may have changed
         at = self._window.at(offset, HEADER_BYTES)
         header = decode_header(self._window.data, at, self._seed)
-        if header is not None and header.base_sequence < self._expected:
+        if header is not None and header.base_sequence < expected:
             following = offset + header.record_bytes
             what = f"a record batch that begins with sequence {header.base_sequence} again"
-            yield Finding(Kind.DAMAGE, self._path, offset, following, what)
+            self._add(Kind.DAMAGE, offset, following, what)
             return following
-        found = self._find_header(offset)
+        found = find_record(self._read, self._seed, offset, self._end, expected, self._limit)
         if found is not None:
             start, header = found
-            self._window.clear()  # it may have changed
-            if start == offset and header.base_sequence == self._expected:
+            self._window.clear()
+            if start == offset:
                 return offset  # a broker has just written it
-            what = (
-                "the header of a record batch is damaged" if start > offset else "messages are missing here"
-            )
-            yield self._damage(offset, start, what, header.base_sequence - self._expected)
+            if self._is_unwritten(offset, start):
+                self._add(Kind.TORN, offset, self._end, _UNWRITTEN)
+                return self._end
+            what = "the header of a record batch is damaged"
+            self._damage(offset, start, what, header.base_sequence - expected)
             return start
         if not self._is_last or self._is_whole_record(offset):
             what = "the header of a record batch is damaged"
             if self._is_last:
                 what += "; it is the last one, and the next start of the broker cuts it off"
-            yield self._damage(offset, self._end, what, self._left)
+            self._damage(offset, self._end, what, self._left)
         else:
-            yield Finding(Kind.TORN, self._path, offset, self._end, _UNFINISHED)
+            self._add(Kind.TORN, offset, self._end, _UNFINISHED)
         return self._end
-
-    def _find_header(self, offset: int) -> tuple[int, RecordHeader] | None:
-        """Return the offset of the first header from `offset` on whose sequences are in range, and the header."""
-        while offset < self._end:
-            data = self._read(_SEARCH_BYTES + HEADER_BYTES, offset)
-            for at, header in find_headers(data, 0, self._seed):
-                if header.base_sequence >= self._expected and header.next_sequence <= self._limit:
-                    return offset + at, header
-            offset += _SEARCH_BYTES
-        return None
 
     def _is_whole_record(self, offset: int) -> bool:
         """Whether the bytes up to the end of the file are a record with a damaged header and an intact payload."""
@@ -367,13 +397,15 @@ class _Scan:
             and crc32(memoryview(data)[HEADER_BYTES:]).to_bytes(4, "big") == data[_PAYLOAD_CRC]
         )
 
-    def _payload_finding(self, offset: int, header: RecordHeader) -> Finding:
-        """Return the finding for a record with an intact header and a damaged payload."""
+    def _add_payload_finding(self, offset: int, header: RecordHeader) -> bool:
+        """Add a finding about a record with a damaged payload; return whether the records end there."""
         following = offset + header.record_bytes
         size = self._files.size(self._fd)
-        if following <= size:
-            what = "a record batch does not match its checksum"
-            return self._damage(offset, following, what, header.count)
+        if following <= size and not self._is_unwritten(offset, following):
+            self._damage(offset, following, "a record batch does not match its checksum", header.count)
+            return False
         if self._is_last:
-            return Finding(Kind.TORN, self._path, offset, size, _UNFINISHED)
-        return self._damage(offset, size, "the file ends within a record batch", self._left)
+            self._add(Kind.TORN, offset, size, _UNWRITTEN if following <= size else _UNFINISHED)
+            return True
+        self._damage(offset, size, "the file ends within a record batch", self._left)
+        return False

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError
 from ..files import Files
 from ..segment.format import SUFFIX, base_in_name
+from ..segment.unwritten import ALL_STABLE
 from .findings import Finding, Kind
 from .segments import SegmentPath, find_identity, scan_segment, segment_bytes, segment_paths
 
@@ -46,8 +47,14 @@ class LogReport:
         return sum(finding.messages or 0 for finding in self.findings)
 
 
-def verify_log(folder: Path, *, files: Files | None = None, progress: Progress | None = None) -> LogReport:
-    """Read and check a whole log. Raises LogReadError if the operating system fails to read."""
+def verify_log(
+    folder: Path,
+    *,
+    files: Files | None = None,
+    progress: Progress | None = None,
+    stable_end: int = ALL_STABLE,
+) -> LogReport:
+    """Read and check a whole log; `stable_end` as in `UnwrittenRecords`. Raises LogReadError if a read fails."""
     files = files or Files()
     segments, findings = segment_paths(folder, files)
     _, finding = find_identity(files, folder)
@@ -56,7 +63,7 @@ def verify_log(folder: Path, *, files: Files | None = None, progress: Progress |
     report = LogReport(folder, findings=findings)
     while segments:
         for segment in segments:
-            _verify_segment(report, segment, files, progress)
+            _verify_segment(report, segment, files, progress, stable_end)
         last = segments[-1].path
         if last.exists():
             break
@@ -89,11 +96,13 @@ def verify_segment(path: Path, *, files: Files | None = None, progress: Progress
     report = LogReport(path, findings=[finding for finding in findings if finding.path == path])
     for segment in segments:
         if segment.path == path:
-            _verify_segment(report, segment, files, progress)
+            _verify_segment(report, segment, files, progress, ALL_STABLE)
     return report
 
 
-def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None) -> None:
+def _verify_segment(
+    report: LogReport, segment: SegmentPath, files: Files, progress: Progress | None, stable_end: int
+) -> None:
     size = segment_bytes(segment, files)
     base_sequence = base_in_name(segment.path)
     if not report.segments:
@@ -102,7 +111,7 @@ def _verify_segment(report: LogReport, segment: SegmentPath, files: Files, progr
     report.size_bytes += size
     following = base_sequence
     reported = 0
-    for found in scan_segment(segment, files):
+    for found in scan_segment(segment, files, stable_end=stable_end):
         if isinstance(found, Finding):
             report.findings.append(found)
             following = max(following, found.next_sequence)

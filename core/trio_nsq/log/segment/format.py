@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ..errors import NotASegmentError
 
 SUFFIX = ".log"

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from struct import Struct
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ..errors import DamagedSegmentError, ForeignSegmentError, LogReadError, NotASegmentError
 from ..files import Files
 from ..records import HEADER_BYTES, decode_header
@@ -40,7 +40,8 @@ from .format import (
     segment_path,
     version_in,
 )
-from .seed_search import Read, find_seed
+from .scan import Read
+from .seed_search import find_seed
 
 FILE_NAME = "incarnation"
 _MAGIC = b"\x89NSQTOP\n"

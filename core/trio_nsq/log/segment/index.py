@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from struct import Struct
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 
 SUFFIX = ".index"
 _MAGIC = b"\x89NSQIDX\n"

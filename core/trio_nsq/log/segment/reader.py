@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from ...checksum import crc32
 from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
 from ..files import Files, LogFile, OpenFiles, OwnedFile, TolerantReader
 from ..files.tolerant_reader import Window
@@ -17,14 +16,13 @@ from ..records import (
     RawRecord,
     RecordBatch,
     RecordHeader,
-    decode_header,
     decode_payload,
-    find_headers,
 )
 from .format import FileHeader, base_in_name
 from .identity import Identity, find_header
 from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
+from .scan import BULK_BYTES, NO_LIMIT, SCAN_BYTES, find_record, scan_records
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -32,8 +30,6 @@ _RECORDS_AT_ONCE = 256
 """Limits the duration of a read: even a small record costs a few microseconds."""
 _SMALL_WALK_BYTES = 4 * 1024
 _WALK_BYTES = 64 * 1024
-SCAN_BYTES = 1024 * 1024
-NO_LIMIT = 2**64
 
 _Record = TypeVar("_Record")
 _Decode = Callable[[RecordHeader, bytes, int], _Record | None]
@@ -41,13 +37,25 @@ _Decode = Callable[[RecordHeader, bytes, int], _Record | None]
 
 
 class DamageReports:
-    """Logs the damage of a segment, each damaged range only once."""
+    """Logs the damage of a segment, each damaged range only once. Logs nothing of a file that is only read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         self._path = path
+        self._is_silent = files.is_read_only
         self._offsets: set[int] = set()
         self._end_is_damaged = False
         self._missing_from: int | None = None
+
+    def header_damaged(self) -> None:
+        """Report that the file's header was derived from the records."""
+        if not self._is_silent:
+            logger.error("%s: its header is damaged; its records are still readable", self._path)
+
+    def end_cut(self, offset: int, size: int) -> None:
+        """Report that recovery cuts off what is after an offset of a segment of this size."""
+        if not self._is_silent:
+            what = "%s: cut %d bytes of an unfinished record at byte %d"
+            logger.warning(what, self._path, size - offset, offset)
 
     def bytes_damaged(self, offset: int, end: int, size: int) -> None:
         """Report that these bytes are not a record, in a segment of this size."""
@@ -60,7 +68,7 @@ class DamageReports:
             logger.error("%s: the record batch at byte %d is damaged, skipped", self._path, offset)
 
     def _is_new(self, offset: int, end: int, size: int) -> bool:
-        if offset in self._offsets:
+        if self._is_silent or offset in self._offsets:
             return False
         self._offsets.add(offset)
         self._end_is_damaged = self._end_is_damaged or end >= size
@@ -101,18 +109,21 @@ class Segment:
         self.index = SparseIndex(header.size)
         self.first_ns = 0
         self.newest_ns: int | None = 0
-        self.damage = DamageReports(file.path)
+        self.damage = DamageReports(file.path, files)
         self._files = files
         self._reader = TolerantReader(files, file)
         self._index_lock = Lock()
         self._release = OwnedFile(file)  # closes a segment without an explicit close
 
     @classmethod
-    def open(cls, open_files: OpenFiles, path: Path, identity: Identity) -> "Segment | None":
+    def open(cls, open_files: OpenFiles, path: Path, identity: Identity | None) -> "Segment | None":
         """Open a segment without reading its records. Its size is the file's; its index is read when needed.
 
         Use `recover` for the last segment of a log, which may end in an unfinished record. A damaged header is logged,
         and derived from the records.
+
+        Args:
+            identity: The log's identity; None if unknown: then every segment is accepted.
 
         Returns:
             None if a crash interrupted the creation of the file: it holds no record.
@@ -137,9 +148,9 @@ class Segment:
         if header is None:
             file.close()
             return None
-        if header.derived:
-            logger.error("%s: its header is damaged; its records are still readable", path)
         segment = cls(files, file, header)
+        if header.derived:
+            segment.damage.header_damaged()
         segment.size = size
         segment.newest_ns = None
         return segment
@@ -181,15 +192,17 @@ class Segment:
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
 
-    def walk(
+    @contextmanager
+    def scan(
         self,
         offset: int,
         at_a_time: int,
         limit: int | None = None,
         *,
         waits: bool = True,
-    ) -> Iterator[tuple[int, RecordHeader, Window]]:
-        """Yield each record from `offset` on: its offset, its header, and a window to read its payload through.
+        ends_at: Callable[[int, int], bool] | None = None,
+    ) -> Iterator[tuple[Window, Iterator[tuple[int, RecordHeader]]]]:
+        """Scan the records from `offset` on; inside the block, the file stays open even if the segment is closed.
 
         Damage is reported and skipped.
 
@@ -199,51 +212,42 @@ class Segment:
             limit: The sequence before which the records end; None: `next_sequence`. With `NO_LIMIT`, damage up to the
                 end is not reported, because recovery truncates it.
             waits: Whether to wait for the disk. Otherwise raises ReadWouldWaitError instead, also at damage.
-        """
-        with self._being_read() if waits else nullcontext():
-            end = self.size
-            if limit is None:
-                limit = self.next_sequence
-            expected = self.base_sequence
-            window = Window(self._read if waits else partial(self._read, waits=False), at_a_time)
-            while offset < end:
-                at = window.at(offset, HEADER_BYTES)
-                header = decode_header(window.data, at, self.seed)
-                if header is None or header.next_sequence > limit:
-                    if not waits:
-                        raise ReadWouldWaitError(self.path)
-                    found = self._find_next(offset, end, expected, limit)
-                    if found is None:
-                        if limit != NO_LIMIT:
-                            self.damage.bytes_damaged(offset, end, self.size)
-                        return
-                    self.damage.bytes_damaged(offset, found, self.size)
-                    offset = found
-                    continue
-                yield offset, header, window
-                expected = header.next_sequence
-                offset += header.record_bytes
+            ends_at: Called with the range of each damage. If it returns True, the records end there.
 
-    @contextmanager
-    def _being_read(self) -> Iterator[None]:
-        """Keep the file open, even if the segment is closed meanwhile. Raises LogReadError."""
+        Returns:
+            A window to read payloads through, and the offset and the header of each record.
+
+        Raises:
+            LogReadError: The operating system failed to read.
+        """
+        end, last = self.size, self.next_sequence if limit is None else limit
+
+        def skip(offset: int, expected: int) -> int:
+            if not waits:
+                raise ReadWouldWaitError(self.path)
+            record = find_record(
+                partial(self._read, needed=HEADER_BYTES), self.seed, offset, end, expected, last
+            )
+            if record is None:
+                if last != NO_LIMIT:
+                    self.damage.bytes_damaged(offset, end, self.size)
+                return end
+            found, _ = record
+            if ends_at is not None and ends_at(offset, found):
+                return end
+            self.damage.bytes_damaged(offset, found, self.size)
+            return found
+
+        window = Window(self._read if waits else partial(self._read, waits=False), at_a_time)
+        records = scan_records(window, self.seed, offset, end, self.base_sequence, last, skip)
+        if not waits:
+            yield window, records
+            return
         try:
             with self.file:
-                yield
+                yield window, records
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
-
-    def _find_next(self, offset: int, end: int, expected: int, limit: int) -> int | None:
-        """Return the offset of the first header after the damage at `offset` whose sequences are in range."""
-        start = offset + 1
-        while start < end:
-            window = self._read(min(SCAN_BYTES, end - start), start, HEADER_BYTES)
-            for found, header in find_headers(window, 0, self.seed):
-                if header.base_sequence >= expected and header.next_sequence <= limit:
-                    return start + found
-            # A header may begin in the rest of the window.
-            start += max(1, len(window) - HEADER_BYTES + 1)
-        return None
 
     # ------------------------------------------------------------------ look-ups
 
@@ -278,7 +282,7 @@ class Segment:
             raise ReadWouldWaitError(self.path)  # the index is not loaded, or a thread is loading it
         with self._index_lock:
             if self.index.up_to < self.size:
-                self.index = self._saved_index() or self._build_index()
+                self.index = self.saved_index() or self._build_index()
             offset = self.index.find(sequence)
         return self.header.size if offset is None else offset
 
@@ -299,8 +303,9 @@ class Segment:
 
     def _build_index(self) -> SparseIndex:
         index = SparseIndex(self.size)
-        for offset, header, _ in self.walk(self.header.size, SCAN_BYTES):
-            index.add(header.base_sequence, offset)
+        with self.scan(self.header.size, SCAN_BYTES) as (_, records):
+            for offset, header in records:
+                index.add(header.base_sequence, offset)
         return index
 
     def save_index(self) -> None:
@@ -311,7 +316,8 @@ class Segment:
             except OSError as exc:
                 logger.warning("%s", LogWriteError(self.index_path, exc))
 
-    def _saved_index(self) -> SparseIndex | None:
+    def saved_index(self) -> SparseIndex | None:
+        """Return the index from its file; None if there is none for the segment's size."""
         try:
             data = self._files.content(self.index_path, self.size)  # an index is smaller than its segment
         except OSError:
@@ -322,9 +328,10 @@ class Segment:
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         """Yield the headers of the batches from the one that holds `sequence` on. Raises LogReadError."""
-        for _, header, _ in self.walk(self.locate(sequence), _WALK_BYTES):
-            if header.next_sequence > sequence:
-                yield header
+        with self.scan(self.locate(sequence), _WALK_BYTES) as (_, records):
+            for _, header in records:
+                if header.next_sequence > sequence:
+                    yield header
 
     def read(self, sequence: int, offset: int, max_bytes: int, waits: bool) -> tuple[list[RecordBatch], int]:
         """Read the batches from the one that holds `sequence` on, limited as in `Log.read`.
@@ -343,6 +350,19 @@ class Segment:
         """
         return self._collect(sequence, offset, max_bytes, waits, _decode)
 
+    def batches(self, sequence: int) -> Iterator[RecordBatch]:
+        """Yield the batches from the one that holds `sequence` on, in large reads. Raises LogReadError."""
+        with self.scan(self.locate(sequence), BULK_BYTES) as (window, records):
+            for offset, header in records:
+                if header.next_sequence <= sequence:
+                    continue
+                begin = window.at(offset, header.record_bytes)
+                batch = _decode(header, window.data, begin)
+                if batch is not None:
+                    yield batch
+                else:
+                    self.damage.record_damaged(offset, offset + header.record_bytes, self.size)
+
     def read_soon(self, offset: int, size: int) -> None:
         """Ask the operating system to load these bytes into memory, without waiting."""
         try:
@@ -360,9 +380,8 @@ class Segment:
     def _cut_out(self, header: RecordHeader, data: bytes, begin: int) -> RawRecord | None:
         # Does not check that the payload is a message set, because the receiver decodes it anyway.
         record = data[begin : begin + header.record_bytes]
-        payload = memoryview(record)[HEADER_BYTES:]
-        whole = len(payload) == header.length and crc32(payload) == header.payload_crc
-        return RawRecord(self.header.data, header, record) if whole else None
+        is_whole = header.matches(memoryview(record)[HEADER_BYTES:])
+        return RawRecord(self.header.data, header, record) if is_whole else None
 
     def _collect(
         self, sequence: int, offset: int, max_bytes: int, waits: bool, decode: _Decode[_Record]
@@ -370,22 +389,23 @@ class Segment:
         found: list[_Record] = []
         room = max_bytes
         try:
-            for at, header, window in self.walk(offset, max(max_bytes, _SMALL_WALK_BYTES), waits=waits):
-                if header.next_sequence <= sequence:
-                    continue
-                record_bytes = header.record_bytes
-                if found and record_bytes > room:
-                    break
-                begin = window.at(at, record_bytes)
-                offset = at + record_bytes
-                record = decode(header, window.data, begin)
-                if record is None:
-                    self.damage.record_damaged(at, offset, self.size)
-                    continue
-                found.append(record)
-                room -= record_bytes
-                if room <= HEADER_BYTES or len(found) == _RECORDS_AT_ONCE:
-                    break  # without another system call
+            with self.scan(offset, max(max_bytes, _SMALL_WALK_BYTES), waits=waits) as (window, records):
+                for at, header in records:
+                    if header.next_sequence <= sequence:
+                        continue
+                    record_bytes = header.record_bytes
+                    if found and record_bytes > room:
+                        break
+                    begin = window.at(at, record_bytes)
+                    offset = at + record_bytes
+                    record = decode(header, window.data, begin)
+                    if record is None:
+                        self.damage.record_damaged(at, offset, self.size)
+                        continue
+                    found.append(record)
+                    room -= record_bytes
+                    if room <= HEADER_BYTES or len(found) == _RECORDS_AT_ONCE:
+                        break  # without another system call
         except LogReadError:
             if not found:
                 raise  # otherwise the next call raises it again

@@ -3,24 +3,28 @@
 A crash can leave a partial record, or bytes that are not a record, at the end of the file. They were being written and
 were never acknowledged. Recovery truncates them, with all records of the same batch of messages.
 
-A record of full length that does not match its checksum is damaged. It stays, its sequences remain used, and readers
-skip it. Recovery makes the other records of its batch unreadable too, so that no part of the batch is delivered.
+A power cut can also leave later records and not an earlier one, see `UnwrittenRecords`. No sync had covered the earlier
+one, so neither it nor anything after it was acknowledged: recovery truncates all of that.
+
+Any other record of full length that does not match its checksum is damaged. It stays, its sequences remain used, and
+readers skip it. Recovery makes the other records of its batch unreadable too, so that no part of the batch is
+delivered.
 """
 
-import logging
-
-from ...checksum import crc32
-from ..errors import LogWriteError
+from ..errors import LogReadError, LogWriteError
 from ..files import Files
 from ..records import HEADER_BYTES, RecordHeader, encode_spoiled
-from .reader import NO_LIMIT, SCAN_BYTES, Segment
+from .reader import Segment
+from .scan import NO_LIMIT, SCAN_BYTES
+from .unwritten import ALL_STABLE, UnwrittenRecords
 from .writer import SegmentWriter
 
-logger = logging.getLogger("trio_nsq.log")
 
-
-def recover(files: Files, segment: Segment) -> SegmentWriter:
+def recover(files: Files, segment: Segment, stable_end: int = ALL_STABLE) -> SegmentWriter:
     """Check every record, build the index, truncate an unfinished record or batch, and sync the rest.
+
+    Args:
+        stable_end: As in `UnwrittenRecords`.
 
     Damage before intact records stays, and is logged.
 
@@ -33,28 +37,51 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
     size = segment.size
     start = end = segment.header.size
     batch = _BatchRecords()
-    for offset, header, window in segment.walk(start, SCAN_BYTES, NO_LIMIT):
-        following = offset + header.record_bytes
-        if following > size:
-            break
-        if not header.has_previous:
-            _keep(files, segment, batch)  # the end of the previous batch is missing
-            batch = _BatchRecords()
-        at = window.at(offset, header.record_bytes)
-        payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
-        is_whole = crc32(payload) == header.payload_crc
-        if not is_whole:
-            segment.damage.record_damaged(offset, following, size)
-        batch.add(offset, header, is_whole)
-        if not header.has_next:
-            _keep(files, segment, batch)
-            batch = _BatchRecords()
-            end = following
+    sequence = segment.base_sequence
+
+    def read(count: int, offset: int) -> bytes:
+        with segment.file as fd:
+            return files.read_fully(fd, count, offset)
+
+    unwritten = UnwrittenRecords(segment.header, stable_end, read)
+
+    def is_unwritten(offset: int, upto: int) -> bool:
+        try:
+            return unwritten.begin_at(offset, upto, sequence)
+        except OSError as exc:
+            raise LogReadError(segment.path, exc) from exc
+
+    with segment.scan(start, SCAN_BYTES, NO_LIMIT, ends_at=is_unwritten) as (window, scanned):
+        for offset, header in scanned:
+            following = offset + header.record_bytes
+            if following > size:
+                break
+            if not header.has_previous and batch.records:
+                _keep(files, segment, batch)  # the end of the previous batch is missing
+                batch = _BatchRecords()
+            at = window.at(offset, header.record_bytes)
+            payload = memoryview(window.data)[at + HEADER_BYTES : at + header.record_bytes]
+            is_whole = header.matches(payload)
+            sequence = header.base_sequence
+            if not is_whole and is_unwritten(offset, following):
+                break
+            sequence = header.next_sequence
+            if not is_whole:
+                segment.damage.record_damaged(offset, following, size)
+            if is_whole and not (header.has_previous or header.has_next):
+                _keep_record(segment, offset, header)  # most batches are one record
+                end = following
+                continue
+            batch.add(offset, header, is_whole)
+            if not header.has_next:
+                _keep(files, segment, batch)
+                batch = _BatchRecords()
+                end = following
     segment.size = segment.index.up_to = end
     # Sync all records: a killed process may have written some without a sync, and they will be delivered now.
     writer = SegmentWriter(files, segment, synced_to=start)
     if end < size:
-        logger.warning("%s: cut %d bytes of an unfinished record at byte %d", segment.path, size - end, end)
+        segment.damage.end_cut(end, size)
         writer.cut()
     writer.sync()
     if end == start:
@@ -67,10 +94,10 @@ def recover(files: Files, segment: Segment) -> SegmentWriter:
 
 def holds_beyond(segment: Segment, sequence: int) -> bool:
     """Whether the segment has an intact header of a record with this sequence or a later one. Raises LogReadError."""
-    return any(
-        header.next_sequence > sequence
-        for _, header, _ in segment.walk(segment.header.size, SCAN_BYTES, NO_LIMIT)
-    )
+    index = segment.saved_index()  # only of a segment that was not written to since
+    start = index.find(sequence) if index is not None else None
+    with segment.scan(start or segment.header.size, SCAN_BYTES, NO_LIMIT) as (_, records):
+        return any(header.next_sequence > sequence for _, header in records)
 
 
 class _BatchRecords:
@@ -97,13 +124,17 @@ class _BatchRecords:
         return self._is_whole and bool(self.records) and not self.records[-1][1].has_next
 
 
+def _keep_record(segment: Segment, offset: int, header: RecordHeader) -> None:
+    segment.index.add(header.base_sequence, offset)
+    segment.first_ns = segment.first_ns or header.timestamp_ns
+    segment.newest_ns = header.timestamp_ns
+    segment.next_sequence = header.next_sequence
+
+
 def _keep(files: Files, segment: Segment, batch: _BatchRecords) -> None:
     """Keep the sequences of a batch's records; if the batch is not complete, make all its records unreadable."""
     for offset, header, is_whole in batch.records:
-        segment.index.add(header.base_sequence, offset)
-        segment.first_ns = segment.first_ns or header.timestamp_ns
-        segment.newest_ns = header.timestamp_ns
-        segment.next_sequence = header.next_sequence
+        _keep_record(segment, offset, header)
         if is_whole and not batch.is_complete:
             try:
                 with segment.file as fd:

@@ -1,12 +1,10 @@
 """Recovery of a segment's seed from the checksums of its records, if the segment's header is damaged."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ..records import HEADER_BYTES, MAGIC, RecordHeader, decode_header
-
-Read = Callable[[int, int], bytes]
-"""`read(size, offset)` reads up to `size` bytes of a file from this offset on. Raises OSError."""
+from .scan import Read
 
 _SEARCH_BYTES = 1024 * 1024
 _MAX_CANDIDATES = 10_000
@@ -61,4 +59,4 @@ def find_seed(
 def _is_whole(read: Read, offset: int, header: RecordHeader, end: int) -> bool:
     if offset + header.record_bytes > end:
         return False
-    return crc32(read(header.length, offset + HEADER_BYTES)) == header.payload_crc
+    return header.matches(read(header.length, offset + HEADER_BYTES))

@@ -1,7 +1,9 @@
 """Appending to the last segment of a log, and syncing it.
 
 The writer truncates a failed write, so that the file ends after a whole record; until that succeeds, the file is
-"torn". After a failed sync, it writes all unsynced bytes again, because the kernel may have dropped them.
+"torn". After a failed sync, all unsynced bytes are written again, because the kernel may have dropped them.
+
+One thread has the writer. Another one may sync meanwhile: it gets a `SegmentSync`, and the writer gets the result.
 """
 
 import logging
@@ -9,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from errno import EIO
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 from ..errors import LogWriteError
@@ -23,10 +24,55 @@ logger = logging.getLogger("trio_nsq.log")
 _REWRITE_BYTES: Final = 1024 * 1024
 
 
+class SegmentSync:
+    """The `SyncPoint` of a segment: it has a file, and no state of the writer.
+
+    Attributes:
+        segment: The segment.
+        size: Where the segment's last write ends.
+        cuts, failed_syncs: The writer's.
+    """
+
+    __slots__ = ("_files", "_rewrite_from", "cuts", "failed_syncs", "segment", "size")
+
+    def __init__(
+        self,
+        files: Files,
+        segment: Segment,
+        size: int,
+        cuts: int,
+        failed_syncs: int,
+        rewrite_from: int,
+    ) -> None:
+        self.segment = segment
+        self.size = size
+        self.cuts = cuts
+        self.failed_syncs = failed_syncs
+        self._files = files
+        self._rewrite_from = rewrite_from
+
+    def sync(self) -> None:
+        """As `SyncPoint.sync`.
+
+        After a failed sync, the kernel marks pages as clean although the disk does not have them. The next sync would
+        not write them and would report success. So all unsynced bytes are written again first.
+        """
+        files, offset = self._files, self._rewrite_from
+        try:
+            with self.segment.file as fd:
+                while offset < self.size:
+                    data = files.read(fd, min(_REWRITE_BYTES, self.size - offset), offset)
+                    if not data:
+                        raise OSError(EIO, "another process truncated the file")
+                    files.write(fd, offset, [data])
+                    offset += len(data)
+                files.sync(fd)
+        except OSError as exc:
+            raise LogWriteError(self.segment.path, exc) from exc
+
+
 class SegmentWriter:
     """Appends to a segment. Use `create` for a new segment, `recover` for an existing one.
-
-    One thread may write while others read or sync.
 
     Args:
         segment: The segment; all its bytes are whole, committed records.
@@ -52,9 +98,6 @@ class SegmentWriter:
         self._synced_to = synced_to
         self._sync_failed = False
         self.failed_syncs = 0
-        self._sync_lock = Lock()
-        # Held while `written_size` changes, and while the file is released because all writes are synced.
-        self._size_lock = Lock()
         self._torn = False  # a failed write could not be truncated: there are bytes after `written_size`
 
     @classmethod
@@ -89,8 +132,7 @@ class SegmentWriter:
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         """Write batches at the end, as `Log.write`. Raises LogWriteError if nothing was written."""
-        if self._torn:
-            self.cut()
+        self.finish_cut()
         parts: list[bytes] = []
         for batch in batches:
             parts += (encode_header(batch, self._seed), batch.messages.data)
@@ -101,14 +143,12 @@ class SegmentWriter:
             self._file.hold(True)
             with self._file as fd:
                 self._files.write(fd, start, parts)
-                with self._size_lock:
-                    self.written_size = start + sum([batch.record_bytes for batch in batches])
-                    self._file.hold(True)  # a concurrent sync may have released it; it is still open
         except BaseException as exc:
             self._try_cut()
             if isinstance(exc, OSError):
                 raise LogWriteError(self.segment.path, exc) from exc
             raise
+        self.written_size = start + sum([batch.record_bytes for batch in batches])
         self._uncommitted.append((batches, self.written_size, parts))
 
     def unlogged(self) -> UnsyncedPart | None:
@@ -118,7 +158,7 @@ class SegmentWriter:
         the next ones, and replay could not tell which are the newer.
         """
         header = self.segment.header
-        if self._cuts != self._synced_cuts or header.incarnation is None:
+        if self.has_unsynced_cut or header.incarnation is None:
             return None
         start = max(self.segment.size, self._logged_to)
         data: list[bytes] = []
@@ -155,19 +195,29 @@ class SegmentWriter:
             segment.next_sequence = batches[-1].next_sequence
             segment.size = end
 
-    def take_back(self) -> None:
-        """Truncate the uncommitted writes, as `Log.take_back`."""
+    def rollback(self) -> None:
+        """Truncate the uncommitted writes, as `Log.rollback`."""
         self._uncommitted.clear()
         self.written_size = self.segment.size
         self._synced_to = min(self._synced_to, self.segment.size)
         self._logged_to = min(self._logged_to, self.segment.size)
         self._try_cut()
 
+    @property
+    def has_unsynced_cut(self) -> bool:
+        """As `Log.has_unsynced_cut`."""
+        return self._torn or self._cuts != self._synced_cuts
+
+    def finish_cut(self) -> None:
+        """As `Log.finish_cut`."""
+        if self._torn:
+            self.cut()
+
     def _try_cut(self) -> None:
         try:
             self.cut()
         except LogWriteError as exc:
-            # The bytes after `written_size` are never read, and the next write truncates them first.
+            # The bytes after `written_size` are never read. Until they are cut, a kill makes them part of the log.
             logger.error("%s, nor cut it back to %d bytes", exc, self.written_size)
 
     def cut(self) -> None:
@@ -181,46 +231,41 @@ class SegmentWriter:
             raise LogWriteError(self.segment.path, exc) from exc
         self._torn = False
 
-    def sync(self) -> None:
-        """Return when all writes before the call are on stable storage. Raises LogWriteError."""
-        size, cuts = self.written_size, self._cuts
-        try:
-            self._sync()
-        except OSError as exc:
-            raise LogWriteError(self.segment.path, exc) from exc
-        self._synced_cuts = cuts
-        self._synced_to = max(self._synced_to, size)
-        with self._size_lock:
-            if self._synced_to == self.written_size and not self._torn:
-                self._file.hold(False)
+    def sync_point(self) -> SegmentSync:
+        """As `Log.sync_point`."""
+        size = self.written_size
+        rewrite_from = self._synced_to if self._sync_failed else size
+        return SegmentSync(self._files, self.segment, size, self._cuts, self.failed_syncs, rewrite_from)
 
-    def _sync(self) -> None:
-        """Sync the file; after a failure, first write all unsynced bytes again.
-
-        After a failed sync, the kernel marks pages as clean although the disk does not have them. The next sync would
-        not write them and would report success.
-        """
-        with self._sync_lock, self._file as fd:
-            if self._sync_failed:
-                offset, end = self._synced_to, self.written_size
-                while offset < end:
-                    data = self._files.read(fd, min(_REWRITE_BYTES, end - offset), offset)
-                    if not data:
-                        raise OSError(EIO, "another process truncated the file")
-                    self._files.write(fd, offset, [data])
-                    offset += len(data)
+    def end_sync(self, point: SegmentSync, error: Exception | None) -> Exception | None:
+        """As `Log.end_sync`."""
+        if error is None and point.failed_syncs != self.failed_syncs:
+            error = LogWriteError(self.segment.path, OSError(EIO, "an earlier sync failed"))
+        if error is not None:
+            self.failed_syncs += 1
             self._sync_failed = True
-            try:
-                self._files.sync(fd)
-            except OSError:
-                self.failed_syncs += 1
-                raise
-            self._sync_failed = False
+            return error
+        self._sync_failed = False
+        self._synced_cuts = point.cuts
+        self._synced_to = max(self._synced_to, point.size)
+        if self._synced_to == self.written_size and not self._torn:
+            self._file.hold(False)
+        return None
+
+    def sync(self) -> None:
+        """Return when all writes are on stable storage. Raises LogWriteError."""
+        point = self.sync_point()
+        error: Exception | None = None
+        try:
+            point.sync()
+        except LogWriteError as exc:
+            error = exc
+        if (error := self.end_sync(point, error)) is not None:
+            raise error
 
     def seal(self) -> None:
         """Sync the segment and save its index before the next segment begins. Raises LogWriteError."""
-        if self._torn:
-            self.cut()
+        self.finish_cut()
         self.sync()
         self.segment.save_index()
 

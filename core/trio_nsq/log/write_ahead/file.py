@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from threading import Lock
 
 from ..errors import LogWriteError
 from ..files import Files
+from ..interface import SyncPoint
 from ..records import UnsyncedPart
 from .format import encode_entry_header, encode_file_header
 
@@ -19,8 +19,24 @@ def write_ahead_files(folder: Path, names: Iterable[str]) -> list[tuple[int, Pat
     return sorted(found)
 
 
+class _FileSync:
+    """The `SyncPoint` of a write-ahead file."""
+
+    def __init__(self, files: Files, path: Path, fd: int, size: int) -> None:
+        self.size = size
+        self._files = files
+        self._path = path
+        self._fd = fd
+
+    def sync(self) -> None:
+        try:
+            self._files.sync(self._fd)
+        except OSError as exc:
+            raise LogWriteError(self._path, exc) from exc
+
+
 class WriteAheadFile:
-    """A write-ahead file. One thread may append while another syncs, and while another discards.
+    """A write-ahead file. One thread has it; others may sync to a point of it.
 
     After an error, nothing may be appended: `discard_unsynced`, and use another file.
 
@@ -34,12 +50,10 @@ class WriteAheadFile:
     def __init__(self, files: Files, path: Path, fd: int, seed: int, size: int) -> None:
         self.path = path
         self.size = self.synced_size = size
-        self.error: LogWriteError | None = None
+        self.error: Exception | None = None
         self._files = files
         self._fd = fd
         self._seed = seed
-        # What a sync is about to report must not be discarded before.
-        self._syncing = Lock()
 
     @classmethod
     def create(cls, files: Files, folder: Path, number: int) -> "WriteAheadFile":
@@ -75,46 +89,55 @@ class WriteAheadFile:
         try:
             self._files.write(self._fd, self.size, pieces)
         except OSError as exc:
-            self.error = LogWriteError(self.path, exc)
-            raise self.error from exc
+            error = self.error = LogWriteError(self.path, exc)
+            raise error from exc
         self.size = size
 
-    def sync(self) -> None:
-        """Return when all appends before the call are on stable storage.
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes that the next sync stores."""
+        return self.size - self.synced_size
 
-        Raises:
-            LogWriteError: They are not, or an earlier sync or append failed.
-        """
-        with self._syncing:
-            if self.error is not None:
-                raise self.error
-            size = self.size
-            try:
-                self._files.sync(self._fd)
-            except OSError as exc:
-                self.error = LogWriteError(self.path, exc)
-                raise self.error from exc
-            self.synced_size = size
+    def sync_point(self) -> _FileSync:
+        """As `Log.sync_point`."""
+        return _FileSync(self._files, self.path, self._fd, self.size)
+
+    def end_sync(self, point: SyncPoint, error: Exception | None) -> Exception | None:
+        """As `Log.end_sync`. After an error, no later sync counts."""
+        assert isinstance(point, _FileSync)
+        self.error = self.error or error
+        if self.error is None:
+            self.synced_size = max(self.synced_size, point.size)
+        return self.error
 
     def discard_unsynced(self) -> None:
-        """After an error: durably cut off what is not synced, so that it is not replayed. Raises LogWriteError."""
+        """After an error: durably cut off what is not synced, so that it is not replayed. Raises LogWriteError.
+
+        Any thread may call it, during no sync.
+        """
         try:
-            with self._syncing:
-                self._files.truncate(self._fd, self.synced_size)
-                self._files.sync(self._fd)
+            self._files.truncate(self._fd, self.synced_size)
+            self._files.sync(self._fd)
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
 
     def remove(self) -> None:
-        """Delete the file. Raises LogWriteError."""
+        """Delete the file; durably after an error, because it may have what was refused. Raises LogWriteError.
+
+        Any thread may call it.
+        """
         try:
-            self._files.unlink(self.path)
+            try:
+                self._files.unlink(self.path)
+            except FileNotFoundError:
+                pass  # an earlier attempt has deleted it
+            if self.error is not None:
+                self._files.sync_folder(self.path.parent)
         except OSError as exc:
             raise LogWriteError(self.path, exc) from exc
-        self.close()
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Close the file, during no sync."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._files.close(fd)

@@ -30,11 +30,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 
-from ...checksum import crc32
+from ...platform.checksum import crc32
 from ..records import UnsyncedPart
 from ..segment.format import INCARNATION_BYTES
 
 VERSION = 1
+"""Entries of another version must not be valid entries of this one: they show that the version itself is damaged."""
 _FILE_MAGIC = b"\x89NSQWAL\n"
 _FILE = Struct(">8sII16s")
 FILE_HEADER_BYTES = _FILE.size
@@ -67,12 +68,36 @@ def encode_file_header() -> tuple[bytes, int]:
     return _FILE.pack(_FILE_MAGIC, VERSION, seed, nonce), seed
 
 
-def decode_file_header(data: bytes) -> tuple[int, int] | None:
-    """Return the version and the seed in the header at the beginning of these bytes; None if it is damaged."""
-    if len(data) < FILE_HEADER_BYTES:
+@dataclass(frozen=True, slots=True)
+class WriteAheadHeader:
+    """The header of a write-ahead file.
+
+    Attributes:
+        seed: The initial value of the checksums of its entries.
+        is_damaged: The header is damaged, and the entries show which seed is right.
+    """
+
+    version: int
+    seed: int
+    is_damaged: bool
+
+
+def read_file_header(content: bytes) -> WriteAheadHeader | None:
+    """Return the header of a file with this content; None if it is lost.
+
+    The seed is in it twice: as the crc, and as the checksum of the nonce.
+    """
+    if len(content) < FILE_HEADER_BYTES:
         return None
-    magic, version, crc, nonce = _FILE.unpack_from(data)
-    return (version, crc) if magic == _FILE_MAGIC and crc32(nonce) == crc else None
+    magic, version, crc, nonce = _FILE.unpack_from(content)
+    seeds = list(dict.fromkeys((crc, crc32(nonce))))
+    is_whole = magic == _FILE_MAGIC and len(seeds) == 1
+    if is_whole and version == VERSION:
+        return WriteAheadHeader(version, crc, is_damaged=False)
+    for seed in seeds:
+        if any(entry is not None for _, entry, _ in entries_in(content, seed)):
+            return WriteAheadHeader(VERSION, seed, is_damaged=True)
+    return WriteAheadHeader(version, crc, is_damaged=False) if is_whole else None
 
 
 def encode_entry_header(name: bytes, part: UnsyncedPart, stable: int, seed: int) -> bytes:

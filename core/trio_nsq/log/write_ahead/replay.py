@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...checksum import crc32
 from ..errors import LogReadError, LogWriteError
 from ..files import Files
 from ..records import HEADER_BYTES, RecordHeader, decode_header
@@ -27,7 +26,7 @@ from ..segment.format import decode_file_header as decode_segment_header
 from ..segment.format import seed_for, segment_path
 from ..segment.identity import Identity
 from .file import write_ahead_files
-from .format import FILE_HEADER_BYTES, VERSION, Entry, decode_file_header, entries_in
+from .format import FILE_HEADER_BYTES, VERSION, Entry, entries_in, read_file_header
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -44,6 +43,7 @@ class Replay:
     Attributes:
         next_number: The number of the next write-ahead file.
         damage: What is damaged, by file.
+        lacks_entries: Entries are lost.
 
     Raises:
         LogReadError: The operating system failed to read.
@@ -53,6 +53,7 @@ class Replay:
     def __init__(self, files: Files, folder: Path) -> None:
         self.next_number = 1
         self.damage: list[tuple[Path, str]] = []
+        self.lacks_entries = False
         self._files = files
         self._paths: list[Path] = []
         self._entries: dict[str, list[Entry]] = {}
@@ -75,19 +76,20 @@ class Replay:
             content = self._files.content(path, _MOST_BYTES)
         except OSError as exc:
             raise LogReadError(path, exc) from exc
-        header = decode_file_header(content)
+        header = read_file_header(content)
         if header is None:
             if len(content) > FILE_HEADER_BYTES:
                 self._add_damage(path, 0, len(content))
             return  # otherwise its creation was interrupted
-        version, seed = header
-        if version != VERSION:
+        if header.version != VERSION:
             raise ValueError(
-                f"{path} is of format {version}; this version of the program reads format {VERSION}"
+                f"{path} is of format {header.version}; this version of the program reads format {VERSION}"
             )
+        if header.is_damaged:
+            self.damage.append((path, "the file's header is damaged; its entries are still readable"))
         stable = 0
         others: list[tuple[int, int]] = []
-        for at, entry, end in entries_in(content, seed):
+        for at, entry, end in entries_in(content, header.seed):
             if entry is None:
                 others.append((at, end))
             else:
@@ -100,6 +102,7 @@ class Replay:
                 logger.info("%s: bytes %d to %d are an unfinished write", path, at, end)
 
     def _add_damage(self, path: Path, at: int, end: int) -> None:
+        self.lacks_entries = True
         what = "are damaged; messages are lost if they are not in their topics' segments either"
         self.damage.append((path, f"bytes {at} to {end} {what}"))
 
@@ -170,7 +173,7 @@ class Replay:
         there = self._files.read_fully(fd, len(data), entry.offset)
         if there == data:
             return 0
-        if self._files.size(fd) < entry.offset and not self.damage:
+        if self._files.size(fd) < entry.offset and not self.lacks_entries:
             logger.warning(
                 "%s: ends before byte %d, from which on the write-ahead log has messages: they are left out. This is "
                 "normal in a copy of a running broker's folder; otherwise, the segment has lost messages",
@@ -215,8 +218,7 @@ class Replay:
         return decode_header(self._files.read_fully(fd, HEADER_BYTES, offset), 0, seed)
 
     def _is_intact(self, fd: int, header: RecordHeader, offset: int) -> bool:
-        payload = self._files.read_fully(fd, header.length, offset + HEADER_BYTES)
-        return len(payload) == header.length and crc32(payload) == header.payload_crc
+        return header.matches(self._files.read_fully(fd, header.length, offset + HEADER_BYTES))
 
     def remove_files(self) -> None:
         """Delete the files, when all topics have been brought up to date. Raises LogWriteError."""

@@ -4,6 +4,8 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import trio
@@ -13,6 +15,7 @@ from ...access import Rule
 from ...access.audit import AuditLog
 from ...access.description import describe
 from ...http import (
+    AnswerLimiter,
     HTTPError,
     Request,
     Response,
@@ -20,14 +23,18 @@ from ...http import (
     Router,
     audited,
     channel_names,
+    compact_json,
     given,
     valid_name,
 )
 from ...protocol.errors import quote
-from .registry import Producer, Registry
+from .registry import Producer, Registry, TooMany
 
 logger = logging.getLogger("trio_nsq.lookup")
 
+_PIECE_BYTES = 16 * 1024
+"""Encoding these takes about a millisecond."""
+_BYTES_PER_NAME = 8
 _NS_PER_S = 1_000_000_000
 _NEVER_NS = -6795364578871345152
 """Go's zero time, which nsqlookupd sends for an unset time."""
@@ -49,18 +56,18 @@ def make_router(
         read_only: What `/access` says; the guard refuses the requests.
         unix_time_ns: The clock for times in answers.
     """
-    api = _API(registry, unix_time_ns, read_only)
+    api, limiter = _API(registry, unix_time_ns, read_only), AnswerLimiter()
     return Router(
         audited(route, audit)
         for route in [
             Route("GET", "/ping", api.ping, plain=True, rule=_OPEN),
             Route("GET", "/info", api.info, rule=_ANY_ROLE),
             Route("GET", "/access", api.access, rule=_ANY_ROLE),
-            Route("GET", "/topics", api.topics, rule=_ANY_ROLE),
-            Route("GET", "/channels", api.channels, rule=_ANY_ROLE),
-            Route("GET", "/lookup", api.lookup, rule=_ANY_ROLE),
-            Route("GET", "/nodes", api.nodes, rule=_ANY_ROLE),
-            Route("GET", "/debug", api.debug, rule=_ADMIN),
+            Route("GET", "/topics", api.topics, rule=_ANY_ROLE, limiter=limiter),
+            Route("GET", "/channels", api.channels, rule=_ANY_ROLE, limiter=limiter),
+            Route("GET", "/lookup", api.lookup, rule=_ANY_ROLE, limiter=limiter),
+            Route("GET", "/nodes", api.nodes, rule=_ANY_ROLE, limiter=limiter),
+            Route("GET", "/debug", api.debug, rule=_ADMIN, limiter=limiter),
             Route("POST", "/topic/create", api.create_topic, rule=_MANAGE_TOPIC),
             Route("POST", "/topic/delete", api.delete_topic, rule=_MANAGE_TOPIC),
             Route("POST", "/topic/tombstone", api.tombstone, rule=_MANAGE_TOPIC),
@@ -113,26 +120,29 @@ class _API:
         for producer, topics in self._registry.nodes(trio.current_time()):
             seen = {topic: tombstoned for topic, tombstoned in topics.items() if _sees(request, topic)}
             if seen or _sees_brokers(request):
-                found.append(_about(producer) | {"tombstones": [*seen.values()], "topics": [*seen]})
-        return Response.json({"producers": found})
+                found.append(
+                    compact_json(_about(producer) | {"tombstones": [*seen.values()], "topics": [*seen]})
+                )
+            await trio.lowlevel.checkpoint()
+        return Response.encoded(f'{{"producers":[{",".join(found)}]}}'.encode())
 
     async def debug(self, request: Request) -> Response:
-        found: dict[str, list[tuple[Producer, float | None]]] = {}
-        for key, producer, tombstoned_at in self._registry.registrations():
-            found.setdefault(key, []).append((producer, tombstoned_at))
-        return Response(200, self._debug_pieces(found), "application/json; charset=utf-8")
+        names = _BYTES_PER_NAME * self._registry.most_names
+        return Response.encoded(self._debug_pieces(), held_bytes=names)
 
-    async def _debug_pieces(
-        self, found: dict[str, list[tuple[Producer, float | None]]]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _debug_pieces(self) -> AsyncGenerator[bytes, None]:
         """Encode in pieces: with thousands of topics it takes seconds, and brokers time out after one second."""
-        separator = "{"
-        for key, registered in found.items():
-            about = [self._about_registration(*each) for each in registered]
-            yield f"{separator}{json.dumps(key)}:{_compact(about)}".encode()
+        piece = "{"
+        separator = ""
+        for key, registered in groupby(self._registry.registrations(), itemgetter(0)):
+            about = [self._about_registration(producer, at) for _, producer, at in registered]
+            piece += f"{separator}{json.dumps(key)}:{compact_json(about)}"
             separator = ","
-            await trio.lowlevel.checkpoint()
-        yield b"}" if found else b"{}"
+            if len(piece) >= _PIECE_BYTES:
+                yield piece.encode()
+                piece = ""
+                await trio.lowlevel.checkpoint()
+        yield f"{piece}}}".encode()
 
     def _about_registration(self, producer: Producer, tombstoned_at: float | None) -> dict[str, Any]:
         about = {"id": producer.remote_address} | _about(producer)
@@ -151,8 +161,14 @@ class _API:
     async def create_topic(self, request: Request) -> Response:
         topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
         logger.info("DB: adding topic(%s)", topic)
-        self._registry.create(topic)
+        self._create(topic)
         return Response.empty()
+
+    def _create(self, topic: str, channel: str | None = None) -> None:
+        try:
+            self._registry.create(topic, channel)
+        except TooMany as exc:
+            raise HTTPError(503, str(exc)) from exc
 
     async def delete_topic(self, request: Request) -> Response:
         topic = given(request, "topic")
@@ -169,7 +185,7 @@ class _API:
     async def create_channel(self, request: Request) -> Response:
         topic, channel = channel_names(request)
         logger.info("DB: adding channel(%s) in topic(%s)", channel, topic)
-        self._registry.create(topic, channel)
+        self._create(topic, channel)
         return Response.empty()
 
     async def delete_channel(self, request: Request) -> Response:
@@ -189,10 +205,6 @@ def _sees_brokers(request: Request) -> bool:
     """Whether the client may also know brokers without topics."""
     identity = request.identity
     return identity is None or any(grant.everywhere for grant in identity.grants)
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _about(producer: Producer) -> dict[str, Any]:

@@ -12,14 +12,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...folder_locks import lock_holder
-from ...listening import StartupError
 from ...log import Files
+from ...platform.folder_locks import lock_holder
 from ...protocol import is_valid_name
-from ...untrusted_json import decode_json
+from ...protocol.errors import StartupError
+from ...protocol.untrusted_json import decode_json
 
 FORMAT = 1
 FILE_NAME = "lookupd.json"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a service uses this name in its data folder."""
+    return name.removesuffix(".tmp") == FILE_NAME
 
 
 class NamesFile:

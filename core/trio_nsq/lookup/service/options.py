@@ -24,6 +24,8 @@ class LookupdOptions:
         data_path: A folder for the names of topics and channels, so that a restart keeps those that no broker has at
             the time. Created if missing; its parent must exist. None: they are not kept, as in nsqlookupd.
         max_registrations: The limit of topics and channels per broker; nsqlookupd has no limit.
+        max_topics, max_channels: The limits of all topics, and of the channels of all topics together. A new one
+            replaces one without a broker.
         max_connections: Clients of each listener; 0 is as many as the limit of open files allows.
         tls_cert, tls_key: PEM files; both or neither. With them, both ports accept TLS and plain text.
         tls_required: Refuse clients without TLS. A policy that requires certificates implies it.
@@ -31,7 +33,7 @@ class LookupdOptions:
         auth_file: Tokens and certificates, with what each may do: `access/auth_file.py`. None: clients may do
             everything.
         http_allowed_hosts: Names by which HTTP clients may address the service, besides localhost, this machine's host
-            name, the broadcast address and IP addresses. `*` allows all.
+            name, the broadcast address and IP addresses; see `HostNames`. `*` stands for any characters.
         http_read_only: Refuse HTTP requests that change something.
         audit_log: The file of the audit log, or `-` for standard output; empty for none.
     """
@@ -43,6 +45,8 @@ class LookupdOptions:
     tombstone_lifetime_ms: int = 45 * SECOND_MS
     data_path: Path | None = None
     max_registrations: int = 100_000
+    max_topics: int = 100_000
+    max_channels: int = 100_000
     max_connections: int = 0
     tls_cert: Path | None = None
     tls_key: Path | None = None

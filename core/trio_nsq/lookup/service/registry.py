@@ -1,7 +1,8 @@
 """The registry of producers with their topics and channels. No IO; time is a parameter, in monotonic seconds.
 
 The registry adds a topic or channel when a producer registers it or when it is created over HTTP. It removes one when
-it is deleted; an ephemeral one also when its last producer disconnects.
+it is deleted; an ephemeral one also when its last producer disconnects. Others stay, so that the topic of a new broker
+gets all its channels. If there are too many, a new one replaces the one that has had no producer for the longest time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from ..protocol import PeerInfo
 
 
 class TooMany(NSQError):
-    """A producer has reached its limit of registrations."""
+    """A producer has reached its limit of registrations, or all names that the registry may have have a producer."""
 
 
 class AddressTaken(NSQError):
@@ -66,6 +67,7 @@ class Registry:
         inactive_timeout_s: Queries omit a producer that was not seen for longer.
         tombstone_lifetime_s: How long `lookup` omits a producer with a tombstone.
         max_registrations: The limit of topics and channels per producer.
+        max_topics, max_channels: The limits of all topics, and of the channels of all topics together.
 
     Attributes:
         on_names_changed: Called when a topic or channel is added or deleted, except for ephemeral ones.
@@ -77,11 +79,19 @@ class Registry:
         inactive_timeout_s: float,
         tombstone_lifetime_s: float,
         max_registrations: int,
+        max_topics: int,
+        max_channels: int,
     ) -> None:
         self.on_names_changed: Callable[[], None] = lambda: None
         self._inactive_timeout_s = inactive_timeout_s
         self._tombstone_lifetime_s = tombstone_lifetime_s
         self._max_registrations = max_registrations
+        self._max_topics = max_topics
+        self._max_channels = max_channels
+        self._channel_count = 0
+        # Those without a producer, in the order in which they lost their last one.
+        self._unused_topics: dict[str, None] = {}
+        self._unused_channels: dict[tuple[str, str], None] = {}
         self._topics: dict[str, _Topic] = {}
         self._producers: dict[Producer, None] = {}
         self._by_place: dict[tuple[str, int], dict[Producer, None]] = {}
@@ -119,10 +129,12 @@ class Registry:
             raise TooMany(f"REGISTER exceeds the limit of {self._max_registrations} topics and channels")
         if own is None:
             self._make_topic(topic).producers[producer] = None
+            self._unused_topics.pop(topic, None)
             own = producer.channels[topic] = set()
             producer.registrations += 1
         if channel is not None:
             self._make_channel(topic, channel).add(producer)
+            self._unused_channels.pop((topic, channel), None)
             own.add(channel)
             producer.registrations += 1
         return True
@@ -137,15 +149,21 @@ class Registry:
             producer.registrations -= 1
             channels = self._topics[topic].channels
             channels[name].remove(producer)
-            if is_ephemeral(name) and not channels[name]:
-                del channels[name]
+            if not channels[name]:
+                if is_ephemeral(name):
+                    self._drop_channel(topic, name)
+                else:
+                    self._unused_channels[topic, name] = None
         if channel is None:
             del producer.channels[topic]
             producer.registrations -= 1
             producers = self._topics[topic].producers
             del producers[producer]
-            if is_ephemeral(topic) and not producers:
-                del self._topics[topic]
+            if not producers:
+                if is_ephemeral(topic):
+                    self._drop_topic(topic)
+                else:
+                    self._unused_topics[topic] = None
         return True
 
     def disconnect(self, producer: Producer) -> None:
@@ -161,16 +179,17 @@ class Registry:
     # ------------------------------------------------------------------ from administrators
 
     def create(self, topic: str, channel: str | None = None) -> None:
-        """Create a topic, or a channel and its topic."""
+        """Create a topic, or a channel and its topic. Raises TooMany."""
         self._make_topic(topic)
         if channel is not None:
             self._make_channel(topic, channel)
 
     def delete_topic(self, topic: str) -> bool:
         """Delete a topic with its channels, until a producer registers it again. Return whether it existed."""
-        entry = self._topics.pop(topic, None)
+        entry = self._topics.get(topic)
         if entry is None:
             return False
+        self._drop_topic(topic)
         for producer in entry.producers:
             producer.registrations -= 1 + len(producer.channels.pop(topic))
         self._names_changed(topic)
@@ -181,7 +200,7 @@ class Registry:
         entry = self._topics.get(topic)
         if entry is None or channel not in entry.channels:
             return False
-        for producer in entry.channels.pop(channel):
+        for producer in self._drop_channel(topic, channel):
             producer.channels[topic].remove(channel)
             producer.registrations -= 1
         self._names_changed(topic, channel)
@@ -205,6 +224,11 @@ class Registry:
 
     # ------------------------------------------------------------------ queries
 
+    @property
+    def most_names(self) -> int:
+        """How many topics there are, with the channels of one of them at most."""
+        return len(self._topics) + self._channel_count
+
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
         return sorted(self._topics)
@@ -226,9 +250,12 @@ class Registry:
         ]
 
     def nodes(self, now: float) -> Iterator[tuple[Producer, dict[str, bool]]]:
-        """Yield each active producer with its topics, and whether it has a tombstone there."""
-        for producer in self._producers:
-            if self._is_active(producer, now):
+        """Yield each active producer with its topics, and whether it has a tombstone there.
+
+        The registry may change in between.
+        """
+        for producer in [*self._producers]:
+            if producer in self._producers and self._is_active(producer, now):
                 yield (
                     producer,
                     {
@@ -238,19 +265,21 @@ class Registry:
                 )
 
     def registrations(self) -> Iterator[tuple[str, Producer, float | None]]:
-        """Yield all registrations, in nsqlookupd's form.
+        """Yield all registrations, in nsqlookupd's form. The registry may change in between.
 
         Yields:
             `client::`, `topic:NAME:` or `channel:TOPIC:NAME`; a producer; the time of its tombstone, expired or not, or
             None.
         """
-        for producer in self._producers:
+        for producer in [*self._producers]:
             yield "client::", producer, None
-        for topic, entry in self._topics.items():
-            for producer, tombstoned_at in entry.producers.items():
+        for topic in [*self._topics]:  # only names: callers take their time, and many may do so at once
+            if (entry := self._topics.get(topic)) is None:
+                continue
+            for producer, tombstoned_at in [*entry.producers.items()]:
                 yield f"topic:{topic}:", producer, tombstoned_at
-            for channel, producers in entry.channels.items():
-                for producer in producers:
+            for channel in [*entry.channels]:
+                for producer in [*entry.channels.get(channel, ())]:
                     yield f"channel:{topic}:{channel}", producer, None
 
     def durable_names(self) -> dict[str, list[str]]:
@@ -262,7 +291,7 @@ class Registry:
         }
 
     def load(self, names: Mapping[str, list[str]]) -> None:
-        """Create the topics and channels that `durable_names` returned."""
+        """Create the topics and channels that `durable_names` returned; the last ones if they are too many."""
         for topic, channels in names.items():
             self.create(topic)
             for channel in channels:
@@ -273,16 +302,45 @@ class Registry:
     def _make_topic(self, name: str) -> _Topic:
         topic = self._topics.get(name)
         if topic is None:
+            if len(self._topics) >= self._max_topics:
+                if not self._unused_topics:
+                    raise TooMany(f"there are {self._max_topics} topics, as many as --max-topics allows")
+                unused = next(iter(self._unused_topics))
+                self._drop_topic(unused)
+                self._names_changed(unused)
             topic = self._topics[name] = _Topic()
+            self._unused_topics[name] = None
             self._names_changed(name)
         return topic
 
     def _make_channel(self, topic: str, name: str) -> set[Producer]:
         channels = self._topics[topic].channels
         if name not in channels:
+            if self._channel_count >= self._max_channels:
+                if not self._unused_channels:
+                    raise TooMany(
+                        f"there are {self._max_channels} channels, as many as --max-channels allows"
+                    )
+                unused = next(iter(self._unused_channels))
+                self._drop_channel(*unused)
+                self._names_changed(*unused)
             channels[name] = set()
+            self._channel_count += 1
+            self._unused_channels[topic, name] = None
             self._names_changed(topic, name)
         return channels[name]
+
+    def _drop_topic(self, name: str) -> None:
+        entry = self._topics[name]
+        for channel in [*entry.channels]:
+            self._drop_channel(name, channel)
+        del self._topics[name]
+        self._unused_topics.pop(name, None)
+
+    def _drop_channel(self, topic: str, name: str) -> set[Producer]:
+        self._unused_channels.pop((topic, name), None)
+        self._channel_count -= 1
+        return self._topics[topic].channels.pop(name)
 
     def _names_changed(self, *names: str) -> None:
         if not any(map(is_ephemeral, names)):

@@ -13,14 +13,14 @@ import trio
 from ..._version import __version__
 from ...access.audit_writer import AuditWriter
 from ...access.authentication import Authentication
-from ...admission import Admission, connection_limit, http_refusal, refusal_text
-from ...listening import Listening, listen, loopback_host, port_of
 from ...log import Files
+from ...platform.requirements import require_trio
 from ...protocol.address import host_of
-from ...reloading import reload_on_request
+from ...server.admission import Admission, connection_limit, http_refusal, refusal_text
+from ...server.listening import Listening, listen, loopback_host, port_of
+from ...server.reloading import reload_on_request
+from ...text.wording import count_of
 from ...tls.accepting import Acceptor
-from ...under_trio import require_trio
-from ...wording import count_of
 from ..protocol import PeerInfo, encode_response
 from .listeners import Listeners
 from .names_file import NamesFile
@@ -70,6 +70,8 @@ async def serve(
         inactive_timeout_s=options.inactive_producer_timeout_ms / 1000,
         tombstone_lifetime_s=options.tombstone_lifetime_ms / 1000,
         max_registrations=options.max_registrations,
+        max_topics=options.max_topics,
+        max_channels=options.max_channels,
     )
     names_file = NamesFile(options.data_path, files) if options.data_path is not None else None
     try:

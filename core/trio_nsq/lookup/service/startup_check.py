@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from ...startup_checks import (
+from ...server.startup_checks import (
     Check,
     check_auth_file,
     check_data_folder,

@@ -5,17 +5,18 @@ the results into the manifest, and `Books.commit` adds their files to the table,
 any step: the next call continues there. So each range is planned once, and its files are in the table once.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from ..ranges import BrokerRanges
-from ..storage import Lease, Storage
+from ..storage import Lease, Storage, not_shared
 from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
 from .columns import schema_of
-from .layout import Layout, is_file_of, safe_name, span_of_file
+from .layout import Layout, files_prefix, is_file_of, safe_name, span_of_file
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, exported_files, widen_file
 
@@ -26,7 +27,7 @@ _READERS = 16
 class CommittedTable(Protocol):
     """A table of the files, see `Table`."""
 
-    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None: ...
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> Layout: ...
 
     def compact(
         self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]
@@ -56,6 +57,7 @@ class Books:
         self._path = manifest_path(topic)
         self._version: str | None = None  # of the manifest's file
         self._saved = b""
+        self._distinct: set[str] = set()  # the labels whose files have names that no other topic's have
         self.manifest = self._read()
 
     @property
@@ -72,18 +74,21 @@ class Books:
         if found is None:
             return None
         self._version = found.version
-        try:
-            manifest = Manifest.from_bytes(found.data)
-        except ManifestError as exc:
-            raise ManifestError(
-                f"the manifest {self._path} in {self._storage.shown} cannot be used: {exc}"
-            ) from exc
+        manifest = self._parse(self._path, found.data)
         if manifest.topic != self._topic:
             raise ManifestError(
                 f"the folder {self._storage.shown} has topic {manifest.topic}, and the files of {self._topic} would "
                 "have the same names: choose another folder"
             )
         return manifest
+
+    def _parse(self, path: str, data: bytes) -> Manifest:
+        try:
+            return Manifest.from_bytes(data)
+        except ManifestError as exc:
+            raise ManifestError(
+                f"the manifest {path} in {self._storage.shown} cannot be used: {exc}"
+            ) from exc
 
     def save(self) -> None:
         """Write the manifest, if it has changed.
@@ -120,6 +125,31 @@ class Books:
         self.manifest = Manifest(self._topic, [layout])
         return self.manifest
 
+    def check_names(self, labels: Iterable[str]) -> None:
+        """Check that no other topic of the place has files with the names of these brokers' files.
+
+        Topics and brokers may have hyphens, and a hyphen separates them in the names: those of topic `a-b` from
+        broker `c` are those of topic `a` from broker `b-c`.
+
+        Raises:
+            ManifestError: Another topic has such files, or a manifest that cannot be used.
+            StorageError, OSError: A manifest cannot be read.
+        """
+        for label in set(labels) - self._distinct:
+            names = files_prefix(self._topic, label)
+            topics = {names[: hyphen.start()] for hyphen in re.finditer("(?<=.)-(?=.)", names)}
+            for topic in topics - {safe_name(self._topic)}:
+                path = manifest_path(topic)
+                if (found := self._storage.read(path)) is None:
+                    continue
+                other = self._parse(path, found.data)
+                if same := [each for each in other.brokers if files_prefix(other.topic, each) == names]:
+                    raise ManifestError(
+                        f"the folder {self._storage.shown} has topic {other.topic} from broker {same[0]}, and the "
+                        f"files of {self._topic} from {label} would have the same names: choose another folder"
+                    )
+            self._distinct.add(label)
+
     def use_table(self, target: TableTarget | None, options: TableOptions) -> None:
         """Commit the files to a table from now on, at first those that are there; None: there is no table.
 
@@ -144,7 +174,16 @@ class Books:
             manifest.commit, manifest.uncommitted = 1, [RangeResult("", 0, 0, files=files)]
         manifest.table = wanted
         table = open_table(target, self._storage, self._topic, manifest.id, options)
-        table.check(manifest.commit, unfinished=bool(manifest.uncommitted), layout=manifest.layout)
+        unfinished, is_new = (
+            bool(manifest.uncommitted),
+            not any(each.planned for each in self.brokers.values()),
+        )
+        manifest.layouts[-1] = table.check(
+            manifest.commit, unfinished=unfinished, layout=manifest.layout, is_new=is_new
+        )
+        if is_new:
+            self.save()  # a run after a kill infers the same columns
+            manifest.layouts[-1] = table.reserve(manifest.layout)
         self.table = table
 
     def _is_done(self, name: str) -> bool:
@@ -164,6 +203,7 @@ class Books:
             The results that are new in the manifest.
 
         Raises:
+            StorageError: A known result is not in the place: nothing is marked as done.
             NSQError, OSError: As `save`, or as `commit` for files of an earlier call. The next call continues.
         """
         manifest = self.manifest
@@ -172,12 +212,12 @@ class Books:
         self.commit()  # of a killed run: its number and its files must not change
         self._convert()
         names = self._storage.names(results_folder(self._topic))
-        new = manifest.mark_done(self._results(names, known))
-        if self.table is not None:
-            manifest.add_fields(new)
-            if committed := [result for result in new if result.files]:
-                manifest.commit += 1
-                manifest.uncommitted = committed
+        by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
+        self._check_there(by_name.keys() - set(names))
+        new = manifest.mark_done(self._results(names, by_name))
+        if self.table is not None and (committed := [result for result in new if result.files]):
+            manifest.commit += 1
+            manifest.uncommitted = committed
         self.save()
         self._storage.remove(names)
         return new
@@ -221,13 +261,21 @@ class Books:
     def _files(self) -> list[str]:
         return exported_files(self._storage, self._topic, self.brokers)
 
-    def _results(self, names: Sequence[str], known: Sequence[RangeResult]) -> list[RangeResult]:
+    def _check_there(self, names: Collection[str]) -> None:
+        """Check that results are in the place: each is written after the files of its messages.
+
+        A list may be older than a file of another machine, so each is asked for. Raises StorageError.
+        """
+        for name in sorted(names):
+            if self._storage.file(name) is None:
+                raise not_shared(self._storage.shown, f"a worker has written {name}, and it is not here")
+
+    def _results(self, names: Sequence[str], known: Mapping[str, RangeResult]) -> list[RangeResult]:
         """Return the known results, and those of the other files."""
-        by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
-        others = [name for name in names if name.endswith(".json") and name not in by_name]
+        others = [name for name in names if name.endswith(".json") and name not in known]
         with ThreadPoolExecutor(_READERS, "trio-nsq-results") as readers:
             found = list(readers.map(self._storage.read, others))
-        return [*known, *(RangeResult.from_bytes(each.data) for each in found if each is not None)]
+        return [*known.values(), *(RangeResult.from_bytes(each.data) for each in found if each is not None)]
 
     def commit(self) -> None:
         """Commit the results of the manifest to the table, unless it is known to have them.
@@ -241,7 +289,8 @@ class Books:
             return
         self.save()
         self._lease.check()
-        self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
+        layout = self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
+        manifest.add_layout(layout)
         manifest.uncommitted = []
         self.save()
 
@@ -253,6 +302,7 @@ class Books:
 
     def remove_unfinished(self) -> None:
         """Remove the unfinished files of killed tasks, but not those of another topic's export."""
-        ours = (f"{safe_name(self._topic)}-{safe_name(label)}-" for label in self.brokers)
+        ours = (files_prefix(self._topic, label) for label in self.brokers)
+        merged = f"{safe_name(self._topic)}-merged-"
         folder = self._path.rpartition("/")[0]
-        self._storage.remove_unfinished([f"{folder}/", f"{results_folder(self._topic)}/", *ours])
+        self._storage.remove_unfinished([f"{folder}/", f"{results_folder(self._topic)}/", merged, *ours])

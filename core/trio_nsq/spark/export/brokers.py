@@ -2,11 +2,15 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import LogReplaced
+from ...event_loop.retries import Delays
+from ...fleet.fan_out import start
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
 from ..logs import LogPlace
@@ -26,7 +30,7 @@ class Brokers:
     only asked when there is a question.
 
     Attributes:
-        failures: Why a log could not be read, by label, until it can be read again.
+        failures: Why a log could not be read, by `LogPlace.where`, until it can be read again.
     """
 
     def __init__(self) -> None:
@@ -34,8 +38,16 @@ class Brokers:
         self._watches: dict[str, _Watch] = {}
         self._are_several = False
 
+    def begin(self, places: Sequence[LogPlace]) -> None:
+        """Begin a round: from now on, only these places are asked. The failures of others are forgotten."""
+        wheres = {place.where for place in places}
+        self._are_several = len(wheres) > 1
+        for where in self.failures.keys() - wheres:
+            self._unwatch(where)
+            del self.failures[where]
+
     def ask(self, places: Sequence[LogPlace], question: Callable[[LogPlace], _T]) -> list[_T]:
-        """Ask a question about each place; wait for the answers, except of those that failed and still do.
+        """Ask a question about places of the round; wait for the answers, except of those that failed and still do.
 
         Args:
             question: Called in a thread if there are several places. Its errors become `failures`.
@@ -43,70 +55,44 @@ class Brokers:
         Returns:
             The answers, in the order of the places.
         """
-        by_label = {place.label: place for place in places}
-        self._are_several = len(by_label) > 1
-        for label in self.failures.keys() - by_label.keys():
-            self._unwatch(label)
-            del self.failures[label]
-        asked = []
-        for label, place in by_label.items():
-            watch = self._watches.get(label)
+        asked: dict[LogPlace, Future[_T] | None] = {}
+        for where, place in {place.where: place for place in places}.items():
+            watch = self._watches.get(where)
             if self._are_several and watch is not None and not watch.answers:
-                self.failures[label] = watch.error
-                continue
-            asked.append(_Question(place, question))
-        for each in asked:
-            if self._are_several:
-                threading.Thread(target=each.run, name="trio-nsq-ask", daemon=True).start()
+                self.failures[where] = watch.error
             else:
-                each.run()  # here, so that a signal interrupts it
-        answers = []
-        for each in asked:
-            each.ended.wait()
-            if isinstance(each.error, NSQError | OSError):
-                self.failed(each.place, each.error)
-            elif each.error is not None:
-                raise each.error
+                # A single one is asked here, so that a signal interrupts it.
+                asked[place] = start(partial(question, place)) if self._are_several else None
+        answers: list[_T] = []
+        for place, future in asked.items():
+            try:
+                answers.append(question(place) if future is None else future.result())
+            except (NSQError, OSError) as error:
+                self.failed(place, error)
             else:
-                answers.extend(each.answers)
-                self.failures.pop(each.place.label, None)
-                self._unwatch(each.place.label)
+                self.failures.pop(place.where, None)
+                self._unwatch(place.where)
         return answers
 
     def failed(self, place: LogPlace, error: Exception) -> None:
         """Note that a log cannot be read, and ask in the background when it can be read again."""
-        self.failures[place.label] = error
-        self._unwatch(place.label)
+        self.failures[place.where] = error
+        self._unwatch(place.where)
         if self._are_several:
-            self._watches[place.label] = _Watch(place, error)
+            self._watches[place.where] = _Watch(place, error)
 
-    def _unwatch(self, label: str) -> None:
-        if (watch := self._watches.pop(label, None)) is not None:
+    def found_elsewhere(self, where: str) -> None:
+        """Note that a log that cannot be read here is read at another address: that is no failure."""
+        self.failures.pop(where, None)
+
+    def _unwatch(self, where: str) -> None:
+        if (watch := self._watches.pop(where, None)) is not None:
             watch.stop()
 
     def close(self) -> None:
         """Stop to ask in the background."""
         for watch in self._watches.values():
             watch.stop()
-
-
-class _Question(Generic[_T]):
-    """A question about one place; `run` sets the answer or the error."""
-
-    def __init__(self, place: LogPlace, question: Callable[[LogPlace], _T]) -> None:
-        self.place = place
-        self.answers: list[_T] = []
-        self.error: Exception | None = None
-        self.ended = threading.Event()
-        self._question = question
-
-    def run(self) -> None:
-        try:
-            self.answers.append(self._question(self.place))
-        except Exception as exc:
-            self.error = exc
-        finally:
-            self.ended.set()
 
 
 class _Watch:
@@ -122,15 +108,14 @@ class _Watch:
         self.answers = False
         self._place = place
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="trio-nsq-watch", daemon=True).start()
+        start(self._run)
 
     def stop(self) -> None:
         self._stopped.set()
 
     def _run(self) -> None:
-        pause_s = _WATCH_S
-        while not self._stopped.wait(pause_s):
-            pause_s = min(2 * pause_s, _MAX_WATCH_S)
+        pauses = Delays(_WATCH_S, _MAX_WATCH_S)
+        while not self._stopped.wait(pauses.next_s()):
             try:
                 self._place.open().bounds()
             except (NSQError, OSError) as exc:

@@ -28,7 +28,7 @@ from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.messages import MessageSet
 from ..spool.records import columns_of
-from .json_columns import ARROW_TYPES, JsonParser
+from .json_columns import JsonParser, arrow_type
 from .layout import BODY, REST, UNPARSED, BodyFormat, Layout
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts"]
@@ -55,7 +55,7 @@ def schema_of(layout: Layout) -> Any:
         fields.append(pa.field(BODY, pa.binary(), nullable=False))
     elif layout.body is BodyFormat.TEXT:
         fields.append(pa.field(BODY, pa.string()))
-    fields += [pa.field(column.name, ARROW_TYPES[column.type]) for column in layout.json_columns]
+    fields += [pa.field(column.name, arrow_type(column.type)) for column in layout.json_columns]
     if layout.keep_rest:
         fields.append(pa.field(REST, pa.string()))
     if layout.body is not BodyFormat.BINARY:
@@ -105,6 +105,11 @@ class TableBuilder:
     def misfits(self) -> Counter[str]:
         """See `JsonParser`."""
         return self._parser.misfits
+
+    @property
+    def milliseconds(self) -> Counter[str]:
+        """See `JsonParser`."""
+        return self._parser.milliseconds
 
     @property
     def new_fields(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ..storage import NewFile, Storage, naming_file
 from .columns import TableBuilder
 from .layout import Layout, partition_folder, partition_key, range_name
 from .request import ExportRequest
-from .widening import parquet_writer, widen_file
+from .widening import check_owner, parquet_writer, widen_file
 
 _TABLE_ROWS = 20_000
 _TABLE_BYTES = 4 * MIB
@@ -39,6 +39,7 @@ class RangeFiles:
         self.names: list[str] = []
         self.file_bytes = 0
         self._storage = storage
+        self._broker = broker
         self._partition = layout.partition
         self._request = request
         self._table_bytes = min(_TABLE_BYTES, request.row_group_bytes)
@@ -84,6 +85,9 @@ class RangeFiles:
         """Give the files their final names.
 
         Existing files are not replaced: they are complete, and may have messages that are no longer retained.
+
+        Raises:
+            StorageError, OSError: A file cannot be given its name, or another topic or broker has one of this name.
         """
         self._thread.shutdown()
         for name, file in self._complete:
@@ -91,6 +95,7 @@ class RangeFiles:
                 self.file_bytes += file.size
             else:
                 # An attempt that was considered dead may have written it before columns became wider.
+                check_owner(self._storage, name, self._request.topic, self._broker)
                 widen_file(self._storage, name, self.builder.schema)
                 self.file_bytes += self._storage.size(name) or 0
         self.names = [name for name, _ in self._complete]

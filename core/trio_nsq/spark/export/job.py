@@ -1,7 +1,7 @@
 """Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -10,10 +10,11 @@ from typing import cast
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
-from ..logs import ChannelLog, LogPlace, SegmentedLog, is_without_topic
-from ..ranges import BrokerRanges, covered_up_to, subtract
+from ..log_names import name_logs
+from ..logs import ChannelLog, LogPlace, is_without_topic, starts_of
+from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
-from ..storage import Lease, Storage, StorageError, storage_at
+from ..storage import Lease, Storage, StorageError, absolute_place, storage_at
 from ..tables.target import TableOptions
 from .books import Books
 from .brokers import Attempt, Brokers, Unread
@@ -32,7 +33,7 @@ class _WantedSpan:
 
     place: LogPlace
     first: int
-    """The first message that was asked for; retention may have deleted it."""
+    """The first message to export; retention may have deleted it."""
     bounds: Bounds
     channel_at: int
     """The position of the channel; 0 without one."""
@@ -41,9 +42,17 @@ class _WantedSpan:
 
     @property
     def span(self) -> Span | None:
+        """The messages to export, also those that are no longer retained; None if there are none."""
+        return _span(self.first, self.bounds.at)
+
+    @property
+    def retained(self) -> Span | None:
         """The retained messages to export; None if there are none."""
-        span = Span(max(self.first, self.bounds.first), self.bounds.at)
-        return span if span.length > 0 else None
+        return _span(max(self.first, self.bounds.first), self.bounds.at)
+
+
+def _span(first: int, end: int) -> Span | None:
+    return Span(first, end) if first < end else None
 
 
 class ExportJob:
@@ -60,13 +69,16 @@ class ExportJob:
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
         self._has_planned = False
-        self._seen: set[str] = set()  # labels of all plans
-        self._late: set[str] = set()  # labels of logs that are newer than the first plan
+        self._seen: set[str] = set()  # where the logs of all plans are
+        self._labels: set[str] = set()  # of the logs of all plans
+        self._late: set[str] = set()  # where the logs are that are newer than the first plan
         if self._books.manifest is not None:
             check_layout(self._books.manifest.layout, request, self._shown)
             self._use_table()
             self._books.settle()
             self._books.commit()
+            for broker, first, end, reason in self._books.manifest.unreported:
+                self.result.add_gap(broker, Span(first, end), reason)
         self._books.remove_unfinished()
 
     def _use_table(self) -> None:
@@ -85,13 +97,23 @@ class ExportJob:
         return {
             label: sum(span.length for span in ranges.pending)
             for label, ranges in self.exported.items()
-            if ranges.pending and label not in self._seen
+            if ranges.pending and label not in self._seen | self._labels
         }
 
     @property
     def failures(self) -> Mapping[str, Exception]:
-        """Why logs could not be read in this round, by label. All others are exported."""
+        """Why logs could not be read in this round, by `LogPlace.where`. All others are exported."""
         return self._logs.failures
+
+    def mark_reported(self, outcome: ExportResult) -> None:
+        """Note that a report told of the missing messages. Until then, each new job has them in its result.
+
+        Raises ChangedMeanwhile, LeaseLost, StorageError, OSError: The manifest cannot be written.
+        """
+        manifest = self._books.manifest
+        if manifest is not None and manifest.unreported:
+            manifest.unreported = [gap for gap in manifest.unreported if gap not in outcome.gaps]
+            self._books.save()
 
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of tasks that were killed or interrupted."""
@@ -113,28 +135,28 @@ class ExportJob:
             TableError: The table cannot be used.
         """
         request = self.request
-        labels = {place.label for place in places}
+        wheres = {place.where for place in places}
         if self._has_planned:  # the first plan may have no log
-            self._late |= labels - self._seen
+            self._late |= wheres - self._seen
         self._has_planned = True
-        self._seen |= labels
+        self._seen |= wheres
         self._note_late()
-        self._wanted = self._logs.ask(places, self._resolve)
+        self._logs.begin(places)
+        logs = self._named(self._logs.ask(places, lambda place: (place, place.open().bounds())))
         self._note_late()
-        for wanted in self._wanted:
-            label = wanted.place.label
-            if wanted.first < wanted.bounds.first:
-                # Retention has deleted these messages; some may have been exported before.
-                lost = Span(wanted.first, wanted.bounds.first)
-                for span in subtract(lost, self._books.ranges_of(label).planned):
-                    self.result.add_gap(label, span, "discarded")
+        self._labels |= {place.label for place in logs}
+        self._wanted = self._logs.ask(logs, self._resolve)
         manifest = self._books.manifest
         if manifest is None:
-            spans = [(each.place, each.span) for each in self._wanted if each.span is not None]
+            spans = [(each.place, each.retained) for each in self._wanted if each.retained is not None]
             if not spans:
+                for wanted in self._wanted:
+                    if wanted.span is not None:
+                        self.result.add_gap(wanted.place.label, wanted.span, "discarded")
                 return []
-            manifest = self._books.start(new_layout(request, spans), self._seen)
+            manifest = self._books.start(new_layout(request, spans), self._seen | self._labels)
             self._use_table()
+        self._books.check_names(each.place.label for each in self._wanted)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(manifest, wanted)
@@ -143,7 +165,26 @@ class ExportJob:
 
     def _note_late(self) -> None:
         """Note the logs whose topic does not exist yet."""
-        self._late |= {label for label, error in self.failures.items() if is_without_topic(error)}
+        self._late |= {where for where, error in self.failures.items() if is_without_topic(error)}
+
+    def _named(self, found: Sequence[tuple[LogPlace, Bounds]]) -> list[LogPlace]:
+        """Give each log the label that its files have, wherever it was then; leave out a log that was found twice.
+
+        Logs that cannot be read get into `failures`.
+        """
+        logs = name_logs(found, {label: ranges.mark for label, ranges in self.exported.items()})
+        for place, error in logs.failures:
+            self._logs.failed(place, error)
+        # A known log that is not found may be at the address that another one had before.
+        are_all_found = self.exported.keys() <= logs.places.keys()
+        for label, place in logs.places.items():
+            if (
+                are_all_found
+                and label != place.where
+                and label not in {each.where for each in logs.places.values()}
+            ):
+                self._logs.found_elsewhere(label)
+        return list(logs.places.values())
 
     def _resolve(self, place: LogPlace) -> _WantedSpan:
         """Determine the sequences of one log to export. Called in a thread."""
@@ -158,15 +199,19 @@ class ExportJob:
             first = int(request.first)
         else:
             first = log.bounds(request.first).at
+        ranges = self._books.ranges_of(place.label)
+        if request.channel is None and request.first == "earliest" and ranges.planned:
+            first = min(first, ranges.end)  # retention may have deleted messages since the last run
         bounds = log.bounds(request.end)
-        starts = log.starts() if isinstance(log, SegmentedLog) else ()
-        return _WantedSpan(place, first, bounds, channel_at, starts)
+        if request.end.isdecimal():  # it may be before the oldest retained message
+            bounds = bounds._replace(at=min(bounds.at, int(request.end)))
+        return _WantedSpan(place, first, bounds, channel_at, starts_of(log))
 
     def _open_channel(self, place: LogPlace, channel: str) -> int:
         """Create the channel if it does not exist, and return its position."""
         log = _with_channels(place)
         oldest = log.bounds().first  # fails if the topic does not exist: `open_channel` would create it
-        is_new = place.label in self._late and not log.has_channel(channel)
+        is_new = place.where in self._late and not log.has_channel(channel)
         at = log.open_channel(channel)
         if is_new and oldest < at:
             # All its messages were published while the job ran, and a new channel begins after them.
@@ -180,31 +225,34 @@ class ExportJob:
         if not ranges.planned:
             return
         log = place.open()
-        bounds, last = log.bounds(), ranges.last
-        replaced = ranges.end > bounds.end
-        if last is not None and bounds.first <= last.sequence < bounds.end:
-            replaced |= log.id_at(last.sequence) not in (None, last.id)
-        if replaced:
+        if not ranges.mark.continues(log, log.bounds()):
             raise LogReplaced(
-                f"topic {self.request.topic} of the broker at {place.label} is not the one that was exported to "
-                f"{self._shown} before: it was deleted and recreated, or lost its last messages. Choose "
-                "another folder"
+                f"topic {self.request.topic} of the broker at {place.where} is not the one that was exported to "
+                f"{self._shown} before: it was deleted and recreated, or lost its last messages, or another "
+                "broker has this address now. Choose another folder"
             )
 
     def _plan_broker(self, manifest: Manifest, wanted: _WantedSpan) -> list[ExportTask]:
-        request, label = self.request, wanted.place.label
+        label = wanted.place.label
+        request = replace(self.request, place=absolute_place(self.request.place))
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
         per_range = max(1, int(request.target_bytes / mean_bytes))
-        if wanted.span is not None:
-            per_range = min(per_range, -(-wanted.span.length // request.min_ranges))
+        if wanted.retained is not None:
+            per_range = min(per_range, -(-wanted.retained.length // request.min_ranges))
             for span in manifest.ranges_of(label).done:
-                if span.overlaps(wanted.span):
-                    self.result.skipped_messages += span.common(wanted.span)
-        spans = manifest.plan(label, wanted.span, per_range, wanted.starts)
-        self.result.planned_bytes += int(sum(span.length for span in spans) * mean_bytes)
+                self.result.skipped_messages += span.common(wanted.retained)
+        kept_from = wanted.bounds.first
+        spans = manifest.plan(label, wanted.span, per_range, wanted.starts, kept_from)
+        planned = sum(max(0, span.end - max(span.first, kept_from)) for span in spans)
+        self.result.planned_bytes += int(planned * mean_bytes)
+        manifest.ranges_of(label).incarnation = (
+            wanted.bounds.incarnation or manifest.ranges_of(label).incarnation
+        )
         pending = manifest.ranges_of(label).pending
         return [
-            ExportTask(request, manifest.layouts[pending[span]], wanted.place, span, pending[span])
+            ExportTask(
+                request, manifest.layouts[pending[span]], wanted.place, span, pending[span], manifest.id
+            )
             for span in spans
         ]
 
@@ -222,7 +270,7 @@ class ExportJob:
         while left:
             left = self._run_tasks(engine, left, advance)
         for wanted in self._wanted:
-            if wanted.place.label not in self.failures:
+            if wanted.place.where not in self.failures:
                 self._finish(wanted)
         if self.request.compact:
             self.result.compacted += self._books.compact().replaced
@@ -235,7 +283,7 @@ class ExportJob:
         def finish(outcome: RangeResult | Unread) -> None:
             if isinstance(outcome, RangeResult):
                 finished.append(outcome)
-            elif outcome.broker not in self.failures:
+            elif places[outcome.broker].where not in self.failures:
                 self._logs.failed(places[outcome.broker], outcome.error)
 
         plan = secrets.token_hex(4)
@@ -279,13 +327,16 @@ def _with_channels(place: LogPlace) -> ChannelLog:
 
 @contextmanager
 def open_export(
-    request: ExportRequest, places: Sequence[LogPlace], *, may_come: bool = False
+    request: ExportRequest,
+    places: Sequence[LogPlace],
+    *,
+    waits_for: Callable[[Exception], bool] = lambda _: False,
 ) -> Iterator[ExportJob]:
     """Open a folder for an export. It is locked against other exports.
 
     Args:
         places: The logs. Logs that cannot be read are in the job's `failures`.
-        may_come: Whether the topic may be missing on all brokers that answer, because it may come before a later plan.
+        waits_for: Whether a later plan may succeed after an error of a log; then no log need be readable now.
 
     Raises:
         BrokerUnreachable, RequestRefused: No log can be read.
@@ -294,9 +345,10 @@ def open_export(
         TableError: The table cannot be used.
     """
     logs = Brokers()
+    logs.begin(places)
     if not logs.ask(places, lambda place: place.open().bounds()):
         for error in logs.failures.values():
-            if not (may_come and any(map(is_without_topic, logs.failures.values()))):
+            if not waits_for(error):
                 logs.close()
                 raise error
     storage = storage_at(request.place)

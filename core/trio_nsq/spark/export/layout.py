@@ -1,11 +1,12 @@
 """The layout of exported files: columns, partition folders and names. The first export to a folder determines it."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
@@ -32,14 +33,109 @@ class BodyFormat(StrEnum):
 
 
 class JsonType(StrEnum):
-    """The type of the column of a field of JSON bodies."""
+    """The type of the column of a field of JSON bodies.
 
-    STRING = "string"
-    LONG = "long"
-    DOUBLE = "double"
-    BOOLEAN = "boolean"
-    TIMESTAMP = "timestamp"
-    JSON = "json"
+    Attributes:
+        spark: The class in `pyspark.sql.types`.
+        arrow: The type, as pyarrow shows it.
+        plain: The types of decoded JSON that Arrow converts as `JsonParser` does, or refuses.
+    """
+
+    spark: str
+    arrow: str
+    plain: frozenset[type]
+
+    STRING = "string", "StringType", "string", str
+    LONG = "long", "LongType", "int64", int
+    INT = "int", "IntegerType", "int32", int
+    SHORT = "short", "ShortType", "int16", int
+    BYTE = "byte", "ByteType", "int8", int
+    DOUBLE = "double", "DoubleType", "float64", float, int
+    FLOAT = "float", "FloatType", "float32"
+    BOOLEAN = "boolean", "BooleanType", "bool", bool
+    DATE = "date", "DateType", "date32"
+    TIMESTAMP = "timestamp", "TimestampType", "timestamp[us, tz=UTC]"
+    JSON = "json", "StringType", "string"
+
+    def __new__(cls, name: str, spark: str = "", arrow: str = "", *plain: type) -> "JsonType":
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.spark, member.arrow, member.plain = spark, arrow, frozenset(plain)
+        return member
+
+
+@dataclass(frozen=True, slots=True)
+class DecimalType:
+    """The type of a column of numbers with all their digits.
+
+    Attributes:
+        precision: The number of digits, 1 to 38.
+        scale: How many of them are after the point.
+    """
+
+    precision: int
+    scale: int
+
+    @property
+    def value(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class JsonArray:
+    """The type of a column of arrays, in schemas that users give to Spark. Not for exports."""
+
+    element: "ColumnType"
+
+    @property
+    def value(self) -> str:
+        return f"array<{self.element.value}>"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStruct:
+    """The type of a column of objects of which some fields are read. Like `JsonArray`."""
+
+    fields: tuple[tuple[str, "ColumnType"], ...]
+
+    @property
+    def value(self) -> str:
+        return f"struct<{','.join(f'{name}:{kind.value}' for name, kind in self.fields)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonMap:
+    """The type of a column of objects whose fields have any names, and values of one type. Like `JsonArray`."""
+
+    values: "ColumnType"
+
+    @property
+    def value(self) -> str:
+        return f"map<string,{self.values.value}>"
+
+
+NamedType = JsonType | DecimalType
+"""The types that can be named, see `parse_type`."""
+ColumnType = NamedType | JsonArray | JsonStruct | JsonMap
+TYPE_NAMES = ", ".join([*JsonType, "decimal(PRECISION,SCALE)"])
+
+
+def parse_type(text: str) -> NamedType:
+    """Parse `NamedType.value`. Raises ValueError."""
+    if (found := re.fullmatch(r"decimal\((\d{1,2}), ?(\d{1,2})\)", text)) is None:
+        return JsonType(text)
+    precision, scale = int(found[1]), int(found[2])
+    if not 0 <= scale <= precision <= 38 or not precision:
+        raise ValueError(f"{text} has no scale up to its precision, or a precision beyond 38")
+    return DecimalType(precision, scale)
+
+
+def split_columns(text: str) -> list[str]:
+    """Split `FIELD[:TYPE],...` at the commas that are not in a decimal type."""
+    return [part.strip() for part in re.split(r",(?! ?\d{1,2}\)\s*(?:,|$))", text)]
 
 
 MESSAGE_COLUMNS = ("topic", "broker", "seq", "id", "ts_ns", "ts", "attempts")
@@ -49,6 +145,7 @@ REST = "rest"
 """The column of all other JSON fields, as a JSON object."""
 BODY = "body"
 _TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, "date", "hour"}
+_REFUSED_BY_SPARK = re.compile(r"[ ,;{}()\n\t=]")
 MAX_COLUMNS = 500
 """The maximum number of columns without a list of fields: of more, the keys of the bodies are probably data."""
 
@@ -63,7 +160,7 @@ class JsonColumn:
     """
 
     field: str
-    type: JsonType
+    type: ColumnType
     name: str
     widens: bool = False
 
@@ -84,23 +181,36 @@ class Layout:
     keep_rest: bool = False
     keep_body: bool = False
 
-    def with_fields(self, new_fields: Mapping[str, str]) -> "Layout":
+    def with_fields(self, new_fields: Mapping[str, str], fits: "Fits | None" = None) -> "Layout":
         """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
 
         The columns do not widen: a table could not follow.
 
         Args:
             new_fields: Types by field, as in `RangeResult.new_fields`.
+            fits: Whether the table can have a column of this name and type; None: there is no table.
         """
         known = {column.field for column in self.json_columns}
         fields = [field for field in new_fields if field not in known]
         fields = fields[: max(0, MAX_COLUMNS - len(known))]
-        names = name_columns(fields, (column.name for column in self.json_columns))
-        more = [
-            JsonColumn(field, JsonType(new_fields[field]), name)
-            for field, name in zip(fields, names, strict=True)
-        ]
-        return replace(self, json_columns=(*self.json_columns, *more))
+        return self._with_columns(
+            [JsonColumn(field, JsonType(new_fields[field]), "") for field in fields], fits
+        )
+
+    def renamed(self, fits: "Fits") -> "Layout":
+        """Return the layout whose inferred columns have names that fit a table. No file may have them yet."""
+        if not self.keep_rest:
+            return self
+        return replace(self, json_columns=())._with_columns(self.json_columns, fits)
+
+    def _with_columns(self, columns: Iterable[JsonColumn], fits: "Fits | None") -> "Layout":
+        """Return the layout with more columns, and names for them."""
+        found = list(self.json_columns)
+        for column in columns:
+            kind, there = column.type, [each.name for each in found]
+            suits = None if fits is None else partial(fits, kind=kind)
+            found.append(replace(column, name=name_columns([column.field], there, suits)[0]))
+        return replace(self, json_columns=tuple(found))
 
     def widened(self, fields: Mapping[str, str]) -> "Layout":
         """Return the layout with these types, by field, for the columns that may be widened."""
@@ -140,11 +250,11 @@ class Layout:
         their types were inferred.
         """
         keep_rest = bool(found["keep_rest"])
-        names = name_columns(column[0] for column in found["json_columns"])
+        names = distinct_names(column[0] for column in found["json_columns"])
         columns = []
         for (field, kind, *more), name in zip(found["json_columns"], names, strict=True):
             stored, widens = more or (name, keep_rest)
-            columns.append(JsonColumn(field, JsonType(kind), stored, bool(widens)))
+            columns.append(JsonColumn(field, parse_type(kind), stored, bool(widens)))
         return cls(
             PartitionBy(found["partition_by"]),
             BodyFormat(found["body"]),
@@ -154,21 +264,40 @@ class Layout:
         )
 
 
-def name_columns(fields: Iterable[str], there: Iterable[str] = ()) -> list[str]:
+class Fits(Protocol):
+    """Whether a table can have a column of this name and type."""
+
+    def __call__(self, name: str, kind: ColumnType) -> bool: ...
+
+
+def name_columns(
+    fields: Iterable[str], there: Iterable[str] = (), fits: Callable[[str], bool] | None = None
+) -> list[str]:
     """Return the names of the columns of fields: the names of the fields, where possible.
 
-    The name of another column (`ts`, `hour`) gets the prefix `body_`. A name that differs from an earlier one in upper
-    and lower case only, which Spark and others ignore, gets a number: `user`, `User_2`.
+    Characters that Spark refuses in the columns of Delta tables become `_`; see also `distinct_names`.
 
     Args:
         there: The names of columns of other fields.
+        fits: Whether a column can have this name; None: each can.
+    """
+    return distinct_names((_REFUSED_BY_SPARK.sub("_", field) for field in fields), there, fits)
+
+
+def distinct_names(
+    fields: Iterable[str], there: Iterable[str] = (), fits: Callable[[str], bool] | None = None
+) -> list[str]:
+    """Return different names for the columns of fields. The manifests of version 1 have none: these are theirs.
+
+    The name of another column (`ts`, `hour`) gets the prefix `body_`. A name that differs from an earlier one in upper
+    and lower case only, which Spark and others ignore, gets a number: `user`, `User_2`. So does one that does not fit.
     """
     seen = {name.casefold() for name in there}
     names = []
     for field in fields:
         name = base = f"body_{field}" if field.casefold() in _TAKEN else field
         number = 1
-        while name.casefold() in seen or name.casefold() in _TAKEN:
+        while name.casefold() in seen | _TAKEN or (fits is not None and not fits(name)):
             number += 1
             name = f"{base}_{number}"
         seen.add(name.casefold())
@@ -202,14 +331,19 @@ def safe_name(text: str) -> str:
     return f"x{safe}" if safe[0] in "._" else safe
 
 
+def files_prefix(topic: str, broker: str) -> str:
+    """Return what the names of the files of a topic and broker begin with, see `Books.check_names`."""
+    return f"{safe_name(topic)}-{safe_name(broker)}-"
+
+
 def range_name(topic: str, broker: str, span: Span) -> str:
     """Return the name of the files of a range, without the suffix; all attempts use the same name."""
-    return f"{safe_name(topic)}-{safe_name(broker)}-{span.first:020d}-{span.end:020d}"
+    return f"{files_prefix(topic, broker)}{span.first:020d}-{span.end:020d}"
 
 
 def span_of_file(name: str, topic: str, broker: str) -> Span | None:
     """Return the range of a file of messages; None if it is no file of this topic and broker."""
-    prefix = re.escape(f"{safe_name(topic)}-{safe_name(broker)}-")
+    prefix = re.escape(files_prefix(topic, broker))
     found = re.fullmatch(rf"{prefix}(\d{{20}})-(\d{{20}})(-\d+)?\.parquet", name.rpartition("/")[2])
     return None if found is None else Span(int(found[1]), int(found[2]))
 

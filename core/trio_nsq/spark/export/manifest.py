@@ -52,6 +52,7 @@ class RangeResult:
         misfits: The number of values that did not fit their column, by field.
         new_fields: Fields of JSON bodies without a column, with their inferred types; at most 100.
         widen: Columns that need a wider type for the values of this range, with that type. Then nothing was written.
+        milliseconds: The number of timestamps in `misfits`, by field, that are plausible as Unix milliseconds.
     """
 
     broker: str
@@ -69,6 +70,7 @@ class RangeResult:
     misfits: dict[str, int] = field(default_factory=dict)
     new_fields: dict[str, str] = field(default_factory=dict)
     widen: dict[str, str] = field(default_factory=dict)
+    milliseconds: dict[str, int] = field(default_factory=dict)
 
     @property
     def span(self) -> Span:
@@ -97,6 +99,8 @@ class Manifest:
     """The manifest of one topic.
 
     Attributes:
+        brokers: The ranges of each log, by its label: the address where it was found first. It is in the names of its
+            files, and stays when the broker has another address.
         layouts: The layouts of the files, oldest first; new ranges have the last one. Without a table, files at rest
             all have the last one.
         id: A random name of this export, which its commits to a table carry.
@@ -104,6 +108,7 @@ class Manifest:
         uncommitted: The results of commit `commit`, until it is known that the table has them.
         table: The table that has the files, as the options of `to-parquet`; empty: none.
         widening: Whether files are being converted to the last layout; some may have an older one.
+        unreported: `(broker, first, end, reason)` of missing messages that no complete run has reported yet.
     """
 
     topic: str
@@ -114,6 +119,7 @@ class Manifest:
     uncommitted: list[RangeResult] = field(default_factory=list)
     table: str = ""
     widening: bool = False
+    unreported: list[tuple[str, int, int, str]] = field(default_factory=list)
 
     @property
     def layout(self) -> Layout:
@@ -134,7 +140,12 @@ class Manifest:
         return self.brokers[broker]
 
     def plan(
-        self, broker: str, wanted: Span | None, messages_per_range: int, starts: Sequence[int] = ()
+        self,
+        broker: str,
+        wanted: Span | None,
+        messages_per_range: int,
+        starts: Sequence[int] = (),
+        kept_from: int = 0,
     ) -> list[Span]:
         """Plan the part of a span that is not planned yet.
 
@@ -142,16 +153,22 @@ class Manifest:
             wanted: The span; None: nothing to export.
             messages_per_range: The maximum length of a new range.
             starts: Where files of the log start, see `split`.
+            kept_from: The oldest retained message. What is missing before it becomes one range, whose result says so.
 
         Returns:
-            The ranges to export, in order: all that are pending and overlap the span.
+            The ranges to export, in order: all that are pending, and overlap the span or are missing.
         """
         ranges = self.ranges_of(broker)
-        if wanted is None:
-            return []
-        for left in subtract(wanted, ranges.planned):
-            ranges.pending |= dict.fromkeys(split(left, messages_per_range, starts), len(self.layouts) - 1)
-        return sorted(span for span in ranges.pending if span.overlaps(wanted))
+        for left in subtract(wanted, ranges.planned) if wanted is not None else ():
+            cut = max(left.first, min(kept_from, left.end))
+            new = [Span(left.first, cut)] if left.first < cut else []
+            new += split(Span(cut, left.end), messages_per_range, starts) if cut < left.end else []
+            ranges.pending |= dict.fromkeys(new, len(self.layouts) - 1)
+        return sorted(
+            span
+            for span in ranges.pending
+            if (wanted is not None and span.overlaps(wanted)) or span.end <= kept_from
+        )
 
     def mark_done(self, results: Iterable[RangeResult]) -> list[RangeResult]:
         """Mark ranges as exported. Return the results of those that were pending: others were marked before."""
@@ -161,6 +178,7 @@ class Manifest:
             if ranges.pending.pop(result.span, None) is None:
                 continue
             new.append(result)
+            self.unreported += [(result.broker, *gap) for gap in result.gaps]
             ranges.done[result.span] = result.messages
             if result.last_id is not None and (ranges.last is None or result.end > ranges.last.sequence):
                 ranges.last = LastMessage(result.end - 1, result.last_id)
@@ -168,12 +186,8 @@ class Manifest:
             self.brokers[broker].done = merge_adjacent(self.brokers[broker].done)
         return new
 
-    def add_fields(self, results: Iterable[RangeResult]) -> None:
-        """Add a layout with columns for the new fields of these results, if there are any: for a table."""
-        types: dict[str, str] = {}
-        for result in results:
-            types = result.new_fields | types
-        layout = self.layout.with_fields(types)
+    def add_layout(self, layout: Layout) -> None:
+        """Give new ranges this layout."""
         if layout != self.layout:
             self.layouts.append(layout)
 
@@ -190,6 +204,7 @@ class Manifest:
                 "done": [[*span, messages] for span, messages in sorted(ranges.done.items())],
                 "pending": [[*span, layout] for span, layout in sorted(ranges.pending.items())],
                 "last": ranges.last,
+                "incarnation": ranges.incarnation,
             }
             for label, ranges in self.brokers.items()
         }
@@ -203,6 +218,7 @@ class Manifest:
             "uncommitted": [asdict(result) for result in self.uncommitted],
             "table": self.table,
             "widening": self.widening,
+            "unreported": self.unreported,
         }
         return json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
@@ -226,6 +242,7 @@ class Manifest:
                 [RangeResult.from_json(result) for result in found["uncommitted"]],
                 found.get("table", ""),
                 bool(found.get("widening")),
+                [(label, first, end, reason) for label, first, end, reason in found.get("unreported", ())],
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ManifestError(f"it cannot be read: {exc!r}") from exc
@@ -247,7 +264,7 @@ def _parse_ranges(found: Mapping[str, Any]) -> BrokerRanges:
     done = {Span(first, end): messages for first, end, messages in found["done"]}
     pending = {Span(first, end): layout for first, end, layout in found["pending"]}
     last = LastMessage(*found["last"]) if found["last"] else None
-    return BrokerRanges(merge_adjacent(done), pending, last)
+    return BrokerRanges(merge_adjacent(done), pending, last, found.get("incarnation"))
 
 
 def manifest_path(topic: str) -> str:

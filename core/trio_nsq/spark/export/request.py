@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from ...log.gaps import Span
 from ...protocol.limits import MIB
 from ..tables.target import TableTarget
-from .layout import JsonType, Layout
+from .layout import ColumnType, Layout
 from .manifest import RangeResult
 
 
@@ -38,7 +38,7 @@ class ExportRequest:
     end: str = "latest"
     channel: str | None = None
     layout: Layout = field(default_factory=Layout)
-    json_fields: Sequence[tuple[str, JsonType | None]] = ()
+    json_fields: Sequence[tuple[str, ColumnType | None]] = ()
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 32 * MIB
@@ -58,7 +58,7 @@ class ExportResult:
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
-        for_one_channel, unparsed, misfits: See `RangeResult`.
+        for_one_channel, unparsed, misfits, milliseconds: See `RangeResult`.
         widened: JSON fields whose columns became doubles, in all files.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
@@ -77,6 +77,7 @@ class ExportResult:
     for_one_channel: int = 0
     unparsed: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
+    milliseconds: dict[str, int] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
     repeated: int = 0
     compacted: int = 0
@@ -91,6 +92,7 @@ class ExportResult:
         self.for_one_channel += done.for_one_channel
         self.unparsed += done.unparsed
         self.misfits = _sum(self.misfits, done.misfits)
+        self.milliseconds = _sum(self.milliseconds, done.milliseconds)
         for first, end, reason in done.gaps:
             self.add_gap(done.broker, Span(first, end), reason)
 

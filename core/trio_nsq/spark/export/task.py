@@ -1,15 +1,16 @@
 """The task of an export: write one range to Parquet files, in this process or in a Spark worker."""
 
+import os
 from dataclasses import dataclass, replace
 
-from ...client.reading.batches import is_for_all_channels
+from ...client.reading.log_stream import is_for_all_channels
 from ...log.gaps import Gap, Span
 from ..logs import LogPlace
 from ..runtime.engine import Advance
-from ..storage import Storage, storage_at
+from ..storage import Storage, not_shared, storage_at
 from .files import RangeFiles
 from .layout import Layout
-from .manifest import RangeResult, result_path
+from .manifest import Manifest, RangeResult, manifest_path, result_path
 from .request import ExportRequest
 
 
@@ -20,6 +21,7 @@ class ExportTask:
     Attributes:
         log: The log to read.
         layout_index: The index of the layout in the manifest.
+        export_id: The id of the manifest in the folder; empty: not checked.
     """
 
     request: ExportRequest
@@ -27,6 +29,7 @@ class ExportTask:
     log: LogPlace
     span: Span
     layout_index: int = 0
+    export_id: str = ""
 
     @property
     def broker(self) -> str:
@@ -50,9 +53,11 @@ class ExportTask:
 
         Raises:
             BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
-            OSError, StorageError: The files cannot be written.
+            OSError, StorageError: The files cannot be written, or the folder is not that of the manifest.
         """
         storage = storage or storage_at(self.request.place)
+        if self.export_id:
+            _check_shared(storage, manifest_path(self.request.topic), self.export_id)
         path = result_path(self.request.topic, self.broker, self.span)
         if (existing := storage.read(path)) is not None:
             return RangeResult.from_bytes(existing.data)
@@ -79,10 +84,12 @@ class ExportTask:
         for found in self.log.open().read(span):
             if isinstance(found, Gap):
                 gaps.append((found.first_sequence, found.next_sequence, found.reason))
+                if advance is not None:
+                    advance(found.next_sequence - found.first_sequence, 0)
                 continue
             count = found.count
             if found.next_sequence == span.end:
-                last_id = f"{found.first_id + count - 1:016x}"
+                last_id = found.last_id
             if not is_for_all_channels(found):
                 for_one_channel += count
                 continue
@@ -97,7 +104,8 @@ class ExportTask:
             files.close()
         if files.builder.widen:
             if advance is not None:
-                advance(-messages, -body_bytes)  # they are read again
+                missing = sum(end - first for first, end, _ in gaps)
+                advance(-messages - missing, -body_bytes)  # they are read again
             return RangeResult(self.broker, *span, layout=self.layout_index, widen=files.builder.widen)
         return RangeResult(
             self.broker,
@@ -108,7 +116,26 @@ class ExportTask:
             for_one_channel=for_one_channel,
             unparsed=files.builder.unparsed,
             misfits=dict(files.builder.misfits),
+            milliseconds=dict(files.builder.milliseconds),
             new_fields=files.builder.new_fields,
             last_id=last_id,
             layout=self.layout_index,
         )
+
+
+_shared: set[tuple[str, str]] = set()
+"""The folders that this process has seen the manifest in, each with the id of the export."""
+
+
+def _check_shared(storage: Storage, path: str, export_id: str) -> None:
+    """Check, once in this process, that a folder has the manifest of the export. Raises StorageError.
+
+    A worker on another machine writes elsewhere if the folder is not shared.
+    """
+    place = storage.url_of(path)
+    if (place, export_id) in _shared:
+        return
+    found = storage.read(path)
+    if found is None or Manifest.from_bytes(found.data).id != export_id:
+        raise not_shared(storage.shown, f"the worker {os.uname().nodename} does not see its manifest")
+    _shared.add((place, export_id))

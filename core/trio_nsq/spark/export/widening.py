@@ -6,17 +6,17 @@ and a file that has the new type already is left alone: the work can be interrup
 docs/decisions/0024-types-of-json-columns.md.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..storage import Storage, StorageError
+from ..storage import ChangedMeanwhile, Storage, StorageError
 from .columns import DICTIONARY_COLUMNS
 from .json_columns import doubles_of
-from .layout import BODY, safe_name
+from .layout import BODY, span_of_file
 
 _EXACT = 2**53
 """Doubles have all whole numbers up to this one."""
@@ -37,12 +37,10 @@ def parquet_writer(file: Any, schema: Any, codec: str, level: int | None = None)
 
 def exported_files(storage: Storage, topic: str, labels: Iterable[str]) -> list[str]:
     """List the files of messages of a topic from these brokers."""
-    prefixes = tuple(f"{safe_name(topic)}-{safe_name(label)}-" for label in labels)
-    found = storage.files()
-    files = found if isinstance(found, list) else []
-    names = (file.name for file in files)
+    found, labels = storage.files(), list(labels)
+    names = [file.name for file in found] if isinstance(found, list) else []
     return sorted(
-        name for name in names if name.endswith(".parquet") and name.rpartition("/")[2].startswith(prefixes)
+        name for name in names if any(span_of_file(name, topic, label) is not None for label in labels)
     )
 
 
@@ -75,8 +73,26 @@ def _fits(parquet: Any, group: int, index: int, column: str) -> bool:
     return True
 
 
+def check_owner(storage: Storage, name: str, topic: str, broker: str) -> None:
+    """Check that a finished file has messages of this topic and broker.
+
+    Raises:
+        StorageError, OSError: It has not, or cannot be read.
+    """
+    with _opened(storage, name) as parquet:
+        found = parquet.read_row_group(0, ["topic", "broker"]).slice(0, 1).to_pylist()
+    if found != [{"topic": topic, "broker": broker}]:
+        there = f"topic {found[0]['topic']} from broker {found[0]['broker']}" if found else "no messages"
+        raise StorageError(
+            f"the file {storage.url_of(name)} has {there}, and that of {topic} from {broker} would have the same "
+            "name: choose another folder"
+        )
+
+
 def widen_file(storage: Storage, name: str, schema: Any) -> bool:
     """Convert the columns of a file that are longs, and doubles in an Arrow schema.
+
+    Another process that has taken over the lease of this one may have converted it further: that stays.
 
     Returns:
         Whether the file was rewritten; False if it has no such columns.
@@ -84,35 +100,58 @@ def widen_file(storage: Storage, name: str, schema: Any) -> bool:
     Raises:
         StorageError, OSError: The file cannot be read or written.
     """
-    with _opened(storage, name) as parquet:
-        there = parquet.schema_arrow
-        wider = [
-            index
-            for index, field in enumerate(there)
-            if pa.types.is_int64(field.type)
-            and (at := schema.get_field_index(field.name)) >= 0
-            and pa.types.is_float64(schema.field(at).type)
-        ]
-        if not wider or not parquet.num_row_groups:
-            return False
-        for index in wider:
-            there = there.set(index, there.field(index).with_type(pa.float64()))
-        codec = parquet.metadata.row_group(0).column(0).compression
-        data = pa.BufferOutputStream()
-        with parquet_writer(data, there, "none" if codec == "UNCOMPRESSED" else codec) as writer:
-            for number in range(parquet.num_row_groups):
-                group = parquet.read_row_group(number)
-                for index in wider:
-                    group = group.set_column(index, there.field(index), doubles_of(group.column(index)))
-                writer.write_table(group, row_group_size=max(1, len(group)))
-    storage.put(name, data.getvalue().to_pybytes())
-    return True
+    while True:
+        with _opened(storage, name) as parquet:
+            if not _longs_to_widen(parquet, schema):
+                return False
+        if (found := storage.read(name)) is None:
+            raise StorageError(f"the file {storage.url_of(name)} was removed by another process")
+        with _reading(storage, name), pq.ParquetFile(pa.BufferReader(found.data)) as parquet:
+            data = _widened(parquet, _longs_to_widen(parquet, schema))
+        with suppress(ChangedMeanwhile):
+            storage.replace(name, data, found.version)
+            return True
+
+
+def _longs_to_widen(parquet: Any, schema: Any) -> list[int]:
+    """Return the indexes of the columns of a file that are longs, and doubles in an Arrow schema."""
+    if not parquet.num_row_groups:
+        return []
+    return [
+        index
+        for index, field in enumerate(parquet.schema_arrow)
+        if pa.types.is_int64(field.type)
+        and (at := schema.get_field_index(field.name)) >= 0
+        and pa.types.is_float64(schema.field(at).type)
+    ]
+
+
+def _widened(parquet: Any, columns: Sequence[int]) -> bytes:
+    """Return a file whose columns of these indexes are doubles."""
+    there = parquet.schema_arrow
+    for index in columns:
+        there = there.set(index, there.field(index).with_type(pa.float64()))
+    codec = parquet.metadata.row_group(0).column(0).compression
+    data = pa.BufferOutputStream()
+    with parquet_writer(data, there, "none" if codec == "UNCOMPRESSED" else codec) as writer:
+        for number in range(parquet.num_row_groups):
+            group = parquet.read_row_group(number)
+            for index in columns:
+                group = group.set_column(index, there.field(index), doubles_of(group.column(index)))
+            writer.write_table(group, row_group_size=max(1, len(group)))
+    return bytes(data.getvalue().to_pybytes())
 
 
 @contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[Any]:
+    with _reading(storage, name), storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
+        yield parquet
+
+
+@contextmanager
+def _reading(storage: Storage, name: str) -> Iterator[None]:
+    """Convert errors of pyarrow."""
     try:
-        with storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
-            yield parquet
+        yield
     except (pa.ArrowException, ValueError) as exc:
-        raise StorageError(f"the file {storage.url_of(name)} cannot be widened: {exc}") from exc
+        raise StorageError(f"the file {storage.url_of(name)} cannot be read: {exc}") from exc

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ...protocol.errors import NSQError
 from ..export.layout import MESSAGE_COLUMNS, UNPARSED
-from ..storage import Storage, StoredFile, local_path, not_utf8, shown_place, split_place, storage_at
+from ..storage import Storage, StoredFile, absolute_place, not_utf8, shown_place, split_place, storage_at
 from ..tables.snapshots import version_files
 from ..tables.target import TableVersion
 
@@ -112,8 +112,7 @@ def list_files(place: str) -> tuple[str, list[StoredFile]]:
         ReplayFileError: There are no files, or they cannot be listed.
         StorageError: The place cannot be used.
     """
-    if (local := local_path(place)) is not None:
-        place = str(local.absolute())
+    place = absolute_place(place)
     shown = shown_place(place)
     try:
         found = storage_at(place).files()
@@ -251,9 +250,11 @@ def is_bytes(kind: Any) -> bool:
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
         or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
     )
 
 

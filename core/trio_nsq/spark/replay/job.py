@@ -2,7 +2,7 @@
 
 The plan is stored before the first publish, so an interrupted job continues with the same pieces:
 
-    job.json            the request and the pieces; fixed once the job is planned
+    job.json            the request and the pieces; once the job is planned, only the broker's address changes
     done/PIECE.json     the results of pieces, written by their tasks
     lock                held by the process that runs the job
 """
@@ -11,15 +11,17 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...client.connection.reconnect import PATIENCE_S
+from ...access.secret import NO_SECRET, Secret
 from ...client.connection.tls import TLSFiles
+from ...client.http.idempotent_producer import IdempotentProducer
+from ...event_loop.retries import PATIENCE_S
 from ...protocol.errors import NSQError
-from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance, Engine
 from ..storage import PRIVATE_MODE, LocalStorage, StoredFile, shown_place
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
@@ -29,6 +31,8 @@ from .rows import RowGroupRange
 from .task import ReplayTask
 
 VERSION = 2
+_QUESTIONS = 8
+"""How many pieces to ask a broker about at the same time."""
 KEPT_S = 7 * 24 * 3600
 """Complete jobs are removed after this time."""
 
@@ -60,7 +64,9 @@ class ReplayJob:
         is_new: Whether the job was not planned before.
     """
 
-    def __init__(self, name: str, folder: Path, request: ReplayRequest | None) -> None:
+    def __init__(
+        self, name: str, folder: Path, request: ReplayRequest | None, address: str | None = None
+    ) -> None:
         self.name = name
         self.result = ReplayResult()
         self.is_complete = False
@@ -81,6 +87,8 @@ class ReplayJob:
                     f"the job {name} was started with another {', '.join(names)}: to continue it, give --job {name} "
                     "without these; or choose another job name"
                 )
+            if address is not None:
+                self.request = replace(self.request, address=address)
 
     # ------------------------------------------------------------------ job.json
 
@@ -193,7 +201,7 @@ class ReplayJob:
                 ReplayTask(
                     request,
                     number,
-                    f"{self.name}.{self._nonce}:{number}",
+                    self._producer(number),
                     plan.place,
                     plan.columns,
                     row_groups,
@@ -206,6 +214,57 @@ class ReplayJob:
                 )
             )
         return tasks
+
+    # ------------------------------------------------------------------ the destination
+
+    def check_destination(
+        self,
+        *,
+        publish_missing: bool = False,
+        tls: TLSFiles | None = None,
+        secret: Secret = NO_SECRET,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Check that the broker has what earlier runs have published, as far as it deduplicates.
+
+        Also store its address, which may be another one than before.
+
+        Args:
+            publish_missing: Publish again what the broker has lost.
+
+        Raises:
+            JobError: The broker has lost something, or is another one.
+            BrokerUnreachable, RequestRefused: It cannot be asked.
+        """
+        if self._plan is None:
+            return
+
+        def lacks(piece: PieceResult) -> bool:
+            with IdempotentProducer(
+                *(self.request.address, self.request.topic, self._producer(piece.piece), tls, patience_s),
+                auth_secret=secret.text,
+                auth_secret_file=secret.file,
+            ) as producer:
+                last = producer.last_number()
+                return (-1 if last is None else last) < piece.batches - 1 and not producer.may_be_forgotten
+
+        begun = [PieceResult.load(self._storage, number) for number in range(len(self._plan.pieces))]
+        stored = [piece for piece in begun if piece is not None and piece.batches and piece.remembered]
+        with ThreadPoolExecutor(_QUESTIONS, "trio-nsq-replay") as threads:
+            lacking = [piece for piece, lost in zip(stored, threads.map(lacks, stored), strict=True) if lost]
+        if lacking and not publish_missing:
+            raise JobError(
+                f"the broker at {self.request.address} lacks messages that the job {self.name} has published to topic "
+                f"{self.request.topic}: it was restored from a backup, the topic was deleted, or it is another broker. "
+                "Give --publish-missing to publish them again, or --allow-gaps to go on without them"
+            )
+        for piece in lacking:
+            piece.forget(self._storage)
+        self._save()
+
+    def _producer(self, piece: int) -> str:
+        """Return the name of a piece as a producer."""
+        return f"{self.name}.{self._nonce}:{piece}"
 
     # ------------------------------------------------------------------ the work
 
@@ -242,12 +301,15 @@ class ReplayJob:
 
 
 @contextmanager
-def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Iterator[ReplayJob]:
+def open_job(
+    jobs: Path, name: str | None, request: ReplayRequest | None, address: str | None = None
+) -> Iterator[ReplayJob]:
     """Open a job and lock it.
 
     Args:
         name: The name of the job; None: a new job.
         request: The request; None: the stored request of the job.
+        address: The address of the broker now; None: as in the request.
 
     Raises:
         JobError: The job does not exist, has another request, or is in use.
@@ -262,7 +324,7 @@ def open_job(jobs: Path, name: str | None, request: ReplayRequest | None) -> Ite
     folder.mkdir(parents=True, exist_ok=True)
     storage = LocalStorage(folder, PRIVATE_MODE)
     with storage.hold("lock", lambda holder: JobError(f"another process runs the job {name}: {holder}")):
-        job = ReplayJob(name, folder, request)
+        job = ReplayJob(name, folder, request, address)
         try:
             yield job
         finally:

@@ -127,6 +127,10 @@ class PieceResult(ReplayCounts):
         except (ValueError, TypeError):
             return None
 
+    def forget(self, storage: Storage) -> None:
+        """Remove the file: the piece restarts after the batches that the broker has."""
+        storage.remove([_path(self.piece)])
+
     def as_before(self) -> "PieceResult":
         """Convert the result of an earlier run for this run: all its messages were published before."""
         before, before_bytes = self.before + self.published, self.before_bytes + self.published_bytes

@@ -305,7 +305,17 @@ def read_row_group(
         if footer.column(index).path_in_schema in sized
     )
     rows = _rows_at_once(footer.num_rows, size, chunk_bytes)
-    yield from parquet.iter_batches(rows, row_groups=[number], columns=names)
+    for batch in parquet.iter_batches(rows, row_groups=[number], columns=names):
+        for index, name in enumerate(batch.schema.names):
+            batch = batch.set_column(index, name, _without_view(batch.column(index)))
+        yield batch
+
+
+def _without_view(column: Any) -> Any:
+    """Convert an array of the types for views, which Arrow can neither filter nor sort."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
 
 
 def _rows_at_once(rows: int, size_bytes: int, chunk_bytes: int) -> int:

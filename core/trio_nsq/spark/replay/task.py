@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ...client.connection.reconnect import PATIENCE_S
+from ...access.secret import NO_SECRET, Secret
 from ...client.connection.tls import TLSFiles
 from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
+from ...event_loop.retries import PATIENCE_S
 from ...protocol.batcher import Batcher
 from ...protocol.limits import MIB
-from ...secret import NO_SECRET, Secret
 from ..runtime.engine import Advance
 from ..storage import storage_at
 from .files import ReplayColumns

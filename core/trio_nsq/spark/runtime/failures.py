@@ -7,8 +7,8 @@ is the exception of the Python worker in the last trace, or one line of the JVM.
 import re
 from typing import Any
 
+from ...access.secret import redacted
 from ...protocol.errors import NSQError
-from ...secret import redacted
 from .java import MIN_VERSION
 
 _MEMORY = "give executors more memory (spark.executor.memory) or fewer cores (spark.executor.cores)"

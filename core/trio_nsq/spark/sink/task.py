@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ...api.broker import publish as publish_one
 from ...client.errors import RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
@@ -194,7 +195,7 @@ class _Producers(ExitStack):
         http = BrokerHTTP(self.address, access.tls, access.secret, keep_alive_s=KEEP_ALIVE_S)
         with closing(http):
             for body in batch.bodies:
-                http.post("/pub", {"topic": batch.topic, "defer": str(batch.delay_ms)}, body)
+                http.ask(publish_one(batch.topic, batch.delay_ms, body=body))
 
 
 def _explain(error: RequestRefused, batch: Batch, rows: RowBlock, task: SinkTask) -> SinkError:

@@ -10,11 +10,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
-from ..logs import Log, LogPlace, is_without_topic
+from ..logs import Log, LogPlace, is_without_topic, resolve, starts_of
 from ..options import OptionError
 from .columns import RowFormat
-from .fleet import Fleet, LogKey, ask_logs, check_topics
-from .inquiry import Inquiry
+from .fleet import Fleet, LogKey, ask_all_logs, check_topics
+from .located import bounds_at, locate
 from .options import ReadOptions, position_on
 from .partitions import (
     NsqPartition,
@@ -22,7 +22,6 @@ from .partitions import (
     make_partitions,
     read_partition,
     size_of,
-    starts_of,
     without_lost,
 )
 
@@ -55,12 +54,11 @@ def find_spans(options: ReadOptions) -> dict[LogKey, SizedSpan]:
     for server, error in fleet.away.items():
         if server not in options.lookupds:
             raise error
-    inquiry: Inquiry[str, dict[LogKey, SizedSpan]] = Inquiry("it is asked again")
-    answers = ask_logs(inquiry, places, partial(_span, options), options.patience_s, waits_for_all=True)
-    for error in answers.away.values():
-        raise error
-    check_topics(options, answers.found)
-    return {key: span for key, span in answers.found.items() if span.span.length}
+    again = options.patience_s, "it is asked again"
+    bounds = ask_all_logs(places, bounds_at, *again)
+    spans = ask_all_logs(locate(places, bounds, {}, {}).places, partial(_span, options, bounds), *again)
+    check_topics(options, spans)
+    return {key: span for key, span in spans.items() if span.span.length}
 
 
 def sample_bodies(options: Mapping[str, str]) -> Iterator[bytes]:
@@ -71,12 +69,15 @@ def sample_bodies(options: Mapping[str, str]) -> Iterator[bytes]:
     return sampling.sample_bodies([(span.place, span.span) for span in spans.values()])
 
 
-def _span(options: ReadOptions, key: LogKey, place: LogPlace) -> SizedSpan | None:
+def _span(
+    options: ReadOptions, bounds: Mapping[LogKey, Bounds], key: LogKey, place: LogPlace
+) -> SizedSpan | None:
     """Return the messages to read, possibly none; None: the broker does not have the topic."""
     log = place.open()
+    incarnation = bounds[key].incarnation if key in bounds else None
     try:
-        start, first = _resolve(options, log, key, options.starting)
-        end, _ = _resolve(options, log, key, options.ending)
+        start, first = _resolve(options, log, key, options.starting, incarnation)
+        end, _ = _resolve(options, log, key, options.ending, incarnation)
     except RequestRefused as error:
         if is_without_topic(error):
             return None
@@ -87,12 +88,13 @@ def _span(options: ReadOptions, key: LogKey, place: LogPlace) -> SizedSpan | Non
     return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end), starts=starts_of(log))
 
 
-def _resolve(options: ReadOptions, log: Log, key: LogKey, position: str) -> tuple[Bounds, int]:
+def _resolve(
+    options: ReadOptions, log: Log, key: LogKey, position: str, incarnation: str | None
+) -> tuple[Bounds, int]:
     """Return the bounds of a log, and the sequence of a position, which may not exist any more."""
-    text = position_on(position, *key, options.brokers.get(key.broker, key.broker))
+    text = position_on(position, *key, options.brokers.get(key.broker, key.broker), incarnation)
     if text is None:
         if options.subscription.single:
             raise OptionError(f"the offsets have no entry for the broker {key.broker}")
         text = "earliest"  # in the offsets of a stream, a log that it had not found is missing
-    bounds = log.bounds(text)
-    return bounds, int(text) if text.isdecimal() else bounds.at
+    return resolve(log, text)

@@ -7,20 +7,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import types
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
-    BooleanType,
     DataType,
-    DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
+from pyspark.sql.types import DecimalType as SparkDecimal
 
-from ..export.layout import BODY, REST, UNPARSED, BodyFormat, JsonColumn, JsonType, Layout, name_columns
+from ..export.layout import (
+    BODY,
+    REST,
+    TYPE_NAMES,
+    UNPARSED,
+    BodyFormat,
+    ColumnType,
+    DecimalType,
+    JsonArray,
+    JsonColumn,
+    JsonMap,
+    JsonStruct,
+    JsonType,
+    Layout,
+    NamedType,
+    name_columns,
+    parse_type,
+    split_columns,
+)
 from ..options import OptionError, parse_choice
 
 _FIELD, _KIND = "nsq.field", "nsq.type"
@@ -39,14 +59,7 @@ _BODY_COLUMNS: Mapping[BodyFormat, Mapping[str, DataType]] = {
     BodyFormat.TEXT: {BODY: StringType(), UNPARSED: BinaryType()},
     BodyFormat.JSON: {BODY: BinaryType(), REST: StringType(), UNPARSED: BinaryType()},
 }
-_JSON_TYPES: Mapping[JsonType, DataType] = {
-    JsonType.STRING: StringType(),
-    JsonType.LONG: LongType(),
-    JsonType.DOUBLE: DoubleType(),
-    JsonType.BOOLEAN: BooleanType(),
-    JsonType.TIMESTAMP: TimestampType(),
-    JsonType.JSON: StringType(),
-}
+_JSON_TYPES: Mapping[JsonType, DataType] = {kind: getattr(types, kind.spark)() for kind in JsonType}
 _BODY_PREFIX = "body_"
 
 SampleBodies = Callable[[], Iterable[bytes]]
@@ -97,7 +110,7 @@ def infer_schema(options: Mapping[str, str], sample: SampleBodies) -> StructType
     if not text:
         fields = [_json_field(column) for column in _infer(sample(), [])]
         return StructType([*(own[name] for name in _MESSAGE), *fields, own[REST], own[UNPARSED]])
-    items = [_parse_item(item.strip()) for item in text.split(",")]
+    items = [_parse_item(item) for item in split_columns(text)]
     asked = [(name, kind) for name, kind in items if kind is not None or name not in own]
     if any(kind is None for _, kind in asked):
         columns = _infer(sample(), asked)
@@ -147,48 +160,75 @@ def _columns_of(form: BodyFormat) -> dict[str, StructField]:
     return {name: StructField(name, kind, name in nullable) for name, kind in types.items()}
 
 
-def _parse_item(item: str) -> tuple[str, JsonType | None]:
+def _parse_item(item: str) -> tuple[str, NamedType | None]:
     """Parse `NAME` or `FIELD:TYPE`. Raises OptionError."""
     name, colon, kind = item.rpartition(":")
     if not colon:
         name = item
-    if not name or (colon and kind not in list(JsonType)):
-        raise OptionError(
-            f"the option columns: {item!r} must be NAME or FIELD:TYPE, where TYPE is {', '.join(JsonType)}"
-        )
-    return name, JsonType(kind) if colon else None
+    try:
+        if name:
+            return name, parse_type(kind) if colon else None
+    except ValueError:
+        pass
+    raise OptionError(f"the option columns: {item!r} must be NAME or FIELD:TYPE, where TYPE is {TYPE_NAMES}")
 
 
-def _infer(bodies: Iterable[bytes], given: Sequence[tuple[str, JsonType | None]]) -> list[JsonColumn]:
+def _infer(bodies: Iterable[bytes], given: Sequence[tuple[str, ColumnType | None]]) -> list[JsonColumn]:
     from ..export.json_columns import infer_columns
 
     return infer_columns(bodies, given)
 
 
-def _named(fields: Sequence[tuple[str, JsonType]]) -> list[JsonColumn]:
+def _named(fields: Sequence[tuple[str, ColumnType]]) -> list[JsonColumn]:
     names = name_columns(field for field, _ in fields)
     return [JsonColumn(field, kind, name) for (field, kind), name in zip(fields, names, strict=True)]
 
 
 def _json_field(column: JsonColumn) -> StructField:
+    assert isinstance(column.type, NamedType)  # only schemas of users have others
     metadata = {_FIELD: column.field, _KIND: column.type.value}
-    return StructField(column.name, _JSON_TYPES[column.type], True, metadata)
+    return StructField(column.name, _spark_type(column.type), True, metadata)
+
+
+def _spark_type(kind: NamedType) -> DataType:
+    return SparkDecimal(kind.precision, kind.scale) if isinstance(kind, DecimalType) else _JSON_TYPES[kind]
+
+
+def _json_type(kind: DataType, *, nullable: bool) -> ColumnType:
+    """Return the type of a field from that of a column. Raises ValueError."""
+    if not nullable:
+        raise ValueError("NOT NULL")
+    match kind:
+        case SparkDecimal():
+            return DecimalType(kind.precision, kind.scale)
+        case ArrayType():
+            return JsonArray(_json_type(kind.elementType, nullable=kind.containsNull))
+        case StructType():
+            return JsonStruct(
+                tuple((each.name, _json_type(each.dataType, nullable=each.nullable)) for each in kind.fields)
+            )
+        case MapType() if kind.keyType == StringType():
+            return JsonMap(_json_type(kind.valueType, nullable=kind.valueContainsNull))
+    for own, there in _JSON_TYPES.items():
+        if there == kind:
+            return own
+    raise ValueError(f"the type {kind.simpleString()}")
 
 
 def _column_of(column: StructField) -> JsonColumn:
     """Return the JSON column of a schema's column. Raises OptionError."""
     if _FIELD in column.metadata:
-        return JsonColumn(column.metadata[_FIELD], JsonType(column.metadata[_KIND]), column.name)
-    kinds = [kind for kind, there in _JSON_TYPES.items() if there == column.dataType]
-    if not kinds or not column.nullable:
-        problem = f"the type {column.dataType.simpleString()}" if column.nullable else "NOT NULL"
+        return JsonColumn(column.metadata[_FIELD], parse_type(column.metadata[_KIND]), column.name)
+    try:
+        kind = _json_type(column.dataType, nullable=column.nullable)
+    except ValueError as problem:
         raise OptionError(
-            f"the column {column.name} has {problem}: columns of JSON fields are string, bigint, double, boolean or "
-            "timestamp, and may be null"
-        )
+            f"the column {column.name} has {problem}: JSON fields are string, boolean, tinyint, smallint, int, bigint, "
+            "float, double, decimal, date, timestamp, or arrays, structs, or maps from string of these, and may be null"
+        ) from None
     named_apart = column.name.removeprefix(_BODY_PREFIX)
-    field = named_apart if named_apart in _columns_of(BodyFormat.JSON) else column.name
-    return JsonColumn(field, kinds[0], column.name)
+    field = named_apart if name_columns([named_apart]) == [column.name] else column.name
+    return JsonColumn(field, kind, column.name)
 
 
 def _wrong_type(column: StructField, there: StructField, form: BodyFormat) -> str:

@@ -6,9 +6,11 @@ from contextlib import closing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from ...api import broker as api
+from ...api import lookupd
+from ...api.lookupd import ProducerAddress
 from ...client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
-from ...lookup.answers import ProducerAddress, parse_lookup, parse_nodes
 from ..logs import LogPlace, is_without_topic
 from ..segments.places import places_of, topics_in
 from .inquiry import Answers, Inquiry
@@ -100,13 +102,8 @@ class Fleet:
 
     def _ask_broker(self, broker: str, address: str) -> set[LogKey]:
         """Return the topics of a broker that the pattern selects. Raises BrokerUnreachable, RequestRefused."""
-        params = {"format": "json", "include_clients": "false", "include_mem": "false"}
         with closing(self._http(address)) as http:
-            found = http.request_json("GET", "/stats", params)
-        try:
-            names = [str(topic["topic_name"]) for topic in found["topics"] or []]
-        except (KeyError, TypeError):
-            raise NotABroker(address) from None
+            names = [topic["topic_name"] for topic in http.ask(api.stats())["topics"]]
         return {LogKey(name, broker) for name in names if self._options.subscription.includes(name)}
 
     def _ask_lookupd(self, address: str) -> set[LogKey]:
@@ -122,12 +119,12 @@ class Fleet:
                     }
                 return {
                     LogKey(topic, broker)
-                    for node in parse_nodes(http.request("GET", "/nodes"))
+                    for node in http.ask(lookupd.nodes())
                     for topic in node.topics
                     if topic not in node.tombstones and subscription.includes(topic)
                     for broker in _labels([node])
                 }
-            except (NotABroker, ValueError):
+            except NotABroker:
                 raise _not_a_lookupd(address) from None
             except BrokerUnreachable as error:
                 raise LookupdUnreachable(address, error.reason) from None
@@ -169,6 +166,24 @@ def ask_logs(
     return Answers(found, {key: answers.away[key.broker] for key in places if key.broker in answers.away})
 
 
+def ask_all_logs(
+    places: Mapping[LogKey, LogPlace],
+    ask: Callable[[LogKey, LogPlace], T | None],
+    patience_s: float,
+    consequence: str,
+) -> dict[LogKey, T]:
+    """Call a function for each log as `ask_logs` does, once; all brokers must answer.
+
+    Raises:
+        BrokerUnreachable: One did not for `patience_s`.
+    """
+    inquiry: Inquiry[str, dict[LogKey, T]] = Inquiry(consequence)
+    answers = ask_logs(inquiry, places, ask, patience_s, waits_for_all=True)
+    for error in answers.away.values():
+        raise error
+    return answers.found
+
+
 def check_topics(options: ReadOptions, with_log: Iterable[LogKey]) -> None:
     """Check that each topic that the query names has a log. Raises SourceError."""
     missing = set(options.subscription.topics) - {key.topic for key in with_log}
@@ -186,7 +201,7 @@ def _not_a_lookupd(address: str) -> LookupdUnreachable:
 
 def _lookup(http: BrokerHTTP, topic: str) -> list[ProducerAddress]:
     try:
-        return list(parse_lookup(http.request("GET", "/lookup", {"topic": topic})))
+        return http.ask(lookupd.lookup(topic))
     except RequestRefused as error:
         if is_without_topic(error):
             return []

@@ -5,11 +5,11 @@ import random
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from threading import Thread
 from typing import Generic, NamedTuple, TypeVar
 
-from ...client.connection.reconnect import ReconnectDelays
 from ...client.errors import BrokerUnreachable
+from ...event_loop.retries import Delays
+from ...fleet.fan_out import start
 
 PROMPT_S = 1.0
 """How long others are waited for, once a server has answered."""
@@ -36,13 +36,14 @@ class Inquiry(Generic[K, V]):
 
     Args:
         consequence: The end of the warning about a server that does not answer: what happens meanwhile.
+        away: The errors of servers that do not answer, to share them with another inquiry; None: an own dict.
     """
 
-    def __init__(self, consequence: str) -> None:
+    def __init__(self, consequence: str, away: dict[K, BrokerUnreachable] | None = None) -> None:
         self._consequence = consequence
         self._running: dict[K, Future[V]] = {}
-        self._away: dict[K, BrokerUnreachable] = {}
-        self._delays: dict[K, ReconnectDelays] = {}
+        self._away = {} if away is None else away
+        self._delays: dict[K, Delays] = {}
         self._not_before_s: dict[K, float] = {}
 
     def ask(
@@ -66,7 +67,7 @@ class Inquiry(Generic[K, V]):
             now_s = time.monotonic()
             for key in requests.keys() - found.keys() - self._running.keys():
                 if self._not_before_s.get(key, 0.0) <= now_s:
-                    self._running[key] = _start(requests[key])
+                    self._running[key] = start(requests[key])
             self._collect(found, requests)
             now_s = time.monotonic()
             if found and prompt_s is None:
@@ -97,9 +98,7 @@ class Inquiry(Generic[K, V]):
             error = future.exception()
             if isinstance(error, BrokerUnreachable):
                 self._note_away(key, error)
-                delays = self._delays.setdefault(
-                    key, ReconnectDelays(_MIN_DELAY_S, _MAX_DELAY_S, random.random)
-                )
+                delays = self._delays.setdefault(key, Delays(_MIN_DELAY_S, _MAX_DELAY_S, random.random))
                 self._not_before_s[key] = time.monotonic() + delays.next_s()
             elif error is not None:
                 raise error
@@ -124,17 +123,3 @@ class Inquiry(Generic[K, V]):
         if key not in self._away:
             _log.warning("nsq: %s; %s.", error, self._consequence)
         self._away[key] = error
-
-
-def _start(request: Callable[[], V]) -> Future[V]:
-    """Run a function in a thread that does not keep the process from ending."""
-    future: Future[V] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(request())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="trio-nsq-inquiry", daemon=True).start()
-    return future

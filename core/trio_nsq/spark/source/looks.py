@@ -1,22 +1,20 @@
 """Ask about one log of a stream: its bounds, whether it is the log that was read before, and where reading starts."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
-from ...durations import parse_duration_ns
 from ...log.gaps import Span
-from ..logs import ChannelLog, Log, LogPlace, is_without_topic
+from ...log.positions import Position, parse_position
+from ..logs import ChannelLog, Log, LogPlace, is_without_topic, resolve, starts_of
 from ..options import OptionError
 from .fleet import LogKey
 from .offsets import LogOffset, LogOffsets, NotReached
 from .options import ReadOptions, SourceError, position_on
-from .partitions import SizedSpan, log_replaced, size_of, starts_of, without_lost
+from .partitions import SizedSpan, log_replaced, size_of, without_lost
 from .sizes import count_within
-
-_NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +46,16 @@ class Looks:
         self._is_fixed = is_fixed
         self._channels: dict[LogKey, int] = {}  # where this process has moved the channel
 
-    def starting_position(self, key: LogKey, *, is_first: bool) -> str:
-        """Return where to start reading a log.
+    def starting_position(self, key: LogKey, *, is_first: bool, log: Log | None = None) -> str:
+        """Return where to start reading a log; without `log`, it does not answer.
 
         If it is found after the first batch, a position relative to now would skip what was published before it was
         found.
         """
         options = self._options
-        position = position_on(options.starting, *key, options.brokers.get(key.broker, key.broker))
+        incarnation = log.bounds().incarnation if log is not None and options.starting[0] == "{" else None
+        address = options.brokers.get(key.broker, key.broker)
+        position = position_on(options.starting, *key, address, incarnation)
         if position is None:
             if is_first and options.subscription.single and self._is_fixed:
                 raise OptionError(f"the offsets have no entry for the broker {key.broker}")
@@ -70,12 +70,13 @@ class Looks:
         log, position = place.open(), before.get(key)
         try:
             if isinstance(position, LogOffset):
-                self._move_channel(key, log, position.sequence)
                 look = self._look_at_known(key, log, position)
+                self._move_channel(key, log, position.sequence)
             elif position is not None:
                 look = self._look_at_new(key, log, position.start)
             else:
-                look = self._look_at_new(key, log, self.starting_position(key, is_first=not before))
+                start = self.starting_position(key, is_first=not before, log=log)
+                look = self._look_at_new(key, log, start)
         except RequestRefused as error:
             if not is_without_topic(error) or self._is_missed(position):
                 raise
@@ -88,7 +89,7 @@ class Looks:
         span = Span(position.sequence, bounds.end)
         left = without_lost(key, span, bounds.first, fails=self._options.fail_on_data_loss)
         first = position.sequence if left is None else left.first
-        return Look(bounds, LogOffset(position.first, first, position.last_id))
+        return Look(bounds, replace(position, sequence=first))
 
     def bounds_of_known(self, key: LogKey, log: Log, position: LogOffset) -> Bounds:
         """Return the bounds of a log that was read before, at a position. Raises LogReplaced if it is another log."""
@@ -98,12 +99,9 @@ class Looks:
             if is_without_topic(error) and self._is_missed(position):
                 raise log_replaced(key) from error
             raise
-        last = position.sequence - 1
         nothing_new = position.sequence == bounds.end == self.ends.get(key)
-        found = None
-        if position.last_id and bounds.first <= last < bounds.end and not nothing_new:
-            found = log.id_at(last)
-        if position.sequence > bounds.end or found not in (None, position.last_id):
+        mark = replace(position.mark, last=None) if nothing_new else position.mark
+        if not mark.continues(log, bounds):
             raise log_replaced(key)
         return bounds
 
@@ -147,8 +145,7 @@ def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
         SourceError: It is after the end.
         BrokerUnreachable, RequestRefused: See `BrokerLog.bounds`.
     """
-    bounds = log.bounds(position)
-    first = int(position) if position.isdecimal() else bounds.at
+    bounds, first = resolve(log, position)
     if first > bounds.end:
         raise SourceError(
             f"topic {key.topic} on {key.broker} ends before message {bounds.end}, and the query starts at {first}"
@@ -156,22 +153,13 @@ def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
     return bounds, first
 
 
-def end_of(key: LogKey, place: LogPlace) -> int | None:
-    """Return the end of a log; None: the broker does not have the topic."""
-    try:
-        return place.open().bounds().end
-    except RequestRefused as error:
-        if is_without_topic(error):
-            return None
-        raise
-
-
 def advance(log: Log, look: Look, count: int, max_bytes: int | None) -> LogOffset:
     """Return the position after some messages: `count`, or fewer that have about `max_bytes`."""
     if max_bytes is not None and count:
         count = count_within(log, look.bounds, count, max_bytes)
     sequence = look.offset.sequence + count
-    return LogOffset(look.offset.first, sequence, log.id_at(sequence - 1) if sequence else None)
+    last_id = log.id_at(sequence - 1) if sequence else None
+    return LogOffset(look.offset.first, sequence, last_id, look.bounds.incarnation)
 
 
 def _is_relative(position: str) -> bool:
@@ -183,9 +171,8 @@ def fixed(position: str) -> str:
     """Return a position that is the same later: a relative one as a time."""
     if not _is_relative(position):
         return position
+    now_ns = time.time_ns()
     try:
-        ago_ns = 0 if position == "latest" else parse_duration_ns(position[1:])
+        return str(Position("time", now_ns) if position == "latest" else parse_position(position, now_ns))
     except ValueError as error:
         raise OptionError(f"the option startingOffsets: {error}") from None
-    seconds, ns = divmod(max(0, time.time_ns() - ago_ns), _NS_PER_S)
-    return f"@{seconds}.{ns:09d}"

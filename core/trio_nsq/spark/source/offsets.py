@@ -2,11 +2,14 @@
 
 An offset is a JSON object with an object for each broker:
 
-    {"127.0.0.1:4151": {"first": 0, "id": "9a46b01870c003e7", "sequence": 1000}}
+    {"127.0.0.1:4151": {"first": 0, "id": "9a46b01870c003e7", "incarnation": "5f...", "sequence": 1000}}
 
-    first     where the stream started to read this broker's log
-    id        the id of the message before `sequence`, which identifies the log; absent if there is none
-    sequence  the next sequence to read
+    first        where the stream started to read this broker's log
+    id           the id of the message before `sequence`; absent if there is none
+    incarnation  the identity of the log; absent if it is unknown, as in offsets of older versions
+    sequence     the next sequence to read
+
+The key is the address where the log was found first. It stays when the broker has another address.
 
 For a broker that has not answered since the stream started it is `{"start": "@1795262400.000"}`, the position where
 reading starts. If a query has several topics, the offset has such an object of brokers for each topic:
@@ -22,6 +25,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from ...fleet.log_identity import LogMark
 from .fleet import LogKey
 from .options import SourceError, Subscription
 
@@ -37,12 +41,20 @@ class LogOffset:
     first: int
     sequence: int
     last_id: str | None = None
+    incarnation: str | None = None
+
+    @property
+    def mark(self) -> LogMark:
+        """What identifies the log."""
+        return LogMark.before(self.sequence, self.last_id, self.incarnation)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the object of an offset."""
         found: dict[str, Any] = {"first": self.first}
         if self.last_id is not None:
             found["id"] = self.last_id
+        if self.incarnation is not None:
+            found["incarnation"] = self.incarnation
         return found | {"sequence": self.sequence}
 
 
@@ -90,7 +102,7 @@ def parse_offset(offset: Mapping[str, Any], subscription: Subscription) -> LogOf
 def _parse(found: Mapping[str, Any]) -> LogOffset | NotReached:
     if "start" in found:
         return NotReached(str(found["start"]))
-    return LogOffset(int(found["first"]), int(found["sequence"]), found.get("id"))
+    return LogOffset(int(found["first"]), int(found["sequence"]), found.get("id"), found.get("incarnation"))
 
 
 def build_offset(positions: LogOffsets, subscription: Subscription) -> Offset:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ...client.connection.reconnect import PATIENCE_S
 from ...client.connection.tls import TLSFiles
-from ...durations import parse_duration_ns
+from ...event_loop.retries import PATIENCE_S
 from ...protocol.errors import NSQError
 from ...protocol.names import is_valid_name
+from ...text.durations import parse_duration_ns
 from ..logs import BrokerPlace, LogPlace
 from ..options import (
     ACCESS_OPTIONS,
@@ -191,11 +191,16 @@ class ReadOptions:
         return BrokerPlace(address, topic, self.access.tls, self.patience_s, self.access.secret)
 
 
-def position_on(position: str, topic: str, broker: str, address: str) -> str | None:
+def position_on(
+    position: str, topic: str, broker: str, address: str, incarnation: str | None = None
+) -> str | None:
     """Return the position in one log; None if the JSON object has none for it. Raises OptionError.
 
     The JSON object has an entry for each broker; with several topics, an object of these for each topic. An entry is a
-    position, or that of a stream's offset, an object with a `sequence`.
+    position, or that of a stream's offset, an object with a `sequence`, which may name the identity of its log.
+
+    Args:
+        incarnation: The identity of the log; None: unknown.
     """
     if not position.startswith("{"):
         return position
@@ -203,7 +208,13 @@ def position_on(position: str, topic: str, broker: str, address: str) -> str | N
         found: Any = json.loads(position)
         if isinstance(of_topic := found.get(topic), dict):
             found = of_topic
-        entry = found[broker] if broker in found else found[address]
+        by_identity = {each.get("incarnation"): each for each in found.values() if isinstance(each, dict)}
+        if incarnation is not None and incarnation in by_identity:
+            entry = by_identity[incarnation]
+        else:
+            entry = found[broker] if broker in found else found[address]
+            if isinstance(entry, dict) and None not in (incarnation, entry.get("incarnation")):
+                return None  # of another log, which had this address
         if isinstance(entry, dict):
             entry = entry["sequence"] if "sequence" in entry else entry["start"]
         return str(entry)

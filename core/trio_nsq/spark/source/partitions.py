@@ -7,11 +7,11 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from ...client.reading.batches import is_for_all_channels
 from ...client.reading.broker_log import Bounds, LogReplaced
+from ...client.reading.log_stream import is_for_all_channels
 from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
-from ..logs import Log, LogPlace, SegmentedLog
+from ..logs import LogPlace
 from ..ranges import split
 from ..storage import known_access
 from .columns import RowFormat
@@ -98,11 +98,6 @@ def size_of(start: Bounds, end: Bounds) -> int:
     return max(0, start.bytes_ahead - end.bytes_ahead)
 
 
-def starts_of(log: Log) -> Sequence[int]:
-    """Return where the files of a log start; empty if a broker reads them."""
-    return log.starts() if isinstance(log, SegmentedLog) else ()
-
-
 def without_lost(key: LogKey, span: Span, kept_from: int, *, fails: bool) -> Span | None:
     """Return the part of a span that is still retained; None: nothing.
 
@@ -148,7 +143,7 @@ def read_partition(partition: InputPartition | None, form: RowFormat, *, fails: 
                 raise _lost(key, found.first_sequence, found.next_sequence, found.reason)
             continue
         if found.next_sequence == span.end:
-            last_id = f"{found.first_id + found.count - 1:016x}"
+            last_id = found.last_id
             if partition.last_id not in (None, last_id):
                 raise log_replaced(key)
         if is_for_all_channels(found):

@@ -8,12 +8,14 @@ when it answers again. Only a batch that was planned before waits for it, becaus
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from ...client.errors import BrokerUnreachable
+from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..logs import LogPlace
 from ..versions import (
@@ -25,9 +27,10 @@ from ..versions import (
     SupportsTriggerAvailableNow,
 )
 from .columns import RowFormat
-from .fleet import Fleet, LogKey, ask_logs, check_topics
+from .fleet import Fleet, LogKey, ask_all_logs, ask_logs, check_topics
 from .inquiry import Inquiry
-from .looks import Look, Looks, advance, end_of, fixed
+from .located import Located, bounds_at, is_address, locate
+from .looks import Look, Looks, advance, fixed
 from .offsets import (
     LogOffset,
     LogOffsets,
@@ -39,14 +42,11 @@ from .offsets import (
     share_limit,
 )
 from .options import ReadOptions, SourceError, TriggerLimits
-from .partitions import (
-    NsqPartition,
-    SizedSpan,
-    make_partitions,
-    read_partition,
-)
+from .partitions import NsqPartition, make_partitions, read_partition
 from .progress import Progress
 
+_WAITS = "its messages are read when it answers again"
+_PLANNED = "a batch that was planned before waits for it"
 _PAUSE_S = 0.1
 """The pause when no broker has new messages: without it, Spark would query them a hundred times a second."""
 
@@ -65,9 +65,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress = Progress()
         self._last_batch_s: float | None = None
         self._nothing_until_s = 0.0  # no request before
-        waits = "its messages are read when it answers again"
-        self._looking: Inquiry[str, dict[LogKey, Look]] = Inquiry(waits)
-        self._advancing: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry(waits)
+        self._located: Located | None = None  # None: to be found
+        self._away: dict[str, BrokerUnreachable] = {}
+        self._locating: Inquiry[str, dict[LogKey, Bounds]] = Inquiry(_WAITS, self._away)
+        self._looking: Inquiry[str, dict[LogKey, Look]] = Inquiry(_WAITS, self._away)
+        self._advancing: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry(_WAITS)
 
     # ------------------------------------------------------------------ what Spark calls
 
@@ -92,9 +94,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._places = self._fleet.find(waits_for_all=True)
         self._find_again_s = float("inf")
-        inquiry: Inquiry[str, dict[LogKey, int]] = Inquiry("this query ends without its messages")
-        answers = ask_logs(inquiry, self._places, end_of, self._options.patience_s, waits_for_all=True)
-        self._targets = answers.found
+        inquiry: Inquiry[str, dict[LogKey, Bounds]] = Inquiry("this query ends without its messages")
+        answers = ask_logs(inquiry, self._places, bounds_at, self._options.patience_s, waits_for_all=True)
+        self._targets = {key: bounds.end for key, bounds in answers.found.items()}
         away = {key.broker: error for key, error in answers.away.items()}
         self._looking.assume_away(away)
 
@@ -104,7 +106,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             SourceError: Messages are lost, a broker was removed from the options, or there is no such topic.
             LogReplaced: A log is not the one that was read before.
-            BrokerUnreachable: No broker answered for `patience_s`.
+            BrokerUnreachable: No broker answered for `patience_s`, or another log is at the address of a known one,
+                which may be at an address that does not answer.
         """
         before = parse_offset(start, self._options.subscription)
         # With Trigger.Once, Spark asks for everything.
@@ -119,34 +122,29 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ranges between two offsets.
 
         Raises:
-            BrokerUnreachable: A broker with messages of the batch did not answer for `patience_s`.
+            BrokerUnreachable: A broker that has messages of the batch, or may have, did not answer for `patience_s`.
             SourceError, LogReplaced: As for `latestOffset`: the plan may be old.
         """
+        subscription = self._options.subscription
+        return self._plan(parse_offset(start, subscription), parse_offset(end, subscription))
+
+    def _plan(self, before: LogOffsets, after: LogOffsets) -> list[NsqPartition]:
         options = self._options
-        before, after = parse_offset(start, options.subscription), parse_offset(end, options.subscription)
-        self._check_removed(after)
-        wanted: dict[LogKey, LogPlace] = {}
         spans: dict[LogKey, tuple[Span, LogOffset]] = {}
         for key, position in after.items():
-            if isinstance(position, LogOffset) and self._is_read(key):
+            if isinstance(position, LogOffset):
                 known = before.get(key)
                 first = known.sequence if isinstance(known, LogOffset) else position.first
                 if first < position.sequence:
                     spans[key] = Span(first, position.sequence), position
-                    wanted[key] = self._places.get(key) or options.place(*key)
-        inquiry: Inquiry[str, dict[LogKey, SizedSpan]] = Inquiry(
-            "a batch that was planned before waits for it"
-        )
-        answers = ask_logs(
-            inquiry,
+        wanted = self._planned_places(after, spans)
+        sized = ask_all_logs(
             wanted,
             lambda key, place: self._looks.sized(key, place, *spans[key]),
             options.patience_s,
-            waits_for_all=True,
+            _PLANNED,
         )
-        for error in answers.away.values():
-            raise error
-        return make_partitions(answers.found, options.min_partitions)
+        return make_partitions(sized, options.min_partitions)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Read a range as Arrow batches. Raises the errors of `read_partition`."""
@@ -157,7 +155,22 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def next_offsets(self, before: LogOffsets, limits: TriggerLimits) -> LogOffsets:
         """Return where the next batch ends. Raises the errors of `latestOffset`."""
         time.sleep(max(0.0, self._nothing_until_s - time.monotonic()))
-        places = self._logs(before)
+        try:
+            return self._next_offsets(before, limits)
+        except LogReplaced as error:
+            if self._located is None:
+                raise
+            # The brokers may have other addresses now. Late answers are about the former ones.
+            self._located, self._looking = None, Inquiry(_WAITS, self._away)
+            located = self._located_for(before, before)
+            if located.strangers and located.away is not None:
+                raise located.away from error
+            return self._next_offsets(before, limits)
+
+    def _next_offsets(self, before: LogOffsets, limits: TriggerLimits) -> LogOffsets:
+        located = self._locate(before)
+        places = located.places
+        before = {key: position for key, position in before.items() if key not in located.aliases}
         looks = ask_logs(
             self._looking,
             places,
@@ -165,6 +178,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.patience_s,
             waits_for_all=self._targets is not None,
         )
+        if looks.away or not located.are_sure or located.aliases:
+            self._located = None
         after = dict(before)
         for key in places:
             if key in looks.away and key not in before:
@@ -172,7 +187,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif key not in looks.away and key not in looks.found:
                 after.pop(key, None)  # the broker does not have the topic, or not any more
         check_topics(self._options, [*after, *looks.found])
-        ends = {key: self._end_for(key, look) for key, look in looks.found.items()}
+        ends = {key: self._end_for(places[key], key, look) for key, look in looks.found.items()}
         available = {key: max(0, ends[key] - look.offset.sequence) for key, look in looks.found.items()}
         counts = self._counts(available, looks.found, limits)
         moved = {
@@ -220,23 +235,76 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return {key: share or 1 for key, share in share_limit(sizes, limits.max_bytes).items()}
 
-    def _end_for(self, key: LogKey, look: Look) -> int:
+    def _end_for(self, place: LogPlace, key: LogKey, look: Look) -> int:
         if self._targets is None:
             return look.bounds.end
-        return min(look.bounds.end, self._targets.get(key, look.offset.sequence))
+        at_place = LogKey(key.topic, place.where)
+        return min(look.bounds.end, self._targets.get(at_place, look.offset.sequence))
 
     # ------------------------------------------------------------------ logs
 
-    def _logs(self, before: LogOffsets) -> dict[LogKey, LogPlace]:
-        """Return the logs to read: those that are found, and those of the checkpoint."""
+    def _locate(self, before: LogOffsets) -> Located:
+        """Return where to read each log: those that are found, and those of the checkpoint."""
         now_s = time.monotonic()
         if not self._places or (not self._fleet.is_fixed and now_s >= self._find_again_s):
-            self._places = self._fleet.find()
+            found = self._fleet.find()
+            if found.keys() != self._places.keys():
+                self._located = None
+            self._places = found
             self._find_again_s = now_s + self._options.discovery_interval_s
-        self._check_removed(before)
-        others = [key for key in before if key not in self._places and self._is_read(key)]
+        if self._located is None:
+            self._located = self._located_in(before)
+        self._check_removed(before, self._located)
+        return self._located
+
+    def _located_in(self, offset: LogOffsets, waiting: Fleet | None = None) -> Located:
+        """Ask all places for their logs, and find those of an offset. Raises the errors of `locate`.
+
+        Args:
+            waiting: Wait for all places, and for all servers of this fleet, also for those that were away before.
+        """
+        fleet, locating = waiting or self._fleet, self._locating
+        if waiting is not None:
+            self._places |= waiting.find(waits_for_all=True)
+            locating = Inquiry(_PLANNED)
+        others = [key for key in offset if key not in self._places and self._is_read(key) and is_address(key)]
         # `place` lists folders if segments are read.
-        return {key: self._options.place(*key) for key in others} | self._places
+        places = {key: self._options.place(*key) for key in others} | self._places
+        answers = ask_logs(
+            locating, places, bounds_at, self._options.patience_s, waits_for_all=waiting is not None
+        )
+        located = locate(places, answers.found, answers.away, offset)
+        located.away = located.away or next(iter(fleet.away.values()), None)
+        return located
+
+    def _located_for(self, offset: LogOffsets, wanted: Iterable[LogKey]) -> Located:
+        """Return where to read the logs of an offset; wait for those of a batch."""
+        if not self._places:
+            self._places = self._fleet.find()
+        for waiting in (None, Fleet(self._options)):
+            if self._located is None or not all(map(self._located.has, wanted)):
+                self._located = self._located_in(offset, waiting)
+        assert self._located is not None
+        return self._located
+
+    def _planned_places(self, offset: LogOffsets, keys: Iterable[LogKey]) -> dict[LogKey, LogPlace]:
+        """Return where to read logs of an offset, for a batch that waits for them; without those that are removed.
+
+        Raises:
+            BrokerUnreachable: A log is not found, and a place where it may be did not answer for `patience_s`.
+            SourceError: See `_check_removed`.
+        """
+        options = self._options
+        wanted = [key for key in keys if options.subscription.includes(key.topic)]
+        located = self._located_for(offset, wanted)
+        self._check_removed(offset, located)
+        if located.away is not None and not all(map(located.has, wanted)):
+            raise located.away
+        return {
+            key: located.places.get(key) or options.place(*key)
+            for key in wanted
+            if key in located.places or self._is_read(key)
+        }
 
     def _is_read(self, key: LogKey) -> bool:
         """Whether the options allow to read a log of the checkpoint."""
@@ -245,11 +313,20 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             key.broker in options.brokers or bool(options.lookupds or options.segments)
         )
 
-    def _check_removed(self, before: LogOffsets) -> None:
-        removed = sorted(key for key in before if not self._is_read(key))
-        if not removed or not self._options.fail_on_data_loss:
+    def _check_removed(self, before: LogOffsets, located: Located) -> None:
+        """Check that the query reads all logs of an offset, at whatever addresses, also those that did not answer."""
+        options = self._options
+        may_be_unknown = options.lookupds or options.segments
+        removed = sorted(
+            key
+            for key, position in before.items()
+            if key not in located.places
+            and key not in located.aliases
+            and not (self._is_read(key) and (may_be_unknown or isinstance(position, NotReached)))
+        )
+        topics = sorted({key.topic for key in removed if not options.subscription.includes(key.topic)})
+        if not removed or not options.fail_on_data_loss or (located.away and not topics):
             return
-        topics = sorted({key.topic for key in removed if not self._options.subscription.includes(key.topic)})
         if topics:
             what, option = f"topic {', '.join(topics)}", "the query does not subscribe to"
         else:

@@ -7,8 +7,8 @@ other reader checks in `latestOffset` is checked there, and all brokers must ans
 from ...client.errors import RequestRefused
 from ..logs import LogPlace, is_without_topic
 from .columns import RowFormat
-from .fleet import LogKey, ask_logs, check_topics
-from .inquiry import Inquiry
+from .fleet import LogKey, ask_all_logs, check_topics
+from .located import with_names_of
 from .looks import start_of
 from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
 from .options import ReadOptions, SourceError, TriggerLimits
@@ -27,13 +27,12 @@ class StreamReaderWithoutLimits(NsqStreamReader):
         """Return the current ends of the logs. Raises the errors of `NsqStreamReader.latestOffset`."""
         if not self._read_to:
             options = self._options
-            inquiry: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry("the query waits for it")
-            places = self._fleet.find(waits_for_all=True)
-            answers = ask_logs(inquiry, places, self._end_position, options.patience_s, waits_for_all=True)
-            for error in (*self._fleet.away.values(), *answers.away.values()):
+            places = self._located_in({}, self._fleet).places
+            for error in self._fleet.away.values():
                 raise error
-            check_topics(options, answers.found)
-            self._read_to = dict(answers.found)
+            ends = ask_all_logs(places, self._end_position, options.patience_s, "the query waits for it")
+            check_topics(options, ends)
+            self._read_to = {**ends}
         else:
             self._read_to = self.next_offsets(self._read_to, TriggerLimits())
         return build_offset(self._read_to, self._options.subscription)
@@ -43,30 +42,30 @@ class StreamReaderWithoutLimits(NsqStreamReader):
         options = self._options
         before, after = parse_offset(start, options.subscription), parse_offset(end, options.subscription)
         self._read_to = self._read_to or after  # a batch that is repeated after a restart
-        self._check_removed(before)
+        before = with_names_of(after, before, self._located_for(after, after).places)
+        known = {key: position for key, position in before.items() if isinstance(position, LogOffset)}
+        asked = self._planned_places(before, known)
         if missing := sorted(key for key in before.keys() - after.keys() if self._is_read(key)):
             topic, broker = missing[0]
             raise SourceError(
                 f"the checkpoint has topic {topic} on {broker}, which was not found: before Spark 4.2, all logs must "
                 "be there when a query is started again"
             )
-        known = {key: position for key, position in before.items() if isinstance(position, LogOffset)}
-        inquiry: Inquiry[str, dict[LogKey, bool]] = Inquiry("the batch waits for it")
 
         def check(key: LogKey, place: LogPlace) -> None:
             self._looks.bounds_of_known(key, place.open(), known[key])
 
-        places = {key: options.place(*key) for key in known if self._is_read(key)}
-        for error in ask_logs(inquiry, places, check, options.patience_s, waits_for_all=True).away.values():
-            raise error
-        return super().partitions(start, end)
+        ask_all_logs(asked, check, options.patience_s, "the batch waits for it")
+        return self._plan(before, after)
 
     def _end_position(self, key: LogKey, place: LogPlace) -> LogOffset | None:
         """Return the end of a log as a position, which started at the position of the options."""
         log = place.open()
         try:
-            bounds, first = start_of(key, log, self._looks.starting_position(key, is_first=True))
-            return LogOffset(first, bounds.end, log.id_at(bounds.end - 1) if bounds.end else None)
+            start = self._looks.starting_position(key, is_first=True, log=log)
+            bounds, first = start_of(key, log, start)
+            last_id = log.id_at(bounds.end - 1) if bounds.end else None
+            return LogOffset(first, bounds.end, last_id, bounds.incarnation)
         except RequestRefused as error:
             if is_without_topic(error):
                 return None

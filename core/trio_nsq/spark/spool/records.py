@@ -12,11 +12,12 @@ record are those of its first message. Its metadata has the values of all, big-e
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ...client.reading.batches import Found
+from ...client.reading.broker_log import Bounds
+from ...client.reading.log_stream import Found
 from ...log.gaps import Gap, Span
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian, native
@@ -103,6 +104,13 @@ class SpoolPlace:
     folder: str
     by_hour: bool = False
 
+    @property
+    def where(self) -> str:
+        return self.label
+
+    def named(self, label: str, incarnation: str | None) -> "SpoolPlace":
+        return replace(self, label=label)
+
     def open(self) -> "SpoolLog":
         return SpoolLog(Path(self.folder), by_hour=self.by_hour)
 
@@ -118,6 +126,10 @@ class SpoolLog(SegmentLog):
     def __init__(self, folder: Path, *, by_hour: bool = False) -> None:
         super().__init__(folder)
         self._by_hour = by_hour
+
+    def bounds(self, at: str = "latest") -> Bounds:
+        """See `SegmentLog.bounds`. The log has no identity: once it is exported, another one may continue it."""
+        return super().bounds(at)._replace(incarnation=None)
 
     def starts(self) -> list[int]:
         """Return nothing: ranges of a spool have the size that the export asks for."""

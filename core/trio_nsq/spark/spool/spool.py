@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from ...checksum import crc32
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
+from ...platform.checksum import crc32
 from ...protocol.errors import NSQError
 from ..ranges import BrokerRanges, covered_up_to
 from ..storage import lock_file, make_folder

@@ -5,11 +5,21 @@ A file gets its final name only when its content is complete, and no complete fi
 """
 
 from .access import Access, KnownAccess, keep_secrets, known_access
-from .interface import ChangedMeanwhile, Lease, LeaseLost, NewFile, Storage, StorageError, Stored, StoredFile
+from .interface import (
+    ChangedMeanwhile,
+    Lease,
+    LeaseLost,
+    NewFile,
+    Storage,
+    StorageError,
+    Stored,
+    StoredFile,
+    not_shared,
+)
 from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
 from .objects import ObjectStorage
 from .opening import storage_at
-from .places import local_path, shown_place, split_place
+from .places import absolute_place, local_path, shown_place, split_place
 
 __all__ = [
     "PRIVATE_MODE",
@@ -25,12 +35,14 @@ __all__ = [
     "StorageError",
     "Stored",
     "StoredFile",
+    "absolute_place",
     "keep_secrets",
     "known_access",
     "local_path",
     "lock_file",
     "make_folder",
     "naming_file",
+    "not_shared",
     "not_utf8",
     "shown_place",
     "split_place",

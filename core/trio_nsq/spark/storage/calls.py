@@ -8,9 +8,10 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import NamedTuple, NoReturn, TypeVar
 
+from ...event_loop.retries import Delays
+from ...fleet.fan_out import start
 from .interface import StorageError
 
 DEADLINE_S = 30.0
@@ -72,7 +73,7 @@ class Calls:
         """
         deadline_s = deadline_s if self._has_answered else min(deadline_s, FIRST_DEADLINE_S)
         began_s = time.monotonic()
-        pause_s, repeated = _BACKOFF_S, False
+        pauses, repeated = Delays(_BACKOFF_S, _MAX_BACKOFF_S, random.random), False
         while True:
             try:
                 value = _in_thread(work, attempt_s + _GRACE_S)
@@ -90,15 +91,14 @@ class Calls:
                     raise StorageError(f"{what}: there are no credentials: set {self._credentials}") from exc
                 if not failure.is_transient:
                     raise StorageError(f"{what}: {failure.reason}") from exc
-                elapsed_s = time.monotonic() - began_s
+                elapsed_s, pause_s = time.monotonic() - began_s, pauses.next_s()
                 if elapsed_s + pause_s > deadline_s:
                     self._give_up(what, failure, elapsed_s, exc)
             else:
                 self._has_answered = True
                 return value
             repeated = True
-            threading.Event().wait(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
+            threading.Event().wait(pause_s)
 
     def _give_up(self, what: str, failure: "_Failure", elapsed_s: float, exc: Exception) -> NoReturn:
         raise StorageError(f"{what}: {failure.reason}; this was tried for {elapsed_s:.0f} s") from exc
@@ -109,18 +109,7 @@ def _in_thread(work: Callable[[], _Found], timeout_s: float) -> _Found:
 
     A thread whose time is over is left alone. It ends with the process, and what it still does is conditional.
     """
-    done: Future[_Found] = Future()
-
-    def call() -> None:
-        try:
-            done.set_result(work())
-        except Exception as exc:
-            done.set_exception(exc)
-        except BaseException as exc:  # obstore raises `PanicException` for bugs
-            done.set_exception(RuntimeError(str(exc)))
-
-    threading.Thread(target=call, name="trio-nsq-store", daemon=True).start()
-    return done.result(timeout_s)
+    return start(work).result(timeout_s)
 
 
 # ---------------------------------------------------------------------- errors

@@ -7,11 +7,12 @@ pyarrow has no conditional writes. The durability of a file depends on the file 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import unquote
 
 from ...protocol.errors import NSQError
 from .interface import Lease, StorageError, Stored, StoredFile
 from .local import TEMPORARY, RenamedFile, RenamingStorage, version_of
-from .places import shown_place
+from .places import parse_place, shown_place
 
 
 class HadoopStorage(RenamingStorage):
@@ -33,6 +34,11 @@ class HadoopStorage(RenamingStorage):
             self._system, path = pyarrow.fs.FileSystem.from_uri(place)
         except (pa.ArrowException, OSError, ValueError) as exc:
             raise StorageError(f"the folder {self.shown} cannot be used: {str(exc).splitlines()[0]}") from exc
+        if path.strip("/") != unquote(parse_place(place).path):
+            raise StorageError(
+                f"the folder {self.shown} cannot be used: pyarrow would use {path} instead. Write # as %23, or choose "
+                "another folder"
+            )
         self._path = path.rstrip("/")
 
     def path_of(self, name: str) -> str:

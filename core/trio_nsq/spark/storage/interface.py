@@ -13,6 +13,14 @@ class StorageError(NSQError):
     """Files cannot be written or read in a place; the text has the reason."""
 
 
+def not_shared(folder: str, reason: str) -> StorageError:
+    """Return the error for workers that write to a folder that only they have."""
+    return StorageError(
+        f"the folder {folder} is not the same one on this machine and on all workers: {reason}. Give a folder that all "
+        "of them have mounted at this path, or one in a bucket"
+    )
+
+
 class ChangedMeanwhile(StorageError):
     """A file was not replaced, because it has another version than expected: another process changed it."""
 

@@ -1,8 +1,8 @@
 """Objects as files: for writing whole objects, and for reading parts of them."""
 
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import SEEK_CUR, SEEK_END, RawIOBase
 from typing import IO, Any
 
@@ -24,25 +24,41 @@ class NewObject(NewFile):
     def __init__(self, url: str, put: Callable[[IO[bytes], int], bool]) -> None:
         self._url = url
         self._put = put
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="trio-nsq-")  # noqa: SIM115
+        with self._naming_folder():
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="trio-nsq-")  # noqa: SIM115
+
+    @contextmanager
+    def _naming_folder(self) -> Iterator[None]:
+        """Convert errors of the file: the disk is that of this machine, not the store."""
+        try:
+            yield
+        except OSError as exc:
+            raise StorageError(
+                f"the object {self._url} cannot be collected in the folder for temporary files, {_folder()}: "
+                f"{exc.strerror or exc}. Set TMPDIR to a folder with more space"
+            ) from exc
 
     def write(self, data: Any, /) -> int:
-        return self._file.write(data)
+        with self._naming_folder():
+            return self._file.write(data)
 
     def tell(self) -> int:
         return self._file.tell()
 
     def flush(self) -> None:
         if not self.closed:
-            self._file.flush()
+            with self._naming_folder():
+                self._file.flush()
 
     def close(self) -> None:
         if not self.closed:
             try:
-                self._file.flush()
+                with self._naming_folder():
+                    self._file.flush()
                 self.size = self._file.tell()
             finally:
-                super().close()
+                with suppress(StorageError):  # it flushes again
+                    super().close()
 
     def publish(self) -> bool:
         self.close()
@@ -56,9 +72,17 @@ class NewObject(NewFile):
         return published
 
     def discard(self) -> None:
-        with suppress(OSError, ValueError):
+        with suppress(StorageError, ValueError):
             super().close()
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
+
+
+def _folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "TMPDIR"
 
 
 class ObjectInput(RawIOBase):

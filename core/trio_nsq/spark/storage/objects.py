@@ -156,13 +156,8 @@ class ObjectStorage(Storage):
             was_sent = True
             return obstore.put(store, path, data, mode=mode, use_multipart=False)
 
-        result = self._calls.run(
-            f"the object {self.url_of(name)} cannot be written",
-            put,
-            attempt_s=timeout_s,
-            deadline_s=max(DEADLINE_S, 2 * timeout_s),
-        )
-        return _version_of(result)
+        what, deadline_s = f"the object {self.url_of(name)} cannot be written", max(DEADLINE_S, 2 * timeout_s)
+        return _version_of(self._call(what, put, timeout_s, deadline_s))
 
     def _put_file(self, name: str, file: IO[bytes], size: int) -> bool:
         """Write a large object from a file; return False if it exists. Its pages are not copied."""
@@ -210,21 +205,30 @@ class ObjectStorage(Storage):
             pages = obstore.list(store, prefix or None, offset=last or None, chunk_size=_LISTED_AT_ONCE)
             return pages, next(pages, None)
 
-        pages, page = self._call_list(what, begin)
+        pages, page = self._call(what, begin)
         while page:
             for each in page:
                 last = each["path"]
                 yield StoredFile(last.removeprefix(self._prefix), each["size"], _stamp_of(each))
             try:
-                page = self._call_list(what, lambda: next(pages, None), deadline_s=0)  # noqa: B023
+                page = self._call(what, lambda: next(pages, None), deadline_s=0)  # noqa: B023
             except StorageError:
-                pages, page = self._call_list(what, begin)
+                pages, page = self._call(what, begin)
 
-    def _call_list(self, what: str, work: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    def _call(
+        self,
+        what: str,
+        work: Callable[[], Any],
+        attempt_s: float = ATTEMPT_S,
+        deadline_s: float = DEADLINE_S,
+    ) -> Any:
+        """Call the store with a request that needs no object; see `Calls.run`."""
         try:
-            return self._calls.run(what, work, deadline_s=deadline_s)
+            return self._calls.run(what, work, attempt_s=attempt_s, deadline_s=deadline_s)
         except FileNotFoundError as exc:
-            raise StorageError(str(exc)) from exc
+            raise StorageError(
+                f"{what}: the store answers HTTP 404: check the name of the bucket, and the endpoint if one is set"
+            ) from exc
 
     def remove(self, names: Iterable[str]) -> None:
         import obstore

@@ -73,6 +73,12 @@ def local_path(place: str) -> Path | None:
     return None if "://" in place else Path(place)
 
 
+def absolute_place(place: str) -> str:
+    """Return a place that does not depend on the current folder: workers of Spark have others."""
+    local = local_path(place)
+    return place if local is None else str(local.absolute())
+
+
 def parse_place(place: str) -> PlaceURI:
     """Parse the URI of a place that is not local."""
     scheme, _, rest = place.partition("://")

@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.utils.config import Config
 
 from ...protocol.errors import NSQError
-from ..storage import Storage, local_path
+from ..storage import Storage
 from ..storage.access import access_to
 from ..storage.objects import ObjectStorage
 from ..storage.places import parse_place
@@ -69,12 +69,6 @@ def file_options(storage: Storage | None) -> dict[str, str]:
     else:
         settings = {}
     return {theirs: settings[ours] for ours, theirs in _FILE_OPTIONS.items() if ours in settings}
-
-
-def location_of(storage: Storage) -> str:
-    """Return the URI of a place for Iceberg, without a slash at its end."""
-    url = storage.url_of("").rstrip("/")
-    return url if local_path(url) is None else f"file://{url.removeprefix('file://')}"
 
 
 @contextmanager

@@ -19,22 +19,29 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from ..export.columns import schema_of
-from ..export.layout import MESSAGE_COLUMNS, Layout, PartitionBy
-from ..storage import ObjectStorage, Storage, local_path
+from ..export.layout import Layout, PartitionBy
+from ..storage import ObjectStorage, Storage
+from .columns import TableColumn
 from .compaction import TableFile
+from .locations import table_location
 from .parquet_stats import delta_stats
 from .table import Table
-from .target import TableBusy, TableError, TableOptions, TableUnavailable
+from .target import TableBusy, TableError, TableKind, TableOptions, TableUnavailable
 
 _PARTITIONS = {
     PartitionBy.NONE: [],
     PartitionBy.DATE: [pa.field("date", pa.date32())],
     PartitionBy.HOUR: [pa.field("date", pa.date32()), pa.field("hour", pa.int32())],
 }
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _LIMITS = {"timeout": "30s", "connect_timeout": "10s", "max_retries": "5", "retry_timeout": "30s"}
 """How long deltalake waits for an object store."""
 _CAUSE = re.compile(r"^\s*(\x1b\[\d+m|↳)*")
 """What deltalake writes before a cause: an arrow in colour."""
+_CREATED = re.compile(r"already exists|Invalid table version")
+"""What deltalake says if the first version exists, or the store refuses it because of another request for it."""
+_EXPORT, _NUMBER = "qcliExport", "qcliCommit"
+"""What the history says about a commit: its export, and its number."""
 _FOOTER_READERS = 8
 """How many footers are read concurrently; most of the time is waiting."""
 
@@ -42,15 +49,12 @@ _FOOTER_READERS = 8
 class DeltaExportTable(Table):
     """A Delta table, see `Table`."""
 
+    _place = "folder"
+
     def __init__(self, storage: Storage, topic: str, export_id: str, options: TableOptions) -> None:
         super().__init__(storage, topic, options)
         self.shown = f"the Delta table {storage.shown}"
-        self._url = storage.url_of("").rstrip("/")
-        if local_path(self._url) is not None and (escape := re.search("%[0-9A-Fa-f]{2}", self._url)):
-            raise TableError(
-                f"{self.shown} cannot be used: deltalake would write to another folder, because it decodes "
-                f"{escape.group()} in the path. Choose another folder"
-            )
+        self._url = table_location(TableKind.DELTA, storage, self.shown)
         self._app_id = f"qcli-to-parquet-{export_id}"
         self._table: DeltaTable | None = None
         self._opened_with: dict[
@@ -72,47 +76,90 @@ class DeltaExportTable(Table):
     def _committed(self) -> int:
         return 0 if self._table is None else self._table.transaction_version(self._app_id) or 0
 
+    def _is_kept(self, number: int) -> bool:
+        assert self._table is not None
+        version = self._table.version()
+        at: int | None = version
+        while at is not None and (entry := self._commit_info(at)) is not None:
+            if entry.get(_EXPORT) == self._app_id:
+                return int(entry[_NUMBER]) >= number
+            at = _restored_version(entry) if entry.get("operation") == "RESTORE" else at - 1
+        # That is the whole history. A RESTORE may have undone a commit.
+        while (entry := self._commit_info(version)) is not None:
+            if entry.get(_EXPORT) == self._app_id:
+                return False
+            version -= 1
+        return True
+
+    def _commit_info(self, version: int) -> dict[str, Any] | None:
+        """Return what the history says about a version; None if there is none, or it is no longer kept.
+
+        deltalake's own `history` stops all threads while it waits for a store, also those that renew the lease.
+        """
+        found = self._storage.read(f"_delta_log/{version:020d}.json") if version >= 0 else None
+        if found is None:
+            return None
+        actions = map(json.loads, found.data.splitlines())
+        return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+
     # ------------------------------------------------------------------ columns
 
-    def _check_layout(self, layout: Layout) -> None:
-        if self._table is None:
-            return
+    @property
+    def _is_there(self) -> bool:
+        return self._table is not None
+
+    @property
+    def _takes_columns(self) -> bool:
+        return not self._is_mapped
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether columns may have other names in files: they can be renamed and removed. deltalake adds none then."""
+        found = {} if self._table is None else self._table.metadata().configuration
+        return found.get("delta.columnMapping.mode", "none") != "none"
+
+    def _columns(self) -> list[TableColumn]:
+        assert self._table is not None
+        found = []
+        for field in self._table.schema().fields:
+            kind, required = _name(field.type), not field.nullable
+            in_files = str(field.metadata.get(_PHYSICAL_NAME, field.name)) if self._is_mapped else field.name
+            found.append(TableColumn(field.name, kind, required))
+            if in_files != field.name:
+                found.append(TableColumn(in_files, kind, required, field.name))
+        return found
+
+    def _schema(self, layout: Layout) -> Any:
+        return _table_schema(layout)
+
+    def _type_name(self, arrow: Any) -> str:
+        return _name(Schema.from_arrow(pa.schema([pa.field("x", arrow)])).fields[0].type)
+
+    def _check_partitions(self, layout: Layout) -> None:
+        assert self._table is not None
         wanted = [field.name for field in _PARTITIONS[layout.partition]]
         if (there := self._table.metadata().partition_columns) != wanted:
             raise TableError(
                 f"{self.shown} is partitioned by {', '.join(there) or 'nothing'}, and the files by "
                 f"{', '.join(wanted) or 'nothing'}: choose another --partition-by or another folder"
             )
-        fields = {field.name: field for field in self._table.schema().fields}
-        ours = Schema.from_arrow(_table_schema(layout)).fields
-        for field in ours:
-            if field.name not in fields and field.name in (*MESSAGE_COLUMNS, *wanted):
-                raise TableError(
-                    f"{self.shown} has no column {field.name}: it is not a table of exports. Choose another folder"
-                )
-            if field.name in fields and fields[field.name].type != field.type:
-                raise TableError(
-                    f"the column {field.name} of {self.shown} has type {_name(fields[field.name].type)}, and that of "
-                    f"the files {_name(field.type)}: choose another folder"
-                )
-            if field.name in fields and field.nullable and not fields[field.name].nullable:
-                raise TableError(
-                    f"the column {field.name} of {self.shown} cannot be null, and that of the files can"
-                )
-        names = {field.name for field in ours}
-        for field in fields.values():
-            if field.name not in names and not field.nullable:
-                raise TableError(
-                    f"{self.shown} requires the column {field.name}, which the files do not have"
-                )
 
-    def _add_columns(self, table: DeltaTable, layout: Layout) -> None:
-        """Add columns in a transaction of their own: it may be repeated, and older files have null in them."""
+    def _reserve(self, layout: Layout) -> None:
+        # In a transaction of its own: it may be repeated, and older files have null in them.
+        if (table := self._table) is None:
+            return
         there = {field.name for field in table.schema().fields}
-        new = [field for field in Schema.from_arrow(_table_schema(layout)).fields if field.name not in there]
+        # Those that another program has removed too: null in the other files.
+        new = [field.with_nullable(True) for field in _table_schema(layout) if field.name not in there]
+        if new and self._is_mapped:
+            raise TableError(
+                f"{self.shown} has no column {new[0].name}, and none can be added to a table with column mapping: "
+                "add it with the program that removed it, or choose another folder"
+            )
         if new:
             with explained(self.shown, "changed"):
-                table.alter.add_columns(new, commit_properties=CommitProperties(max_commit_retries=0))
+                fields = Schema.from_arrow(pa.schema(new)).fields
+                table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
             self._load()
 
     # ------------------------------------------------------------------ changes
@@ -123,7 +170,7 @@ class DeltaExportTable(Table):
             adds: list[Any] = list(readers.map(lambda name: self._add(name, now_ms, data_change=True), names))
         properties = CommitProperties(
             app_transactions=[Transaction(self._app_id, number)],
-            custom_metadata={"topic": self._topic},
+            custom_metadata={"topic": self._topic, _EXPORT: self._app_id, _NUMBER: str(number)},
             max_commit_retries=0,
         )
         partition_by = [field.name for field in _PARTITIONS[layout.partition]]
@@ -138,7 +185,7 @@ class DeltaExportTable(Table):
                     commit_properties=properties,
                 )
             return
-        self._add_columns(self._table, layout)
+        self._reserve(layout)
         self._write(adds, partition_by, properties)
 
     def _write(self, actions: list[Any], partition_by: list[str], properties: CommitProperties) -> None:
@@ -166,10 +213,14 @@ class DeltaExportTable(Table):
             return []
         with explained(self.shown, "read"):
             found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+            partly_deleted = files_with_deleted_rows(self._table)
         return [
             TableFile(each["path"], each["size_bytes"], each["num_records"], each["path"].rpartition("/")[0])
             for each in found
             if each["num_records"] is not None
+            and not any(
+                url.endswith(f"/{each['path']}") for url in partly_deleted
+            )  # merged, the rows would be back
         ]
 
     def _replace(self, old: Sequence[TableFile], new: str) -> None:
@@ -208,11 +259,25 @@ def explained(shown: str, what: str, *, is_new: bool = False) -> Iterator[None]:
     except CommitFailedError as exc:
         raise TableBusy(f"{shown} cannot be {what}: other writers change it all the time") from exc
     except (DeltaError, ValueError) as exc:
-        if is_new and "already exists" in str(exc):
+        if is_new and _CREATED.search(str(exc)):
             raise TableBusy(f"{shown} cannot be {what}: another writer creates it") from exc
         raise TableError(f"{shown} cannot be {what}: {_reason(exc)}") from exc
     except OSError as exc:
         raise TableUnavailable(f"{shown} cannot be {what}: {_reason(exc)}") from exc
+
+
+def files_with_deleted_rows(table: DeltaTable) -> list[str]:
+    """Return the URLs of the files in which another program has marked rows as deleted, by deletion vectors."""
+    found = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
+    return [str(url) for url in found.column("filepath").to_pylist()]
+
+
+def _restored_version(entry: dict[str, Any]) -> int | None:
+    """Return the version that a RESTORE has restored; None if it was given as a time."""
+    try:
+        return int(entry["operationParameters"]["version"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def delta_options(storage: Storage) -> dict[str, str]:
@@ -235,7 +300,7 @@ def _partition_values(name: str) -> dict[str, str | None]:
 
 
 def _name(kind: Any) -> str:
-    return json.loads(kind.to_json()) if hasattr(kind, "to_json") else str(kind)
+    return str(json.loads(kind.to_json()))
 
 
 def _reason(error: Exception) -> str:

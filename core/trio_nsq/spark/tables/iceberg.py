@@ -5,7 +5,7 @@ files: snapshots, which have it too, expire. A transaction is based on a snapsho
 another writer has added one: a repetition reads the number again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,8 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table as LoadedTable
+from pyiceberg.table import Transaction
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import (
     DayTransform,
     HourTransform,
@@ -28,21 +30,27 @@ from pyiceberg.transforms import (
 )
 
 from ..export.columns import schema_of
-from ..export.layout import MESSAGE_COLUMNS, Layout, PartitionBy
+from ..export.layout import Layout, PartitionBy
 from ..storage import Storage
-from .catalogs import explained, file_options, load, location_of
+from .catalogs import explained, file_options, load
+from .columns import TableColumn
 from .compaction import TableFile
-from .iceberg_expiry import expire
+from .iceberg_expiry import expire, history
+from .locations import table_location
 from .table import Table
-from .target import TableError, TableOptions, TableTarget
+from .target import TableError, TableKind, TableOptions, TableTarget
 
 _TYPES: dict[Any, types.PrimitiveType] = {
     pa.string(): types.StringType(),
     pa.binary(): types.BinaryType(),
+    pa.int8(): types.IntegerType(),
+    pa.int16(): types.IntegerType(),
     pa.int32(): types.IntegerType(),
     pa.int64(): types.LongType(),
+    pa.float32(): types.FloatType(),
     pa.float64(): types.DoubleType(),
     pa.bool_(): types.BooleanType(),
+    pa.date32(): types.DateType(),
     pa.timestamp("us", tz="UTC"): types.TimestamptzType(),
 }
 _TRANSFORMS: dict[PartitionBy, Transform[Any, Any]] = {
@@ -57,21 +65,24 @@ _PROPERTIES = {
 }
 """Properties of tables that are created here."""
 _RETRIES = "commit.retry.num-retries"
+_ONLY_BOUNDS_OF_TS = {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.ts": "full"}
 
 
 class IcebergExportTable(Table):
     """An Iceberg table, see `Table`. The constructor loads the catalog."""
+
+    _place = "table"
 
     def __init__(
         self, target: TableTarget, storage: Storage, topic: str, export_id: str, options: TableOptions
     ) -> None:
         super().__init__(storage, topic, options)
         self.shown = f"the Iceberg table {target.catalog}/{target.name}"
+        self._folder = table_location(TableKind.ICEBERG, storage, self.shown)
         self._name = target.name
         self._catalog_name = target.catalog
         self._catalog = load(target.catalog, storage)
         self._loaded_with = file_options(storage)  # a catalog keeps its keys, and they may expire
-        self._folder = location_of(storage)
         self._property = f"qcli.to-parquet.{export_id}"
         self._table: LoadedTable | None = None
 
@@ -90,39 +101,51 @@ class IcebergExportTable(Table):
     def _committed(self) -> int:
         return 0 if self._table is None else int(self._table.properties.get(self._property, "0"))
 
+    def _is_kept(self, number: int) -> bool:
+        assert self._table is not None
+        kept = {each.snapshot_id for each in history(self._table)}
+        ours = [
+            each.snapshot_id for each in self._table.metadata.snapshots if self._number_of(each) == number
+        ]
+        return not ours or not kept.isdisjoint(ours)
+
+    def _number_of(self, snapshot: Snapshot) -> int | None:
+        """Return the number of the commit of this export that made a snapshot."""
+        text = snapshot.summary.additional_properties.get(self._property) if snapshot.summary else None
+        return None if text is None else int(text)
+
     # ------------------------------------------------------------------ columns
 
-    def _check_layout(self, layout: Layout) -> None:
-        if self._table is None:
-            return
-        self._check_partitions(self._table, layout)
-        fields = {field.name: field for field in self._table.schema().fields}
-        ours = schema_of(layout)
-        for column in ours:
-            field = fields.get(column.name)
-            if field is None:
-                if column.name in MESSAGE_COLUMNS:
-                    raise TableError(
-                        f"{self.shown} has no column {column.name}: it is not a table of exports. Choose another table"
-                    )
-                continue
-            if field.field_type != _TYPES[column.type]:
-                raise TableError(
-                    f"the column {column.name} of {self.shown} has type {field.field_type}, and that of the files "
-                    f"{_TYPES[column.type]}: choose another table"
-                )
-            if column.nullable and field.required:
-                raise TableError(
-                    f"the column {column.name} of {self.shown} cannot be null, and that of the files can"
-                )
-        for field in fields.values():
-            if field.required and field.name not in ours.names:
-                raise TableError(
-                    f"{self.shown} requires the column {field.name}, which the files do not have"
-                )
+    @property
+    def _is_there(self) -> bool:
+        return self._table is not None
 
-    def _check_partitions(self, table: LoadedTable, layout: Layout) -> None:
-        """Check that each file is in one partition. Raises TableError."""
+    def _columns(self) -> list[TableColumn]:
+        assert self._table is not None
+        schema = self._table.schema()
+        names = {field.field_id: field.name for field in schema.fields}
+        found = [TableColumn(field.name, str(field.field_type), field.required) for field in schema.fields]
+        # Of fields in structs, as filters name them: a column with a dot in its name would be ambiguous.
+        nested = set(schema.column_names) - set(names.values())
+        found += [TableColumn(name, "that of a field of a struct") for name in nested]
+        mapping = self._table.name_mapping()
+        for mapped in mapping.root if mapping is not None else ():
+            if (now := names.get(mapped.field_id or 0)) is not None:
+                kind = str(schema.find_type(mapped.field_id or 0))
+                found += [
+                    TableColumn(name, kind, now=now) for name in mapped.names if name not in names.values()
+                ]
+        return found
+
+    def _schema(self, layout: Layout) -> Any:
+        return schema_of(layout)
+
+    def _type_name(self, arrow: Any) -> str:
+        return str(_iceberg_type(arrow))
+
+    def _check_partitions(self, layout: Layout) -> None:
+        table = self._table
+        assert table is not None
         fine: tuple[Transform[Any, Any], ...] = {
             PartitionBy.NONE: (),
             PartitionBy.DATE: (DayTransform(), MonthTransform(), YearTransform()),
@@ -141,19 +164,25 @@ class IcebergExportTable(Table):
 
     # ------------------------------------------------------------------ changes
 
-    def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
-        ours = schema_of(layout)
+    def _created(self, layout: Layout) -> LoadedTable:
+        """Return the table, which is created if it is missing."""
         with explained(self.shown, "created"):
             table = self._table or self._create(layout)
         table.metadata.properties[_RETRIES] = "0"
-        there = table.schema().column_names
+        return table
+
+    def _reserve(self, layout: Layout) -> None:
+        table = self._created(layout)
+        if missing := _missing(table, layout):
+            self._change(table, lambda change: _add_columns(change, missing))
+
+    def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
+        table = self._created(layout)
+        missing = _missing(table, layout)
         properties = {self._property: str(number)}
-        with explained(self.shown, "changed"), table.transaction() as change:
-            if any(name not in there for name in ours.names):
-                with change.update_schema() as update:
-                    for column in ours:
-                        if column.name not in there:
-                            update.add_column(column.name, _TYPES[column.type])
+
+        def append(change: Transaction) -> None:
+            _add_columns(change, missing)
             change.set_properties(properties)
             # Not checked for files that are there already: the number says so, also after a compaction.
             change.add_files(
@@ -162,10 +191,25 @@ class IcebergExportTable(Table):
                 check_duplicate_files=False,
             )
 
+        self._change(table, append)
+
+    def _change(self, table: LoadedTable, change: Callable[[Transaction], None]) -> None:
+        """Apply a change in one transaction."""
+        with explained(self.shown, "changed"):
+            try:
+                with table.transaction() as transaction:
+                    change(transaction)
+            except OverflowError:
+                # A file of an older version has times outside the years 1 to 9999, which pyiceberg cannot have as
+                # bounds. In this copy of the properties only:
+                table.metadata.properties.update(_ONLY_BOUNDS_OF_TS)
+                with table.transaction() as transaction:
+                    change(transaction)
+
     def _create(self, layout: Layout) -> LoadedTable:
         columns = enumerate(schema_of(layout), 1)
         fields = [
-            types.NestedField(number, column.name, _TYPES[column.type], required=not column.nullable)
+            types.NestedField(number, column.name, _iceberg_type(column.type), required=not column.nullable)
             for number, column in columns
         ]
         schema = Schema(*fields)
@@ -213,7 +257,8 @@ class IcebergExportTable(Table):
     def _replace(self, old: Sequence[TableFile], new: str) -> None:
         table = self._table
         assert table is not None
-        with explained(self.shown, "changed"), table.transaction() as change:
+
+        def replace(change: Transaction) -> None:
             added = parquet_file_to_data_file(table.io, change.table_metadata, self._uri(new))
             properties = {"qcli.topic": self._topic, "qcli.compacted": str(len(old))}
             with change.update_snapshot(snapshot_properties=properties).overwrite() as files:
@@ -223,11 +268,39 @@ class IcebergExportTable(Table):
                 # Selects the manifests to read.
                 files.delete_by_predicate(_times_of(table, [*(file.entry for file in old), added]))
 
+        self._change(table, replace)
+
     def _expire(self) -> None:
         """Expire old snapshots, and remove the files that only they need."""
-        if self._table is not None:
+        if self._table is None:
+            return
+        there = _snapshot_ids(self._table)
+        try:
             with explained(self.shown, "changed"):
                 expire(self._table, datetime.now(UTC) - _retention(self._table))
+        except TableError:
+            self._load()
+            if self._table is not None and there <= _snapshot_ids(self._table):
+                raise
+            # Another program has expired snapshots meanwhile. The next compaction expires the others.
+
+
+def _missing(table: LoadedTable, layout: Layout) -> list[Any]:
+    """Return the columns of a layout that a table does not have."""
+    there = {field.name for field in table.schema().fields}
+    return [column for column in schema_of(layout) if column.name not in there]
+
+
+def _add_columns(change: Transaction, columns: Sequence[Any]) -> None:
+    if columns:
+        with change.update_schema() as update:
+            for column in columns:
+                # As a path: a dot in a name would separate fields.
+                update.add_column((column.name,), _iceberg_type(column.type))
+
+
+def _iceberg_type(arrow: Any) -> types.PrimitiveType:
+    return types.DecimalType(arrow.precision, arrow.scale) if pa.types.is_decimal(arrow) else _TYPES[arrow]
 
 
 def _times_of(table: LoadedTable, files: Sequence[Any]) -> BooleanExpression:
@@ -240,6 +313,10 @@ def _times_of(table: LoadedTable, files: Sequence[Any]) -> BooleanExpression:
 
 def _iso(micros: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
+
+
+def _snapshot_ids(table: LoadedTable) -> set[int]:
+    return {each.snapshot_id for each in table.metadata.snapshots}
 
 
 def _retention(table: LoadedTable) -> timedelta:

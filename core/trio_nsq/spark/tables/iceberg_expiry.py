@@ -22,8 +22,9 @@ def expire(table: Table, before: datetime) -> None:
     ]
     if not old or current is None:
         return
-    kept = [each for each in _history(table) if each not in old]
-    is_line = set(metadata.refs) == {"main"} and len(kept) + len(old) == len(metadata.snapshots)
+    line = history(table)
+    kept = [each for each in line if each not in old]
+    is_line = set(metadata.refs) == {"main"} and len(line) == len(metadata.snapshots)
     unused = (
         _unused_files(table, old, kept) if is_line and table.properties.get("gc.enabled") != "false" else []
     )
@@ -32,7 +33,7 @@ def expire(table: Table, before: datetime) -> None:
         table.io.delete(path)
 
 
-def _history(table: Table) -> list[Any]:
+def history(table: Table) -> list[Any]:
     """Return the current snapshot and its ancestors, newest first."""
     found = []
     each = table.current_snapshot()
@@ -47,11 +48,12 @@ def _unused_files(table: Table, old: Iterable[Any], kept: list[Any]) -> list[str
     """Return the files that no kept snapshot has; `kept` is newest first.
 
     A snapshot has the manifests of its parent, or others in their place. So what the oldest kept one lacks, the others
-    lack too.
+    lack too, unless another program has added a file again.
     """
     oldest = kept[-1]
     needed = {each.manifest_path for each in oldest.manifests(table.io)}
     found = {each.manifest_list for each in old if each.manifest_list}
+    deleted: set[str] = set()
     for snapshot in (*old, oldest):
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path not in needed:
@@ -60,5 +62,8 @@ def _unused_files(table: Table, old: Iterable[Any], kept: list[Any]) -> list[str
                 continue
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                 if entry.status == ManifestEntryStatus.DELETED:
-                    found.add(entry.data_file.file_path)
-    return sorted(found)
+                    deleted.add(entry.data_file.file_path)
+    if deleted:
+        for manifest in kept[0].manifests(table.io):
+            deleted -= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+    return sorted(found | deleted)

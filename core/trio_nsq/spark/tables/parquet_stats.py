@@ -1,48 +1,68 @@
 """The statistics of Parquet footers, as Delta tables store them, so that readers skip files."""
 
 import json
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 _MAX_TEXT = 64
-"""Longer text is left out; readers then cannot skip by this column."""
+"""Longer text is cut."""
+_LAST_CHARACTER = "\U0010ffff"
+_WITHOUT_BOUNDS = "BYTE_ARRAY"
+"""The type of binary columns in Parquet: they have no bounds in Delta, and readers expect none."""
 
 
 def delta_stats(footer: Any) -> str:
     """Return the `stats` of a Delta action for a file.
 
-    Only whole numbers, times and short text have bounds: Parquet's bounds of fractions leave out NaN, and binary values
-    have none in Delta.
+    If a column with values has no bounds, the file has only its number of rows: deltalake's `to_pyarrow_dataset`
+    compares the missing bound with a filter, and then leaves out the file.
     """
-    found: dict[str, Any] = {"numRecords": footer.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    rows = f'"numRecords":{footer.num_rows}'
+    nulls, low, high = [], [], []
     for index in range(footer.num_columns):
-        each = [footer.row_group(number).column(index) for number in range(footer.num_row_groups)]
-        name = footer.schema.column(index).path
-        statistics = [column.statistics for column in each]
-        if any(one is None for one in statistics):
+        column = footer.schema.column(index)
+        statistics = [
+            footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)
+        ]
+        is_binary = column.physical_type == _WITHOUT_BOUNDS and column.logical_type.type == "NONE"
+        if any(one is None or not one.has_null_count for one in statistics):
+            if is_binary:
+                continue
+            return f"{{{rows}}}"
+        name = _json(column.path)
+        nulls.append(f"{name}:{sum(one.null_count for one in statistics)}")
+        with_values = [one for one in statistics if one.num_values]  # a row group of nulls has no bounds
+        if is_binary or not with_values:
             continue
-        if all(one.has_null_count for one in statistics):
-            found["nullCount"][name] = sum(one.null_count for one in statistics)
-        bounded = [one for one in statistics if one.has_min_max]
-        # A row group of nulls has no bounds.
-        if not bounded or any(not one.has_min_max and one.num_values for one in statistics):
-            continue
-        low, high = (_value(pick(values)) for pick, values in _bounds(bounded))
-        if low is not None and high is not None:
-            found["minValues"][name], found["maxValues"][name] = low, high
-    return json.dumps(found)
+        if not all(one.has_min_max for one in with_values):
+            return f"{{{rows}}}"
+        try:
+            low.append(f"{name}:{_bound(min(one.min for one in with_values))}")
+            high.append(f"{name}:{_bound(max(one.max for one in with_values), is_upper=True)}")
+        except OverflowError:  # a time outside the years 1 to 9999; older versions exported these
+            return f"{{{rows}}}"
+    groups = (("nullCount", nulls), ("minValues", low), ("maxValues", high))
+    return "{" + ",".join([rows, *(f'"{key}":{{{",".join(found)}}}' for key, found in groups)]) + "}"
 
 
-def _bounds(statistics: list[Any]) -> Any:
-    return (min, [one.min for one in statistics]), (max, [one.max for one in statistics])
+def _json(value: Any) -> str:
+    """Return a value as JSON, without escapes above U+FFFF: deltalake decodes some of them to another character."""
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _value(value: Any) -> Any:
-    """Convert a bound to JSON; None: there are no bounds of this type."""
-    if isinstance(value, bool):
-        return None
+def _bound(value: Any, *, is_upper: bool = False) -> str:
+    """Return a bound as JSON."""
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    if isinstance(value, int) or (isinstance(value, str) and len(value) <= _MAX_TEXT):
-        return value
-    return None
+        # `strftime` does not pad years before 1000, and readers then skip files with such a bound.
+        return f'"{value.replace(tzinfo=None).isoformat(timespec="microseconds")}Z"'
+    if isinstance(value, date):
+        return f'"{value.isoformat()}"'
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        end = _MAX_TEXT
+        while is_upper and value[end : end + 1] == _LAST_CHARACTER:
+            end += 1
+        value = value[:end] + (_LAST_CHARACTER if is_upper else "")
+    return _json(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..storage import StoredFile, shown_place, storage_at
+from .locations import table_location
 from .target import TableError, TableKind, TableVersion, missing_extra
 
 if TYPE_CHECKING:
@@ -52,14 +53,13 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
-    from .delta import delta_options, explained
+    from .delta import delta_options, explained, files_with_deleted_rows
 
     storage, shown = storage_at(place), f"the Delta table {shown_place(place)}"
+    location = table_location(TableKind.DELTA, storage, shown)
     with explained(shown, "read"):
         try:
-            table = DeltaTable(
-                storage.url_of("").rstrip("/"), version=version.number, storage_options=delta_options(storage)
-            )
+            table = DeltaTable(location, version=version.number, storage_options=delta_options(storage))
         except TableNotFoundError as exc:
             raise TableError(
                 f"{shown_place(place)} is not a Delta table: it has no folder _delta_log"
@@ -67,9 +67,7 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
         except DeltaError:
             if version.number is None:
                 raise
-            newest = DeltaTable(
-                storage.url_of("").rstrip("/"), storage_options=delta_options(storage)
-            ).version()
+            newest = DeltaTable(location, storage_options=delta_options(storage)).version()
             if version.number <= newest:
                 raise
             raise TableError(f"{shown} has no version {version.number}: the newest one is {newest}") from None
@@ -77,7 +75,7 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
             table.load_as_version(_version_at(table, shown, version.as_of))
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             raise TableError(f"{shown} has renamed columns (column mapping), which are not supported")
-        if any(len(batch) for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors())):
+        if files_with_deleted_rows(table):
             raise TableError(
                 f"{shown} has deleted rows (deletion vectors), which are not supported: rewrite its files with "
                 "REORG TABLE ... APPLY (PURGE)"

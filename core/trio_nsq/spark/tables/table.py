@@ -5,19 +5,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ...event_loop.retries import Delays
 from ..export.columns import schema_of
 from ..export.layout import Layout, is_file_of
 from ..export.manifest import RangeResult
 from ..storage import Storage
+from .columns import TableColumn, TableColumns
 from .compaction import AT_ONCE, TableFile, merge_files, small_files
 from .target import TableBusy, TableError, TableOptions
 
 _ATTEMPTS = 20
 """How often a commit is repeated that other writers of the table preceded."""
-_PAUSE_S = 0.05
-"""The mean pause before the first repetition; it doubles up to `_MAX_PAUSE_S`."""
-_MAX_PAUSE_S = 2.0
+_PAUSE_S, _MAX_PAUSE_S = 0.07, 3.0
+"""Before jitter, for the first repetition and the later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Table(ABC):
 
     shown: str
     """The table, for messages."""
+    _place: str
+    """What to choose if the table does not fit, for messages: another folder, or another table."""
 
     def __init__(self, storage: Storage, topic: str, options: TableOptions) -> None:
         self._storage = storage
@@ -47,13 +51,17 @@ class Table(ABC):
 
     # ------------------------------------------------------------------ commits
 
-    def check(self, number: int, *, unfinished: bool, layout: Layout | None) -> None:
+    def check(self, number: int, *, unfinished: bool, layout: Layout, is_new: bool = False) -> Layout:
         """Check at the start of an export that the table can take its files.
 
         Args:
             number: The number of the last commit in the manifest; 0: none.
             unfinished: Whether that commit may be missing in the table.
-            layout: The layout of the next files; None if it is not known yet.
+            layout: The layout of the next files.
+            is_new: Whether no file has this layout yet. Then inferred columns may get other names.
+
+        Returns:
+            The layout, with names that the table can have.
 
         Raises:
             TableError: The table has other columns or partitions, or other commits of this export than the manifest.
@@ -62,26 +70,72 @@ class Table(ABC):
         self._load()
         at = self._committed()
         if at < number - unfinished:
-            raise TableError(
-                f"{self.shown} has no commit {number} of the export in {self._storage.shown}: the table was dropped, "
-                "recreated or restored to an older version. Restore it, or export to another folder"
-            )
+            raise self._lost(number)
+        self._check_kept(at)
         if at > number:
             raise TableError(
                 f"{self.shown} has commit {at} of the export in {self._storage.shown}, whose manifest knows only "
                 f"{number}: the manifest is an old copy. Restore it, or export to another folder"
             )
-        if layout is not None:
-            self._check_layout(layout)
+        if is_new:
+            layout = layout.renamed(self._names().fits)
+        self._check_layout(layout)
+        return layout
 
-    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> None:
+    def reserve(self, layout: Layout) -> Layout:
+        """Give the table the columns of a layout that no file has yet: no other writer can give them other types then.
+
+        A missing Delta table gets them with the first files.
+
+        Returns:
+            The layout, see `check`.
+
+        Raises:
+            TableError, TableBusy, TableUnavailable: See `commit`.
+        """
+        fitting = layout
+
+        def reserve() -> None:
+            nonlocal fitting
+            fitting = layout.renamed(self._names().fits)
+            self._check_layout(fitting)
+            self._reserve(fitting)
+
+        self._repeat(reserve)
+        return fitting
+
+    def _check_layout(self, layout: Layout) -> None:
+        """Check that files of this layout can be added; the table may be missing. Raises TableError."""
+        if self._is_there:
+            self._check_partitions(layout)
+            self._names().check(self._schema(layout), self.shown, self._place)
+
+    def _names(self) -> TableColumns:
+        return TableColumns(self._columns() if self._is_there else (), self._type_name)
+
+    def _check_kept(self, number: int) -> None:
+        """Check that the table was not restored to a version before this commit, its last one. Raises TableError."""
+        if number and not self._is_kept(number):
+            raise self._lost(number)
+
+    def _lost(self, number: int) -> TableError:
+        return TableError(
+            f"{self.shown} has no commit {number} of the export in {self._storage.shown}: the table was dropped, "
+            "recreated or restored to an older version. Restore it, or export to another folder"
+        )
+
+    def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> Layout:
         """Add the files of exported ranges to the table, once: a repeated call with the same number does nothing.
 
-        The table is created if it is missing; columns of the layout that it lacks are added.
+        The table is created if it is missing. It gets the columns of the layout that it lacks, and those of new fields
+        of the results, before any file has them, see `reserve`.
 
         Args:
             number: One more than that of the previous commit of this export.
             layout: The newest layout; it has all columns of the files.
+
+        Returns:
+            The layout of the next files: with the columns of the new fields, if the table can have more columns.
 
         Raises:
             TableError: The table cannot take the files.
@@ -89,9 +143,15 @@ class Table(ABC):
             TableUnavailable: The table cannot be reached; repeat the call with the same arguments.
         """
         names = [name for result in results for name in result.files]
+        fields: dict[str, str] = {}
+        for result in results:
+            fields = result.new_fields | fields
+        extended = layout
 
         def append() -> None:
+            nonlocal extended
             at = self._committed()
+            extended = layout.with_fields(fields, self._names().fits) if self._takes_columns else layout
             if at == number:
                 return
             if at != number - 1:
@@ -99,16 +159,18 @@ class Table(ABC):
                     f"commit {number} of the export in {self._storage.shown} does not follow commit {at}, the last one "
                     f"in {self.shown}"
                 )
-            self._check_layout(layout)
-            self._append(number, names, layout)
+            self._check_kept(at)
+            self._check_layout(extended)
+            self._append(number, names, extended)
 
         self._repeat(append)
         if self._new_files is not None:
             self._new_files += len(names)
+        return extended
 
     def _repeat(self, change: Callable[[], None]) -> None:
         """Call a function with the current state of the table, until no other writer precedes it."""
-        pause_s = _PAUSE_S
+        pauses = Delays(_PAUSE_S, _MAX_PAUSE_S, random.random)
         for attempt in range(_ATTEMPTS):
             self._load()
             try:
@@ -117,8 +179,7 @@ class Table(ABC):
             except TableBusy:
                 if attempt == _ATTEMPTS - 1:
                     raise
-            time.sleep(pause_s * random.uniform(0.5, 1.5))
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            time.sleep(pauses.next_s())
 
     # ------------------------------------------------------------------ compaction
 
@@ -171,8 +232,38 @@ class Table(ABC):
         """Return the number of the last commit of this export; 0: none."""
 
     @abstractmethod
-    def _check_layout(self, layout: Layout) -> None:
-        """Check that files of this layout can be added; the table may be missing. Raises TableError."""
+    def _is_kept(self, number: int) -> bool:
+        """Whether the current version comes after this commit; also if that is unknown because versions expired."""
+
+    @property
+    @abstractmethod
+    def _is_there(self) -> bool:
+        """Whether the table exists."""
+
+    @property
+    def _takes_columns(self) -> bool:
+        """Whether columns can be added."""
+        return True
+
+    @abstractmethod
+    def _columns(self) -> Sequence[TableColumn]:
+        """Return the columns of the table."""
+
+    @abstractmethod
+    def _schema(self, layout: Layout) -> Any:
+        """Return the Arrow schema of the columns that a table of this layout needs."""
+
+    @abstractmethod
+    def _type_name(self, arrow: Any) -> str:
+        """Return the type of a column of files, as in `TableColumn`."""
+
+    @abstractmethod
+    def _check_partitions(self, layout: Layout) -> None:
+        """Check that each file is in one partition. Raises TableError."""
+
+    @abstractmethod
+    def _reserve(self, layout: Layout) -> None:
+        """Add the columns that are missing, based on the loaded state. Raises TableBusy."""
 
     @abstractmethod
     def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from ...extras import install_hint
+from ...platform.extras import install_hint
 from ...protocol.errors import NSQError
 
 

@@ -7,13 +7,15 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....api import broker as api
+from ....fleet.changes import Change, Count, Step
 from ....protocol import is_valid_name
-from ....wording import count_of
+from ....text.wording import count_of
 from ...access.viewer import require
 from ...actions import cluster, commands, impact, targets
 from ...actions.report import LACKS_IT, Report
 from ...actions.run import fleet_of, record_action
-from ...console import console_of
+from ...console import console_of, upstream_of
 from ..confirming import (
     NAME_RULE,
     Confirmation,
@@ -45,7 +47,7 @@ class _Verb:
     destroys: bool = False
 
 
-_VERBS: Mapping[cluster.Verb, _Verb] = {
+_VERBS: Mapping[api.Action, _Verb] = {
     "delete": _Verb(
         "deleted",
         "Deletes the topic with all its channels and messages on every broker, and in the discovery services. "
@@ -72,15 +74,14 @@ _VERBS: Mapping[cluster.Verb, _Verb] = {
 }
 
 
-async def change(request: Request, *, verb: cluster.Verb) -> View | Response:
+async def change(request: Request, *, verb: api.Action) -> View | Response:
     """Ask before the action, or do it."""
     topic, channel = names_of(request)
     viewer = require(request, "manage", topic, channel)
     console, known = console_of(request), _VERBS[verb]
     answering, failing = targets.reachable(console.watcher.snapshot)
-    shown = await impact.poll(
-        console.upstream, answering, viewer.token, topic, channel, own_queue=verb == "empty"
-    )
+    wanted = Change(verb, topic, channel)
+    shown = await impact.poll(upstream_of(request), answering, wanted)
     shown = replace(shown, errors={**failing, **shown.errors})
     page = _question(request, verb, topic, channel, shown)
     if request.method == "GET":
@@ -88,14 +89,13 @@ async def change(request: Request, *, verb: cluster.Verb) -> View | Response:
     sent = await form(request)
     if (refusal := page.refused(sent)) is not None:
         return refusal
-    before = impact.Count(whole(sent.get("messages")), whole(sent.get("channels")))
-    if known.destroys and shown.total.is_surprise_after(before):
+    before = Count(whole(sent.get("messages")), whole(sent.get("channels")))
+    if known.destroys and impact.is_surprise_after(shown.total, before):
         return page.view(
             f"Nothing was changed: there is much more now than the {count_of(before.messages, 'message')} that were "
             "shown. Look again.",
             409,
         )
-    wanted = cluster.Change(verb, topic, channel)
     report = cluster_report(await cluster.apply(console, wanted, token=viewer.token), known.done)
     record_action(request, wanted.name, report, topic=topic, channel=channel)
     await console.watcher.refresh()
@@ -108,7 +108,7 @@ async def change(request: Request, *, verb: cluster.Verb) -> View | Response:
 
 
 def _question(
-    request: Request, verb: cluster.Verb, topic: str, channel: str, shown: impact.Impact
+    request: Request, verb: api.Action, topic: str, channel: str, shown: impact.Impact
 ) -> Confirmation:
     known, name = _VERBS[verb], label(topic, channel)
     texts = [known.channel if channel else known.topic]
@@ -139,7 +139,7 @@ def _table(
 ) -> tuple[list[str], list[list[str | int]], list[str | int]]:
     """Return the heading, the rows and the sums of what goes."""
 
-    def cells(name: str, count: impact.Count) -> list[str | int]:
+    def cells(name: str, count: Count) -> list[str | int]:
         middle = [count.channels] if with_channels else []
         return [name, count.messages, *middle, count.clients]
 
@@ -163,7 +163,7 @@ async def create(request: Request) -> View | Response:
     console = console_of(request)
     sent: Mapping[str, str] = await form(request) if request.method == "POST" else request.query_params
     topic, channel = sent.get("topic", "").strip(), sent.get("channel", "").strip()
-    viewer = require(request, "manage", topic, channel)
+    require(request, "manage", topic, channel)
     context = {"topic": topic, "channel": channel, "problem": "", "command": ""}
     if request.method == "GET":
         return View("create.html", context)
@@ -171,11 +171,10 @@ async def create(request: Request) -> View | Response:
         wrong = channel if is_valid_name(topic) else topic
         return View("create.html", {**context, "problem": f"{wrong[:100]!r} is no name: {NAME_RULE}."}, 422)
     brokers = console.watcher.snapshot.brokers
-    plan = [[cluster.Step(address, "/topic/create", {"topic": topic}) for address in brokers]]
+    plan = [[Step(address, api.act("create", topic)) for address in brokers]]
     if channel:
-        both = {"topic": topic, "channel": channel}
-        plan.append([cluster.Step(address, "/channel/create", both) for address in brokers])
-    report = cluster_report(await cluster.run(console, plan, token=viewer.token), "created, or there already")
+        plan.append([Step(address, api.act("create", topic, channel)) for address in brokers])
+    report = cluster_report(await cluster.run(upstream_of(request), plan), "created, or there already")
     name = "create_channel" if channel else "create_topic"
     record_action(request, name, report, topic=topic, channel=channel)
     await console.watcher.refresh()

@@ -9,8 +9,8 @@ from ...console import console_of
 from ...fleet.clients import Client, Clients, ask_clients
 from ...fleet.latencies import latencies
 from ..listing import Column, listing
-from ..page import NotFound, Page, View
-from .topic import channel_raw, charts, find_topic
+from ..page import Page, View
+from .topic import charts, find_topic, missing
 
 _CLIENTS: dict[str, Column[Client]] = {
     "host": Column(lambda each: each.hostname, descending=False),
@@ -33,7 +33,7 @@ async def channel(request: Request) -> View:
     topic_state = find_topic(request, topic)
     state = topic_state.channels.get(name)
     if state is None:
-        raise NotFound(f"There is no channel {name} of the topic {topic}. It may have been deleted.")
+        raise missing(request, topic, name)
     may_read = viewer_of(request).allows("read", topic)
     clients = Clients()
     if may_read:
@@ -50,14 +50,13 @@ async def channel(request: Request) -> View:
         "may_read": may_read,
         "charts": charts(
             console.history.series(topic, name).until_now(
-                state.sum.in_rate, state.sum.out_rate, state.sum.depth, state.sum.oldest_age_ms
+                state.sum.in_rate,
+                state.sum.out_rate,
+                state.sum.depth + snapshot.unanswered_depth(topic, name),
+                state.sum.oldest_age_ms,
             )
         ),
-        "latencies": latencies(
-            channel_raw(
-                {address: snapshot.brokers[address].topics[topic].raw for address in state.parts}, name
-            )
-        ),
+        "latencies": latencies({address: part.raw for address, part in state.parts.items()}),
     }
     return View("channel.html", context)
 

@@ -8,15 +8,18 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....wording import count_of
+from ....api.answers import LetterCount
+from ....api.broker import DONE
+from ....fleet.dead_letters import CHANNEL, REASONS, Counted, Origin
+from ....fleet.stats import total as total_of
+from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
 from ...access.viewer import Forbidden, Viewer, may_send_to, require, viewer_of
 from ...actions import commands, dead_letters, impact, targets
-from ...actions.dead_letters import CHANNEL, REASONS, VERBS, Counted, Filter, Letter, Origin, Progress
+from ...actions.dead_letters import Filter, Letter, Progress
 from ...actions.report import Report
 from ...actions.run import record_action
-from ...console import console_of
-from ...fleet.stats import total as total_of
+from ...console import console_of, upstream_of
 from ...notices import Continuation
 from ...upstream.client import Results
 from ..confirming import Confirmation, finished, names_of, selected
@@ -61,7 +64,7 @@ async def topic_page(request: Request) -> View | Response:
     if request.method == "POST":
         return await _act(request, topic, found, await form(request))
     viewer = require(request, "read", topic)
-    upstream, query = console_of(request).upstream, request.query_params
+    upstream, query = upstream_of(request), request.query_params
     chosen = Filter(query.get("origin", "")[:140], _reason(query.get("reason")))
     only, start = query.get("broker", ""), whole(query.get("from"))
     addresses = [only] if only in found.addresses else found.addresses
@@ -70,10 +73,10 @@ async def topic_page(request: Request) -> View | Response:
 
     async def read(address: str) -> tuple[list[Letter], bool]:
         at = start if only else 0
-        return await dead_letters.letters(upstream, address, viewer.token, topic, chosen, at, _AT_ONCE)
+        return await dead_letters.letters(upstream, address, topic, chosen, at, _AT_ONCE)
 
     async def count() -> None:
-        every = await dead_letters.count(upstream, found.addresses, viewer.token, topic, Filter())
+        every = await dead_letters.count(upstream, found.addresses, topic, Filter())
         counts.values.update(every.values)
         counts.errors.update(every.errors)
 
@@ -97,7 +100,7 @@ async def topic_page(request: Request) -> View | Response:
         "origins": _origins(counts.values),
         "in_flight": sum(each.in_flight for each in counts.values.values()),
         "is_complete": all(each.is_complete for each in counts.values.values()),
-        "total": sum(each.by_origin.total() for each in counts.values.values()),
+        "total": sum(each.total for each in counts.values.values()),
         "lists": lists,
         "chosen": chosen,
         "only": only if only in found.addresses else "",
@@ -120,17 +123,20 @@ def _reason(text: str | None) -> str:
 def _origins(counts: Mapping[str, Counted]) -> list[dict[str, Any]]:
     """Return a row for each origin and reason, with its number on each broker; the most frequent first."""
     total: Counter[Origin] = Counter()
+    rows: dict[Origin, list[LetterCount]] = {}
     for each in counts.values():
-        total.update(each.by_origin)
+        for origin, row in each.rows.items():
+            rows.setdefault(origin, []).append(row)
+        total.update({origin: row["count"] for origin, row in each.rows.items()})
     return [
         {
             "origin": origin,
             "count": count,
             "brokers": {
-                address: each.by_origin[origin] for address, each in counts.items() if each.by_origin[origin]
+                address: each.rows[origin]["count"] for address, each in counts.items() if origin in each.rows
             },
-            "first_s": min(each.first_s[origin] for each in counts.values() if origin in each.first_s),
-            "last_s": max(each.last_s[origin] for each in counts.values() if origin in each.last_s),
+            "first_s": min(row["first_ns"] for row in rows[origin]) / 1e9,
+            "last_s": max(row["last_ns"] for row in rows[origin]) / 1e9,
         }
         for origin, count in total.most_common(200)
     ]
@@ -138,9 +144,9 @@ def _origins(counts: Mapping[str, Counted]) -> list[dict[str, Any]]:
 
 async def _act(request: Request, topic: str, found: targets.Targets, sent: Form) -> View | Response:
     viewer = require(request, "manage", topic)
-    upstream = console_of(request).upstream
+    upstream = upstream_of(request)
     verb, _, scope = sent.get("action", "").partition("-")
-    if verb not in VERBS or scope not in ("all", "selected"):
+    if verb not in DONE or scope not in ("all", "selected"):
         raise Forbidden("The form has no such action.")
     ids = selected(sent.getlist("letter"), found.addresses) if scope == "selected" else None
     chosen = Filter(sent.get("origin", "")[:140], _reason(sent.get("reason")), ids)
@@ -164,8 +170,8 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
                 Report(failed=found.failing, left_out=found.left_out),
             )
     elif not starts:  # otherwise it continues what was confirmed
-        counts = await dead_letters.count(upstream, addresses, viewer.token, topic, chosen)
-        by_broker = {address: each.by_origin.total() for address, each in counts.values.items()}
+        counts = await dead_letters.count(upstream, addresses, topic, chosen)
+        by_broker = {address: each.total for address, each in counts.values.items()}
         failures = found.failures(counts.errors)
         addresses = list(counts.values)
     total = sum(by_broker.values())
@@ -177,15 +183,13 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
             return refusal
         if impact.is_surprise(total, whole(sent.get("shown"))):
             return page.view("Nothing was changed: there are many more dead letters now. Look again.", 409)
-    done = await dead_letters.move(
-        upstream, addresses, viewer.token, topic, verb, chosen, to=to, starts=starts
-    )
-    report = _report(done, VERBS[verb], failures, found.left_out)
+    done = await dead_letters.move(upstream, addresses, topic, verb, chosen, to=to, starts=starts)
+    report = _report(done, DONE[verb], failures, found.left_out)
     record_action(request, f"{verb}_dead_letters", report, topic=topic)
     await console_of(request).watcher.refresh()
     continuation = _continuation(done, verb, chosen, to, path_of(request, "dead_letter_topic", topic=topic))
     count = sum(each.done for each in done.values())
-    title = f"{count_of(count, 'dead letter')} of {topic} {VERBS[verb]}"
+    title = f"{count_of(count, 'dead letter')} of {topic} {DONE[verb]}"
     return finished(request, back, title, report, continuation)
 
 
@@ -200,9 +204,9 @@ async def _check_origins(
     if viewer.allows("publish") or viewer.allows("manage"):
         return
     which = Filter(chosen.origin, chosen.reason)
-    counts = await dead_letters.count(console_of(request).upstream, addresses, None, topic, which)
+    counts = await dead_letters.count(console_of(request).upstream, addresses, topic, which)
     for counted in counts.values.values():
-        for origin in counted.by_origin:
+        for origin in counted.rows:
             channel = "" if to == "topic" else origin.channel
             if origin.topic and not may_send_to(viewer, origin.topic, channel):
                 raise Forbidden(

@@ -8,15 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....wording import count_of
+from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
 from ...access.viewer import require
 from ...actions import commands, deferred, impact, targets
-from ...actions.deferred import Cancelled
+from ...actions.deferred import BrokerCancelled
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.targets import Targets
-from ...console import console_of
+from ...console import console_of, upstream_of
 from ...notices import Continuation
 from ..confirming import Confirmation, crumbs_of, finished, names_of, selected
 from ..forms import Form, form, whole
@@ -33,13 +33,13 @@ async def show(request: Request) -> View | Response:
     if request.method == "POST":
         return await _cancel(request, topic, channel, found, await form(request))
     viewer = require(request, "read", topic, channel)
-    upstream = console_of(request).upstream
+    upstream = upstream_of(request)
     wanted = whole(request.query_params.get("count"))
     at_most = next((number for number in _LISTED if number >= wanted), _LISTED[-1])
     calendar = deferred.slots(time.time())
-    counts = await deferred.count(upstream, found.addresses, viewer.token, topic, channel, calendar)
+    counts = await deferred.count(upstream, found.addresses, topic, channel, calendar)
     answering = [address for address, each in counts.values.items() if each.total]
-    lists = await deferred.messages(upstream, answering, viewer.token, topic, channel, at_most)
+    lists = await deferred.messages(upstream, answering, topic, channel, at_most)
     bars = deferred.bars(calendar, list(counts.values.values()))
     total = sum(each.total for each in counts.values.values())
     larger = next((number for number in _LISTED if number > at_most), None)
@@ -64,12 +64,12 @@ async def show(request: Request) -> View | Response:
 
 
 async def _cancel(request: Request, topic: str, channel: str, found: Targets, sent: Form) -> View | Response:
-    viewer = require(request, "manage", topic, channel)
-    upstream = console_of(request).upstream
+    require(request, "manage", topic, channel)
+    upstream = upstream_of(request)
     here = path_of(request, "deferred", topic=topic, channel=channel)
     everything = sent.get("action") == "cancel-all"
     ids = None if everything else selected(sent.getlist("message"), found.addresses)
-    counts = await deferred.count(upstream, found.addresses, viewer.token, topic, channel, [])
+    counts = await deferred.count(upstream, found.addresses, topic, channel, [])
     by_broker = (
         {address: each.total for address, each in counts.values.items()}
         if ids is None
@@ -91,7 +91,7 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
     if impact.is_surprise(total, whole(sent.get("shown"))):
         return page.view("Nothing was cancelled: many more messages are deferred now. Look again.", 409)
     done = await deferred.cancel(
-        upstream, list(counts.values) if ids is None else list(ids), viewer.token, topic, channel, ids
+        upstream, list(counts.values) if ids is None else list(ids), topic, channel, ids
     )
     report = _report(done, found.failures(counts.errors), found.left_out)
     record_action(request, "cancel_deferred", report, topic=topic, channel=channel)
@@ -99,7 +99,7 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
     if not all(each.is_finished for each in done.values()):
         fields = [("action", "cancel-all"), ("shown", str(total)), ("typed", f"{topic}/{channel}")]
         continuation = Continuation(here, "Continue", fields)
-    count = sum(each.done for each in done.values())
+    count = sum(len(each.ids) for each in done.values())
     return finished(request, here, f"{count_of(count, 'deferred message')} cancelled", report, continuation)
 
 
@@ -138,16 +138,16 @@ def _question(
 
 
 def _report(
-    done: Mapping[str, Cancelled], failures: Mapping[str, str], left_out: Mapping[str, str]
+    done: Mapping[str, BrokerCancelled], failures: Mapping[str, str], left_out: Mapping[str, str]
 ) -> Report:
     texts: dict[str, str] = {}
     failed: dict[str, str] = {**failures}
     for address, each in done.items():
-        text = f"{each.done:,} cancelled"
+        text = f"{len(each.ids):,} cancelled"
         if each.missed:
             text += f", {each.missed:,} no longer deferred"
         if each.error:
-            failed[address] = f"{text}; then: {each.error}" if each.done else each.error
+            failed[address] = f"{text}; then: {each.error}" if each.ids else each.error
         else:
             texts[address] = text
     return Report(texts, failed, left_out)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from ....fleet.snapshot import Snapshot
 from ...console import console_of
-from ...fleet.snapshot import Snapshot
 from ..page import NotFound
+from .topic import missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,7 @@ async def brokers_of(request: Request, topic: str, channel: str = "", selected: 
     if not found.ours and not found.nsqds:  # it may be new
         found = _brokers_of(await watcher.refresh(), topic, channel, selected)
     if not found.ours and not found.nsqds and not found.errors:
-        what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
-        raise NotFound(
-            f"There is no {what} on the brokers that this console knows. It may have been deleted."
-        )
+        raise missing(request, topic, channel)
     if selected and selected not in (*found.ours, *found.nsqds, *found.errors):
         raise NotFound(f"Topic {topic} is not on a broker {selected}.")
     return found

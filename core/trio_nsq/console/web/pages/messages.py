@@ -10,21 +10,22 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ...access.viewer import Viewer, require
-from ...console import Console, console_of
+from ...console import console_of, upstream_of
 from ...messages.asked import COUNTS, Asked, asked
 from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
 from ...messages.cursor import Cursor
-from ...messages.download import RangeDownload
+from ...messages.download import download
 from ...messages.message import Message
 from ...messages.paging import read_page
 from ...messages.reading import TopicLog
-from ...messages.search import Progress, compile_search, search
+from ...messages.search import Progress, compile_search, is_comparison, search
 from ...messages.single import WHOLE, find_id, read_single
-from ...upstream.client import UpstreamError
+from ...upstream.client import Upstream, UpstreamError
 from ..page import NotFound, Page
 from ..page import View as PageView
 from ..rendering import path_of
+from ..streamed import Streamed
 from .message_brokers import TopicBrokers, brokers_of
 from .message_rows import ListedRow, listed_rows
 
@@ -51,7 +52,7 @@ class Shown:
 async def messages(request: Request) -> PageView | Response:
     """The list."""
     topic = request.path_params["topic"]
-    viewer = require(request, "read", topic)
+    require(request, "read", topic)
     problem, wanted = "", Asked()
     try:
         wanted = asked(request.query_params)
@@ -69,7 +70,7 @@ async def messages(request: Request) -> PageView | Response:
     shown = Shown([], "", "", {}, {})
     if not problem and brokers.asked:
         if wanted.q and wanted.kind == "id":
-            found = await _with_id(console, viewer, topic, brokers.asked, wanted.q, limit_s)
+            found = await _with_id(upstream_of(request), topic, brokers.asked, wanted.q, limit_s)
             if isinstance(found, tuple):
                 address, sequence = found
                 link = path_of(request, "message", {"broker": address}, topic=topic, sequence=str(sequence))
@@ -77,13 +78,12 @@ async def messages(request: Request) -> PageView | Response:
             problem = found
         elif matches is not None:
             result = await search(
-                console.upstream,
+                upstream_of(request),
                 topic,
                 brokers.asked,
                 start,
                 wanted.count,
                 matches,
-                token=viewer.token,
                 deadline_s=limit_s,
             )
             rest = _link(request, topic, wanted, result.rest, backwards=start.backwards)
@@ -93,12 +93,11 @@ async def messages(request: Request) -> PageView | Response:
             )
         else:
             listing = await read_page(
-                console.upstream,
+                upstream_of(request),
                 topic,
                 brokers.asked,
                 start,
                 wanted.count,
-                token=viewer.token,
                 deadline_s=limit_s,
             )
             rows = listing.page.rows
@@ -120,6 +119,9 @@ async def messages(request: Request) -> PageView | Response:
         "shown": shown,
         "errors": errors,
         "counts": COUNTS,
+        "as_condition": path_of(request, "messages", wanted.query(kind="json"), topic=topic)
+        if wanted.kind == "text" and not shown.rows and is_comparison(wanted.q)
+        else "",
         "ranges": [] if wanted.q else _ranges(request, topic, shown.rows),
     }
     return PageView("messages.html", context, 400 if problem else 200)
@@ -193,15 +195,14 @@ async def range_of_messages(request: Request) -> Response:
     first, end = (request.query_params.get(name, "") for name in ("from", "until"))
     if not (_is_sequence(first) and _is_sequence(end)):
         raise HTTPException(400, "The address must have two sequences: ?from=FIRST&until=END")
-    return RangeDownload(
-        log.upstream,
-        log.address,
-        topic,
-        int(first),
-        int(end),
-        file_name=f"{file_name(topic)}-{first}-{end}.ndjson",
-        token=viewer.token,
-    )
+    pieces = download(log.upstream, log.address, topic, int(first), int(end))
+    await anext(pieces)  # the broker answers
+    headers = {
+        "Content-Type": "application/x-ndjson",
+        "Content-Disposition": f'attachment; filename="{file_name(topic)}-{first}-{end}.ndjson"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Streamed(pieces, headers)
 
 
 def file_name(topic: str) -> str:
@@ -234,21 +235,21 @@ async def _log(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, 
             if address in brokers.nsqds
             else f"Topic {topic} is on several brokers: the address of the page must name one, as ?broker=HOST:PORT."
         )
-    return TopicLog(console_of(request).upstream, address, topic, viewer.token), brokers
+    return TopicLog(upstream_of(request), address, topic), brokers
 
 
 async def _with_id(
-    console: Console, viewer: Viewer, topic: str, addresses: Sequence[str], message_id: str, limit_s: float
+    upstream: Upstream, topic: str, addresses: Sequence[str], message_id: str, limit_s: float
 ) -> tuple[str, int] | str:
     """Return the broker and the sequence of a message, or why it is not found."""
 
     async def find(address: str) -> int | None:
-        return await find_id(TopicLog(console.upstream, address, topic, viewer.token), wanted, limit_s)
+        return await find_id(TopicLog(upstream, address, topic), wanted, limit_s)
 
     wanted = message_id.strip().lower()
     if len(wanted) != 16 or not set(wanted) <= set("0123456789abcdef"):
         return f"{message_id!r} is not a message id: 16 of the digits 0-9 and a-f."
-    results = await console.upstream.on_all(addresses, find)
+    results = await upstream.on_all(addresses, find)
     for address, sequence in results.values.items():
         if sequence is not None:
             return address, sequence

@@ -6,14 +6,16 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....api.broker import set_draining
+from ....fleet.changes import Change, Count
+from ....fleet.snapshot import BrokerState
 from ....protocol import is_valid_name
-from ....wording import count_of
+from ....text.wording import count_of
 from ...access.viewer import require
 from ...actions import cluster, commands, impact
 from ...actions.report import Report
 from ...actions.run import fleet_of, record_action
-from ...console import console_of
-from ...fleet.snapshot import BrokerState
+from ...console import console_of, upstream_of
 from ..confirming import Confirmation, crumbs_of, finished, place
 from ..forms import form, whole
 from ..page import NotFound, Page, View
@@ -32,12 +34,12 @@ def _broker(request: Request) -> BrokerState:
 
 async def drain(request: Request, *, stop: bool = False) -> View | Response:
     """Begin or end the drain mode of a broker: it refuses publishes, and consumers empty it."""
-    viewer = require(request, "admin")
+    require(request, "admin")
     console, broker = console_of(request), _broker(request)
     address = broker.address
     here = path_of(request, "undrain" if stop else "drain", node=address)
     back = path_of(request, "node", node=address)
-    waiting = sum(impact.count_of_topic(topic).messages for topic in broker.topics.values())
+    waiting = sum(topic.waiting for topic in broker.topics.values())
     page = Confirmation(
         f"End draining {address}" if stop else f"Drain {address}",
         [
@@ -61,8 +63,7 @@ async def drain(request: Request, *, stop: bool = False) -> View | Response:
         return page.view()
 
     async def switch(server: str) -> str:
-        body = b"false" if stop else b"true"
-        await console.upstream.request("PUT", server, "/config/draining", body=body, token=viewer.token)
+        await upstream_of(request).ask(server, set_draining(not stop))
         return "accepts publishes again" if stop else "refuses publishes"
 
     report = Report.of(await console.upstream.on_all([address], switch))
@@ -81,10 +82,10 @@ async def tombstone(request: Request) -> View | Response:
     address = broker.address
     registered = [node.http_address for node in broker.registrations.values() if node.http_address]
     node = registered[0] if registered else address
-    shown = await impact.poll(console.upstream, [address], viewer.token, topic, "", own_queue=False)
+    shown = await impact.poll(upstream_of(request), [address], Change("delete", topic))
     total = shown.total
     page = Confirmation(
-        f"Tombstone topic {topic} on {address}",
+        f"Tombstone topic {topic} on {address}, and delete it there",
         [
             "Discovery services hide the broker from the consumers of this topic for some time (45 seconds by "
             "default), and the broker deletes the topic with its channels and messages. Other brokers keep theirs."
@@ -92,7 +93,7 @@ async def tombstone(request: Request) -> View | Response:
         commands.tombstone(fleet_of(request), topic, node, address),
         path_of(request, "tombstone", {"topic": topic}, node=address),
         place(request, topic),
-        "Tombstone",
+        "Tombstone and delete",
         crumbs=crumbs_of(request, topic),
         head=["Broker", "Messages", "Channels", "Consumers"],
         rows=[[address, total.messages, total.channels, total.clients]] if shown.parts else (),
@@ -110,8 +111,8 @@ async def tombstone(request: Request) -> View | Response:
     sent = await form(request)
     if (refusal := page.refused(sent)) is not None:
         return refusal
-    before = impact.Count(whole(sent.get("messages")), whole(sent.get("channels")))
-    if total.is_surprise_after(before):
+    before = Count(whole(sent.get("messages")), whole(sent.get("channels")))
+    if impact.is_surprise_after(total, before):
         return page.view("Nothing was changed: there is much more now than was shown. Look again.", 409)
     outcome = await cluster.tombstone(console, topic, node, address, token=viewer.token)
     report = cluster_report(outcome, "hidden")

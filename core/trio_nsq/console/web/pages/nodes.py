@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
+from ....fleet.snapshot import BrokerState, Snapshot
 from ...access.viewer import Viewer, viewer_of
 from ...console import console_of
 from ...fleet.rows import TopicRow, topic_row
-from ...fleet.snapshot import BrokerState, Snapshot
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
 from .topics import COLUMNS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from ...access.viewer import require
-from ...console import console_of
+from ...console import upstream_of
 from ...messages.body_view import BodyView, body_view, preview
 from ...messages.command_lines import peek_with_curl, peek_with_qcli
 from ...messages.peeking import STATES, Waiting, peek
@@ -32,20 +32,19 @@ class WaitingRow:
 async def channel_messages(request: Request) -> View:
     """The next messages of a channel, for each broker."""
     topic, channel = request.path_params["topic"], request.path_params["channel"]
-    viewer = require(request, "read", topic, channel)
+    require(request, "read", topic, channel)
     text = request.query_params.get("count", "10")
     count = int(text) if text in map(str, COUNTS) else COUNTS[0]
     state = request.query_params.get("state", "")
     states = (state,) if state in STATES else STATES
     brokers = await brokers_of(request, topic, channel)
     found = await peek(
-        console_of(request).upstream,
+        upstream_of(request),
         topic,
         channel,
         brokers.ours,
         count,
         states=states,
-        token=viewer.token,
     )
     room = _PAGE_HTML
     listed: dict[str, list[WaitingRow]] = {}

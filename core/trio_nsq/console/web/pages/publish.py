@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ....durations import parse_long_duration_ms
-from ....wording import count_of
-from ...access.bodies import MAX_BODY_BYTES
+from ....text.durations import parse_long_duration_ms
+from ....text.wording import count_of
+from ...access.guard import MAX_BODY_BYTES
 from ...access.viewer import Viewer, require
-from ...console import console_of
+from ...console import upstream_of
 from ...messages.publishing import FORMATS, Published, bodies_of, publish
 from ...upstream.client import UpstreamError
 from ..forms import form, uploads
@@ -59,14 +59,13 @@ async def publish_messages(request: Request) -> View:
         defer_ms = parse_long_duration_ms(filled.defer.strip()) if filled.defer.strip() else 0
         bodies = _bodies(filled, await uploads(request))
         published = await publish(
-            console_of(request).upstream,
+            upstream_of(request),
             address,
             topic,
             bodies,
             defer_ms=defer_ms,
             is_nsqd=address in brokers.nsqds,
             may_read=viewer.allows("read", topic),
-            token=viewer.token,
         )
     except ValueError as exc:
         return _view(viewer, topic, brokers, filled, problem=f"Nothing was published: {exc}.", status=400)

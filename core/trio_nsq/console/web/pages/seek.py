@@ -6,12 +6,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....wording import count_of
+from ....api import broker as api
+from ....api.answers import Seek
+from ....text.wording import count_of
 from ...access.viewer import require
 from ...actions import commands, impact, targets
 from ...actions.run import record_action
-from ...actions.seek import Destination, Move, destination, seek
-from ...console import console_of
+from ...actions.seek import Destination, destination, done_text, limit_text
+from ...console import console_of, upstream_of
 from ...upstream.client import Results
 from ..confirming import Confirmation, crumbs_of, finished, names_of, place
 from ..forms import form, whole
@@ -22,8 +24,8 @@ from ..rendering import path_of
 async def show(request: Request) -> View | Response:
     """The form; with a position, the dry run; the move itself."""
     topic, channel = names_of(request)
-    viewer = require(request, "manage", topic, channel)
-    console = console_of(request)
+    require(request, "manage", topic, channel)
+    console, upstream = console_of(request), upstream_of(request)
     found = targets.ours_with(console.watcher.snapshot, topic, channel)
     asked: Any = await form(request) if request.method == "POST" else request.query_params
     context = {
@@ -45,21 +47,21 @@ async def show(request: Request) -> View | Response:
         addresses = _chosen(found.addresses, broker, to)
     except ValueError as exc:
         return View("seek.html", {**context, "problem": f"{exc}."}, 422)
-    dry = await seek(console.upstream, addresses, viewer.token, topic, channel, to, dry_run=True)
+    dry = await upstream.ask_all(addresses, api.seek(topic, channel, to.http, dry_run=True))
     page = _question(request, topic, channel, to, broker, addresses, dry, found)
     if request.method == "GET" or not dry.values:
         return page.view()
     if (refusal := page.refused(asked)) is not None:
         return refusal
-    skipped = sum(move.skipped for move in dry.values.values())
-    again = sum(move.delivered_again for move in dry.values.values())
+    skipped = sum(move["skipped"] for move in dry.values.values())
+    again = sum(move["delivered_again"] for move in dry.values.values())
     shown = whole(asked.get("skipped")), whole(asked.get("again"))
     if impact.is_surprise(skipped, shown[0]) or impact.is_surprise(again, shown[1]):
         return page.view(
             "Nothing was changed: the numbers have grown much since they were shown. Look again.", 409
         )
-    moves = await seek(console.upstream, list(dry.values), viewer.token, topic, channel, to, dry_run=False)
-    texts = Results({address: move.text for address, move in moves.values.items()}, moves.errors)
+    moves = await upstream.ask_all(dry.values, api.seek(topic, channel, to.http))
+    texts = Results({address: done_text(move) for address, move in moves.values.items()}, moves.errors)
     report = found.report(texts, dry.errors)
     record_action(request, "seek_channel", report, topic=topic, channel=channel)
     await console.watcher.refresh()
@@ -86,12 +88,12 @@ def _question(
     to: Destination,
     broker: str,
     addresses: list[str],
-    dry: Results[Move],
+    dry: Results[Seek],
     found: targets.Targets,
 ) -> Confirmation:
     moves = dry.values.values()
-    again, skipped = sum(move.delivered_again for move in moves), sum(move.skipped for move in moves)
-    in_flight = sum(move.in_flight for move in moves)
+    again, skipped = sum(move["delivered_again"] for move in moves), sum(move["skipped"] for move in moves)
+    in_flight = sum(move["in_flight"] for move in moves)
     texts = [
         f"To {to.text}: {count_of(again, 'message')} delivered again, {count_of(skipped, 'message')} skipped.",
         "Other channels are not affected. Messages in flight cannot be finished any more: they are skipped, or "
@@ -110,12 +112,12 @@ def _question(
         rows=[
             [
                 address,
-                move.from_sequence,
-                move.to_sequence,
-                move.delivered_again,
-                move.skipped,
-                move.in_flight,
-                move.limit_text,
+                move["from_sequence"],
+                move["to_sequence"],
+                move["delivered_again"],
+                move["skipped"],
+                move["in_flight"],
+                limit_text(move),
             ]
             for address, move in dry.values.items()
         ],

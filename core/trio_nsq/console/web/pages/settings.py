@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....setting_texts import DEFAULT
-from ....wording import count_of
+from ....api import broker as api
+from ....text.settings import DEFAULT
+from ....text.wording import count_of
 from ...access.viewer import Viewer, may_send_to, require
 from ...actions import commands, impact, settings, targets
 from ...actions.run import record_action
 from ...actions.settings import Preview
 from ...actions.targets import Targets
-from ...console import console_of
+from ...console import console_of, upstream_of
 from ...upstream.client import Results
 from ..confirming import Confirmation, crumbs_of, finished, label, names_of
 from ..forms import form, whole
@@ -23,7 +24,7 @@ from ..rendering import path_of
 async def show(request: Request) -> View | Response:
     """The settings; a changed form, its preview, the change."""
     topic, channel = names_of(request)
-    console = console_of(request)
+    console, upstream = console_of(request), upstream_of(request)
     found = targets.ours_with(console.watcher.snapshot, topic, channel)
     if request.method == "GET":
         viewer = require(request, "read", topic, channel)
@@ -31,14 +32,12 @@ async def show(request: Request) -> View | Response:
     viewer = require(request, "manage", topic, channel)
     sent = await form(request)
     assignments, errors = settings.changes_of(channel, sent)
-    for name, text in assignments:
-        if name == "dead_letter_topic" and text not in ("", DEFAULT) and not may_send_to(viewer, text):
-            errors[name] = f"this needs the role publish or manage on topic {text}"
+    errors |= _missing_roles(viewer, topic, assignments)
     if errors or not assignments:
         problem = "" if errors else "Nothing was changed: all values are as before."
         return await _page(request, viewer, topic, channel, found, sent, errors, problem)
     changes = settings.values(assignments, channel)
-    planned = await settings.preview(console.upstream, found.addresses, viewer.token, topic, channel, changes)
+    planned = await settings.preview(upstream, found.addresses, topic, channel, changes)
     if not planned.values:
         failures = found.failures(planned.errors)
         reasons = "; ".join(f"{address}: {why}" for address, why in failures.items()) or "No broker has it."
@@ -55,13 +54,29 @@ async def show(request: Request) -> View | Response:
         return page.view(
             "Nothing was changed: this would drop many more messages than was shown. Look again.", 409
         )
-    results = await settings.change(
-        console.upstream, list(planned.values), viewer.token, topic, channel, changes
-    )
-    report = found.report(results, planned.errors)
+    results = await upstream.ask_all(planned.values, api.settings(topic, channel or None, changes))
+    report = found.report(results.map(lambda *_: "changed"), planned.errors)
     record_action(request, f"set_{settings.kind_of(channel)}", report, topic=topic, channel=channel)
     words = ", ".join(f"{name}={text}" for name, text in assignments)
     return finished(request, _here(request, topic, channel), f"{label(topic, channel)}: {words}", report)
+
+
+def _missing_roles(viewer: Viewer, topic: str, assignments: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the errors of settings that move messages to topics where others may read them.
+
+    Brokers check it, too, but not for viewers that use the console's own credentials.
+    """
+    errors = {}
+    may_read = viewer.allows("read", topic)
+    for name, text in assignments:
+        if name == "dead_letter_topic" and text not in ("", DEFAULT):
+            if not may_send_to(viewer, text):
+                errors[name] = f"this needs the role publish or manage on topic {text}"
+            elif not may_read:
+                errors[name] = f"dead letters disclose messages, so this needs the role read on topic {topic}"
+        elif name == "max_attempts" and viewer.token is None and not may_read:
+            errors[name] = f"this may make dead letters, so it needs the role read on topic {topic}"
+    return errors
 
 
 async def _page(
@@ -75,8 +90,7 @@ async def _page(
     problem: str = "",
 ) -> View:
     """Return the settings; with `sent`, a form that was not accepted."""
-    upstream = console_of(request).upstream
-    rows, results = await settings.read(upstream, found.addresses, viewer.token, topic, channel)
+    rows, results = await settings.read(upstream_of(request), found.addresses, topic, channel)
     shown: dict[str, str] = {row.setting.name: row.text for row in rows}
     context = {
         "name": label(topic, channel),

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ...access.viewer import require
-from ...console import console_of
+from ...console import console_of, upstream_of
 from ...messages.paging import Start, read_page
 from ..page import Page, View
 from .message_brokers import brokers_of
@@ -15,16 +15,15 @@ SHOWN_MESSAGES = 25
 async def tail(request: Request) -> View:
     """The newest messages; each snapshot brings the newest again, so it reads no more however many are published."""
     topic = request.path_params["topic"]
-    viewer = require(request, "read", topic)
+    require(request, "read", topic)
     brokers = await brokers_of(request, topic)
     console = console_of(request)
     listing = await read_page(
-        console.upstream,
+        upstream_of(request),
         topic,
         brokers.ours,
         Start(backwards=True),
         SHOWN_MESSAGES,
-        token=viewer.token,
         deadline_s=console.options.request_timeout_ms / 1000,
     )
     interval_s = console.options.poll_interval_ms / 1000

@@ -1,21 +1,18 @@
 """A topic: its sums, charts, channels and brokers."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from markupsafe import Markup
 from starlette.requests import Request
 
+from ....fleet.snapshot import ChannelState, TopicState
 from ...access.viewer import viewer_of
 from ...console import console_of
 from ...fleet.history import STEP_S, Series
 from ...fleet.latencies import latencies
 from ...fleet.rows import row_of
-from ...fleet.snapshot import ChannelState, TopicState
 from .. import formats
 from ..charts import Line, chart, nice_time_top_s, sparkline
 from ..listing import Column, listing
-from ..page import NotFound, Page, View
+from ..page import NotFound, Page, Unanswered, View
 
 _CHANNELS: dict[str, Column[ChannelState]] = {
     "name": Column(lambda each: each.name, descending=False),
@@ -40,8 +37,9 @@ async def topic(request: Request) -> View:
         request, "topic", state.channels.values(), _CHANNELS, name=lambda each: each.name, default="name"
     )
     history, row = console.history, row_of(state)
-    brokers = console.watcher.snapshot.brokers
-    raw = {address: brokers[address].topics[name].raw for address in state.parts}
+    snapshot = console.watcher.snapshot
+    brokers, depth = snapshot.brokers, row.depth + snapshot.unanswered_depth(name)
+    raw = {address: part.raw for address, part in state.parts.items()}
     context = {
         "topic": name,
         "state": state,
@@ -54,9 +52,7 @@ async def topic(request: Request) -> View:
             + sum(each.parts[address].depth for each in state.channels.values() if address in each.parts)
             for address, part in state.parts.items()
         },
-        "charts": charts(
-            history.series(name).until_now(row.in_rate, row.out_rate, row.depth, row.oldest_age_ms)
-        ),
+        "charts": charts(history.series(name).until_now(row.in_rate, row.out_rate, depth, row.oldest_age_ms)),
         "sparks": {
             each.name: sparkline(history.depth(name, each.name), "depth, last hour", "depth")
             for each in channels.rows
@@ -72,8 +68,19 @@ def find_topic(request: Request, name: str) -> TopicState:
     state = snapshot.topics.get(name) if viewer_of(request).sees(name) else None
     if state is not None:
         return state
-    where = "No broker that answers has it" if snapshot.errors else "No broker has it"
-    raise NotFound(f"There is no topic {name}. {where}. It may have been deleted.")
+    raise missing(request, name)
+
+
+def missing(request: Request, topic: str, channel: str = "") -> NotFound:
+    """Return the error for a topic or channel that no broker that answers has."""
+    what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
+    snapshot = console_of(request).watcher.snapshot
+    if unanswered := snapshot.unanswered_with(topic, channel):
+        reasons = "; ".join(f"{address}: {reason}" for address, reason in list(unanswered.items())[:10])
+        return Unanswered(
+            f"No broker that answers has the {what}. It may be on one that does not answer. {reasons}"
+        )
+    return NotFound(f"There is no {what} on the brokers of this console. It may have been deleted.")
 
 
 def charts(series: Series) -> Markup:
@@ -92,16 +99,6 @@ def charts(series: Series) -> Markup:
             ),
         ]
     )
-
-
-def channel_raw(raw: Mapping[str, Mapping[str, Any]], channel: str) -> dict[str, Mapping[str, Any]]:
-    """Return the objects of a channel in those of its topic, by broker."""
-    return {
-        address: each
-        for address, topic in raw.items()
-        for each in topic.get("channels") or ()
-        if isinstance(each, dict) and each.get("channel_name") == channel
-    }
 
 
 def _seconds(value: float) -> str:

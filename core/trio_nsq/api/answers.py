@@ -1,0 +1,304 @@
+"""The answers of brokers, with the fields that clients read; `broker` has the requests.
+
+This is the only place that names these fields with their types. `tests/client/test_api.py` compares them with the
+answers of a running broker. What an nsqd or an older broker does not tell is not required.
+"""
+
+from typing import Required, TypedDict
+
+from ..text.settings import SETTINGS
+from .fields import Field
+
+# ---------------------------------------------------------------------- /info, /stats
+
+
+class Info(TypedDict, total=False):
+    """The answer of `/info`."""
+
+    version: str
+    broadcast_address: str
+    hostname: str
+    http_port: int
+    tcp_port: int
+    start_time: int
+    instance: str
+    draining: bool
+
+
+class PubCount(TypedDict):
+    """How many messages a producer published to a topic."""
+
+    topic: str
+    count: int
+
+
+class ClientStats(TypedDict, total=False):
+    """A consumer or producer."""
+
+    client_id: str
+    hostname: str
+    user_agent: str
+    remote_address: str
+    version: str
+    tls_version: str
+    auth_identity: str
+    state: int
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    tls: bool
+    snappy: bool
+    deflate: bool
+    authed: bool
+    pub_counts: list[PubCount]
+
+
+class QueueStats(TypedDict, total=False):
+    """What `/stats` tells of a topic or channel."""
+
+    depth: Required[int]
+    message_count: Required[int]
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_bytes: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    oldest_message_age_ms: int
+    expired_count: int
+    dropped_count: int
+    dead_letter_count: int
+    given_up_count: int
+    paused: bool
+    unavailable: str
+
+
+class ChannelStats(QueueStats, total=False):
+    """A channel of `/stats`."""
+
+    channel_name: Required[str]
+    clients: list[ClientStats]
+
+
+class TopicStats(QueueStats, total=False):
+    """A topic of `/stats`."""
+
+    topic_name: Required[str]
+    moving_to: str
+    channels: list[ChannelStats]
+
+
+class DiskStats(TypedDict, total=False):
+    """The disk of a broker's data folder."""
+
+    used_bytes: int
+    free_bytes: int
+    total_bytes: int
+
+
+class Stats(TypedDict, total=False):
+    """The answer of `/stats`. An nsqd may have null instead of lists."""
+
+    version: str
+    health: str
+    start_time: int
+    draining: bool
+    topics: list[TopicStats]
+    producers: list[ClientStats]
+    disk: DiskStats
+
+
+# ---------------------------------------------------------------------- messages
+
+
+class Gap(TypedDict, total=False):
+    """Messages that are missing in a log; `state` if a channel wants to deliver them."""
+
+    topic: Required[str]
+    gap: Required[str]
+    first_sequence: Required[int]
+    next_sequence: Required[int]
+    state: str
+
+
+class Message(TypedDict, total=False):
+    """A message of a topic. Its body is in one of the last two fields."""
+
+    topic: Required[str]
+    id: Required[str]
+    timestamp_ns: Required[int]
+    attempts: Required[int]
+    sequence: Required[int]
+    due_ns: Required[int | None]
+    channel: str
+    body: str
+    body_base64: str
+
+
+class ChannelMessage(Message):
+    """A message that waits in a channel."""
+
+    state: str
+
+
+class Origin(TypedDict):
+    """Where a dead letter was before.
+
+    Attributes:
+        topic, channel: The channel that exhausted the message's attempts.
+        id: Its id in that topic, 16 hex digits.
+        sequence: Its sequence in that topic.
+        attempts: How often that channel delivered it.
+        timestamp_ns: When it was published in that topic, Unix nanoseconds.
+        reason: Why it returned from its last delivery, see `Reason`.
+    """
+
+    topic: str
+    channel: str
+    id: str
+    sequence: int
+    attempts: int
+    timestamp_ns: int
+    reason: str
+
+
+class DeadLetter(Message):
+    """A message of a dead-letter topic; a producer's own has no origin."""
+
+    origin: Origin | None
+
+
+# ---------------------------------------------------------------------- logs and channels
+
+
+class LogBounds(TypedDict, total=False):
+    """The answer of `/topic/bounds`. Older brokers, and logs without messages, tell no incarnation."""
+
+    first_sequence: Required[int]
+    next_sequence: Required[int]
+    incarnation: str
+
+
+class LogPosition(LogBounds, total=False):
+    """The answer of `/topic/bounds` with a position. Older brokers do not tell the last one."""
+
+    bytes: Required[int]
+    at_sequence: Required[int]
+    bytes_from_at: int
+
+
+class Seek(TypedDict):
+    """The move of a channel, done or only planned.
+
+    `limited_by` is `earliest` or `latest` if the log did not reach to the position.
+    """
+
+    topic: str
+    channel: str
+    from_sequence: int
+    to_sequence: int
+    delivered_again: int
+    skipped: int
+    in_flight: int
+    limited_by: str | None
+    dry_run: bool
+
+
+class DeferredCounts(TypedDict):
+    """How many messages of a channel are deferred, and how many are due before each of the times asked for."""
+
+    deferred_count: int
+    first_due_ns: int | None
+    last_due_ns: int | None
+    due_before: list[int]
+
+
+def settings_fields(kind: str) -> tuple[Field, ...]:
+    """Return the fields of the settings of a `topic` or `channel`; an older broker has only some, and the first."""
+    first, *_ = SETTINGS[kind]
+    return tuple(
+        Field(each.key, str if each.parse is str else int, needed=each is first) for each in SETTINGS[kind]
+    )
+
+
+# ---------------------------------------------------------------------- dead letters
+
+
+class DeadLetterTopic(TypedDict):
+    """A dead-letter topic."""
+
+    topic: str
+
+
+class LetterCount(TypedDict):
+    """How many letters have the same origin and reason; all null if a producer published them."""
+
+    topic: str | None
+    channel: str | None
+    reason: str | None
+    count: int
+    first_ns: int
+    last_ns: int
+
+
+class LetterCounts(TypedDict):
+    """The answer of `/dead_letters` for a topic. It continues at `next_sequence`."""
+
+    origins: list[LetterCount]
+    in_flight: int
+    next_sequence: int | None
+
+
+class Kept(TypedDict):
+    """How many letters could not be requeued, and why."""
+
+    why: str
+    count: int
+
+
+class LettersMoved(TypedDict, total=False):
+    """The answer of `/dead_letters/requeue` and `/dead_letters/drop`. It continues at `next_sequence`."""
+
+    next_sequence: Required[int | None]
+    kept: list[Kept]
+    done: int
+
+
+# ---------------------------------------------------------------------- moves of topics
+
+
+class MoveStream(TypedDict, total=False):
+    """A part of a topic's move: a channel, or the messages that no channel has."""
+
+    producer: Required[str]
+    begun: Required[bool]
+    left: Required[int]
+    moved: int | None
+    channel: str | None
+    withdrawn: int
+    dead_letter_topic: str
+
+
+class Move(TypedDict):
+    """The move of a topic to another broker."""
+
+    move: str
+    to: str
+    began_ns: int
+    streams: list[MoveStream]
+
+
+class ProducerState(TypedDict, total=False):
+    """What a broker remembers of an idempotent producer.
+
+    Attributes:
+        number: The greatest number published; None if there is none.
+        may_be_forgotten: The broker may have forgotten a number. Older brokers do not tell.
+    """
+
+    number: Required[int | None]
+    may_be_forgotten: bool

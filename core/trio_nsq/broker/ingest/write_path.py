@@ -1,0 +1,501 @@
+"""The write path: from publishes to the log, for both sync modes.
+
+The broker collects publications while it serves clients. At the end of the round, the event loop stores a topic's
+publications with one write, or with several if they are large. The following steps are, always in this order:
+
+1. Sync: with `--sync=always`, the write waits in the `SyncStage`, for the `LocalSync`. With `--sync=interval`, syncs
+   follow a schedule and the next steps do not wait for them. Ephemeral topics are not synced.
+2. Commit: readers of the log can see the messages, and the topic accepts them.
+3. Acknowledge: the producers get OK, and can prepare their next command.
+4. Deliver.
+
+If a sync fails, all messages written after the last good sync are removed from the log, and their producers get an
+error. The removal itself is synced in the background, until that succeeds: before, a crash can bring them back.
+
+Creating a file of a log blocks on the disk, so a thread does it. Publications to the topic are collected meanwhile.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Final, TypeVar
+
+import trio
+
+from ...event_loop.reactor import Poller
+from ...event_loop.retries import Delays
+from ...log import LogError, RecordBatch, is_disk_full
+from ...log.interface import DiskWork
+from ..delivery import Deliverer
+from ..errors import PublishRefused, TopicFull
+from ..monitoring.histogram import Histogram
+from ..options import BrokerOptions
+from ..state.broker import MessageIds
+from ..state.topic import Topic
+from ..storage.spare_room import SpareRoom
+from .local_sync import LocalSync, SyncJob
+from .publication import Group, Publication, Write, records_for
+from .scheduled_syncs import ScheduledSyncs
+from .sync_stage import LOCAL, SyncStage
+from .write_ahead import WriteAhead
+
+_Result = TypeVar("_Result")
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_THREADS: Final = 16
+"""Threads for creating files of logs only."""
+_LARGE_BYTES: Final = 1024 * 1024
+"""A group of this size gets no more publications, so that its producers send on while the next group is written:
+bench/README.md, "Large bodies"."""
+
+
+class WritePath:
+    """Stores published messages. One per broker.
+
+    Args:
+        nursery: Runs the threads. If it is cancelled, submitted publications are still stored.
+        poller: Publications submitted in its rounds are collected until the end of the round.
+        delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
+            messages.
+        write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
+
+    Attributes:
+        error: Why the last write or sync failed; empty if it succeeded. A full disk is in `SpareRoom.failed_with`.
+        append_duration: Durations of writes to logs; with `--sync=always` they include the sync.
+        sync_count: Number of successful syncs.
+        local: The local sync.
+        syncs: The schedule of `--sync=interval`.
+        due: Topics with collected publications that can be written now.
+    """
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        ids: MessageIds,
+        nursery: trio.Nursery,
+        spare_room: SpareRoom,
+        poller: Poller,
+        delivery: Deliverer,
+        write_ahead: WriteAhead | None = None,
+    ) -> None:
+        self.error = ""
+        self.append_duration = Histogram()
+        self.sync_count = 0
+        self._is_synced_first = options.sync == "always"
+        self._pacing = options.pacing
+        self._ids = ids
+        self._nursery = nursery
+        self._spare_room = spare_room
+        self._poller = poller
+        self._delivery = delivery
+        self._write_ahead = write_ahead if self._is_synced_first else None
+        self._stage = SyncStage()
+        self.local = LocalSync(
+            nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
+        )
+        self.syncs = ScheduledSyncs(options, self.local)
+        self._threads = trio.CapacityLimiter(_THREADS)
+        # Collected, not written; several groups if they are large. No deque is empty.
+        self._gathered: dict[Topic, deque[Group]] = {}
+        self.due: dict[Topic, None] = {}
+        self._is_called = False  # a call of `write_gathered` is scheduled
+        self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
+        self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
+        self._cutting: set[Topic] = set()  # topics whose refused messages are being removed durably
+        self._closed = False
+        self._closing = trio.Event()
+
+    # ------------------------------------------------------------------ submitting
+
+    async def publish(self, topic: Topic, publications: Sequence[Publication]) -> None:
+        """As `submit`; returns when the publications are as durable as the sync mode says.
+
+        Cancellation does not undo the write.
+
+        Raises:
+            PublishRefused: None of them was stored. TopicFull, if a limit of the topic is the reason.
+        """
+        done = trio.Event()
+        refusals: list[PublishRefused] = []
+
+        def on_complete(reason: PublishRefused | None) -> None:
+            if reason is not None:
+                refusals.append(reason)
+            done.set()
+
+        self.submit(topic, publications, on_complete)
+        await done.wait()
+        if refusals:
+            raise refusals.pop()  # not kept: the error's traceback keeps this frame, and with it the messages
+
+    def submit(
+        self,
+        topic: Topic,
+        publications: Sequence[Publication],
+        on_complete: Callable[[PublishRefused | None], None],
+    ) -> None:
+        """Submit publications. Calls `on_complete` with None when they are stored, or with the error if that fails.
+
+        One write stores them together with those of other clients, at the end of this round or in the next one.
+
+        Args:
+            publications: At least one.
+            on_complete: Is called after this method returns, and must not raise.
+
+        Raises:
+            PublishRefused: None of them will be stored, and `on_complete` is not called. TopicFull, if a limit of the
+                topic is the reason.
+        """
+        if self._closed:
+            raise PublishRefused("exiting")
+        if (reason := self._spare_room.closed_because) and not topic.ephemeral:
+            raise PublishRefused(reason)
+        size = 0
+        for publication in publications:
+            size += publication.record_bytes
+        if topic.may_refuse:
+            self._check_limits(topic, publications, size)
+        groups = self._gathered.get(topic)
+        if groups is None:
+            groups = self._gathered[topic] = deque([Group()])
+            if topic not in self._holds:
+                self.due[topic] = None
+        elif groups[-1].size >= _LARGE_BYTES:
+            groups.append(Group())
+        group = groups[-1]
+        group.publications += publications
+        group.size += size
+        group.on_complete.append(on_complete)
+        if not self._poller.in_round:
+            self._write_soon()
+
+    def _check_limits(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
+        """Raise TopicFull if publications with records of `size` bytes exceed a limit; PublishRefused if held back."""
+        if topic.held_back:
+            raise PublishRefused(topic.held_back)
+        messages = sum(publication.count for publication in publications)
+        groups = [write.group for write in self._stage.waiting(topic)]
+        groups += self._gathered.get(topic, ())
+        coming = sum(group.messages for group in groups), sum(group.size for group in groups)
+        if reason := topic.limits.why_full(messages, size, *coming):
+            raise TopicFull(f"{reason}; nothing of it was stored")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread uses any topic's log."""
+        return self.local.is_busy or bool(self._holds)
+
+    # ------------------------------------------------------------------ writing
+
+    def _write_soon(self) -> None:
+        if not self._is_called:
+            self._is_called = True
+            self._poller.call_soon(self._write_called)
+
+    def _write_called(self) -> None:
+        self._is_called = False
+        self.write_gathered()
+
+    def write_gathered(self) -> None:
+        """Write collected publications, including those that producers submit on completion, for at most one turn."""
+        turn_over_s = perf_counter() + self._pacing.turn_s
+        while self.due:
+            topics, self.due = self.due, {}
+            # Write and acknowledge first, deliver second: producers can prepare the next command meanwhile.
+            for topic in [topic for topic in topics if self._write_group(topic)]:
+                self._delivery.deliver_published(topic)
+            if self.due and perf_counter() > turn_over_s:
+                self._write_soon()
+                break
+        if not self._poller.in_round:
+            self.local.begin()
+
+    def _write_group(self, topic: Topic) -> bool:
+        """Write a topic's collected publications; returns whether there are messages to deliver now."""
+        group = self._gathered[topic][0]
+        if topic.log.begins_file(group.size):
+            if topic not in self._stage.topics:  # otherwise after the written ones are committed
+                self._nursery.start_soon(self._begin_file_for_group, topic)
+                self._holds[topic] = trio.Semaphore(0)
+            return False
+        self._take_group(topic)
+        if topic in self._gathered:
+            self.due[topic] = None
+        began_s = perf_counter()
+        try:
+            records = self._write(topic, group)
+        except Exception as exc:
+            self._sync_cut_soon(topic)
+            group.complete(self._refusal(topic, exc, group.size))
+            return False
+        write = Write(topic.log.writes, group, records, perf_counter() - began_s)
+        if topic.ephemeral:
+            return self._commit(topic, write)
+        if not self._is_synced_first:
+            self.syncs.record_write(topic, records)
+            self.append_duration.observe(write.took_s)
+            return self._commit(topic, write)
+        self._stage.add(topic, write)
+        self.local.request(topic, begins=False)
+        return False
+
+    def _take_group(self, topic: Topic) -> Group:
+        """Remove and return the first of a topic's collected groups."""
+        groups = self._gathered[topic]
+        group = groups.popleft()
+        if not groups:
+            del self._gathered[topic]
+        return group
+
+    def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
+        if not topic.ephemeral and (reason := self._spare_room.begin_append()):
+            raise PublishRefused(reason)
+        try:
+            records = records_for(group.publications, topic.log.written_sequence, self._ids)
+            topic.log.write(records)
+        finally:
+            if not topic.ephemeral:
+                self._spare_room.end_append()
+        return records
+
+    # ------------------------------------------------------------------ committing
+
+    def _complete_synced(self, job: SyncJob) -> None:
+        """Commit, acknowledge and deliver synced writes, or remove them if the sync failed."""
+        delivering: list[Topic] = []
+        for topic, (_, number) in job.serves.items():
+            if job.error is not None:
+                self._refuse_written(topic, job.error)
+            else:
+                self.sync_count += 1
+                if self._commit_reached(topic, self._stage.reach(LOCAL, topic, number), job.took_s):
+                    delivering.append(topic)
+                if not self._is_synced_first:
+                    self.error = ""
+                    self.syncs.duration.observe(job.took_s)
+            self._resume(topic)
+        for topic in delivering:
+            self._delivery.deliver_published(topic)
+        if not self._poller.in_round:
+            self.write_gathered()
+
+    def _commit_reached(self, topic: Topic, writes: Sequence[Write], took_s: float) -> bool:
+        """Commit the writes that every barrier has; returns whether there are messages to deliver."""
+        to_deliver = False
+        for write in writes:
+            self.append_duration.observe(write.took_s + took_s)
+            to_deliver |= self._commit(topic, write)
+        return to_deliver
+
+    def _commit(self, topic: Topic, write: Write) -> bool:
+        """Commit and acknowledge a write; returns whether its messages are still to be delivered."""
+        error: PublishRefused | None = None
+        try:
+            topic.log.commit(write.records[-1].next_sequence)
+            if not topic.ephemeral:
+                self.error = self._spare_room.failed_with = ""
+            topic.accept(write.records)
+        except Exception as exc:
+            error = self._refusal(topic, exc, write.group.size)
+        # If the topic may be full, deliver before acknowledging, because consumers make room for the next publish.
+        delivers_first = error is None and topic.may_refuse
+        if delivers_first:
+            self._delivery.deliver_published(topic)
+        write.group.complete(error)
+        return error is None and not delivers_first
+
+    def _refuse_written(self, topic: Topic, error: Exception) -> None:
+        """Remove the writes since the last good sync, and refuse their publications."""
+        writes = self._stage.rollback(topic)
+        if not writes:
+            if isinstance(error, LogError):
+                self._record_error(error)
+            else:
+                logger.error("%s: a sync failed", topic.name, exc_info=error)
+            return
+        topic.log.rollback()
+        self._sync_cut_soon(topic)
+        reason = self._refusal(topic, error, sum(write.group.size for write in writes))
+        for write in writes:
+            write.group.complete(reason)
+
+    def _sync_cut_soon(self, topic: Topic) -> None:
+        """Have refused messages removed from a topic's log durably, if they are not yet."""
+        if topic.log.has_unsynced_cut and topic not in self._cutting:
+            self._cutting.add(topic)
+            self._nursery.start_soon(self._sync_cut, topic)
+
+    async def _sync_cut(self, topic: Topic) -> None:
+        """Remove refused messages durably; with growing pauses, until that succeeds or the topic is closed."""
+        pauses = Delays(self._pacing.cut_retry_s, self._pacing.cut_retry_max_s)
+        while not await self._try_sync_cut(topic) and not self._closed:
+            with trio.move_on_after(pauses.next_s()):
+                await self._closing.wait()
+        if topic.log.has_unsynced_cut:
+            logger.error("%s: a power cut may bring back refused messages: %s", topic.name, self.error)
+        self._cutting.discard(topic)
+        self._resume(topic)
+
+    async def _try_sync_cut(self, topic: Topic) -> bool:
+        """Remove refused messages, and sync that. Returns False if it must be tried again."""
+        if topic not in self._holds:  # otherwise a new file is begun, after the last one is cut and synced
+            try:
+                topic.log.finish_cut()
+            except LogError as exc:
+                self._record_error(exc)
+                return False
+            if topic.log.has_unsynced_cut:
+                await self.local.sync(topic, alone=True)
+        return not topic.log.has_unsynced_cut
+
+    def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
+        """Return the answer to producers after storing `size` bytes failed."""
+        if isinstance(error, PublishRefused):
+            return error
+        if isinstance(error, LogError):
+            self._record_error(error, size)
+            return PublishRefused(str(error))
+        # A defect in the broker must not stop it, nor later publishes. The producers get the error.
+        logger.error("%s: a publish failed", topic.name, exc_info=error)
+        return PublishRefused("internal error")
+
+    def _record_error(self, error: LogError, size: int = 0) -> None:
+        """Log and record why a write of `size` bytes, or a sync, failed."""
+        text = str(error)
+        if text not in (self.error, self._spare_room.failed_with):
+            logger.error("%s", text)
+        if is_disk_full(error):
+            self._spare_room.record_failure(text, size)
+        else:
+            self.error = text
+
+    def _resume(self, topic: Topic) -> None:
+        """Continue with a topic after a sync of its log or a hold on it has ended."""
+        if topic in self._gathered and topic not in self._holds:
+            self.due[topic] = None
+        if (change := self._changes.pop(topic, None)) is not None:
+            change.set()
+
+    async def sync(self, topic: Topic) -> bool:
+        """Return when all messages of a topic are on stable storage; False if that failed, which is logged."""
+        return self._is_synced_first or await self.syncs.sync(topic)
+
+    def forget(self, topic: Topic) -> None:
+        """Forget a topic that was deleted."""
+        self.syncs.forget(topic)
+        if self._write_ahead is not None:
+            self._write_ahead.forget(topic)
+
+    # ------------------------------------------------------------------ exclusive use of a log
+
+    async def roll(self, topic: Topic) -> bool:
+        """Begin a new file of a topic's log unless the last one is empty, even on a full disk; False if that failed."""
+        self.write_gathered()
+        await self._hold(topic)
+        files = topic.log.files
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            if files and files[-1].next_sequence > files[-1].base_sequence:
+                await self._begin_file(topic, self._spare_room.use)
+        except LogError as exc:
+            self._record_error(exc)
+            return False
+        finally:
+            self._release(topic)
+        return True
+
+    async def _begin_file_for_group(self, topic: Topic) -> None:
+        """Begin a file for the publications of a topic whose log is held."""
+        error: Exception | None = None
+        try:
+            with trio.CancelScope(shield=True):  # submitted publications are stored even if cancelled
+                await self._begin_file(topic, self._append)
+        except Exception as exc:
+            error = exc
+        if error is not None:
+            for group in self._gathered.pop(topic, ()):
+                group.complete(self._refusal(topic, error, group.size))
+        self._release(topic)
+
+    async def _begin_file(self, topic: Topic, in_room: Callable[[DiskWork], Callable[[], None]]) -> None:
+        """Sync a held log's last file, so that only the last one can be torn, and begin a new one. Raises LogError."""
+        log = topic.log
+        log.finish_cut()
+        needs_sync = log.unsynced_bytes > 0 or log.has_unsynced_cut
+        if needs_sync and (error := await self.local.sync(topic, alone=True)) is not None:
+            raise error
+        (await trio.to_thread.run_sync(in_room, log.new_file(), limiter=self._threads))()
+
+    def _append(self, work: Callable[[], _Result]) -> _Result:
+        """Do work that takes space on the disk; in any thread. Raises PublishRefused."""
+        if reason := self._spare_room.begin_append():
+            raise PublishRefused(reason)
+        try:
+            return work()
+        finally:
+            self._spare_room.end_append()
+
+    async def _hold(self, topic: Topic) -> None:
+        """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`."""
+        if topic in self._holds:
+            await self._holds[topic].acquire()
+        else:
+            self._holds[topic] = trio.Semaphore(0)
+            self.due.pop(topic, None)
+        try:
+            while topic in self._stage.topics:
+                await self._change(topic)
+        except BaseException:
+            self._release(topic)
+            raise
+
+    def _release(self, topic: Topic) -> None:
+        """Hand a topic's log to the next waiting task, or write the collected publications."""
+        if self._holds[topic].statistics().tasks_waiting:
+            self._holds[topic].release()
+            return
+        del self._holds[topic]
+        self._resume(topic)
+        if not self._poller.in_round:
+            self._write_soon()
+
+    async def _change(self, topic: Topic) -> None:
+        """Wait until a sync of the topic's log, or the last hold on it, has ended."""
+        await self._changes.setdefault(topic, trio.Event()).wait()
+
+    async def until_idle(self, topic: Topic) -> None:
+        """Wait until no message is being stored or synced. None is until the caller's next trio checkpoint."""
+        while True:
+            self.write_gathered()
+            if topic in self.due:  # `write_gathered` stopped at the end of its turn
+                await trio.lowlevel.checkpoint()
+            elif topic in self._gathered or topic in self._stage.topics or topic in self._holds:
+                await self._change(topic)
+            elif self.local.is_at(topic):
+                await self.local.until_idle(topic)
+            else:
+                return
+
+    async def until_stored(self) -> None:
+        """Wait until the publications submitted so far are stored or refused."""
+        for topic in dict.fromkeys([*self._gathered, *self._stage.topics, *self._holds]):
+            await self.until_idle(topic)
+
+    async def close(self) -> None:
+        """Refuse further publishes, and wait for those in progress and for a last sync."""
+        self._closed = True
+        self._closing.set()
+        self.write_gathered()
+        self.local.begin()
+        while topic := next(iter([*self._gathered, *self._stage.topics, *self._holds]), None):
+            await self.until_idle(topic)
+        await self.syncs.sync_all()
+        for topic in list(self._cutting):
+            while topic in self._cutting:
+                await self._change(topic)
+        if self._write_ahead is not None:
+            await self._write_ahead.close()
+        await self.local.until_all_idle()
+        self.local.end()

@@ -1,0 +1,123 @@
+"""Record metadata: JSON that the broker stores in a record with its messages. There are four kinds.
+
+    {"channel": "billing"}
+        Only this channel of the topic gets the messages. Their record has a due time, so that other channels do not
+        read them in sequence order.
+
+    {"dead_letters": {"topic": "orders", "channel": "billing", "messages": [[id, sequence, attempts, timestamp_ns,
+                                                                             reason], ...]}}
+        The origins of dead letters, in the order of the messages in the record.
+
+    {"producer": "load-17", "number": 4}
+        The number of an idempotent producer's batch; see `Producers`.
+
+    {"producer": "move-89abcdef01234567", "number": 4, "channel": "billing", "dead_letters": {...}}
+        Messages that another broker has moved here, see `Move`: a number, with a channel, origins, or both. The
+        origins are of the other broker; no channel here has these messages.
+
+Metadata is in the same record as its messages, so that both are stored or neither is. Clients do not see it.
+"""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from ..api.answers import Origin
+
+IN_SEQUENCE_NS = 1
+"""The due time of a record for one channel, whose messages the channel reads in sequence order with the others.
+
+With another due time, even a past one, each message is an entry among the channel's deferred or requeued messages.
+"""
+_OF_BATCH = b'{"producer":'
+_OF_MESSAGES = b',"channel":', b',"dead_letters":'
+
+
+class Reason(StrEnum):
+    """Why a message returned from its last delivery."""
+
+    REQUEUED = "requeued"
+    TIMED_OUT = "timed_out"
+    CONNECTION_LOST = "connection_lost"
+
+
+@lru_cache(maxsize=8)
+def _decoded(metadata: bytes) -> dict[str, Any]:
+    """Decode metadata. Several functions ask about the same record in a row; the result must not be changed."""
+    found: dict[str, Any] = json.loads(metadata.decode())
+    return found
+
+
+def only_channel(metadata: bytes) -> str | None:
+    """Return the only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
+    channel: str | None = _decoded(metadata).get("channel") if metadata else None
+    return channel
+
+
+def metadata_for_channel(channel: str) -> bytes:
+    return json.dumps({"channel": channel}).encode()
+
+
+def origins(metadata: bytes) -> list[Origin]:
+    """Return the origins of the messages with this metadata, in order; empty if they are not dead letters."""
+    letters = _decoded(metadata).get("dead_letters") if metadata else None
+    if letters is None:
+        return []
+    topic, channel = letters["topic"], letters["channel"]
+    return [
+        Origin(
+            topic=topic,
+            channel=channel,
+            id=message_id,
+            sequence=sequence,
+            attempts=attempts,
+            timestamp_ns=timestamp_ns,
+            reason=Reason(reason).value,
+        )
+        for message_id, sequence, attempts, timestamp_ns, reason in letters["messages"]
+    ]
+
+
+def metadata_for_dead_letters(found: Sequence[Origin]) -> bytes:
+    """Return the metadata of dead letters: at least one, all from the same channel."""
+    return json.dumps({"dead_letters": dead_letters_json(found)}, separators=(",", ":")).encode()
+
+
+def dead_letters_json(found: Sequence[Origin]) -> dict[str, Any]:
+    """Return the value of `dead_letters` for these origins."""
+    messages = [
+        [each["id"], each["sequence"], each["attempts"], each["timestamp_ns"], each["reason"]]
+        for each in found
+    ]
+    return {"topic": found[0]["topic"], "channel": found[0]["channel"], "messages": messages}
+
+
+def metadata_for_moved(
+    producer: str, number: int, channel: str | None, letters: dict[str, Any] | None
+) -> bytes:
+    """Return the metadata of moved messages; `letters` is the value of `dead_letters`."""
+    found: dict[str, Any] = {"producer": producer, "number": number}
+    found |= {"channel": channel} if channel is not None else {}
+    found |= {"dead_letters": letters} if letters is not None else {}
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def metadata_for_batch(producer: str, number: int) -> bytes:
+    return json.dumps({"producer": producer, "number": number}, separators=(",", ":")).encode()
+
+
+def batch_number(metadata: bytes) -> tuple[str, int] | None:
+    """Return the producer and the batch number in this metadata; None if the batch has no number."""
+    if not metadata.startswith(_OF_BATCH):
+        return None
+    found = _decoded(metadata)
+    return found["producer"], found["number"]
+
+
+def is_about_messages(metadata: bytes) -> bool:
+    """Whether metadata describes single messages, and not only their batch."""
+    if not metadata.startswith(_OF_BATCH):
+        return bool(metadata)
+    return any(each in metadata for each in _OF_MESSAGES)  # no producer's name has quotes

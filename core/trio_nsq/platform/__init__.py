@@ -1,0 +1,1 @@
+"""What differs between machines and installations: the C library, the interpreter, optional libraries."""

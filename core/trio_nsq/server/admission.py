@@ -1,0 +1,134 @@
+"""The connection limit: each client needs a file descriptor, and logs need descriptors too."""
+
+import logging
+import resource
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import trio
+
+from ..log import reasonable_limit
+from ..protocol import CommandError
+from ..protocol.frames import encode_error
+
+logger = logging.getLogger("trio_nsq.server.admission")
+
+_OTHER_DESCRIPTORS = 64
+"""Descriptors for listeners, discovery services, checkpoints, and clients that are being refused."""
+_REFUSED_AT_ONCE = 32
+"""Limit of clients being refused at the same time; further ones are closed without a refusal."""
+_LINGER_S = 1.0
+"""After a refusal, input is read and dropped for this long: a close with unread input may discard the refusal."""
+_FEWEST = 16
+"""Each listener accepts this many clients, however low the limit of open files is."""
+
+
+def connection_limit(asked: int, listeners: int = 2, *, logs: bool = True) -> int:
+    """Compute how many clients each listener accepts, so that descriptors remain for logs.
+
+    Args:
+        asked: `--max-connections`; 0 means as many as the limit of open files allows.
+        listeners: Number of listeners; they share the descriptors evenly.
+        logs: The server has logs of topics.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for_logs = reasonable_limit() if logs else 0
+    possible = max(_FEWEST, (limit - for_logs - _OTHER_DESCRIPTORS) // listeners)
+    if limit == resource.RLIM_INFINITY:
+        possible = 2**31
+    if asked > possible:
+        logger.warning(
+            "--max-connections is %d, but the limit of open files allows only %d. Raise that limit: ulimit -n",
+            asked, possible,
+        )  # fmt: skip
+    return min(asked or possible, possible)
+
+
+def tcp_refusal(most: int) -> bytes:
+    """The error frame for a TCP client above the limit."""
+    text = f"too many connections: {refusal_text(most, 'broker')}"
+    return encode_error(CommandError("E_INVALID", text).wire)
+
+
+def refusal_text(most: int, server: str) -> str:
+    """The reason for a client above the limit."""
+    return f"the {server} accepts {most} (--max-connections)"
+
+
+def http_refusal(most: int, server: str = "broker") -> bytes:
+    """The response for an HTTP client above the limit."""
+    body = f'{{"message":"TOO_MANY_CONNECTIONS: {refusal_text(most, server)}"}}'.encode()
+    head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+def https_refusal() -> bytes:
+    """The TLS alert for an HTTPS client above the limit: `internal_error`, unencrypted.
+
+    A response would need a handshake first, which costs the event loop more than a request.
+    """
+    return b"\x15\x03\x03\x00\x02\x02\x50"
+
+
+class Admission:
+    """Limits the clients of one listener, and refuses those above the limit.
+
+    Args:
+        name: The listener's kind, for the log.
+        refusal: Sent to a client above the limit, before its connection is closed.
+        make_room: Ends the connection of a client that does nothing; returns whether there was one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        most: int,
+        handler: Callable[[trio.SocketStream], Coroutine[Any, Any, None]],
+        refusal: bytes,
+        *,
+        make_room: Callable[[], bool] = bool,
+    ) -> None:
+        self._name = name
+        self._most = most
+        self._handler = handler
+        self._refusal = refusal
+        self._make_room = make_room
+        self._connected = self._being_refused = 0
+        self.refused_count = 0
+        self._limit_logged = False  # reset when half of the connections are free
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """Serve a client, or refuse it."""
+        if self._connected >= self._most and not self._make_room():
+            await self._refuse(stream)
+            return
+        self._connected += 1
+        try:
+            await self._handler(stream)
+        finally:
+            self._connected -= 1
+            self._limit_logged &= self._connected > self._most // 2
+
+    async def _refuse(self, stream: trio.SocketStream) -> None:
+        self.refused_count += 1
+        if not self._limit_logged:
+            self._limit_logged = True
+            logger.error(
+                "%s: %d clients are connected, the limit; further clients are refused. To raise it: --max-connections",
+                self._name, self._connected,
+            )  # fmt: skip
+        if self._being_refused >= _REFUSED_AT_ONCE:
+            stream.socket.close()  # keeps the remaining descriptors in a flood of refused clients
+            return
+        self._being_refused += 1
+        try:
+            with trio.move_on_after(_LINGER_S):
+                async with stream:
+                    await stream.send_all(self._refusal)
+                    await stream.send_eof()
+                    while await stream.receive_some(65536):
+                        pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client has closed
+        finally:
+            self._being_refused -= 1

@@ -1,0 +1,94 @@
+"""The columns of a table beside those of exported files.
+
+Other programs, and other exports to the same table, add, remove and rename columns. A column of a new field gets a name
+that fits the table; files that exist cannot get other names.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..export.json_columns import arrow_type
+from ..export.layout import MESSAGE_COLUMNS, ColumnType
+from .target import TableError
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A name that a table has in use.
+
+    Attributes:
+        type: The type, in the words of the table's format.
+        required: Whether values cannot be null.
+        now: The name of the column today, if another program has renamed it: the table reads the column `name` of files
+            as that one. Empty: `name` is not an old name.
+    """
+
+    name: str
+    type: str
+    required: bool = False
+    now: str = ""
+
+
+class TableColumns:
+    """The columns of a table.
+
+    Args:
+        type_name: Returns the type of an Arrow type, as in `TableColumn`.
+    """
+
+    def __init__(self, columns: Sequence[TableColumn], type_name: Callable[[Any], str]) -> None:
+        self._columns = {column.name: column for column in columns}
+        self._cased: dict[str, list[TableColumn]] = {}
+        for column in columns:
+            self._cased.setdefault(column.name.casefold(), []).append(column)
+        self._type_name = type_name
+
+    def fits(self, name: str, kind: ColumnType) -> bool:
+        """Whether files can have this column: the table has the same, or none of that name in upper or lower case."""
+        wanted = TableColumn(name, self._type_name(arrow_type(kind)))
+        return all(column == wanted for column in self._cased.get(name.casefold(), ()))
+
+    def check(self, ours: Any, shown: str, place: str) -> None:
+        """Check that files with these columns can be added.
+
+        Args:
+            ours: Their Arrow schema.
+            shown: The table, for messages.
+            place: See `Table`.
+
+        Raises:
+            TableError: The table has other columns.
+        """
+        for field in ours:
+            self._check(field, shown, place)
+        for column in self._columns.values():
+            if column.required and not column.now and column.name not in ours.names:
+                raise TableError(f"{shown} requires the column {column.name}, which the files do not have")
+
+    def _check(self, field: Any, shown: str, place: str) -> None:
+        column = self._columns.get(field.name)
+        if column is not None and column.now:
+            raise TableError(
+                f"the column {field.name} of {shown} was renamed to {column.now} by another program, and the files "
+                f"have {field.name}: rename it back, or choose another {place}"
+            )
+        if column is None:
+            if field.name in MESSAGE_COLUMNS:
+                raise TableError(
+                    f"{shown} has no column {field.name}: it is not a table of exports, or another program has removed "
+                    f"the column. Choose another {place}"
+                )
+            for other in self._cased.get(field.name.casefold(), ()):
+                raise TableError(
+                    f"{shown} has the column {other.name}, and the files {field.name}, which differs in upper and "
+                    f"lower case only: choose another {place}"
+                )
+            return
+        if column.type != (kind := self._type_name(field.type)):
+            raise TableError(
+                f"the column {field.name} of {shown} has type {column.type}, and that of the files {kind}: choose "
+                f"another {place}"
+            )
+        if field.nullable and column.required:
+            raise TableError(f"the column {field.name} of {shown} cannot be null, and that of the files can")

@@ -1,0 +1,1 @@
+"""Values as people write and read them: durations, sizes, counts, settings."""

@@ -1,0 +1,92 @@
+"""The settings of topics and channels as people write them: `retention_time=7d`, for commands and the console."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .durations import FOREVER, parse_retention_ms, retention_text
+from .sizes import UNLIMITED, parse_size, size_text
+
+DEFAULT = "default"
+"""As a value: the broker's default."""
+
+
+class Setting(NamedTuple):
+    """A setting of topics or channels.
+
+    Attributes:
+        name: The name for people.
+        key: The broker's name, with the unit.
+        parse, show: Convert text to the broker's value, and back. `parse` raises ValueError.
+        about: The description.
+        words: Values that are words, without `DEFAULT`.
+        is_choice: Whether no other values are possible.
+    """
+
+    name: str
+    key: str
+    parse: Callable[[str], int | str]
+    show: Callable[[Any], str]
+    about: str
+    words: tuple[str, ...] = ()
+    is_choice: bool = False
+
+
+def _whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not an integer of 0 or more; '{DEFAULT}' is the broker's default")
+    return int(text)
+
+
+_FOR_TOPICS = (
+    Setting(
+        "retention_time",
+        "retention_time_ms",
+        parse_retention_ms,
+        retention_text,
+        f"keep messages that every channel has passed for this long, such as 12h or 7d; {FOREVER}",
+        (FOREVER,),
+    ),
+    Setting(
+        "retention_bytes",
+        "retention_bytes",
+        parse_size,
+        size_text,
+        f"keep at most this much of them, such as 10GiB; {UNLIMITED}",
+        (UNLIMITED,),
+    ),
+    Setting(
+        "ttl",
+        "ttl_ms",
+        parse_retention_ms,
+        retention_text,
+        "do not deliver messages that are older than this",
+    ),
+    Setting("max_messages", "max_messages", _whole_number, str, "limit the number of waiting messages"),
+    Setting("max_bytes", "max_bytes", parse_size, size_text, "limit the bytes of waiting messages"),
+    Setting(
+        "when_full",
+        "when_full",
+        str,
+        str,
+        "at one of these two limits: reject new messages, or drop-oldest",
+        ("reject", "drop-oldest"),
+        is_choice=True,
+    ),
+)
+_FOR_CHANNELS = (
+    Setting(
+        "max_attempts",
+        "max_attempts",
+        _whole_number,
+        str,
+        "do not deliver a message again after this many failed deliveries",
+    ),
+    Setting(
+        "dead_letter_topic",
+        "dead_letter_topic",
+        str,
+        str,
+        "publish such messages to this topic; empty (dead_letter_topic=): drop them",
+    ),
+)
+SETTINGS: Mapping[str, tuple[Setting, ...]] = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}

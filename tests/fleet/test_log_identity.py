@@ -1,0 +1,72 @@
+"""Tests for the identity of logs: whether a log at an address is the one that was read before, or a copy."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from trio_nsq.client.reading.broker_log import Bounds
+from trio_nsq.fleet.log_identity import CopyDiffers, FoundAt, LogMark, known_as, missing_at
+
+ONE, OTHER = "1" * 32, "2" * 32
+
+
+@dataclass
+class Log:
+    """A log whose messages have ids."""
+
+    ids: str
+    first: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def bounds(self, incarnation: str | None = ONE) -> Bounds:
+        return Bounds(self.first, len(self.ids), 0, 0, None, incarnation)
+
+    def id_at(self, sequence: int) -> str | None:
+        self.asked.append(sequence)
+        return self.ids[sequence]
+
+
+def at(address: str, log: Log, incarnation: str | None = ONE) -> FoundAt:
+    return FoundAt(address, log, log.bounds(incarnation))
+
+
+@pytest.mark.parametrize(
+    ("found", "other", "missing"),
+    [
+        (Log("abcd"), Log("abcd"), 0),
+        (Log("abcd"), Log("abc"), 1),
+        (Log("abc"), Log("abcd"), 0),
+        (Log("abcd"), Log(""), 4),
+        (Log("abcd", 3), Log("xyz"), 1),  # no message is in both: nothing tells that they differ
+    ],
+)
+def test_one_log_at_two_addresses(found: Log, other: Log, missing: int) -> None:
+    assert missing_at(at("there", other), at("here", found)) == missing
+
+
+def test_log_of_another_incarnation_is_not_there() -> None:
+    assert missing_at(at("there", Log("abc"), OTHER), at("here", Log("abcd"))) is None
+    assert missing_at(at("there", Log("abc"), None), at("here", Log("abcd"))) == 1
+
+
+def test_copies_that_have_got_messages_since() -> None:
+    with pytest.raises(CopyDiffers, match="the log at here is a copy of the one at there"):
+        missing_at(at("there", Log("abX")), at("here", Log("abc")))
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "ids", "name"),
+    [
+        (ONE, "abc", "a:1"),  # by the incarnation, wherever it is
+        (ONE, "xyz", "a:1"),
+        (None, "abc", "b:2"),  # by the address
+        (None, "abX", None),  # another log has the address as its name
+        (OTHER, "abc", None),
+    ],
+)
+def test_name_of_a_known_log(incarnation: str | None, ids: str, name: str | None) -> None:
+    marks = {"a:1": LogMark(ONE, 3), "b:2": LogMark(None, 3, (2, "c"))}
+    if incarnation == OTHER:
+        marks["b:2"] = LogMark(ONE, 3, (2, "c"))
+    log = Log(ids)
+    assert known_as(log, log.bounds(incarnation), "b:2", marks) == name
