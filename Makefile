@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 PINS   := requirements-dev.txt
+CONSTRAINTS := $(VENV)/constraints.txt
 
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,12 +18,14 @@ help:           ## this list
 
 setup: $(READY) ## make .venv with the project and its development tools
 
-# The pins hold for what pip builds packages from, too; older versions of pip take that from PIP_CONSTRAINT.
+# The pins hold for what pip builds packages from, too; older versions of pip take that from PIP_CONSTRAINT. Without the
+# hashes: a build asks for `setuptools>=40`, and pip demands an exact version of all when one has a hash.
 $(INSTALLED): pyproject.toml $(PINS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@echo 'Installing into $(VENV); the first time this takes two minutes.'
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=$(PINS) PIP_BUILD_CONSTRAINT=$(PINS) \
+	sed -n '/--hash/!s/ \\$$//p' $(PINS) > $(CONSTRAINTS)
+	PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) \
 		$(BIN)/pip install --quiet --disable-pip-version-check --requirement $(PINS)
 	@touch $@
 
@@ -63,7 +66,7 @@ types: $(READY) ## mypy --strict
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]
-	$(BIN)/pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python tools/failed_again.py --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 PURE := $(VENV)/pure
 # Folders whose tests execute compiled modules: the protocol, the poller, the log and the broker. Commands, connectors,
@@ -83,7 +86,7 @@ pytest-pure: $(INSTALLED) ## the tests of what is compiled, without compiling: C
 		"$$($(PURE)/.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/tools.pth
 	TRIO_NSQ_COMPILE=0 $(BIN)/pip --python $(PURE)/.venv/bin/python install --quiet --disable-pip-version-check \
 		--no-build-isolation --no-deps --editable $(PURE)
-	cd $(PURE) && TRIO_NSQ_COMPILE=0 .venv/bin/python -m pytest \
+	cd $(PURE) && TRIO_NSQ_COMPILE=0 .venv/bin/python tools/failed_again.py \
 		--numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(or $(ARGS),$(PURE_TESTS))
 
 # The oldest version of Spark that pyproject.toml allows, beside the pinned one.
@@ -97,8 +100,8 @@ $(OLDEST)/.ready: | $(READY)
 
 # This Spark leaves sockets to the garbage collector.
 oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest version that is supported
-	PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest --numprocesses=2 --dist=loadfile -k "not memory" \
-		-W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning \
+	PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python tools/failed_again.py --numprocesses=2 --dist=loadfile -k "not memory" \
+		-Wignore::ResourceWarning -Wignore::pytest.PytestUnraisableExceptionWarning \
 		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
 		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
 

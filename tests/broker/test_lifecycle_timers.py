@@ -5,6 +5,7 @@ The topics are ephemeral, so no thread works for them; the clock would jump mean
 """
 
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -177,3 +178,21 @@ async def test_thousands_of_messages_that_time_out_at_once(
         await one.receive(2500)
         assert all(abs(at_s - due_s) < ROUNDING_S for at_s, _ in one.came[-2500:])
         assert sorted(int(body) for _, body in one.came[-2500:]) == list(range(2500))
+
+
+async def test_delay_of_the_machine_moves_no_timer_of_a_clock_of_trio(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """Nor does a jump of that clock: only what both clocks missed is added to the timeouts."""
+    async with broker(tmp_path) as bound, consumer(bound, msg_timeout_ms=5000) as one:
+        await one.client.send(mpub(TOPIC, b"0", b"1"))
+        await one.client.ok()
+        await one.receive(2)
+        due_s = trio.current_time() + 5
+        time.sleep(0.6)
+        await settle()
+        clock.jump(4)
+        await settle()
+        jumping(clock)
+        await one.receive(2)
+        assert all(abs(at_s - due_s) < ROUNDING_S for at_s, _ in one.came[2:])

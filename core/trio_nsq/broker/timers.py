@@ -21,12 +21,14 @@ class Lateness(trio.abc.Instrument):
     """Measures how long the event loop did not run although it should have: the process was stopped (SIGSTOP), the
     virtual machine was paused, or a disk or other programs held it up.
 
-    It measures real time, whatever clock trio uses.
+    It counts what both trio's clock and the real one missed: if trio has another clock, a delay of the machine moves no
+    timer, and a jump of that clock is no delay.
     """
 
     def __init__(self) -> None:
+        self._clock_s = trio.lowlevel.current_clock().current_time
         self._late_s = 0.0
-        self._next_s = math.inf  # when the event loop should run again
+        self._next_s = self._next_real_s = math.inf  # when the event loop should run again, by each clock
 
     def before_io_wait(self, timeout: float) -> None:
         self._add(timeout)
@@ -35,10 +37,12 @@ class Lateness(trio.abc.Instrument):
         self._add(0.0)
 
     def _add(self, next_after_s: float) -> None:
-        now_s = time.perf_counter()
-        if now_s > self._next_s + _LATE_S:
-            self._late_s += now_s - self._next_s
+        now_s, real_s = self._clock_s(), time.perf_counter()
+        late_s = min(now_s - self._next_s, real_s - self._next_real_s)
+        if late_s > _LATE_S:
+            self._late_s += late_s
         self._next_s = now_s + next_after_s
+        self._next_real_s = real_s + next_after_s
 
     def take_ns(self) -> int:
         """Return the nanoseconds since the last call; 0 if there were only short delays."""
