@@ -263,6 +263,11 @@ async def test_seek_by_time(tmp_path: Path) -> None:
         ("?topic=t&channel=c", 400, "MISSING_ARG_TO"),
         ("?topic=none&channel=c&to=0", 404, "TOPIC_NOT_FOUND"),
         ("?topic=t&channel=none&to=0", 404, "CHANNEL_NOT_FOUND"),
+        (
+            "?topic=t&channel=c&to=0&incarnation=AB",
+            400,
+            "INVALID_INCARNATION: 'AB' is not 32 of the digits 0-9 a-f",
+        ),
         ("?topic=t&channel=c&to=-1", 400, "INVALID_TO: '1' is not a duration such as 500ms, 2s or 1m30s"),
     ],
 )
@@ -271,6 +276,24 @@ async def test_invalid_seeks(tmp_path: Path, target: str, status: int, error: st
         await prepare(api, 0)
         answer = await api.send("POST", f"/channel/seek{target}")
         assert (answer.status_code, answer.json()) == (status, {"message": error})
+
+
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+@pytest.mark.parametrize("empty", [True, False])
+async def test_seek_in_another_log_moves_nothing(tmp_path: Path, empty: bool, dry_run: str) -> None:
+    """The topic was deleted and created again, perhaps without a message yet."""
+    async with running_api(tmp_path / "d") as api:
+        await prepare(api)
+        old = (await api.get("/topic/bounds", topic="t")).json()["incarnation"]
+        await api.post("/topic/delete", topic="t")
+        await prepare(api, 0 if empty else 6)
+        answer = await seek(api, "2", incarnation=old, dry_run=dry_run)
+        assert answer.status_code == 409
+        assert answer.json()["message"].startswith("OTHER_LOG: topic t has another log")
+        assert (await seek(api, "0", dry_run="true")).json()["from_sequence"] == 0
+        if not empty:
+            new = (await api.get("/topic/bounds", topic="t")).json()["incarnation"]
+            assert (await seek(api, "2", incarnation=new)).json()["to_sequence"] == 2
 
 
 async def test_seek_is_saved_before_the_answer(tmp_path: Path) -> None:

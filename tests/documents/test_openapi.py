@@ -148,6 +148,7 @@ CALLS = [
     call("POST /dead_letters/drop topic=none", status=404),
     call(f"POST /channel/seek {C} to=0 dry_run=true"),
     call(f"POST /channel/seek {C} to=1"),
+    call(f"POST /channel/seek {C} to=1 incarnation={'0' * 32}", status=409),
     call(f"POST /channel/seek {C}", status=400),
     call("POST /channel/seek topic=t channel=none to=0", status=404),
     call("PUT /config/draining", b"true"),

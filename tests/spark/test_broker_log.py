@@ -54,6 +54,26 @@ def test_log_of_another_identity_is_not_read(qcli: Cli, topic: str) -> None:
         list(BrokerLog(qcli.http_address, f"{topic}.other", incarnation=planned).read(span))
 
 
+def test_channel_of_another_log_is_not_moved(qcli: Cli, topic: str) -> None:
+    """The topic was deleted and created again after its messages were stored."""
+    log = BrokerLog(qcli.http_address, topic)
+    qcli.publish(topic, numbers(10))
+    log.open_channel("c")
+    planned = log.bounds().incarnation
+    assert planned is not None
+    log.move_channel("c", 4, planned)
+    assert log.position_of("c") == 4
+    assert qcli("topic", "delete", "--yes", topic).code == 0
+    qcli.publish(topic, numbers(10))
+    log.open_channel("c")
+    at = log.position_of("c")
+    with pytest.raises(LogReplaced, match="is not the one that was planned"):
+        log.move_channel("c", 4, planned)
+    with pytest.raises(LogReplaced, match="is not the one that was planned"):
+        BrokerLog(qcli.http_address, topic, incarnation=planned).move_channel("c", 4)
+    assert log.position_of("c") == at
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -229,8 +229,8 @@ def settings(
     )
 
 
-seek = Endpoint("POST /channel/seek", _json(Seek), "topic channel to dry_run", _CANNOT_BE_READ)
-"""Move a channel to a position of its topic. With `dry_run`, only tell the effect."""
+seek = Endpoint("POST /channel/seek", _json(Seek), "topic channel to incarnation dry_run", _CANNOT_BE_READ)
+"""Move a channel to a position of its topic, which has the log `incarnation`. With `dry_run`, only tell the effect."""
 
 # ---------------------------------------------------------------------- messages
 

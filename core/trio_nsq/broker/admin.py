@@ -15,7 +15,7 @@ import trio
 from ..log.positions import Position
 from .dead_letters import DEAD_LETTERS, refuse_loop
 from .delivery import Deliverer
-from .errors import DeletedError
+from .errors import DeletedError, OtherLog
 from .readers import Readers
 from .state.broker import Broker
 from .state.channel import Channel
@@ -139,13 +139,22 @@ class Admin:
             raise
 
     async def seek(
-        self, channel: Channel, position: Position, *, dry_run: bool = False
+        self,
+        channel: Channel,
+        position: Position,
+        *,
+        incarnation: bytes | None = None,
+        dry_run: bool = False,
     ) -> tuple[SeekResult, int]:
         """Move a channel to a position, durably. With `dry_run`, only compute the effect.
+
+        Args:
+            incarnation: The log that the position is in, 16 bytes; None: whichever the topic has.
 
         Returns the move, and the oldest sequence that the channel could move to.
 
         Raises:
+            OtherLog: The topic has another log.
             LogReadError, SaveError: A read or write failed; the channel was not moved.
             DeletedError: The channel was deleted meanwhile.
         """
@@ -159,6 +168,8 @@ class Admin:
             if not self.broker.serves_channel(channel):
                 raise DeletedError(channel.name)
             topic.moving.refuse_changes()
+            if incarnation is not None and incarnation != topic.log.incarnation:
+                raise OtherLog(topic.name)
             oldest = topic.log.first_sequence
             move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest

@@ -49,5 +49,17 @@ class MoveRefused(NSQError):
     """
 
 
+class OtherLog(NSQError):
+    """A request is about another log than the one that the topic has now. Nothing was changed.
+
+    The text begins with a code.
+    """
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"OTHER_LOG: topic {topic} has another log; it was deleted and created, or is another broker's"
+        )
+
+
 class DeletedError(NSQError):
     """The topic or channel was deleted meanwhile; nothing was changed."""

@@ -55,8 +55,12 @@ class ChannelLog(Log, Protocol):
     def has_channel(self, channel: str) -> bool:
         """Whether the channel exists. Raises the errors of `bounds`."""
 
-    def move_channel(self, channel: str, sequence: int) -> None:
-        """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`."""
+    def move_channel(self, channel: str, sequence: int, incarnation: str | None = None) -> None:
+        """Move a channel durably; its new position may be before `sequence`. Raises the errors of `bounds`.
+
+        Args:
+            incarnation: The log that was read up to there; None: the one that was opened.
+        """
 
 
 @runtime_checkable

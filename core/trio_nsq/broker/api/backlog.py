@@ -34,6 +34,7 @@ MAX_MESSAGES = 10_000
 MAX_IDS = 1000
 MAX_TIMES = 200
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_INCARNATION = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SCATTERED_READ_BYTES = 16 * 1024
 
 
@@ -89,12 +90,16 @@ async def cancel(server: Server, request: Request) -> Response:
 
 
 async def seek(server: Server, request: Request) -> Response:
-    """Move a channel to a position in its topic's log, durably. With `dry_run`, only return the effect."""
+    """Move a channel to a position in its topic's log, durably. With `dry_run`, only return the effect.
+
+    With `incarnation`, only if the topic has this log.
+    """
     channel = find_channel(server, request)
     given(request, "to")
     position = position_given(request, "to", EARLIEST)
     dry_run = is_set(request, "dry_run")
-    move, oldest = await server.admin.seek(channel, position, dry_run=dry_run)
+    incarnation = _incarnation_given(request)
+    move, oldest = await server.admin.seek(channel, position, incarnation=incarnation, dry_run=dry_run)
     return Response.json(
         {
             "topic": channel.topic.name,
@@ -108,6 +113,16 @@ async def seek(server: Server, request: Request) -> Response:
             "dry_run": dry_run,
         }
     )
+
+
+def _incarnation_given(request: Request) -> bytes | None:
+    """Return the identity of a log in a request; None: it has none. Raises HTTPError."""
+    text = request.query.get("incarnation")
+    if text is None:
+        return None
+    if not _INCARNATION.fullmatch(text):
+        raise HTTPError(400, f"INVALID_INCARNATION: {text!r} is not 32 of the digits 0-9 a-f")
+    return bytes.fromhex(text)
 
 
 def _by_system_clock(due_ns: int | None, ahead_ns: int) -> int | None:

@@ -32,7 +32,7 @@ from ...protocol.address import is_unix_path
 from ...server.bodies import Bodies
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
-from ..errors import BatchOverlaps, DeletedError, MoveRefused, PublishRefused, SaveError
+from ..errors import BatchOverlaps, DeletedError, MoveRefused, OtherLog, PublishRefused, SaveError
 from ..server import Server
 from ..state.reported_jobs import MAX_REPORT_BYTES
 from ..state.settings import SettingsError
@@ -268,7 +268,7 @@ async def _answer(handler: Handler, request: Request) -> Response:
         raise refusal(exc) from exc
     except SettingsError as exc:
         raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc
-    except (BatchOverlaps, MoveRefused) as exc:
+    except (BatchOverlaps, MoveRefused, OtherLog) as exc:
         raise HTTPError(409, str(exc)) from exc
     except DeletedError as exc:
         what = "CHANNEL" if "channel" in request.query else "TOPIC"

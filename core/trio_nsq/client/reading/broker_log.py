@@ -13,7 +13,7 @@ from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.errors import NSQError
 from ..connection.tls import TLSFiles
-from ..errors import BrokerUnreachable, NotABroker
+from ..errors import BrokerUnreachable, NotABroker, RequestRefused
 from ..http.broker_http import BrokerHTTP
 from .log_stream import Found, LogStream
 
@@ -161,10 +161,13 @@ class BrokerLog:
 
     def _check_incarnation(self, found: str | None) -> None:
         if None not in (self._incarnation, found) and self._incarnation != found:
-            raise LogReplaced(
-                f"topic {self._topic} of the broker at {self._address} is not the one that was planned: another "
-                "broker has this address now, or the topic was deleted and recreated"
-            )
+            raise self._replaced()
+
+    def _replaced(self) -> LogReplaced:
+        return LogReplaced(
+            f"topic {self._topic} of the broker at {self._address} is not the one that was planned: another "
+            "broker has this address now, or the topic was deleted and recreated"
+        )
 
     # ------------------------------------------------------------------ a channel of the topic
 
@@ -213,11 +216,19 @@ class BrokerLog:
         topics = self._http.ask(api.stats(self._topic, channel))["topics"]
         return any(each.get("paused") for topic in topics for each in (topic, *topic["channels"]))
 
-    def move_channel(self, channel: str, sequence: int) -> None:
+    def move_channel(self, channel: str, sequence: int, incarnation: str | None = None) -> None:
         """Move a channel durably; its new position may be before `sequence`.
+
+        Args:
+            incarnation: The log that was read up to there; None: the one that was given to this object.
 
         Raises the errors of `bounds`, and LogReplaced if the log is another one: its messages would be passed.
         """
-        if self._incarnation is not None:
-            self._check_incarnation(self.bounds().incarnation)
-        self._http.ask(api.seek(self._topic, channel, str(sequence)))
+        try:
+            self._http.ask(
+                api.seek(self._topic, channel, str(sequence), incarnation=incarnation or self._incarnation)
+            )
+        except RequestRefused as exc:
+            if not exc.text.startswith("OTHER_LOG"):
+                raise
+            raise self._replaced() from exc

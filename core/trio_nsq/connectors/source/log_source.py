@@ -221,7 +221,9 @@ class LogSource:
             # Another broker may have the address now: its channel would pass messages that are not stored.
             if not await self._requests.is_same_log(mark_of(self.log, self._position)):
                 return
-            await self._requests.move_channel(self._channel, target)
+            await self._requests.move_channel(self._channel, target, self._incarnation)
+        except LogReplaced:
+            return
         except BaseException:
             self._wake.set()
             raise
@@ -340,15 +342,15 @@ class LogRequests:
         except LogReplaced as exc:
             raise LogChanged(str(exc)) from exc
 
-    async def move_channel(self, channel: str, sequence: int) -> None:
-        """Move the channel; create it first if it was deleted."""
+    async def move_channel(self, channel: str, sequence: int, incarnation: str | None) -> None:
+        """Move the channel, if the topic has this log; create it first if it was deleted."""
         try:
-            await self._call(self._log.move_channel, channel, sequence)
+            await self._call(self._log.move_channel, channel, sequence, incarnation)
         except RequestRefused as exc:
             if exc.status != 404 or exc.text != "CHANNEL_NOT_FOUND":
                 raise
             await self._call(self._log.open_channel, channel)
-            await self._call(self._log.move_channel, channel, sequence)
+            await self._call(self._log.move_channel, channel, sequence, incarnation)
 
     async def is_same_log(self, mark: LogMark) -> bool:
         """Return whether this is the log of a mark, and still has what was read."""

@@ -71,7 +71,7 @@ class Looks:
         try:
             if isinstance(position, LogOffset):
                 look = self._look_at_known(key, log, position)
-                self._move_channel(key, log, position.sequence)
+                self._move_channel(key, log, position.sequence, look.bounds.incarnation)
             elif position is not None:
                 look = self._look_at_new(key, log, position.start)
             else:
@@ -116,15 +116,15 @@ class Looks:
         fails = self._options.fail_on_data_loss
         left = without_lost(key, Span(first, bounds.end), bounds.first, fails=fails)
         first = bounds.end if left is None else left.first
-        self._move_channel(key, log, first)
+        self._move_channel(key, log, first, bounds.incarnation)
         return Look(bounds, LogOffset(first, first))
 
-    def _move_channel(self, key: LogKey, log: Log, sequence: int) -> None:
+    def _move_channel(self, key: LogKey, log: Log, sequence: int, incarnation: str | None) -> None:
         """Move the channel, so that retention keeps what is not read yet. Everything before `sequence` is processed."""
         if self._options.channel and self._channels.get(key) != sequence:
             with_channel = cast(ChannelLog, log)
             with_channel.open_channel(self._options.channel)
-            with_channel.move_channel(self._options.channel, sequence)
+            with_channel.move_channel(self._options.channel, sequence, incarnation)
             self._channels[key] = sequence
 
     def sized(self, key: LogKey, place: LogPlace, span: Span, position: LogOffset) -> SizedSpan | None:
