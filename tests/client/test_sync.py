@@ -548,14 +548,14 @@ def interrupted_at(moment: int, work: Callable[[], None]) -> int:
     """Run work with an interrupt before or after a call with this number; return the number of calls.
 
     Calls inside trio do not count: some of them are not safe there, for example those of its locks. Nor do those
-    of Hypothesis, whose hook of the garbage collector stays after the first test that uses it: Python reports what
-    is raised in such a hook, and drops it.
+    that the garbage collector makes, of sets of weak references and of a hook of Hypothesis, which stays after the
+    first test that uses it: Python reports what is raised there, and drops it.
     """
     calls = 0
 
     def profile(frame: FrameType, _event: str, _arg: object) -> None:
         nonlocal calls
-        if not any(part in frame.f_code.co_filename for part in ("/trio/", "/hypothesis/")):
+        if not any(part in frame.f_code.co_filename for part in ("/trio/", "/hypothesis/", "_weakrefset")):
             calls += 1
             if calls == moment:
                 signal.raise_signal(signal.SIGINT)
