@@ -103,11 +103,15 @@ class IcebergExportTable(Table):
 
     def _is_kept(self, number: int) -> bool:
         assert self._table is not None
-        kept = {each.snapshot_id for each in history(self._table)}
-        ours = [
-            each.snapshot_id for each in self._table.metadata.snapshots if self._number_of(each) == number
-        ]
-        return not ours or not kept.isdisjoint(ours)
+        # A rollback is seen also after it: the snapshots that it undid may expire before those that are current.
+        line = history(self._table)
+        for each in line:
+            if (found := self._number_of(each)) is not None:
+                return found >= number
+        is_whole = bool(line) and line[-1].sequence_number == 1  # pyiceberg forgets parents that expire
+        return not is_whole and all(
+            self._number_of(each) != number for each in self._table.metadata.snapshots
+        )
 
     def _number_of(self, snapshot: Snapshot) -> int | None:
         """Return the number of the commit of this export that made a snapshot."""
