@@ -20,7 +20,7 @@ from spark.support import HOUR_NS, cli_of, numbers, until, write_log
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
-from trio_nsq.spark.source.inquiry import PROMPT_S
+from trio_nsq.spark.source.fan_out_query import PROMPT_S
 from trio_nsq.spark.source.options import SourceError
 from trio_nsq.spark.versions import HAS_READ_LIMITS
 
@@ -124,6 +124,8 @@ def test_options_that_select_topics(qcli: Cli, topic: str) -> None:
         ({"subscribe": "t,,u"}, "subscribe: '' is not a valid topic name"),
         ({"subscribePattern": "("}, "subscribePattern is not a regular expression"),
         ({"topic": "t", "nsqdHttpAddress": "me:hush@localhost:4151"}, "must not have a user or password"),
+        ({"topic": "t", "nsqdHttpAddress": "localhost:65536"}, "must be host:port, or several"),
+        ({"topic": "t", "nsqdHttpAddress": "localhost:4151/stats"}, "must be host:port, or several"),
         (
             {"topic": "t", "lookupdHttpAddress": "http://me:hush@localhost:4161"},
             "must not have a user or password",

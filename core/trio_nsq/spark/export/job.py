@@ -11,16 +11,16 @@ from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..log_names import name_logs
-from ..logs import ChannelLog, LogPlace, is_without_topic, starts_of
+from ..logs import ChannelLog, LogPlace, is_without_topic, resolve, starts_of
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
 from ..storage import Lease, Storage, StorageError, absolute_place, storage_at
 from ..tables.target import TableOptions
-from .books import Books
-from .brokers import Attempt, Brokers, Unread
+from .log_queries import LogQueries, Skipped, TolerantTask
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
 from .sampling import check_layout, new_layout
+from .state import ExportState
 from .task import ExportTask
 
 _FALLBACK_BYTES = 256
@@ -59,37 +59,37 @@ class ExportJob:
     """The export of one topic into one folder. Created by `open_export`."""
 
     def __init__(
-        self, request: ExportRequest, storage: Storage, lease: Lease, brokers: Brokers | None = None
+        self, request: ExportRequest, storage: Storage, lease: Lease, logs: LogQueries | None = None
     ) -> None:
         self.request = request
         self.result = ExportResult()
-        self._books = Books(request.topic, storage, lease)
+        self._state = ExportState(request.topic, storage, lease)
         self._shown = storage.shown
-        self._logs = brokers or Brokers()
+        self._logs = logs or LogQueries()
         self._wanted: list[_WantedSpan] = []
         self._next: dict[str, int] = {}  # by label: where the next round starts
         self._has_planned = False
         self._seen: set[str] = set()  # where the logs of all plans are
         self._labels: set[str] = set()  # of the logs of all plans
         self._late: set[str] = set()  # where the logs are that are newer than the first plan
-        if self._books.manifest is not None:
-            check_layout(self._books.manifest.layout, request, self._shown)
-            self._use_table()
-            self._books.settle()
-            self._books.commit()
-            for broker, first, end, reason in self._books.manifest.unreported:
+        if self._state.manifest is not None:
+            check_layout(self._state.manifest.layout, request, self._shown)
+            self._attach_table()
+            self._state.reconcile()
+            self._state.commit()
+            for broker, first, end, reason in self._state.manifest.unreported:
                 self.result.add_gap(broker, Span(first, end), reason)
-        self._books.remove_unfinished()
+        self._state.remove_unfinished()
 
-    def _use_table(self) -> None:
+    def _attach_table(self) -> None:
         request = self.request
         options = TableOptions(request.compression, request.compression_level, request.row_group_bytes)
-        self._books.use_table(request.table, options)
+        self._state.attach_table(request.table, options)
 
     @property
     def exported(self) -> Mapping[str, BrokerRanges]:
         """The exported and the planned ranges of each log, by label."""
-        return self._books.brokers
+        return self._state.brokers
 
     @property
     def left_elsewhere(self) -> dict[str, int]:
@@ -110,14 +110,14 @@ class ExportJob:
 
         Raises ChangedMeanwhile, LeaseLost, StorageError, OSError: The manifest cannot be written.
         """
-        manifest = self._books.manifest
+        manifest = self._state.manifest
         if manifest is not None and manifest.unreported:
             manifest.unreported = [gap for gap in manifest.unreported if gap not in outcome.gaps]
-            self._books.save()
+            self._state.save()
 
     def remove_temporary_files(self) -> None:
         """Remove the unfinished files of tasks that were killed or interrupted."""
-        self._books.remove_unfinished()
+        self._state.remove_unfinished()
 
     # ------------------------------------------------------------------ the plan
 
@@ -146,7 +146,7 @@ class ExportJob:
         self._note_late()
         self._labels |= {place.label for place in logs}
         self._wanted = self._logs.ask(logs, self._resolve)
-        manifest = self._books.manifest
+        manifest = self._state.manifest
         if manifest is None:
             spans = [(each.place, each.retained) for each in self._wanted if each.retained is not None]
             if not spans:
@@ -154,13 +154,13 @@ class ExportJob:
                     if wanted.span is not None:
                         self.result.add_gap(wanted.place.label, wanted.span, "discarded")
                 return []
-            manifest = self._books.start(new_layout(request, spans), self._seen | self._labels)
-            self._use_table()
-        self._books.check_names(each.place.label for each in self._wanted)
+            manifest = self._state.start(new_layout(request, spans), self._seen | self._labels)
+            self._attach_table()
+        self._state.check_names(each.place.label for each in self._wanted)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:
             tasks += self._plan_broker(manifest, wanted)
-        self._books.save()
+        self._state.save()
         return tasks
 
     def _note_late(self) -> None:
@@ -195,16 +195,13 @@ class ExportJob:
             first = channel_at = self._open_channel(place, request.channel)
         elif place.label in self._next:
             first = self._next[place.label]
-        elif request.first.isdecimal():
-            first = int(request.first)
         else:
-            first = log.bounds(request.first).at
-        ranges = self._books.ranges_of(place.label)
+            _, first = resolve(log, request.first)
+        ranges = self._state.ranges_of(place.label)
         if request.channel is None and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
-        bounds = log.bounds(request.end)
-        if request.end.isdecimal():  # it may be before the oldest retained message
-            bounds = bounds._replace(at=min(bounds.at, int(request.end)))
+        bounds, end = resolve(log, request.end)
+        bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
         return _WantedSpan(place, first, bounds, channel_at, starts_of(log))
 
     def _open_channel(self, place: LogPlace, channel: str) -> int:
@@ -221,7 +218,7 @@ class ExportJob:
 
     def _check_same_log(self, place: LogPlace) -> None:
         """Check that the messages in the folder are from this log. Raises LogReplaced."""
-        ranges = self._books.ranges_of(place.label)
+        ranges = self._state.ranges_of(place.label)
         if not ranges.planned:
             return
         log = place.open()
@@ -273,14 +270,14 @@ class ExportJob:
             if wanted.place.where not in self.failures:
                 self._finish(wanted)
         if self.request.compact:
-            self.result.compacted += self._books.compact().replaced
+            self.result.compacted += self._state.compact().replaced
 
     def _run_tasks(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> list[ExportTask]:
         """Run tasks once. Return those to run again, with a new layout, because their values need wider columns."""
         finished: list[RangeResult] = []
         places = {task.broker: task.log for task in tasks}
 
-        def finish(outcome: RangeResult | Unread) -> None:
+        def finish(outcome: RangeResult | Skipped) -> None:
             if isinstance(outcome, RangeResult):
                 finished.append(outcome)
             elif places[outcome.broker].where not in self.failures:
@@ -289,17 +286,17 @@ class ExportJob:
         plan = secrets.token_hex(4)
         try:
             if tasks:
-                engine([Attempt(task, plan) for task in tasks], finish, advance)
+                engine([TolerantTask(task, plan) for task in tasks], finish, advance)
         finally:
-            for result in self._books.settle([each for each in finished if not each.widen]):
+            for result in self._state.reconcile([each for each in finished if not each.widen]):
                 self.result.add(result)
-            self._books.commit()
+            self._state.commit()
         unwritten = {(each.broker, each.span): each.widen for each in finished if each.widen}
         if not unwritten:
             return []
         types = {field: kind for widen in unwritten.values() for field, kind in widen.items()}
-        self.result.widened += self._books.widen(types)
-        manifest = self._books.manifest
+        self.result.widened += self._state.widen_schema(types)
+        manifest = self._state.manifest
         assert manifest is not None
         return [
             replace(task, layout=manifest.layout, layout_index=len(manifest.layouts) - 1)
@@ -312,7 +309,7 @@ class ExportJob:
         channel, place = self.request.channel, wanted.place
         self._next[place.label] = max(wanted.bounds.at, self._next.get(place.label, 0))
         first = max(wanted.channel_at, wanted.bounds.first)
-        to = covered_up_to(first, self._books.ranges_of(place.label).done)
+        to = covered_up_to(first, self._state.ranges_of(place.label).done)
         if channel is not None and to > wanted.channel_at:
             try:
                 _with_channels(place).move_channel(channel, to)
@@ -344,7 +341,7 @@ def open_export(
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
         TableError: The table cannot be used.
     """
-    logs = Brokers()
+    logs = LogQueries()
     logs.begin(places)
     if not logs.ask(places, lambda place: place.open().bounds()):
         for error in logs.failures.values():

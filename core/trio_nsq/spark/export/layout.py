@@ -332,7 +332,7 @@ def safe_name(text: str) -> str:
 
 
 def files_prefix(topic: str, broker: str) -> str:
-    """Return what the names of the files of a topic and broker begin with, see `Books.check_names`."""
+    """Return what the names of the files of a topic and broker begin with, see `ExportState.check_names`."""
     return f"{safe_name(topic)}-{safe_name(broker)}-"
 
 

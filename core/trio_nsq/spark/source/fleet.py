@@ -13,7 +13,7 @@ from ...client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ..logs import LogPlace, is_without_topic
 from ..segments.places import places_of, topics_in
-from .inquiry import Answers, Inquiry
+from .fan_out_query import Answers, FanOutQuery
 from .options import ReadOptions, SourceError
 
 _PATH_NOT_FOUND = "NOT_FOUND"
@@ -52,7 +52,7 @@ class Fleet:
         self.away: dict[str, BrokerUnreachable] = {}
         self._options = options
         self._answers: dict[str, set[LogKey]] = {}  # the last answer of each server
-        self._inquiry: Inquiry[str, set[LogKey]] = Inquiry(
+        self._inquiry: FanOutQuery[str, set[LogKey]] = FanOutQuery(
             "the topics and brokers that it had named stay known"
         )
 
@@ -141,7 +141,7 @@ class Fleet:
 
 
 def ask_logs(
-    inquiry: Inquiry[str, dict[LogKey, T]],
+    query: FanOutQuery[str, dict[LogKey, T]],
     places: Mapping[LogKey, LogPlace],
     ask: Callable[[LogKey, LogPlace], T | None],
     patience_s: float,
@@ -150,7 +150,7 @@ def ask_logs(
 ) -> Answers[LogKey, T]:
     """Call a function for each log, for all brokers at once; return the results, without None.
 
-    `away` has the logs of brokers that did not answer. Arguments and errors as for `Inquiry.ask`.
+    `away` has the logs of brokers that did not answer. Arguments and errors as for `FanOutQuery.ask`.
     """
 
     def ask_broker(keys: list[LogKey]) -> dict[LogKey, T]:
@@ -161,7 +161,7 @@ def ask_logs(
     for key in places:
         by_broker.setdefault(key.broker, []).append(key)
     requests = {broker: partial(ask_broker, keys) for broker, keys in by_broker.items()}
-    answers = inquiry.ask(requests, patience_s, waits_for_all=waits_for_all)
+    answers = query.ask(requests, patience_s, waits_for_all=waits_for_all)
     found = {key: answer for of_broker in answers.found.values() for key, answer in of_broker.items()}
     return Answers(found, {key: answers.away[key.broker] for key in places if key.broker in answers.away})
 
@@ -177,8 +177,8 @@ def ask_all_logs(
     Raises:
         BrokerUnreachable: One did not for `patience_s`.
     """
-    inquiry: Inquiry[str, dict[LogKey, T]] = Inquiry(consequence)
-    answers = ask_logs(inquiry, places, ask, patience_s, waits_for_all=True)
+    query: FanOutQuery[str, dict[LogKey, T]] = FanOutQuery(consequence)
+    answers = ask_logs(query, places, ask, patience_s, waits_for_all=True)
     for error in answers.away.values():
         raise error
     return answers.found

@@ -27,10 +27,10 @@ from ..versions import (
     SupportsTriggerAvailableNow,
 )
 from .columns import RowFormat
+from .fan_out_query import FanOutQuery
 from .fleet import Fleet, LogKey, ask_all_logs, ask_logs, check_topics
-from .inquiry import Inquiry
 from .located import Located, bounds_at, is_address, locate
-from .looks import Look, Looks, advance, fixed
+from .log_probes import LogProbes, ProbedLog, advance, fixed
 from .offsets import (
     LogOffset,
     LogOffsets,
@@ -61,15 +61,15 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places: dict[LogKey, LogPlace] = {}
         self._find_again_s = 0.0  # on the monotonic clock, like all times here
         self._targets: dict[LogKey, int] | None = None  # ends of the logs for Trigger.AvailableNow
-        self._looks = Looks(options, is_fixed=self._fleet.is_fixed)
+        self._probes = LogProbes(options, is_fixed=self._fleet.is_fixed)
         self._progress = Progress()
         self._last_batch_s: float | None = None
         self._nothing_until_s = 0.0  # no request before
         self._located: Located | None = None  # None: to be found
         self._away: dict[str, BrokerUnreachable] = {}
-        self._locating: Inquiry[str, dict[LogKey, Bounds]] = Inquiry(_WAITS, self._away)
-        self._looking: Inquiry[str, dict[LogKey, Look]] = Inquiry(_WAITS, self._away)
-        self._advancing: Inquiry[str, dict[LogKey, LogOffset]] = Inquiry(_WAITS)
+        self._locating: FanOutQuery[str, dict[LogKey, Bounds]] = FanOutQuery(_WAITS, self._away)
+        self._probing: FanOutQuery[str, dict[LogKey, ProbedLog]] = FanOutQuery(_WAITS, self._away)
+        self._advancing: FanOutQuery[str, dict[LogKey, LogOffset]] = FanOutQuery(_WAITS)
 
     # ------------------------------------------------------------------ what Spark calls
 
@@ -94,11 +94,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._places = self._fleet.find(waits_for_all=True)
         self._find_again_s = float("inf")
-        inquiry: Inquiry[str, dict[LogKey, Bounds]] = Inquiry("this query ends without its messages")
-        answers = ask_logs(inquiry, self._places, bounds_at, self._options.patience_s, waits_for_all=True)
+        query: FanOutQuery[str, dict[LogKey, Bounds]] = FanOutQuery("this query ends without its messages")
+        answers = ask_logs(query, self._places, bounds_at, self._options.patience_s, waits_for_all=True)
         self._targets = {key: bounds.end for key, bounds in answers.found.items()}
         away = {key.broker: error for key, error in answers.away.items()}
-        self._looking.assume_away(away)
+        self._probing.assume_away(away)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Return the end of the next batch; `start`, unchanged, if there is nothing to read.
@@ -140,7 +140,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = self._planned_places(after, spans)
         sized = ask_all_logs(
             wanted,
-            lambda key, place: self._looks.sized(key, place, *spans[key]),
+            lambda key, place: self._probes.sized(key, place, *spans[key]),
             options.patience_s,
             _PLANNED,
         )
@@ -161,7 +161,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._located is None:
                 raise
             # The brokers may have other addresses now. Late answers are about the former ones.
-            self._located, self._looking = None, Inquiry(_WAITS, self._away)
+            self._located, self._probing = None, FanOutQuery(_WAITS, self._away)
             located = self._located_for(before, before)
             if located.strangers and located.away is not None:
                 raise located.away from error
@@ -171,28 +171,28 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         located = self._locate(before)
         places = located.places
         before = {key: position for key, position in before.items() if key not in located.aliases}
-        looks = ask_logs(
-            self._looking,
+        probed = ask_logs(
+            self._probing,
             places,
-            partial(self._looks.look, before),
+            partial(self._probes.probe, before),
             self._options.patience_s,
             waits_for_all=self._targets is not None,
         )
-        if looks.away or not located.are_sure or located.aliases:
+        if probed.away or not located.are_sure or located.aliases:
             self._located = None
         after = dict(before)
         for key in places:
-            if key in looks.away and key not in before:
-                after[key] = NotReached(fixed(self._looks.starting_position(key, is_first=not before)))
-            elif key not in looks.away and key not in looks.found:
+            if key in probed.away and key not in before:
+                after[key] = NotReached(fixed(self._probes.starting_position(key, is_first=not before)))
+            elif key not in probed.away and key not in probed.found:
                 after.pop(key, None)  # the broker does not have the topic, or not any more
-        check_topics(self._options, [*after, *looks.found])
-        ends = {key: self._end_for(places[key], key, look) for key, look in looks.found.items()}
-        available = {key: max(0, ends[key] - look.offset.sequence) for key, look in looks.found.items()}
-        counts = self._counts(available, looks.found, limits)
+        check_topics(self._options, [*after, *probed.found])
+        ends = {key: self._end_for(places[key], key, probe) for key, probe in probed.found.items()}
+        available = {key: max(0, ends[key] - probe.offset.sequence) for key, probe in probed.found.items()}
+        counts = self._counts(available, probed.found, limits)
         moved = {
-            key: look
-            for key, look in looks.found.items()
+            key: probe
+            for key, probe in probed.found.items()
             if counts[key] or not isinstance(before.get(key), LogOffset)
         }
         sizes = self._quotas(counts, moved, limits)
@@ -203,8 +203,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.patience_s,
         )
         after |= advanced.found
-        self._looks.ends |= {key: look.bounds.end for key, look in looks.found.items()}
-        self._progress.update(after, self._looks.ends, looks.away | advanced.away)
+        self._probes.ends |= {key: probe.bounds.end for key, probe in probed.found.items()}
+        self._progress.update(after, self._probes.ends, probed.away | advanced.away)
         now_s = time.monotonic()
         if after == before:
             self._nothing_until_s = now_s + _PAUSE_S
@@ -213,7 +213,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return after
 
     def _counts(
-        self, available: dict[LogKey, int], looks: dict[LogKey, Look], limits: TriggerLimits
+        self, available: dict[LogKey, int], probed: dict[LogKey, ProbedLog], limits: TriggerLimits
     ) -> dict[LogKey, int]:
         """Return how many messages of each log the next batch has at most."""
         waits_s = (
@@ -224,22 +224,22 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share_limit(available, limits.max_offsets)
 
     def _quotas(
-        self, counts: dict[LogKey, int], looks: dict[LogKey, Look], limits: TriggerLimits
+        self, counts: dict[LogKey, int], probed: dict[LogKey, ProbedLog], limits: TriggerLimits
     ) -> dict[LogKey, int]:
         """Return the most bytes of each log in the next batch; empty: no limit."""
         if limits.max_bytes is None:
             return {}
         sizes = {
-            key: look.bounds.bytes_ahead * counts[key] // max(1, look.bounds.end - look.offset.sequence)
-            for key, look in looks.items()
+            key: probe.bounds.bytes_ahead * counts[key] // max(1, probe.bounds.end - probe.offset.sequence)
+            for key, probe in probed.items()
         }
         return {key: share or 1 for key, share in share_limit(sizes, limits.max_bytes).items()}
 
-    def _end_for(self, place: LogPlace, key: LogKey, look: Look) -> int:
+    def _end_for(self, place: LogPlace, key: LogKey, probe: ProbedLog) -> int:
         if self._targets is None:
-            return look.bounds.end
+            return probe.bounds.end
         at_place = LogKey(key.topic, place.where)
-        return min(look.bounds.end, self._targets.get(at_place, look.offset.sequence))
+        return min(probe.bounds.end, self._targets.get(at_place, probe.offset.sequence))
 
     # ------------------------------------------------------------------ logs
 
@@ -266,7 +266,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fleet, locating = waiting or self._fleet, self._locating
         if waiting is not None:
             self._places |= waiting.find(waits_for_all=True)
-            locating = Inquiry(_PLANNED)
+            locating = FanOutQuery(_PLANNED)
         others = [key for key in offset if key not in self._places and self._is_read(key) and is_address(key)]
         # `place` lists folders if segments are read.
         places = {key: self._options.place(*key) for key in others} | self._places

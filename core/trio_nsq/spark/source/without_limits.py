@@ -9,7 +9,7 @@ from ..logs import LogPlace, is_without_topic
 from .columns import RowFormat
 from .fleet import LogKey, ask_all_logs, check_topics
 from .located import with_names_of
-from .looks import start_of
+from .log_probes import start_of
 from .offsets import LogOffset, LogOffsets, Offset, build_offset, parse_offset
 from .options import ReadOptions, SourceError, TriggerLimits
 from .partitions import NsqPartition
@@ -53,7 +53,7 @@ class StreamReaderWithoutLimits(NsqStreamReader):
             )
 
         def check(key: LogKey, place: LogPlace) -> None:
-            self._looks.bounds_of_known(key, place.open(), known[key])
+            self._probes.bounds_of_known(key, place.open(), known[key])
 
         ask_all_logs(asked, check, options.patience_s, "the batch waits for it")
         return self._plan(before, after)
@@ -62,7 +62,7 @@ class StreamReaderWithoutLimits(NsqStreamReader):
         """Return the end of a log as a position, which started at the position of the options."""
         log = place.open()
         try:
-            start = self._looks.starting_position(key, is_first=True, log=log)
+            start = self._probes.starting_position(key, is_first=True, log=log)
             bounds, first = start_of(key, log, start)
             last_id = log.id_at(bounds.end - 1) if bounds.end else None
             return LogOffset(first, bounds.end, last_id, bounds.incarnation)

@@ -28,7 +28,7 @@ class Answers(NamedTuple, Generic[K, V]):
     away: dict[K, BrokerUnreachable]
 
 
-class Inquiry(Generic[K, V]):
+class FanOutQuery(Generic[K, V]):
     """Asks servers again and again, each in a thread of its own. Not for several threads.
 
     A server that does not answer is asked again after growing delays, and is not waited for. A late answer is returned
@@ -36,7 +36,7 @@ class Inquiry(Generic[K, V]):
 
     Args:
         consequence: The end of the warning about a server that does not answer: what happens meanwhile.
-        away: The errors of servers that do not answer, to share them with another inquiry; None: an own dict.
+        away: The errors of servers that do not answer, to share them with another query; None: an own dict.
     """
 
     def __init__(self, consequence: str, away: dict[K, BrokerUnreachable] | None = None) -> None:

@@ -1,8 +1,9 @@
-"""The books of an export: its manifest, the results of its tasks, and the commits to its table.
+"""The state of an export: its manifest, the results of its tasks, and the commits to its table.
 
-Everything that is planned or done is in the manifest, or in the results that tasks have saved. `Books.settle` brings
-the results into the manifest, and `Books.commit` adds their files to the table, if there is one. They may be killed at
-any step: the next call continues there. So each range is planned once, and its files are in the table once.
+Everything that is planned or done is in the manifest, or in the results that tasks have saved.
+`ExportState.reconcile` brings the results into the manifest, and `ExportState.commit` adds their files to the table, if
+there is one. They may be killed at any step: the next call continues there. So each range is planned once, and its
+files are in the table once.
 """
 
 import re
@@ -34,8 +35,8 @@ class CommittedTable(Protocol):
     ) -> Compacted: ...
 
 
-class Books:
-    """The books of the export of one topic to one place.
+class ExportState:
+    """The state of the export of one topic to one place.
 
     Args:
         lease: Of the export; nothing is written after it was lost.
@@ -150,7 +151,7 @@ class Books:
                     )
             self._distinct.add(label)
 
-    def use_table(self, target: TableTarget | None, options: TableOptions) -> None:
+    def attach_table(self, target: TableTarget | None, options: TableOptions) -> None:
         """Commit the files to a table from now on, at first those that are there; None: there is no table.
 
         Raises:
@@ -193,7 +194,7 @@ class Books:
                 return any(done.common(span) == span.length for done in ranges.done)
         return False
 
-    def settle(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
+    def reconcile(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
         """Bring the results of tasks into the manifest, also of a killed run. `commit` adds their files to the table.
 
         Args:
@@ -222,7 +223,7 @@ class Books:
         self._storage.remove(names)
         return new
 
-    def widen(self, types: Mapping[str, str]) -> list[str]:
+    def widen_schema(self, types: Mapping[str, str]) -> list[str]:
         """Give columns wider types in all files, unless a file has a value that would not fit.
 
         Args:
@@ -232,7 +233,7 @@ class Books:
             The fields whose columns are wider now. The others keep their type from now on.
 
         Raises:
-            NSQError, OSError: As `save`, or a file cannot be converted. The next call of `settle` continues.
+            NSQError, OSError: As `save`, or a file cannot be converted. The next call of `reconcile` continues.
         """
         manifest = self.manifest
         assert manifest is not None

@@ -19,11 +19,11 @@ from .manifest import RangeResult
 from .task import ExportTask
 
 _T = TypeVar("_T")
-_WATCH_S, _MAX_WATCH_S = 0.5, 5.0
+_PROBE_S, _MAX_PROBE_S = 0.5, 5.0
 """The pauses between two requests to a broker that does not answer; they double."""
 
 
-class Brokers:
+class LogQueries:
     """Asks the logs of several brokers at the same time.
 
     A broker that failed is asked again in the background, so that the others do not wait for it. A single broker is
@@ -35,7 +35,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self.failures: dict[str, Exception] = {}
-        self._watches: dict[str, _Watch] = {}
+        self._probes: dict[str, _RecoveryProbe] = {}
         self._are_several = False
 
     def begin(self, places: Sequence[LogPlace]) -> None:
@@ -43,7 +43,7 @@ class Brokers:
         wheres = {place.where for place in places}
         self._are_several = len(wheres) > 1
         for where in self.failures.keys() - wheres:
-            self._unwatch(where)
+            self._end_probe(where)
             del self.failures[where]
 
     def ask(self, places: Sequence[LogPlace], question: Callable[[LogPlace], _T]) -> list[_T]:
@@ -57,9 +57,9 @@ class Brokers:
         """
         asked: dict[LogPlace, Future[_T] | None] = {}
         for where, place in {place.where: place for place in places}.items():
-            watch = self._watches.get(where)
-            if self._are_several and watch is not None and not watch.answers:
-                self.failures[where] = watch.error
+            probe = self._probes.get(where)
+            if self._are_several and probe is not None and not probe.answers:
+                self.failures[where] = probe.error
             else:
                 # A single one is asked here, so that a signal interrupts it.
                 asked[place] = start(partial(question, place)) if self._are_several else None
@@ -71,31 +71,31 @@ class Brokers:
                 self.failed(place, error)
             else:
                 self.failures.pop(place.where, None)
-                self._unwatch(place.where)
+                self._end_probe(place.where)
         return answers
 
     def failed(self, place: LogPlace, error: Exception) -> None:
         """Note that a log cannot be read, and ask in the background when it can be read again."""
         self.failures[place.where] = error
-        self._unwatch(place.where)
+        self._end_probe(place.where)
         if self._are_several:
-            self._watches[place.where] = _Watch(place, error)
+            self._probes[place.where] = _RecoveryProbe(place, error)
 
     def found_elsewhere(self, where: str) -> None:
         """Note that a log that cannot be read here is read at another address: that is no failure."""
         self.failures.pop(where, None)
 
-    def _unwatch(self, where: str) -> None:
-        if (watch := self._watches.pop(where, None)) is not None:
-            watch.stop()
+    def _end_probe(self, where: str) -> None:
+        if (probe := self._probes.pop(where, None)) is not None:
+            probe.stop()
 
     def close(self) -> None:
         """Stop to ask in the background."""
-        for watch in self._watches.values():
-            watch.stop()
+        for probe in self._probes.values():
+            probe.stop()
 
 
-class _Watch:
+class _RecoveryProbe:
     """Asks a log that failed for its bounds, again and again, until it answers.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Watch:
         self._stopped.set()
 
     def _run(self) -> None:
-        pauses = Delays(_WATCH_S, _MAX_WATCH_S)
+        pauses = Delays(_PROBE_S, _MAX_PROBE_S)
         while not self._stopped.wait(pauses.next_s()):
             try:
                 self._place.open().bounds()
@@ -129,7 +129,7 @@ class _Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class Skipped:
     """A range that could not be read, because its broker does not answer, or has another log now."""
 
     broker: str
@@ -138,8 +138,8 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """A task whose broker may be gone: then it returns `Unread`, and the other tasks go on. Can be pickled.
+class TolerantTask:
+    """A task whose broker may be gone: then it returns `Skipped`, and the other tasks go on. Can be pickled.
 
     After a broker has not answered for its patience, other tasks of the plan in the same process do not wait for it
     again. So a dead broker costs a job this time once, and not once for each range.
@@ -155,7 +155,7 @@ class Attempt:
     def messages(self) -> int:
         return self.task.messages
 
-    def run(self, advance: Advance | None = None) -> RangeResult | Unread:
+    def run(self, advance: Advance | None = None) -> RangeResult | Skipped:
         gone = _gone_in(self.plan)
         broker = self.task.broker
         try:
@@ -163,7 +163,7 @@ class Attempt:
                 return self.task.run(advance)
         except (BrokerUnreachable, RequestRefused, LogReplaced) as exc:
             gone[broker] = exc
-        return Unread(broker, self.task.span, gone[broker])
+        return Skipped(broker, self.task.span, gone[broker])
 
 
 _gone: dict[str, dict[str, NSQError]] = {}

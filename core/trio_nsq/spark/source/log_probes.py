@@ -18,7 +18,7 @@ from .sizes import count_within
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProbedLog:
     """What a broker answered about a log.
 
     Attributes:
@@ -30,7 +30,7 @@ class Look:
     offset: LogOffset
 
 
-class Looks:
+class LogProbes:
     """Asks brokers about their logs, in a thread for each broker.
 
     Args:
@@ -62,7 +62,7 @@ class Looks:
             return "earliest"
         return position if is_first or not _is_relative(position) else "earliest"
 
-    def look(self, before: LogOffsets, key: LogKey, place: LogPlace) -> Look | None:
+    def probe(self, before: LogOffsets, key: LogKey, place: LogPlace) -> ProbedLog | None:
         """Ask for the bounds of a log, and check that it continues at its position; move its channel.
 
         Returns None if the broker does not have the topic.
@@ -70,26 +70,26 @@ class Looks:
         log, position = place.open(), before.get(key)
         try:
             if isinstance(position, LogOffset):
-                look = self._look_at_known(key, log, position)
-                self._move_channel(key, log, position.sequence, look.bounds.incarnation)
+                probe = self._probe_known(key, log, position)
+                self._move_channel(key, log, position.sequence, probe.bounds.incarnation)
             elif position is not None:
-                look = self._look_at_new(key, log, position.start)
+                probe = self._probe_new(key, log, position.start)
             else:
                 start = self.starting_position(key, is_first=not before, log=log)
-                look = self._look_at_new(key, log, start)
+                probe = self._probe_new(key, log, start)
         except RequestRefused as error:
             if not is_without_topic(error) or self._is_missed(position):
                 raise
             return None
-        return look
+        return probe
 
-    def _look_at_known(self, key: LogKey, log: Log, position: LogOffset) -> Look:
+    def _probe_known(self, key: LogKey, log: Log, position: LogOffset) -> ProbedLog:
         """Ask for the bounds of a log that was read before, and skip lost messages."""
         bounds = self.bounds_of_known(key, log, position)
         span = Span(position.sequence, bounds.end)
         left = without_lost(key, span, bounds.first, fails=self._options.fail_on_data_loss)
         first = position.sequence if left is None else left.first
-        return Look(bounds, replace(position, sequence=first))
+        return ProbedLog(bounds, replace(position, sequence=first))
 
     def bounds_of_known(self, key: LogKey, log: Log, position: LogOffset) -> Bounds:
         """Return the bounds of a log that was read before, at a position. Raises LogReplaced if it is another log."""
@@ -110,14 +110,14 @@ class Looks:
         is_optional = not self._options.subscription.topics and not self._options.fail_on_data_loss
         return isinstance(position, LogOffset) and not is_optional
 
-    def _look_at_new(self, key: LogKey, log: Log, position: str) -> Look:
+    def _probe_new(self, key: LogKey, log: Log, position: str) -> ProbedLog:
         """Ask for the bounds of a log that is new to the query."""
         bounds, first = start_of(key, log, position)
         fails = self._options.fail_on_data_loss
         left = without_lost(key, Span(first, bounds.end), bounds.first, fails=fails)
         first = bounds.end if left is None else left.first
         self._move_channel(key, log, first, bounds.incarnation)
-        return Look(bounds, LogOffset(first, first))
+        return ProbedLog(bounds, LogOffset(first, first))
 
     def _move_channel(self, key: LogKey, log: Log, sequence: int, incarnation: str | None) -> None:
         """Move the channel, so that retention keeps what is not read yet. Everything before `sequence` is processed."""
@@ -153,13 +153,13 @@ def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
     return bounds, first
 
 
-def advance(log: Log, look: Look, count: int, max_bytes: int | None) -> LogOffset:
+def advance(log: Log, probe: ProbedLog, count: int, max_bytes: int | None) -> LogOffset:
     """Return the position after some messages: `count`, or fewer that have about `max_bytes`."""
     if max_bytes is not None and count:
-        count = count_within(log, look.bounds, count, max_bytes)
-    sequence = look.offset.sequence + count
+        count = count_within(log, probe.bounds, count, max_bytes)
+    sequence = probe.offset.sequence + count
     last_id = log.id_at(sequence - 1) if sequence else None
-    return LogOffset(look.offset.first, sequence, last_id, look.bounds.incarnation)
+    return LogOffset(probe.offset.first, sequence, last_id, probe.bounds.incarnation)
 
 
 def _is_relative(position: str) -> bool:

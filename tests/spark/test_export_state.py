@@ -1,4 +1,4 @@
-"""Tests for the books of an export: kills between any two of their steps."""
+"""Tests for the state of an export: kills between any two of their steps."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from spark.kills import Killed, KillingStorage
 from trio_nsq.log.gaps import Span
-from trio_nsq.spark.export.books import Books
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, range_name, safe_name
 from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
+from trio_nsq.spark.export.state import ExportState
 from trio_nsq.spark.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
 from trio_nsq.spark.tables.table import Compacted
 
@@ -59,35 +59,35 @@ def test_table_gets_each_file_once_over_kills(tmp_path: Path, before: bool) -> N
         try:
             table.storage = KillingStorage(plain.folder, kill_at, before=before)
             with table.storage.hold("lock", StorageError) as lease:
-                books = Books("t", table.storage, lease)
-                books.table = table
-                books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 40), 10)
-                books.save()
+                state = ExportState("t", table.storage, lease)
+                state.table = table
+                state.start(Layout(), ["b:1"]).plan("b:1", Span(0, 40), 10)
+                state.save()
                 for first in (0, 10):
                     save_result(plain, Span(first, first + 10))
-                books.settle()
-                books.commit()
+                state.reconcile()
+                state.commit()
         except Killed:
             killed = True
         table.storage = KillingStorage(plain.folder, 0, before=before)
         with table.storage.hold("lock", StorageError) as lease:
-            books = Books("t", table.storage, lease)
-            books.table = table
-            if books.manifest is None:
-                books.start(Layout(), ["b:1"])
-            assert books.manifest is not None
-            books.manifest.plan("b:1", Span(0, 40), 10)
-            books.save()
+            state = ExportState("t", table.storage, lease)
+            state.table = table
+            if state.manifest is None:
+                state.start(Layout(), ["b:1"])
+            assert state.manifest is not None
+            state.manifest.plan("b:1", Span(0, 40), 10)
+            state.save()
             for first in (0, 10, 20, 30):
-                if Span(first, first + 10) in books.ranges_of("b:1").pending and not plain.read(
+                if Span(first, first + 10) in state.ranges_of("b:1").pending and not plain.read(
                     result_path("t", "b:1", Span(first, first + 10))
                 ):
                     save_result(plain, Span(first, first + 10))
-            books.settle()
-            books.commit()
-            assert books.settle() == []
-            assert books.ranges_of("b:1").done == {Span(0, 40): 40}
-            assert books.ranges_of("b:1").pending == {}
+            state.reconcile()
+            state.commit()
+            assert state.reconcile() == []
+            assert state.ranges_of("b:1").done == {Span(0, 40): 40}
+            assert state.ranges_of("b:1").pending == {}
         assert sorted(name for names in table.commits for name in names) == [
             "0.parquet",
             "10.parquet",
@@ -105,15 +105,15 @@ def test_results_of_two_runs_count_once(tmp_path: Path) -> None:
     """A result whose file was not removed any more, and one of a task that was considered dead."""
     storage = LocalStorage(tmp_path)
     with storage.hold("lock", StorageError) as lease:
-        books = Books("t", storage, lease)
-        books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
-        books.save()
+        state = ExportState("t", storage, lease)
+        state.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
+        state.save()
         known = save_result(storage, Span(0, 10))
-        assert books.settle([known]) == [known]
+        assert state.reconcile([known]) == [known]
         save_result(storage, Span(0, 10))
         other = save_result(storage, Span(10, 20))
-        assert books.settle() == [other]
-        assert books.ranges_of("b:1").done == {Span(0, 20): 20}
+        assert state.reconcile() == [other]
+        assert state.ranges_of("b:1").done == {Span(0, 20): 20}
 
 
 def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
@@ -121,18 +121,18 @@ def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
     table = ListTable()
     table.storage = storage = KillingStorage(tmp_path, 0, before=False)
     with storage.hold("lock", StorageError) as lease:
-        books = Books("t", storage, lease)
-        books.table = table
-        books.start(layout, ["b:1"]).plan("b:1", Span(0, 20), 10)
-        books.save()
+        state = ExportState("t", storage, lease)
+        state.table = table
+        state.start(layout, ["b:1"]).plan("b:1", Span(0, 20), 10)
+        state.save()
         save_result(storage, Span(0, 10), new_fields={"b": "string"})
-        books.settle()
-        books.commit()
-        assert books.manifest is not None
-        assert [column.name for column in books.manifest.layout.json_columns] == ["a", "b"]
-        books.manifest.plan("b:1", Span(0, 30), 10)
-        assert books.ranges_of("b:1").pending == {Span(10, 20): 0, Span(20, 30): 1}
-    assert table.layouts == [books.manifest.layout]
+        state.reconcile()
+        state.commit()
+        assert state.manifest is not None
+        assert [column.name for column in state.manifest.layout.json_columns] == ["a", "b"]
+        state.manifest.plan("b:1", Span(0, 30), 10)
+        assert state.ranges_of("b:1").pending == {Span(10, 20): 0, Span(20, 30): 1}
+    assert table.layouts == [state.manifest.layout]
 
 
 def test_fenced_export_changes_nothing(tmp_path: Path) -> None:
@@ -146,20 +146,20 @@ def test_fenced_export_changes_nothing(tmp_path: Path) -> None:
                 raise LeaseLost("another process exports")
 
     storage, lease = LocalStorage(tmp_path), TakenOver()
-    books = Books("t", storage, lease)
-    books.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
-    books.save()
+    state = ExportState("t", storage, lease)
+    state.start(Layout(), ["b:1"]).plan("b:1", Span(0, 20), 10)
+    state.save()
     before = storage.read("_nsq/t/manifest.json")
     save_result(storage, Span(0, 10))
     lease.lost = True
     with pytest.raises(LeaseLost):
-        books.settle()
+        state.reconcile()
     lease.lost = False
     assert storage.read("_nsq/t/manifest.json") == before
     assert len(storage.names("_nsq/t/done")) == 1
     storage.put("_nsq/t/manifest.json", b"other")
     with pytest.raises(ChangedMeanwhile):
-        books.settle()
+        state.reconcile()
     assert len(storage.names("_nsq/t/done")) == 1
 
 
@@ -175,15 +175,15 @@ def test_no_two_topics_of_a_place_have_files_of_one_name(
     with TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))
         with storage.hold("lock", StorageError) as lease:
-            books = Books(one[0], storage, lease)
-            books.start(Layout(), [one[1]]).plan(one[1], Span(0, 10), 10)
-            books.check_names([one[1]])
-            books.save()
+            state = ExportState(one[0], storage, lease)
+            state.start(Layout(), [one[1]]).plan(one[1], Span(0, 10), 10)
+            state.check_names([one[1]])
+            state.save()
             same_names = range_name(*one, Span(0, 10)) == range_name(*other, Span(0, 10))
             refused = ""
             try:
-                books = Books(other[0], storage, lease)
-                books.check_names([other[1]])
+                state = ExportState(other[0], storage, lease)
+                state.check_names([other[1]])
             except ManifestError as exc:
                 refused = str(exc)
             assert not refused or "the same names" in refused
