@@ -128,9 +128,20 @@ def test_tls_files_are_read_for_https_only() -> None:
         BrokerHTTP("https://127.0.0.1:1", missing)
 
 
-def test_address_without_a_port() -> None:
-    with pytest.raises(ValueError, match="'localhost' has no port"):
-        BrokerHTTP("localhost")
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        ("localhost", "'localhost' has no port"),
+        ("https://localhost", "'localhost' has no port"),
+        ("localhost:0", "has no valid port"),
+        ("localhost:65536", "has no valid port"),
+        ("localhost:\u0664\u0661\u0665\u0661", "has no valid port"),
+        (":4151", "has no host"),
+    ],
+)
+def test_addresses_without_a_host_or_port(address: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        BrokerHTTP(address)
 
 
 def test_workers_of_spark_need_the_standard_library_only() -> None:

@@ -22,10 +22,10 @@ from trio_nsq.spark.replay.files import (
 )
 from trio_nsq.spark.replay.job import KEPT_S, open_job, remove_old_jobs
 from trio_nsq.spark.replay.pieces import split_into_pieces
-from trio_nsq.spark.replay.request import ReplayRequest
+from trio_nsq.spark.replay.request import PieceResult, ReplayRequest
 from trio_nsq.spark.replay.rows import RowReader, pack_bits, unpack_bits
 from trio_nsq.spark.runtime.engine import run_inline
-from trio_nsq.spark.storage import StoredFile
+from trio_nsq.spark.storage import ChangedMeanwhile, LocalStorage, StoredFile
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())
@@ -149,6 +149,43 @@ def test_overlapping_row_groups_have_a_limit(tmp_path: Path) -> None:
         else:
             with pytest.raises(ReplayFileError, match=r"overlap at 1970-01-01T00:00:00Z, too many to sort"):
                 list(reader.read_in_order(segments))
+
+
+def test_job_changed_by_another_process_is_not_overwritten(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"body": ["a"]})
+    request = ReplayRequest(str(tmp_path / "a.parquet"), topic, qcli.http_address)
+    file = tmp_path / "jobs" / "j" / "job.json"
+    with open_job(tmp_path / "jobs", "j", request) as job:
+        job.plan(None)
+        other = file.read_bytes() + b" "
+        file.write_bytes(other)
+        with pytest.raises(ChangedMeanwhile, match="changed by another process"):
+            job.run(run_inline, job.tasks(), lambda *_: None)
+    assert file.read_bytes() == other
+
+
+def test_attempt_that_got_further_is_not_overwritten(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for furthest in (
+        PieceResult(published=5, batches=2),
+        PieceResult(published=9, batches=3),
+        PieceResult(published=9, batches=3, complete=True),
+    ):
+        furthest.save(storage)
+        PieceResult(before=2, batches=1).save(storage)
+        assert PieceResult.load(storage, 0) == furthest
+    PieceResult(published=9, batches=3).save(storage)
+    assert PieceResult.load(storage, 0) == furthest
+
+
+def test_hidden_files_are_named(tmp_path: Path) -> None:
+    """A topic `..` would be a hidden folder or file to Spark, too."""
+    write_parquet(tmp_path / "data" / "..-b-0.parquet", {"body": ["a"]})
+    with pytest.raises(ReplayFileError, match=r"no Parquet files .*; \.\.-b-0\.parquet is ignored because"):
+        open_files(str(tmp_path / "data"))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ReplayFileError, match=r"\(names that end in \.parquet\)$"):
+        open_files(str(tmp_path / "none"))
 
 
 def test_old_complete_jobs_are_removed(qcli: Cli, topic: str, tmp_path: Path) -> None:

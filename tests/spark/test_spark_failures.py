@@ -121,6 +121,10 @@ def test_wrong_masters_are_refused_at_once(qcli: Cli, topic: str, tmp_path: Path
         ("sc://x", "The URL sc://x is not that of a Spark master; Spark Connect is not supported: give"),
         ("spark://x", "The URL spark://x is not that of a Spark master: x is not HOST:PORT"),
         (
+            "spark://x:65536",
+            "The URL spark://x:65536 is not that of a Spark master: x:65536 is not HOST:PORT",
+        ),
+        (
             f"spark://127.0.0.1:{port}",
             f"No Spark master answers at spark://127.0.0.1:{port} (127.0.0.1:{port}: connection refused): start it",
         ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from trio_nsq.log.positions import sequence_of
 from trio_nsq.protocol.address import is_unix_path
 
 from ..framework.errors import leaf_exceptions, reason_of
@@ -55,9 +56,10 @@ def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
     Sequences before the oldest message are reported later, as a gap.
     """
     why = ""
+    sequence = None if first is None else sequence_of(first)
     if first is not None and is_in_future(first, time.time()):
         why = "--from is in the future"
-    elif first is not None and first.isdecimal() and int(first) > reader.start_sequence:
+    elif sequence is not None and sequence > reader.start_sequence:
         newest = (
             f"the newest message is {reader.start_sequence - 1}" if reader.start_sequence else "it is empty"
         )

@@ -63,12 +63,17 @@ class Position:
 EARLIEST, LATEST = Position("earliest"), Position("latest")
 
 
+def sequence_of(text: str) -> int | None:
+    """Return the sequence that a position is; None: it is another kind of position, or none."""
+    return int(text) if _SEQUENCE.fullmatch(text) else None
+
+
 def parse_position(text: str, now_ns: int) -> Position:
     """Parse a position; `now_ns` is the wall clock. Raises ValueError if the text is not a position."""
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
-    if _SEQUENCE.fullmatch(text):
-        return Position("sequence", int(text))
+    if (sequence := sequence_of(text)) is not None:
+        return Position("sequence", sequence)
     if text.startswith("-"):
         return Position("ago", parse_duration_ns(text[1:])).at(now_ns)
     if text.startswith("@"):
@@ -87,8 +92,8 @@ def parse_typed_position(text: str, zone: tzinfo | None = None) -> Position:
     """
     if text in ("earliest", "latest", "now"):
         return EARLIEST if text == "earliest" else LATEST
-    if _SEQUENCE.fullmatch(text):
-        return Position("sequence", int(text))
+    if (sequence := sequence_of(text)) is not None:
+        return Position("sequence", sequence)
     time_ns = _typed_time_ns(text.removeprefix("@"), zone, is_unix=text.startswith("@"))
     if time_ns is not None:
         return Position("time", max(0, time_ns))

@@ -11,6 +11,7 @@ from ..client.reading.broker_log import Bounds, BrokerLog, broker_label
 from ..client.reading.log_stream import Found
 from ..event_loop.retries import PATIENCE_S
 from ..log.gaps import Span
+from ..log.positions import sequence_of
 
 _TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
@@ -81,8 +82,8 @@ def resolve(log: Log, position: str) -> tuple[Bounds, int]:
 
     Raises the errors of `Log.bounds`.
     """
-    bounds = log.bounds(position)
-    return bounds, int(position) if position.isdecimal() else bounds.at
+    bounds, given = log.bounds(position), sequence_of(position)
+    return bounds, bounds.at if given is None else given
 
 
 class LogPlace(Protocol):

@@ -10,6 +10,7 @@ from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
 from ..client.reading.broker_log import broker_label
 from ..event_loop.retries import PATIENCE_S
+from ..protocol.address import is_unix_path, parse_address
 from ..protocol.errors import NSQError
 from ..text.numbers import parse_integer
 
@@ -50,10 +51,13 @@ def parse_addresses(name: str, text: str) -> dict[str, str]:
                 f"the option {name} must not have a user or password, because Spark shows it: give the secret with "
                 "authSecretFile"
             )
-        if "/" not in place and not place.rpartition(":")[2].isdecimal():
+        try:
+            if not is_unix_path(place):
+                parse_address(place)
+        except ValueError:
             raise OptionError(
                 f"the option {name} must be host:port, or several separated by commas: {text!r}"
-            )
+            ) from None
         found[broker_label(address)] = address
     return found
 

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from ...access.secret import NO_SECRET, Secret
 from ...api.request import Request
-from ...protocol.address import is_unix_path
+from ...protocol.address import is_unix_path, parse_address
 from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
 from ..arguments import check_type
@@ -90,10 +90,7 @@ class BrokerHTTP:
         self._host, self._port = "localhost", 0
         self._is_unix_socket = is_unix_path(address)
         if not self._is_unix_socket:
-            host, _, port = address.removeprefix(_HTTPS).rpartition(":")
-            if not port.isdecimal():
-                raise ValueError(f"{address!r} has no port; write it as host:port")
-            self._host, self._port = host.strip("[]"), int(port)
+            self._host, self._port = parse_address(address.removeprefix(_HTTPS))
         self._secret = secret
         self._clear_address = "" if self._is_unix_socket or self._tls is not None else address
         self._kept: list[_Kept] = []  # one, or one more for each other thread that just made a request

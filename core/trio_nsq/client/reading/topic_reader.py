@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 import trio
 
@@ -17,6 +17,7 @@ from ...api.request import Procedure, Request, perform
 from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ...http.client import HEADERS, Answer, HTTPClient, NotHTTP, RequestFailed
 from ...http.urls import URL
+from ...log.positions import sequence_of
 from ...log.records import RecordBatch
 from ...platform.requirements import require_trio
 from ...protocol import NSQError
@@ -151,12 +152,12 @@ class TopicReader:
             raise ConnectionFailed(self._address, str(exc)) from exc
         self.start_sequence = self.position
         # Sequences that retention has deleted are reported as a gap.
-        if _is_sequence(self._start):
-            self.position = min(int(self._start), self.position)
+        if (start := _sequence_of(self._start)) is not None:
+            self.position = min(start, self.position)
         # The broker's end is never before the oldest retained sequence; the requested end may be.
         if self._until is not None and not self._follow:
-            if _is_sequence(self._end):
-                self._until = max(self.position, min(int(self._end), self._until))
+            if (end := _sequence_of(self._end)) is not None:
+                self._until = max(self.position, min(end, self._until))
             self.end_sequence = self._until
         if self._answer is not None:
             self._answer[1].position, self._answer[1].end = self.position, self._until
@@ -325,5 +326,5 @@ def _limited() -> Iterator[None]:
         raise NotHTTP(f"the answer is not HTTP. {WRONG_PORT}") from exc
 
 
-def _is_sequence(position: int | str | None) -> TypeGuard[int | str]:
-    return isinstance(position, int) or (position is not None and position.isdecimal())
+def _sequence_of(position: int | str | None) -> int | None:
+    return sequence_of(position) if isinstance(position, str) else position

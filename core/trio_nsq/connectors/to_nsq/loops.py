@@ -3,7 +3,7 @@
 import trio
 
 from ...fleet.identity import BrokerIdentity
-from ...protocol.address import parse_address
+from ...protocol.address import MAX_PORT, format_address, parse_address
 from ..source.broker_http import BrokerFinder
 from ..source.options import BrokerAddresses
 from .errors import LoopFound
@@ -67,10 +67,11 @@ class LoopCheck:
 
 def _next_port(address: str) -> str:
     """Return the HTTP address that belongs to a TCP address by convention; empty if there is none."""
-    host, _, port = address.rpartition(":")
-    if "/" in address or not port.isdecimal() or int(port) >= 65535:
+    try:
+        host, port = parse_address(address)
+    except ValueError:
         return ""
-    return f"{host}:{int(port) + 1}"
+    return format_address(host, port + 1) if "/" not in address and port < MAX_PORT else ""
 
 
 async def _tcp_places(address: str, identity: BrokerIdentity | None) -> set[tuple[str, int]]:

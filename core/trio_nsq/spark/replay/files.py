@@ -130,10 +130,13 @@ def list_files(place: str) -> tuple[str, list[StoredFile]]:
         except UnicodeEncodeError:
             raise not_utf8(os.fsencode(f"{place}/{name}".rstrip("/"))) from None
     _refuse_table(shown, found)
-    files = [each for each in found if each.name.lower().endswith(_SUFFIXES)]
-    files = [each for each in files if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
+    parquet = [each for each in found if each.name.lower().endswith(_SUFFIXES)]
+    files = [each for each in parquet if not any(part.startswith(_HIDDEN) for part in each.name.split("/"))]
     if not files:
-        raise ReplayFileError(f"{shown} has no Parquet files (names that end in .parquet)")
+        hidden = (
+            f"; {parquet[0].name} is ignored because of a name that begins with . or _" if parquet else ""
+        )
+        raise ReplayFileError(f"{shown} has no Parquet files (names that end in .parquet){hidden}")
     return place.rstrip("/") or "/", sorted(files)
 
 

@@ -31,6 +31,7 @@ from .rows import RowGroupRange
 from .task import ReplayTask
 
 VERSION = 2
+_FILE = "job.json"
 _QUESTIONS = 8
 """How many pieces to ask a broker about at the same time."""
 KEPT_S = 7 * 24 * 3600
@@ -73,8 +74,9 @@ class ReplayJob:
         self._folder = folder
         self._storage = LocalStorage(folder, PRIVATE_MODE)
         self._plan: _Plan | None = None
-        found = self._storage.read("job.json")
+        found = self._storage.read(_FILE)
         self.is_new = found is None
+        self._version = None if found is None else found.version
         if found is None:
             if request is None:
                 raise JobError(f"there is no job {name} in {folder.parent}")
@@ -115,6 +117,7 @@ class ReplayJob:
             raise JobError(f"the job {self.name} cannot be read, in {self._folder}: {exc!r}") from exc
 
     def _save(self, *, complete: bool = False) -> None:
+        """Write `job.json`. Raises ChangedMeanwhile: it is not the file that was read or written last."""
         assert self._plan is not None
         plan = self._plan
         found = {
@@ -125,7 +128,8 @@ class ReplayJob:
             "request": asdict(self.request),
             "plan": asdict(replace(plan, pieces=[])) | {"pieces": [] if complete else plan.pieces},
         }
-        self._storage.put("job.json", json.dumps(found, separators=(",", ":")).encode() + b"\n")
+        data = json.dumps(found, separators=(",", ":")).encode() + b"\n"
+        self._version = self._storage.replace(_FILE, data, self._version)
 
     # ------------------------------------------------------------------ the plan
 
@@ -317,7 +321,7 @@ def open_job(
     """
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     folder = jobs / name
-    if request is None and not (folder / "job.json").exists():
+    if request is None and not (folder / _FILE).exists():
         raise JobError(
             f"there is no job {name} in {jobs}; start one with 'qcli replay FOLDER TOPIC --job {name}'"
         )
@@ -328,7 +332,7 @@ def open_job(
         try:
             yield job
         finally:
-            if not (folder / "job.json").exists():  # the job was not planned
+            if not (folder / _FILE).exists():  # the job was not planned
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -339,7 +343,7 @@ def remove_old_jobs(jobs: Path, now_s: float) -> None:
         jobs: The folder of all jobs; need not exist.
         now_s: The time, Unix seconds.
     """
-    for path in jobs.glob("*/job.json"):
+    for path in jobs.glob(f"*/{_FILE}"):
         try:
             if path.stat().st_mtime < now_s - KEPT_S and json.loads(path.read_bytes())["complete"]:
                 shutil.rmtree(path.parent, ignore_errors=True)

@@ -114,6 +114,14 @@ class PieceResult(ReplayCounts):
     complete: bool = False
 
     def save(self, storage: Storage) -> None:
+        """Write the file of the piece, unless an earlier or concurrent attempt has got further.
+
+        A repeated attempt begins with the first batch again, and its end may be as sudden: a broker that does not
+        deduplicate would get the batches between once more.
+        """
+        there = self.load(storage, self.piece)
+        if there is not None and (there.complete, there.batches) > (self.complete, self.batches):
+            return
         storage.put(_path(self.piece), json.dumps(asdict(self)).encode())
 
     @classmethod

@@ -4,6 +4,7 @@ import re
 import socket
 import struct
 
+from ...protocol.address import parse_address
 from .failures import SparkFailed
 
 _CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S = 3.0, 10.0
@@ -38,12 +39,15 @@ def check_master(url: str | None) -> None:
         return
     reasons = []
     for place in url.removeprefix("spark://").split(","):
-        host, _, port = place.rpartition(":")
-        if not (host and port.isdecimal()):
-            raise SparkFailed(f"the URL {url} is not that of a Spark master: {place} is not HOST:PORT")
         try:
-            _ask(host.strip("[]"), int(port))
-        except (OSError, OverflowError) as exc:
+            host, port = parse_address(place)
+        except ValueError:
+            raise SparkFailed(
+                f"the URL {url} is not that of a Spark master: {place} is not HOST:PORT"
+            ) from None
+        try:
+            _ask(host, port)
+        except OSError as exc:
             reasons.append(f"{place}: {getattr(exc, 'strerror', None) or exc}".lower())
         else:
             return
@@ -60,7 +64,6 @@ def _ask(host: str, port: int) -> None:
 
     Raises:
         OSError: It does not accept connections, does not answer, or speaks another protocol.
-        OverflowError: The port is not one.
     """
     with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as connection:
         connection.settimeout(_ANSWER_TIMEOUT_S)
