@@ -45,6 +45,7 @@ _FENCE = re.compile(
 _NUMBER = re.compile(
     r"\b(?:[0-9a-f]{16}){1,2}\b|\d{4}-\d\d-\d\d[T ][\d:.]+Z?|\d[\d,.]*(?:[smhd](?:\d\d[smh])?\b| (?:[KMG]i)?B\b)?"
 )
+_PATIENCE_S = 60
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
 
@@ -92,18 +93,17 @@ def console_steps(text: str) -> Iterator[Step]:
 
 
 def script(steps: list[Step], ports: dict[int, int]) -> str:
-    """Return a bash script of all steps that uses these ports instead of NSQ's, and waits until each server listens."""
+    """Return a bash script of all steps that uses these ports instead of NSQ's.
+
+    The pages themselves wait for the servers that they start; here they are more patient.
+    """
     lines = ["set -e"]
     for step in steps:
         line = re.sub(
             r"(?<=[\w.]:)(4150|4151|4152|4160|4161)\b", lambda match: str(ports[int(match[1])]), step.line
         )
-        lines += [f"printf '%s\\n' {shlex.quote('+ ' + line)} >&$1", line]
-        for command, port in (("serve", 4151), ("lookupd", 4161)):
-            if re.search(rf"qcli {command}\b.*&$", line, re.DOTALL):
-                probe = f"(: </dev/tcp/127.0.0.1/{ports[port]}) 2>/dev/null"
-                lines.append(f"until {probe}; do sleep 0.05; done")
-        lines += [f"echo {_END}"]
+        line = re.sub(r"(?<=--wait )10s\b", f"{_PATIENCE_S}s", line)
+        lines += [f"printf '%s\\n' {shlex.quote('+ ' + line)} >&$1", line, f"echo {_END}"]
     return "\n".join(lines) + "\n"
 
 
