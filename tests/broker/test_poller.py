@@ -480,3 +480,24 @@ async def test_closed_connection_is_freed_at_once(tmp_path: Path, end: str) -> N
                 if connections() == before:
                     break
             assert connections() == before
+
+
+# ---------------------------------------------------------------------- states
+
+
+async def test_client_changes_hands_only_as_its_states_allow() -> None:
+    poller, served = Poller(), list[str]()
+    client = PolledClient("one", served, poller)
+    try:
+        for leave in (client.rest, client.await_completion, client.hand_over):
+            with pytest.raises(AssertionError):
+                leave()  # the poller has it: only `serve` begins something
+        assert client.serve() is False
+        assert served == ["one"]
+        client.stop_polling()
+        with pytest.raises(AssertionError):
+            client.await_completion()  # its task has it, and would read at the same time
+        client.hand_over()  # wakes the task
+        client.rest()
+    finally:
+        client.close()

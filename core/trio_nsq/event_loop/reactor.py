@@ -41,7 +41,14 @@ _ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class EndpointState(Enum):
-    """Which task reads a client's socket."""
+    """Which task reads a client's socket. `PolledEndpoint` has all transitions, and checks them.
+
+    IN_TASK  -- rest -->              RESTING
+    RESTING  -- serve -->             SERVING
+    SERVING  -- rest -->              RESTING
+    SERVING  -- await_completion -->  AWAITING, and from there each of these three, when the result is there
+    SERVING  -- hand_over -->         IN_TASK
+    """
 
     RESTING = auto()
     """The poller, when data arrives."""
@@ -50,7 +57,7 @@ class EndpointState(Enum):
     AWAITING = auto()
     """None: the client waits for a result. The code that completes it continues with the client."""
     IN_TASK = auto()
-    """The client's own task."""
+    """The client's own task, which may wait for a result, too."""
 
 
 # Globals: an attribute lookup on the enum costs more than the comparison.
@@ -129,14 +136,17 @@ class PolledEndpoint:
 
     def rest(self) -> None:
         """Leave the client to the poller."""
+        assert self.state is not RESTING
         self.state = RESTING
 
     def await_completion(self) -> None:
         """Stop reading until the client's request is complete."""
+        assert self.state is SERVING or self.state is AWAITING
         self.state = AWAITING
 
     def hand_over(self) -> None:
         """Wake the client's task."""
+        assert self.state is not RESTING
         self.state = IN_TASK
         self.handed_over.set()
 

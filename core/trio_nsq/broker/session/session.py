@@ -1,16 +1,16 @@
 """A session with one TCP client: executes its commands, and answers them in order."""
 
 import logging
-import math
 import socket
 import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from time import perf_counter
 from typing import Final, NamedTuple
 
 import trio
 
-from ...event_loop.reactor import IN_TASK, RECEIVE_BYTES, RESTING, PolledEndpoint
+from ...event_loop.reactor import IN_TASK, RECEIVE_BYTES, PolledEndpoint
 from ...protocol import CommandError
 from ...protocol.command_reader import CommandReader
 from ...protocol.commands import (
@@ -41,6 +41,29 @@ logger = logging.getLogger("trio_nsq.broker")
 _NS_PER_MS: Final = 1_000_000
 
 
+class Progress(Enum):
+    """How far `Session.execute_now` has come, and so what the client does next."""
+
+    IDLE = auto()
+    """All commands read are executed: it sends the answers and waits for data."""
+    STORING = auto()
+    """The log stores `publishes`. They are then answered, and the client goes on."""
+    BLOCKED = auto()
+    """`publishes` wait for their topic or for a permission: the task waits for it, and stores them."""
+    WAITING = auto()
+    """`next` has to wait, an IDENTIFY, SUB or AUTH: the task executes it."""
+    TURN_OVER = auto()
+    """There are more commands: the task lets others run, and goes on."""
+
+
+# Globals: an attribute lookup on the enum costs more than the comparison.
+IDLE: Final = Progress.IDLE
+STORING: Final = Progress.STORING
+BLOCKED: Final = Progress.BLOCKED
+WAITING: Final = Progress.WAITING
+TURN_OVER: Final = Progress.TURN_OVER
+
+
 class Subscription(NamedTuple):
     """A channel, and the client's consumer in it."""
 
@@ -51,22 +74,18 @@ class Subscription(NamedTuple):
 class Session(PolledEndpoint):
     """The synchronous part of a client's session; `ClientTask` is the part that waits.
 
-    It is the `Subscriber` of its consumer. The poller executes commands by `serve_data`. A command that has to wait is
-    handed over to the client's own task, which returns the client to the poller when all input is executed. While the
-    log stores publishes, neither reads. See `EndpointState`.
+    It is the `Subscriber` of its consumer. `EndpointState` says what has the client: the poller, executing commands by
+    `serve_data`, or the task, to which the poller hands it over. `Progress` says why, and both act on it.
 
     Attributes:
         peer: The client's address.
         connected_s: Connect time, Unix seconds.
         pub_counts: Messages published, by topic.
         subscription: The subscribed channel; None before SUB.
-        is_refused: The final error frame is sent, so no heartbeats follow.
-        silent_since_s: Start of the client's silence, by trio's clock; math.inf while the broker does not wait for it.
+        rested_s: When the broker last began to wait for the client, by trio's clock.
         handed: Data for the task to execute, or an exception for it to raise.
         publishes: Publishes to one topic, to be stored together.
         next: The command or error that follows the publishes.
-        is_storing: The log is storing the publishes.
-        stored: Set when the publishes are stored, if the task has the client.
         answered: The send buffer has an answer that must be flushed.
         scope: Cancelled to close the connection.
     """
@@ -85,20 +104,16 @@ class Session(PolledEndpoint):
         self.reader.auth_required = not self.authorizer.allows_all
         host = peer.rpartition(":")[0].strip("[]")
         self.handshake = Handshake(services, self.reader, self.transport, host)
-        self.is_refused = False
-        self.silent_since_s = math.inf
+        self.rested_s = 0.0
         self.handed: bytes | Exception | None = None
         self.publishes: list[Publish] = []
         self.next: Command | CommandError | None = None
-        self.is_storing = False
-        self.stored = trio.Event()
         self.answered = False
         self.scope = trio.CancelScope()
         self._services = services
         self._timers = services.timers
         self._delivery = services.delivery
         self._pacing = services.options.pacing
-        self._turn_over_s = 0.0  # by `perf_counter`
         self._takes_room = False  # has a reservation in the broker's `Bodies`, or waits for one
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
@@ -109,18 +124,9 @@ class Session(PolledEndpoint):
     # ------------------------------------------------------------------ reading
 
     def rest(self) -> None:
-        """Return the client to the poller."""
-        self.state = RESTING
-        self.silent_since_s = self._timers.clock_s()
-
-    def begin_turn(self) -> None:
-        """In the task: start a new turn, after other tasks have run."""
-        self._turn_over_s = perf_counter() + self._pacing.turn_s
-
-    @property
-    def turn_is_over(self) -> bool:
-        """In the task: whether to let other tasks run."""
-        return perf_counter() > self._turn_over_s
+        """Return the client to the poller, and wait for its data."""
+        PolledEndpoint.rest(self)
+        self.rested_s = self._timers.clock_s()
 
     def serve_data(self, data: bytes | None) -> None:
         """As `PolledEndpoint.serve_data`."""
@@ -134,13 +140,13 @@ class Session(PolledEndpoint):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Execute the commands read, until none is left, a publish is being stored, or the task is needed."""
+        """In the poller: execute the commands read. Hand the client over if it needs the task."""
         try:
-            if self.execute_now():
+            progress = self.execute_now()
+            if progress is IDLE:
                 self._end_turn()
-            elif self.is_storing:
+            elif progress is STORING:
                 self.await_completion()
-                self.silent_since_s = math.inf
             else:
                 self._hand_over(None)
         except Exception as exc:  # the task distinguishes the client's errors from bugs
@@ -167,7 +173,6 @@ class Session(PolledEndpoint):
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to execute this data, to raise this exception, or (None) to execute the commands read."""
-        self.silent_since_s = math.inf
         self.handed = what
         self.hand_over()
 
@@ -248,11 +253,10 @@ class Session(PolledEndpoint):
 
     # ------------------------------------------------------------------ commands
 
-    def execute_now(self) -> bool:
+    def execute_now(self) -> Progress:
         """Execute the complete commands in order. Consecutive publishes to a topic are stored together.
 
-        Returns False if a command has to wait, or the turn is over. Raises CommandError: the next command violates the
-        protocol; those before it are executed.
+        Raises CommandError: the next command violates the protocol; those before it are executed.
         """
         pacing = self._pacing
         left, over_s = pacing.commands_at_least, 0.0
@@ -263,24 +267,24 @@ class Session(PolledEndpoint):
                 continue
             if self.publishes:  # before anything else: answers keep the order of the commands
                 self.next = command
-                if not self.store() or (self.state is IN_TASK and self.turn_is_over):
-                    return False
+                if (progress := self.store()) is not IDLE:
+                    return progress
             elif command is None:
                 break
             elif isinstance(command, CommandError):
                 raise command
             elif not self._execute(command):
                 self.next = command
-                return False
-            elif not (left := left - 1):
+                return WAITING
+            if not (left := left - 1):
                 now_s = perf_counter()
                 over_s = over_s or now_s + pacing.commands_s
                 if now_s >= over_s:
-                    return False
+                    return TURN_OVER
                 left = pacing.commands_at_least
         if self.subscription is not None and self.subscription.channel.has_work:
             self._delivery.deliver(self.subscription.channel)
-        return True
+        return IDLE
 
     def _next_command(self) -> Command | CommandError | None:
         if self.next is not None:
@@ -291,22 +295,21 @@ class Session(PolledEndpoint):
         except CommandError as exc:
             return exc
 
-    def store(self) -> bool:
-        """Store the publishes. Returns False if the session has to wait for that, or before it may do so."""
+    def store(self) -> Progress:
+        """Have the log store the publishes: `STORING`, `BLOCKED`, or `IDLE` if they are refused, and answered."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
         topic = self._services.broker.publishable(name)
         if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
-            return False
+            return BLOCKED
         try:
-            self._services.write_path.submit(topic, self.publications(), self._complete_publishes)
+            self._services.write_path.submit(topic, self._publications(), self._complete_publishes)
         except PublishRefused as exc:
             self.answer_publishes(exc)
-            return True
-        self.is_storing = True
-        return False
+            return IDLE
+        return STORING
 
-    def publications(self) -> list[Publication]:
+    def _publications(self) -> list[Publication]:
         """Convert the publishes for the write path."""
         return [
             Publication([p.messages], self._timers.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
@@ -315,10 +318,9 @@ class Session(PolledEndpoint):
 
     def _complete_publishes(self, error: PublishRefused | None) -> None:
         """Answer the stored publishes, and continue: wake the task if it has the client, else execute on here."""
-        self.is_storing = False
         self.answer_publishes(error)
         if self.state is IN_TASK:
-            self.stored.set()
+            self.hand_over()
             return
         if self.next is None and self.subscription is None:
             self._end_turn()  # fast path: no further command, and no channel to serve

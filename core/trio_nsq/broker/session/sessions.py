@@ -4,9 +4,11 @@ import logging
 import math
 import socket
 from random import random
+from time import perf_counter
 
 import trio
 
+from ...event_loop.reactor import RESTING
 from ...log import LogError
 from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
@@ -18,7 +20,7 @@ from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
 from ..state.consumer import Consumer
 from .services import Services
-from .session import Session, Subscription
+from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -33,6 +35,8 @@ class ClientTask:
         self._session = session
         self._services = services
         self._settings_changed = trio.Event()
+        self._is_refused = False  # the final error frame is sent, so no heartbeats follow
+        self._turn_over_s = 0.0  # by `perf_counter`
         session.send_buffer.patience_s = self._heartbeat_interval_s
 
     @property
@@ -105,10 +109,8 @@ class ClientTask:
                     continue
                 except OSError:
                     return None
-            session.handed_over = trio.Event()
             session.rest()
-            await session.handed_over.wait()
-            session.begin_turn()
+            await self._until_handed_over()
             handed, session.handed = session.handed, None
             if isinstance(handed, Exception):
                 raise handed
@@ -136,12 +138,25 @@ class ClientTask:
             reader = session.reader
             await self._services.bodies.wait(session, reader.missing_bytes, reader.large_bodies)
 
+    async def _until_handed_over(self) -> None:
+        """Wait until the client needs this task, or its publishes are stored."""
+        self._session.handed_over = trio.Event()
+        await self._session.handed_over.wait()
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        """Start a new turn, after other tasks have run."""
+        self._turn_over_s = perf_counter() + self._services.options.pacing.turn_s
+
+    async def _end_turn(self) -> None:
+        """Let other tasks run."""
+        await trio.lowlevel.checkpoint()
+        self._begin_turn()
+
     async def _end_long_turn(self) -> None:
         """Let other tasks run if this task's turn is over."""
-        session = self._session
-        if session.turn_is_over:
-            await trio.lowlevel.checkpoint()
-            session.begin_turn()
+        if perf_counter() > self._turn_over_s:
+            await self._end_turn()
 
     async def _send_answers(self) -> None:
         session = self._session
@@ -152,7 +167,7 @@ class ClientTask:
     async def _refuse(self, error: CommandError) -> None:
         """Send the final error frame. No messages or heartbeats follow."""
         session = self._session
-        session.is_refused = True
+        self._is_refused = True
         session.leave_channel()
         if isinstance(error, AuthRequired):
             session.authorizer.record_missing_auth(error)
@@ -171,7 +186,7 @@ class ClientTask:
         next_beat_s = trio.current_time() + self._heartbeat_interval_s
         while True:
             # A silence that starts after now cannot exceed the limit before the next heartbeat.
-            too_long_s = session.silent_since_s + 2 * self._heartbeat_interval_s
+            too_long_s = self._silent_since_s + 2 * self._heartbeat_interval_s
             until_s = min(next_beat_s, too_long_s)
             with trio.move_on_at(until_s):
                 await self._settings_changed.wait()
@@ -179,19 +194,24 @@ class ClientTask:
                 next_beat_s = trio.current_time() + self._heartbeat_interval_s
                 continue
             now_s = trio.current_time()
-            if now_s >= session.silent_since_s + 2 * self._heartbeat_interval_s:
+            if now_s >= self._silent_since_s + 2 * self._heartbeat_interval_s:
                 if session.transport.has_unread or now_s > until_s + self._heartbeat_interval_s:
                     # The broker was late, not the client, which may have waited for heartbeats.
-                    session.silent_since_s = next_beat_s = now_s
+                    session.rested_s = next_beat_s = now_s
                     continue
                 logger.info("%s: closed, nothing heard for two heartbeats", session.peer)
                 session.close()
                 return
             if now_s >= next_beat_s:
                 next_beat_s += self._heartbeat_interval_s
-                if session.reader.greeted and not (session.is_refused or session.handshake.under_way):
+                if session.reader.greeted and not (self._is_refused or session.handshake.under_way):
                     session.answer(HEARTBEAT_FRAME)
                     session.flush_answers()
+
+    @property
+    def _silent_since_s(self) -> float:
+        """Start of the client's silence, by trio's clock; math.inf while the broker does not wait for it."""
+        return self._session.rested_s if self._session.state is RESTING else math.inf
 
     async def _limit_login(self) -> None:
         """Close a client that does not authenticate: strangers must not keep connections from others."""
@@ -210,21 +230,17 @@ class ClientTask:
         session.close()
 
     async def _execute_all(self) -> None:
-        """In the task: execute the complete commands. Raises CommandError."""
+        """Execute the complete commands. Raises CommandError."""
         session = self._session
-        while not session.execute_now():
-            if session.is_storing:
-                await self._until_stored()
-            elif session.publishes:
+        while (progress := session.execute_now()) is not IDLE:
+            if progress is STORING:
+                await self._until_handed_over()
+            elif progress is BLOCKED:
                 await self._until_publishable(session.publishes[0])
-            else:
+            elif progress is WAITING:
                 await self._execute_next()
-
-    async def _until_stored(self) -> None:
-        session = self._session
-        session.stored = trio.Event()
-        await session.stored.wait()
-        session.begin_turn()
+            else:
+                await self._end_turn()
 
     async def _until_publishable(self, first: Publish) -> None:
         """Wait until the publishes can be stored, and store them like those that need not wait. Raises CommandError."""
@@ -235,13 +251,14 @@ class ClientTask:
         except PublishRefused as exc:
             session.answer_publishes(exc)
             return
-        session.store()  # in vain if the authorization has expired meanwhile; the caller tries again
-        if session.is_storing:
-            await self._until_stored()
+        if (
+            session.store() is STORING
+        ):  # not if the authorization has expired meanwhile; the caller tries again
+            await self._until_handed_over()
         await topics.forget_new(topic)  # unless they are stored
 
     async def _execute_next(self) -> None:
-        """In the task: execute the command that has to wait, or let other tasks run. Raises CommandError."""
+        """Execute the command that has to wait. Raises CommandError."""
         session = self._session
         command, session.next = session.next, None
         if isinstance(command, Identify):
@@ -252,11 +269,6 @@ class ClientTask:
             reply = await session.authorizer.authenticate(command.secret, session.transport.tls)
             session.reader.auth_required = False
             session.answer(encode_response(reply))
-        elif command is None:  # the turn ended between two commands
-            await trio.lowlevel.checkpoint()
-        else:
-            session.next = command
-            await self._end_long_turn()
 
     async def _identify(self, command: Identify) -> None:
         session, before = self._session, self._session.handshake.settings
