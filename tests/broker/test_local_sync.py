@@ -565,3 +565,8 @@ async def test_file_is_kept_if_the_sync_of_a_full_segment_failed(tmp_path: Path,
             await until(lambda: not kept.exists())
     assert kept.exists() == (not deletes)
     assert not (tmp_path / "write-ahead.2").exists()
+
+
+def test_a_limit_below_which_no_sync_is_fast_is_refused() -> None:
+    with pytest.raises(ValueError, match="fast_sync_s"):
+        Pacing(fast_sync_s=0)

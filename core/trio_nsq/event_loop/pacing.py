@@ -32,7 +32,7 @@ class Pacing:
         min_commit_threads, max_commit_threads: Number of threads that sync.
         fast_sync_s: If syncs take less than this on average, the minimum number of threads is best: each working thread
             makes the event loop wait for the GIL. Slower disks get more threads. And if none was longer than `turn_s`,
-            the event loop syncs by itself if it has nothing else to do.
+            the event loop syncs by itself if it has nothing else to do. More than 0.
         small_sync_bytes: Maximum bytes of such a sync, and of a topic's waiting writes for the write-ahead log: that
             doubles what is written, so it gains only if syncs take longer than the bytes.
         loop_pause: After a sync that took longer than `turn_s`, only threads sync for this many times its duration. So
@@ -69,3 +69,7 @@ class Pacing:
     ahead_file_bytes: int = 16 * 1024 * 1024
     ahead_file_s: float = 10.0
     ahead_retry_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.fast_sync_s <= 0:
+            raise ValueError("fast_sync_s must be more than 0")
