@@ -20,6 +20,7 @@ from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.data_folder import DataFolder
+from trio_nsq.log import Files
 from trio_nsq.protocol.messages import pack_messages
 
 NAMES = ("a", "b", "c#ephemeral")
@@ -37,6 +38,13 @@ STEPS = (
     "answer",
     "drain",
 )
+
+
+class HeldRemovals(HeldFiles):
+    """Files of which only the removal of a topic's folder is held: topics are saved meanwhile."""
+
+    def rename(self, path: Path, to: Path) -> None:
+        (super() if path.suffix == ".topic" else Files()).rename(path, to)
 
 
 class HeldLookup:
@@ -71,7 +79,9 @@ class Run:
         deleting: Names of topics whose deletion has begun, and not ended.
     """
 
-    def __init__(self, server: Server, files: HeldFiles, lookup: HeldLookup, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, server: Server, files: HeldRemovals, lookup: HeldLookup, nursery: trio.Nursery
+    ) -> None:
         self.server = server
         self.deleting: set[str] = set()
         self._files = files
@@ -138,7 +148,7 @@ class Run:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Run]:
-    files = HeldFiles()
+    files = HeldRemovals()
     data_folder = DataFolder(folder / "d", files)
     options = BrokerOptions(
         data_path=folder / "d", sync="interval", topic_defaults=TopicSettings(max_messages=FULL)

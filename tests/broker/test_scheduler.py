@@ -186,6 +186,9 @@ async def test_work_that_waits_for_clients_is_done_before_the_sleep() -> None:
 
 
 async def test_round_ends_even_if_its_end_raises() -> None:
+    def complete(error: object) -> None:
+        raise ZeroDivisionError("a defect")
+
     async with scheduling(runs=False) as running:
 
         async def run() -> None:
@@ -195,12 +198,20 @@ async def test_round_ends_even_if_its_end_raises() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await settle()
-            running.log.is_broken = True
-            running.poller.call_soon(running.submit)
+            running.poller.call_soon(running.submit, complete)
         assert not running.poller.in_round
+
+
+async def test_publish_is_refused_if_its_log_has_a_defect_and_later_ones_are_stored() -> None:
+    completed: list[str] = []
+    async with scheduling() as running:
+        running.log.is_broken = True
+        running.submit(lambda error: completed.append(str(error)))
+        await settle()
         running.log.is_broken = False
-        running.log.go_on.set()
-        await running.write_path.roll(running.topic)  # which continues with its publishes
+        running.submit(lambda error: completed.append(str(error)))
+        await settle()
+    assert completed == ["internal error", "None"]
 
 
 # ---------------------------------------------------------------------- busy-waiting

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.api import Api, address, running_api
-from broker.support import PATIENCE_S, connected, dpub, identify, mpub, pub
+from broker.support import PATIENCE_S, connected, dpub, identify, mpub, pub, threads_done
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.topics import Topics
 from trio_nsq.log import DiskLog
@@ -118,6 +118,7 @@ def test_slow_way_equals_the_fast_way(waited: list[str], clients: list[tuple[str
                     fast = await answers(api, f"there{number}", kind, publishes)
                     slow = await answers(api, f"new{number}", kind, publishes)
                     assert plain(slow, f"new{number}") == plain(fast, f"there{number}")
+                await threads_done()  # new topics are removed after the answer
                 counts = {
                     topic["topic_name"]: (topic["message_count"], topic["message_bytes"], topic["depth"])
                     for topic in (await api.stats())["topics"]

@@ -114,6 +114,7 @@ class Server:
             broker, options, folder, timers, write_path, delivery, self.checkpointer, self._loader, self.readers,
             nursery,
         )  # fmt: skip
+        write_path.on_refused = self.topics.forget_new_soon
         self.drain_mode = DrainMode(broker, self.topics, write_path)
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self.moves = Moves(broker, timers, write_path, delivery, self.checkpointer, self.readers)

@@ -39,19 +39,6 @@ _DUE_AT_ONCE = 256
 """A new channel gets this many of the due messages that waited for it at once; further ones at the next alarm."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Deletion:
-    """A running deletion of a topic.
-
-    Attributes:
-        only_if_unused: The topic was created for a request that then failed. Other requests wait for the deletion.
-        done: Set at the end.
-    """
-
-    only_if_unused: bool
-    done: trio.Event = field(default_factory=trio.Event)
-
-
 @dataclass(eq=False, slots=True)
 class Topics:
     """Creates and deletes topics and channels. One for a broker.
@@ -72,10 +59,10 @@ class Topics:
     readers: Readers
     nursery: trio.Nursery
     lookup: "LookupRegistration | None" = field(default=None, init=False)
-    _deleting: dict[str, _Deletion] = field(default_factory=dict, init=False)
     # Names of channels that are being created.
     _creating: dict[Topic, set[str]] = field(default_factory=dict, init=False)
-    _precreating: dict[Topic, trio.Event] = field(default_factory=dict, init=False)
+    # Set when a name has left `Broker.deleting`, or a topic has the channels of other brokers, if a task waits for it.
+    _changes: dict[str | Topic, trio.Event] = field(default_factory=dict, init=False)
 
     # ------------------------------------------------------------------ publishing
 
@@ -88,16 +75,12 @@ class Topics:
             internal: The broker moves messages that it has already. It does so while it drains, too.
         """
         topic = await self.until_publishable(topic_name, internal=internal)
-        try:
-            await self.write_path.publish(topic, publications)
-        except PublishRefused:
-            await self.forget_new(topic)
-            raise
+        await self.write_path.publish(topic, publications)
 
     async def until_publishable(self, name: str, *, internal: bool = False) -> Topic:
         """Return the topic of this name as soon as it is `Broker.publishable`; create it if needed.
 
-        The caller then publishes without waiting in between. If that is refused, it calls `forget_new`.
+        The caller then publishes without waiting in between.
 
         Args:
             internal: As of `publish`.
@@ -114,9 +97,9 @@ class Topics:
                 topic = self._topic(name)
             except LogError as exc:
                 raise PublishRefused(str(exc)) from exc
-            if (precreating := self._precreating.get(topic)) is None:
+            if topic not in self.broker.incomplete:
                 return topic
-            await precreating.wait()
+            await self._change(topic)
 
     def refuse_if_draining(self) -> None:
         """Raise Draining if the broker accepts no publishes of clients."""
@@ -204,12 +187,20 @@ class Topics:
 
         Raises PublishRefused: a client deletes it, or the broker stops.
         """
-        deletion = self._deleting.get(name)
-        if self.broker.stopping or (deletion is not None and not deletion.only_if_unused):
+        only_if_unused = self.broker.deleting.get(name)
+        if self.broker.stopping or only_if_unused is False:
             raise PublishRefused("exiting")
-        if deletion is not None:
-            await deletion.done.wait()
-        return deletion is not None
+        if only_if_unused:
+            await self._change(name)
+        return only_if_unused is not None
+
+    async def _change(self, of: str | Topic) -> None:
+        """Wait until the topic of this name is deleted, or this topic has the channels that it has on other brokers."""
+        await self._changes.setdefault(of, trio.Event()).wait()
+
+    def _changed(self, of: str | Topic) -> None:
+        if (change := self._changes.pop(of, None)) is not None:
+            change.set()
 
     async def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name. Create it if needed, durably; `private` as in `subscribe`.
@@ -245,16 +236,15 @@ class Topics:
 
     async def forget_new(self, topic: Topic) -> None:
         """Delete a topic that is new and was not used: a refused request must leave no topic."""
-        if self._is_new(topic) and topic not in self._precreating:
+        if self._is_new(topic) and topic not in self.broker.incomplete:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
                 logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
 
-    def forget_new_soon(self, name: str) -> None:
-        """As `forget_new`, after a publish that did not wait was refused."""
-        topic = self.broker.topics.get(name)
-        if topic is not None and self._is_new(topic):
+    def forget_new_soon(self, topic: Topic) -> None:
+        """As `forget_new`, after a publish to the topic was refused."""
+        if self._is_new(topic):
             self.nursery.start_soon(self.forget_new, topic)
 
     def _is_new(self, topic: Topic) -> bool:
@@ -269,19 +259,18 @@ class Topics:
         With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels. Raises
         OSError: nothing was deleted.
         """
-        while (under_way := self._deleting.get(topic.name)) is not None:
-            await under_way.done.wait()
+        while topic.name in self.broker.deleting:
+            await self._change(topic.name)
         if self.broker.topics.get(topic.name) is not topic:
             return
-        self._deleting[topic.name] = _Deletion(only_if_unused)
-        self.broker.deleting.add(topic.name)
+        self.broker.deleting[topic.name] = only_if_unused
         try:
             with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
                 async with self.checkpointer.locked(topic):
                     await self._delete(topic, only_if_unused)
         finally:
-            self.broker.deleting.discard(topic.name)
-            self._deleting.pop(topic.name).done.set()
+            del self.broker.deleting[topic.name]
+            self._changed(topic.name)
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of an unavailable topic. Raises OSError: nothing was deleted."""
@@ -309,8 +298,9 @@ class Topics:
 
     async def deletions_done(self) -> None:
         """Wait until no topic is being deleted."""
-        for deletion in list(self._deleting.values()):
-            await deletion.done.wait()
+        for name in list(self.broker.deleting):
+            while name in self.broker.deleting:
+                await self._change(name)
 
     # ------------------------------------------------------------------ new topics
 
@@ -323,7 +313,6 @@ class Topics:
                 raise LimitReached(f"there are {limit} topics, as many as --max-topics allows")
             topic = self.broker.topic(name)
             if self.lookup is not None and self.lookup.addresses:
-                self._precreating[topic] = trio.Event()
                 self.broker.incomplete.add(topic)
                 self.nursery.start_soon(self._precreate, topic, self.lookup)
         return topic
@@ -350,7 +339,7 @@ class Topics:
             logger.exception("topic %s: its channels on other brokers could not be created here", topic.name)
         finally:
             self.broker.incomplete.discard(topic)
-            self._precreating.pop(topic).set()
+            self._changed(topic)
 
     async def _save_and_add(self, topic: Topic, names: Sequence[str], *, with_others: bool = False) -> None:
         """Create channels; `with_others` and errors as of `Checkpointer.change`. Ephemeral channels are not saved."""

@@ -82,21 +82,17 @@ class Publishing:
         """Submit the messages of a request. Returns False if that needs a task. Raises HTTPError."""
         if not _SLOW_PARAMETERS.isdisjoint(request.query):
             return False
-        name = request.query.get("topic", "")
         try:
-            topic = self._server.broker.publishable(name)
+            topic = self._server.broker.publishable(request.query.get("topic", ""))
             if topic is None or not (messages := read(request)):
                 return False
 
             def answer(error: PublishRefused | None) -> None:
-                if error is not None:
-                    self._server.topics.forget_new_soon(name)
                 on_response(_OK if error is None else refusal(error).response())
 
             self._server.write_path.submit(topic, [Publication([messages])], answer)
             return True
         except PublishRefused as exc:
-            self._server.topics.forget_new_soon(name)
             raise refusal(exc) from exc
 
     async def _publish(

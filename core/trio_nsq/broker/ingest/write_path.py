@@ -68,6 +68,7 @@ class WritePath:
         local: The local sync.
         syncs: The schedule of `--sync=interval`.
         due: Topics with collected publications that can be written now.
+        on_refused: Called with the topic of each refused publish, before its producer gets the answer.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class WritePath:
         # Collected, not written; several groups if they are large. No deque is empty.
         self._gathered: dict[Topic, deque[Group]] = {}
         self.due: dict[Topic, None] = {}
+        self.on_refused: Callable[[Topic], None] = lambda topic: None
         self._is_called = False  # a call of `write_gathered` is scheduled
         self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
@@ -149,9 +151,9 @@ class WritePath:
                 topic is the reason.
         """
         if self._closed:
-            raise PublishRefused("exiting")
+            raise self._refuse(topic, PublishRefused("exiting"))
         if (reason := self._spare_room.closed_because) and not topic.ephemeral:
-            raise PublishRefused(reason)
+            raise self._refuse(topic, PublishRefused(reason))
         size = 0
         for publication in publications:
             size += publication.record_bytes
@@ -174,13 +176,18 @@ class WritePath:
     def _check_limits(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if publications with records of `size` bytes exceed a limit; PublishRefused if held back."""
         if topic.held_back:
-            raise PublishRefused(topic.held_back)
+            raise self._refuse(topic, PublishRefused(topic.held_back))
         messages = sum(publication.count for publication in publications)
         groups = [write.group for write in self._stage.waiting(topic)]
         groups += self._gathered.get(topic, ())
         coming = sum(group.messages for group in groups), sum(group.size for group in groups)
         if reason := topic.limits.why_full(messages, size, *coming):
-            raise TopicFull(f"{reason}; nothing of it was stored")
+            raise self._refuse(topic, TopicFull(f"{reason}; nothing of it was stored"))
+
+    def _refuse(self, topic: Topic, refusal: PublishRefused) -> PublishRefused:
+        """Report a refused publish to this topic."""
+        self.on_refused(topic)
+        return refusal
 
     @property
     def is_busy(self) -> bool:
@@ -215,21 +222,20 @@ class WritePath:
     def _write_group(self, topic: Topic) -> bool:
         """Write a topic's collected publications; returns whether there are messages to deliver now."""
         group = self._gathered[topic][0]
-        if topic.log.begins_file(group.size):
-            if topic not in self._stage.topics:  # otherwise after the written ones are committed
-                self._nursery.start_soon(self._begin_file_for_group, topic)
-                self._holds[topic] = trio.Semaphore(0)
-            return False
-        self._take_group(topic)
-        if topic in self._gathered:
-            self.due[topic] = None
         began_s = perf_counter()
         try:
+            if topic.log.begins_file(group.size):
+                if topic not in self._stage.topics:  # otherwise after the written ones are committed
+                    self._nursery.start_soon(self._begin_file_for_group, topic)
+                    self._holds[topic] = trio.Semaphore(0)
+                return False
             records = self._write(topic, group)
         except Exception as exc:
+            self._take_group(topic)
             self._sync_cut_soon(topic)
             group.complete(self._refusal(topic, exc, group.size))
             return False
+        self._take_group(topic)
         write = Write(topic.log.writes, group, records, perf_counter() - began_s)
         if topic.ephemeral:
             return self._commit(topic, write)
@@ -241,13 +247,14 @@ class WritePath:
         self.local.request(topic, begins=False)
         return False
 
-    def _take_group(self, topic: Topic) -> Group:
-        """Remove and return the first of a topic's collected groups."""
+    def _take_group(self, topic: Topic) -> None:
+        """Remove the first of a topic's collected groups; the next one is due."""
         groups = self._gathered[topic]
-        group = groups.popleft()
-        if not groups:
+        groups.popleft()
+        if groups:
+            self.due[topic] = None
+        else:
             del self._gathered[topic]
-        return group
 
     def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
         if not topic.ephemeral and (reason := self._spare_room.begin_append()):
@@ -353,13 +360,13 @@ class WritePath:
     def _refusal(self, topic: Topic, error: Exception, size: int) -> PublishRefused:
         """Return the answer to producers after storing `size` bytes failed."""
         if isinstance(error, PublishRefused):
-            return error
+            return self._refuse(topic, error)
         if isinstance(error, LogError):
             self._record_error(error, size)
-            return PublishRefused(str(error))
+            return self._refuse(topic, PublishRefused(str(error)))
         # A defect in the broker must not stop it, nor later publishes. The producers get the error.
         logger.error("%s: a publish failed", topic.name, exc_info=error)
-        return PublishRefused("internal error")
+        return self._refuse(topic, PublishRefused("internal error"))
 
     def _record_error(self, error: LogError, size: int = 0) -> None:
         """Log and record why a write of `size` bytes, or a sync, failed."""

@@ -340,7 +340,6 @@ class Session(PolledEndpoint):
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + messages
             self.put_answer(OK_FRAME * commands)
             return
-        self._services.topics.forget_new_soon(topic_name)
         errors = [_publish_refusal(p.verb, error) for p in publishes for _ in range(p.commands)]
         if not self.handshake.identity.survive_refusals:
             self.next = errors[0]  # raised next, which ends the connection

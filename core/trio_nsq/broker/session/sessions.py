@@ -244,10 +244,10 @@ class ClientTask:
 
     async def _until_publishable(self, first: Publish) -> None:
         """Wait until the publishes can be stored, and store them like those that need not wait. Raises CommandError."""
-        session, topics = self._session, self._services.topics
+        session = self._session
         await session.authorizer.check(first.verb, first.topic)
         try:
-            topic = await topics.until_publishable(first.topic)
+            await self._services.topics.until_publishable(first.topic)
         except PublishRefused as exc:
             session.answer_publishes(exc)
             return
@@ -255,7 +255,6 @@ class ClientTask:
             session.store() is STORING
         ):  # not if the authorization has expired meanwhile; the caller tries again
             await self._until_handed_over()
-        await topics.forget_new(topic)  # unless they are stored
 
     async def _execute_next(self) -> None:
         """Execute the command that has to wait. Raises CommandError."""

@@ -75,7 +75,8 @@ class Broker:
         on_earlier_alarm: Called when the first alarm is earlier than before.
         draining: The broker refuses the publishes of clients.
         incomplete: New topics that do not have the channels yet that they have on other brokers.
-        deleting: Names of topics that are being deleted.
+        deleting: Topics that are being deleted, by name: whether only if they are unused, because they were created for
+            a request that then failed. Other requests wait for such a deletion.
         stopping: The broker stops and serves no topic any more.
         waits_for_disk: Passed to the message stores of topics; set it before creating topics.
     """
@@ -89,7 +90,7 @@ class Broker:
         self.on_names_changed: Callable[[str, str | None], None] = lambda topic, channel: None
         self.draining = False
         self.incomplete: set[Topic] = set()
-        self.deleting: set[str] = set()
+        self.deleting: dict[str, bool] = {}
         self.stopping = False
         self.waits_for_disk = True
         self._make_log = make_log
