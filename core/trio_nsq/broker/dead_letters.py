@@ -1,9 +1,8 @@
 """Dead letters: messages that failed their last attempt are moved to the channel's dead-letter topic.
 
 A message is stored durably in the dead-letter topic before its channel finishes it. A crash in between leaves it in
-both. So its record in the dead-letter topic names its origin, and a restart finishes it in the channel of origin
-(`confirm_moved_letters`). The restart checks all dead letters that may still be in a saved channel state: see
-`DeadLetterLedger`.
+both. So its record in the dead-letter topic names its origin, and a restart finishes it in the channel of origin: see
+`state/moved_letters.py`.
 """
 
 import logging
@@ -25,6 +24,7 @@ from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.message_store import MessageStore, Wanted
+from .state.moved_letters import MovedLetters
 from .state.settings import SettingsError
 from .state.withdrawn import Withdrawn
 from .topics import Topics
@@ -49,6 +49,7 @@ class DeadLetterMover:
     topics: Topics
     delivery: Deliverer
     readers: Readers
+    moved_letters: MovedLetters
     _moving: set[Channel] = field(default_factory=set, init=False)
     _failure_logged: set[Channel] = field(default_factory=set, init=False)
 
@@ -117,12 +118,10 @@ class DeadLetterMover:
         except BaseException:
             self.delivery.put_back(channel, taken)
             raise
-        moved = [message for message, _, _ in letters]
         channel.dispose(gone)
-        channel.dispose_dead_letters(moved)
-        self.delivery.put_back(channel, taken)  # the messages beyond _MOVE_BYTES
         if letters:
-            self._record_moved(channel, topic_name, metadata)
+            self.moved_letters.finish(channel, [message for message, _, _ in letters], topic_name, metadata)
+        self.delivery.put_back(channel, taken)  # the messages beyond _MOVE_BYTES
         return ""
 
     async def _batches(
@@ -136,17 +135,6 @@ class DeadLetterMover:
         found = await self.readers.call_for_channels(lambda: store.read(Wanted(None, missing)))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
-
-    def _record_moved(self, channel: Channel, topic_name: str, metadata: bytes) -> None:
-        """Have the next checkpoint of the topic of origin confirm these letters in the dead-letter topic."""
-        topic = self.broker.topics.get(topic_name)
-        if topic is None:
-            return
-        origin = self.broker.topic_of(channel)
-        if origin is None or origin.ephemeral or not self.broker.serves(origin):
-            topic.dead_letters.confirm(metadata)
-        else:
-            origin.dead_letters.record_moved(topic.dead_letters, metadata)
 
 
 def _read(

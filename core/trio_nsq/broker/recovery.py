@@ -2,23 +2,20 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
-from ..api.answers import Origin
 from ..event_loop.retries import Delays
-from ..log import ALL_STABLE, Log, LogError, LogReadError, is_disk_full
-from ..log.record_metadata import origins
+from ..log import ALL_STABLE, Log, LogError, is_disk_full
 from ..log.write_ahead import Replay
 from .delivery import Deliverer
 from .state.broker import Broker
-from .state.channel import Channel
 from .state.checkpoint import first_needed, stable_end
+from .state.moved_letters import MovedLetters
 from .state.topic import StateError, Topic
-from .state.withdrawn import Withdrawn
 from .storage.data_folder import STATE_FILE, DataFolder
 from .storage.retention import RetentionManager
 
@@ -43,6 +40,7 @@ class TopicLoader:
     folder: DataFolder
     make_log: Callable[[str, int], Log]
     delivery: Deliverer
+    moved_letters: MovedLetters
     retention: RetentionManager
     replay: Replay
     # Held to open or delete an unavailable topic.
@@ -57,7 +55,7 @@ class TopicLoader:
                 self._mark_unavailable(name, exc)
         self._end_replay()
         self._end_write_ahead()
-        confirm_moved_letters(self.broker)
+        self.moved_letters.finish_after_restart()
         for topic in self.broker.topics.values():
             self._loaded(topic)
 
@@ -111,7 +109,7 @@ class TopicLoader:
                 topic.log.close()
                 return
             self._add(topic, is_saved)
-            confirm_moved_letters(self.broker, name)
+            self.moved_letters.finish_after_restart(name)
             self._end_replay()
         except Exception as exc:
             self._mark_unavailable(name, exc)
@@ -132,7 +130,7 @@ class TopicLoader:
                 return False
             retired = await trio.to_thread.run_sync(self.folder.retire_topic, name)
             del self.broker.unavailable[name]
-            forget_origin(self.broker, name)
+            self.moved_letters.confirm_from(name)
             self.replay.forget(name)
             self._end_replay()
         if retired is not None:
@@ -229,69 +227,3 @@ def _report_missing(
     if (known := int(state["end"])) > end:
         what = "%s: messages %d to %d are missing: the log ends before them"
         logger.error(what, path, end, known - 1)
-
-
-# ---------------------------------------------------------------------- moved dead letters
-
-
-def confirm_moved_letters(broker: Broker, only: str | None = None) -> None:
-    """After a restart, finish the messages that a channel's saved state has although a dead-letter topic has them too.
-
-    Letters that cannot be checked now are left for the next start; they may be moved a second time.
-
-    Args:
-        only: The one topic that was just opened: check only letters in it, and letters from it.
-    """
-    for topic in broker.topics.values():
-        for metadata in list(topic.dead_letters.unconfirmed):
-            try:
-                _confirm_moved(broker, topic, metadata, only)
-            except Exception:
-                # A bug in the broker: it must not keep the broker or other topics from starting.
-                logger.exception("topic %s: some dead letters may be moved to it a second time", topic.name)
-
-
-def _confirm_moved(broker: Broker, topic: Topic, metadata: bytes, only: str | None) -> None:
-    found = origins(metadata)
-    if only is not None and topic.name != only and not (found and found[0]["topic"] == only):
-        return
-    if found and found[0]["topic"] in broker.unavailable and found[0]["topic"] != only:
-        return
-    origin = broker.topics.get(found[0]["topic"]) if found else None
-    channel = origin.channels.get(found[0]["channel"]) if origin is not None else None
-    if origin is None or channel is None:
-        topic.dead_letters.confirm(metadata)
-    elif _finish_moved(channel, found):
-        origin.dead_letters.record_moved(topic.dead_letters, metadata)
-
-
-def forget_origin(broker: Broker, name: str) -> None:
-    """Confirm all letters from an unavailable topic that was deleted: its saved state no longer has them."""
-    for topic in broker.topics.values():
-        for metadata in list(topic.dead_letters.unconfirmed):
-            found = origins(metadata)
-            if found and found[0]["topic"] == name:
-                topic.dead_letters.confirm(metadata)
-
-
-def _finish_moved(channel: Channel, found: Iterable[Origin]) -> bool:
-    """Finish moved messages in their channel. Returns False if some could not be read; these stay."""
-    ids = {origin["sequence"]: origin["id"] for origin in found}
-    taken = channel.withdraw(ids)
-    same: list[Withdrawn] = []
-    error: LogReadError | None = None
-    try:
-        for each in taken:
-            try:
-                # A topic that was deleted and created again has other messages at the same sequences.
-                if channel.store.id_at(each.sequence) == ids[each.sequence]:
-                    same.append(each)
-            except LogReadError as exc:
-                error = exc
-    finally:
-        channel.dispose(same)
-        channel.put_back(taken)
-    if error is not None:
-        what = "%s/%s: dead letters that have been moved may be moved again: %s"
-        logger.error(what, channel.topic.name, channel.name, error)
-    return error is None

@@ -33,6 +33,7 @@ from .scheduler import Scheduler
 from .session.services import Services
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
+from .state.moved_letters import MovedLetters
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import BROKER_FILE, ID_RESERVE, MISSING_WRITE_AHEAD, DataFolder
@@ -104,8 +105,9 @@ class Server:
             options, ids, nursery, folder.spare_room, poller, delivery, self._write_ahead
         )
         self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, write_path.roll, write_path.sync)
+        moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
-            broker, folder, self._make_log, delivery, self.checkpointer.retention, replay
+            broker, folder, self._make_log, delivery, moved_letters, self.checkpointer.retention, replay
         )
         self.scheduler = Scheduler(
             poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"
@@ -119,7 +121,7 @@ class Server:
         self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
         self.moves = Moves(broker, timers, write_path, delivery, self.checkpointer, self.readers)
         self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
-        self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers)
+        self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers, moved_letters)
         self.services = Services(
             options, broker, timers, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
         )  # fmt: skip

@@ -1,14 +1,4 @@
-"""Tracks moved dead letters until the saved state of their channel no longer has them.
-
-A group of letters passes through these states. A crash in any of them leaves each letter in one place:
-
-| state | in memory | what a restart finds |
-|---|---|---|
-| failed | withdrawn from its channel | the message in its channel: it fails again |
-| stored | also *unconfirmed* in the ledger of the dead-letter topic | both: it is finished in its channel |
-| finished | also *moved* in the ledger of its own topic, whose next checkpoint lacks it | both, as before |
-| confirmed | in no ledger | the letter: after the next checkpoint of its topic, it is not checked again |
-"""
+"""Notes which dead letters of a topic are stored or finished, but not confirmed: see `moved_letters.py`."""
 
 from collections.abc import Mapping
 
