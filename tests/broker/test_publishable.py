@@ -44,7 +44,10 @@ class HeldRemovals(HeldFiles):
     """Files of which only the removal of a topic's folder is held: topics are saved meanwhile."""
 
     def rename(self, path: Path, to: Path) -> None:
-        (super() if path.suffix == ".topic" else Files()).rename(path, to)
+        if path.suffix == ".topic":
+            super().rename(path, to)
+        else:
+            Files.rename(self, path, to)
 
 
 class HeldLookup:

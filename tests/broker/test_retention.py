@@ -159,14 +159,14 @@ class Kept:
             self.now_ns = NOW + 5 * sequence * MINUTE * MS
             batch = RecordBatch(sequence, 1 + sequence, self.now_ns, 0, pack_messages([b"x" * 1000]))
             self.log.append([batch], sync=True)
-        self.log.roll()
+        self.log.rotate()
         self.log.close()
         self.log = DiskLog(folder, files=files, now_ns=lambda: self.now_ns)
         self.topic = Topic("t", self.log, BatchCache(0), 0, 0, settings)
         self.topic.add_channel("c")
-        self.retention = RetentionManager(lambda: self.now_ns, self.roll)
+        self.retention = RetentionManager(lambda: self.now_ns, self.rotate)
 
-    async def roll(self, topic: Topic) -> bool:
+    async def rotate(self, topic: Topic) -> bool:
         raise AssertionError
 
     def set_clock(self, minutes: float) -> None:

@@ -264,7 +264,7 @@ async def test_no_busy_wait_while_others_need_the_event_loop() -> None:
         async with scheduling(pacing, clock_s) as running, trio.open_nursery() as nursery:
             client = Waking("client", [], running.poller)
             if begins_file:
-                nursery.start_soon(running.write_path.roll, running.topic)
+                nursery.start_soon(running.write_path.rotate, running.topic)
             await settle()
             looks = 0
             slept_s += sleep_s
@@ -458,7 +458,7 @@ async def test_publish_during_the_creation_of_a_file_is_stored_afterwards(
 ) -> None:
     stored: list[object] = []
     async with scheduling(sync=sync, runs=False) as running, trio.open_nursery() as nursery:
-        nursery.start_soon(running.write_path.roll, running.topic)
+        nursery.start_soon(running.write_path.rotate, running.topic)
         await settle()
         for _ in range(2):
             running.submit(stored.append)

@@ -471,9 +471,9 @@ async def test_user_of_a_log_gets_it_in_spite_of_waiting_publishers(tmp_path: Pa
             one.publish()
         with trio.fail_after(PATIENCE_S):
             for one in busy:
-                assert await running.write_path.roll(one.topic)
+                assert await running.write_path.rotate(one.topic)
             with trio.move_on_after(0):
-                await running.write_path.roll(busy[0].topic)
+                await running.write_path.rotate(busy[0].topic)
         stored = [one.stored for one in busy]
         await until(lambda: all(one.stored > before for one, before in zip(busy, stored, strict=True)))
 
@@ -635,7 +635,7 @@ async def test_messages_collected_while_a_log_is_in_use_are_written_after_it(tmp
         one.publish()
         await until(lambda: files.syncing == ["t"])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(running.write_path.roll, one.topic)
+            nursery.start_soon(running.write_path.rotate, one.topic)
             await settle()
             one.publish()
             await settle()
@@ -656,12 +656,12 @@ async def test_cancelled_user_of_a_log_does_not_block_others(tmp_path: Path, is_
         scope = trio.CancelScope()
 
         async def first() -> None:
-            assert await running.write_path.roll(one.topic)
+            assert await running.write_path.rotate(one.topic)
             scope.cancel()  # the next one may continue, but has not run yet
 
         async def second() -> None:
             with scope:
-                await running.write_path.roll(one.topic)
+                await running.write_path.rotate(one.topic)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)

@@ -251,7 +251,7 @@ def test_discarded_file_is_closed_at_once_in_spite_of_references_from_an_error(t
     with pytest.raises(LogWriteError) as kept:
         log.append([batch(log.next_sequence, b"refused")], sync=True)
     files.heal()
-    log.roll()
+    log.rotate()
     assert open_descriptors() == before + 1
     log.discard_before(log.next_sequence)
     assert open_descriptors() == before

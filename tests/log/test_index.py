@@ -131,7 +131,7 @@ def test_index_without_a_segment_is_removed(folder: Path) -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_temporary_file_of_an_index_is_removed(folder: Path, lost: bool) -> None:
-    """After a failed roll or a kill, a temporary file is beside the segment, with or without an index."""
+    """After a failed rotation or a kill, a temporary file is beside the segment, with or without an index."""
     before = {path: path.read_bytes() for path in index_files(folder)}
     for path in index_files(folder):
         path.with_name(path.name + ".tmp").write_bytes(b"half an ind")

@@ -157,7 +157,7 @@ def test_a_log_that_ends_before_the_span_is_another_one(tmp_path: Path) -> None:
 def test_an_empty_last_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, numbered(0, 10))
-    log.roll()
+    log.rotate()
     log.close()
     check_same(tmp_path, tmp_path.with_name("copy"))
 

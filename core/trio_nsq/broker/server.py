@@ -104,7 +104,9 @@ class Server:
         self.write_path = write_path = WritePath(
             options, ids, nursery, folder.spare_room, poller, delivery, self._write_ahead
         )
-        self.checkpointer = Checkpointer(broker, folder, ids, time.time_ns, write_path.roll, write_path.sync)
+        self.checkpointer = Checkpointer(
+            broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync
+        )
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
             broker, folder, self._make_log, delivery, moved_letters, self.checkpointer.retention, replay

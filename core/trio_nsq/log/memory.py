@@ -58,9 +58,6 @@ class MemoryLog:
         kept = self.next_sequence - self.first_sequence
         return self.next_sequence - (kept * size // self.size_bytes if size < self.size_bytes else kept)
 
-    def roll(self) -> None:
-        """Nothing to do."""
-
     def read_carried_forward(self, sequence: int) -> list[RecordBatch]:
         """As `Log.read_carried_forward`; always empty."""
         return []

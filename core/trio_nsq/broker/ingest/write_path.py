@@ -397,7 +397,7 @@ class WritePath:
 
     # ------------------------------------------------------------------ exclusive use of a log
 
-    async def roll(self, topic: Topic) -> bool:
+    async def rotate(self, topic: Topic) -> bool:
         """Begin a new file of a topic's log unless the last one is empty, even on a full disk; False if that failed."""
         self.write_gathered()
         await self._hold(topic)

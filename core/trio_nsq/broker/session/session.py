@@ -41,8 +41,8 @@ logger = logging.getLogger("trio_nsq.broker")
 _NS_PER_MS: Final = 1_000_000
 
 
-class Progress(Enum):
-    """How far `Session.execute_now` has come, and so what the client does next."""
+class StopReason(Enum):
+    """Why `Session.execute_now` has stopped, and so what the client needs next."""
 
     IDLE = auto()
     """All commands read are executed: it sends the answers and waits for data."""
@@ -57,11 +57,11 @@ class Progress(Enum):
 
 
 # Globals: an attribute lookup on the enum costs more than the comparison.
-IDLE: Final = Progress.IDLE
-STORING: Final = Progress.STORING
-BLOCKED: Final = Progress.BLOCKED
-WAITING: Final = Progress.WAITING
-TURN_OVER: Final = Progress.TURN_OVER
+IDLE: Final = StopReason.IDLE
+STORING: Final = StopReason.STORING
+BLOCKED: Final = StopReason.BLOCKED
+WAITING: Final = StopReason.WAITING
+TURN_OVER: Final = StopReason.TURN_OVER
 
 
 class Subscription(NamedTuple):
@@ -75,7 +75,7 @@ class Session(PolledEndpoint):
     """The synchronous part of a client's session; `ClientTask` is the part that waits.
 
     It is the `Subscriber` of its consumer. `EndpointState` says what has the client: the poller, executing commands by
-    `serve_data`, or the task, to which the poller hands it over. `Progress` says why, and both act on it.
+    `serve_data`, or the task, to which the poller hands it over. `StopReason` says why, and both act on it.
 
     Attributes:
         peer: The client's address.
@@ -142,10 +142,10 @@ class Session(PolledEndpoint):
     def _go_on(self) -> None:
         """In the poller: execute the commands read. Hand the client over if it needs the task."""
         try:
-            progress = self.execute_now()
-            if progress is IDLE:
+            reason = self.execute_now()
+            if reason is IDLE:
                 self._end_turn()
-            elif progress is STORING:
+            elif reason is STORING:
                 self.await_completion()
             else:
                 self._hand_over(None)
@@ -253,7 +253,7 @@ class Session(PolledEndpoint):
 
     # ------------------------------------------------------------------ commands
 
-    def execute_now(self) -> Progress:
+    def execute_now(self) -> StopReason:
         """Execute the complete commands in order. Consecutive publishes to a topic are stored together.
 
         Raises CommandError: the next command violates the protocol; those before it are executed.
@@ -267,8 +267,8 @@ class Session(PolledEndpoint):
                 continue
             if self.publishes:  # before anything else: answers keep the order of the commands
                 self.next = command
-                if (progress := self.store()) is not IDLE:
-                    return progress
+                if (reason := self.store()) is not IDLE:
+                    return reason
             elif command is None:
                 break
             elif isinstance(command, CommandError):
@@ -295,7 +295,7 @@ class Session(PolledEndpoint):
         except CommandError as exc:
             return exc
 
-    def store(self) -> Progress:
+    def store(self) -> StopReason:
         """Have the log store the publishes: `STORING`, `BLOCKED`, or `IDLE` if they are refused, and answered."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic

@@ -232,12 +232,12 @@ class ClientTask:
     async def _execute_all(self) -> None:
         """Execute the complete commands. Raises CommandError."""
         session = self._session
-        while (progress := session.execute_now()) is not IDLE:
-            if progress is STORING:
+        while (reason := session.execute_now()) is not IDLE:
+            if reason is STORING:
                 await self._until_handed_over()
-            elif progress is BLOCKED:
+            elif reason is BLOCKED:
                 await self._until_publishable(session.publishes[0])
-            elif progress is WAITING:
+            elif reason is WAITING:
                 await self._execute_next()
             else:
                 await self._end_turn()

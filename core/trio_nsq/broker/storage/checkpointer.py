@@ -82,7 +82,7 @@ class Checkpointer:
     Args:
         ids: The message ids; the checkpointer reserves more before they are used up.
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
-        roll: See `RetentionManager`.
+        rotate: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
 
     """
@@ -93,14 +93,14 @@ class Checkpointer:
         folder: DataFolder,
         ids: MessageIds,
         now_ns: Callable[[], int],
-        roll: Callable[[Topic], Awaitable[bool]],
+        rotate: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
         self._threads = trio.CapacityLimiter(_THREADS)
         self._spare_room = folder.spare_room
-        self.retention = RetentionManager(now_ns, roll, lambda: self._spare_room.is_short)
+        self.retention = RetentionManager(now_ns, rotate, lambda: self._spare_room.is_short)
         self._now_ns = now_ns
         self._broker = broker
         self._folder = folder

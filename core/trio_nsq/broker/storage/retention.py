@@ -117,7 +117,7 @@ class RetentionManager:
 
     Args:
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
-        roll: Begins a new file of a topic's log; returns whether that succeeded, and logs errors.
+        rotate: Begins a new file of a topic's log; returns whether that succeeded, and logs errors.
         is_short: Whether the disk is full, or nearly. Then new files are begun only to delete others.
 
     Attributes:
@@ -127,12 +127,12 @@ class RetentionManager:
     def __init__(
         self,
         now_ns: Callable[[], int],
-        roll: Callable[[Topic], Awaitable[bool]],
+        rotate: Callable[[Topic], Awaitable[bool]],
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule: Alarms[str] = Alarms()
         self._now_ns = now_ns
-        self._roll = roll
+        self._rotate = rotate
         self._is_short = is_short
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -265,7 +265,7 @@ class RetentionManager:
             await self._expire(topic)
         files = topic.log.files
         if (files and wants_new_file(files, topic.settings, self._now_ns())) or self.has_room_to_give(topic):
-            await self._roll(topic)
+            await self._rotate(topic)
 
     def has_room_to_give(self, topic: Topic) -> bool:
         """Whether the disk is short of space, and a topic's last file can be deleted after a new one is begun."""

@@ -134,7 +134,7 @@ class DiskLog:
             following = segment.base_sequence
         return following
 
-    def roll(self) -> None:
+    def rotate(self) -> None:
         """As `begin_file`, unless the last file is empty, so that it can be discarded later."""
         if self._segments and not self._segments[-1].is_empty:
             self.begin_file()
