@@ -180,7 +180,7 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
         return Text.assemble(
             "" if share is None else f"{share:.0%}, ",
             (f"{messages:,}", bold),
-            f" messages, {size(body_bytes)}, ",
+            f" message{'' if messages == 1 else 's'}, {size(body_bytes)}, ",
             ("" if per_second is None else rate(per_second), bold),
             "" if per_second is None else " messages/s, ",
             f"{now_s - begun_s:.0f} s",
