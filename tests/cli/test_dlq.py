@@ -45,6 +45,14 @@ def test_list(qcli: Cli, topic: str, dead: str) -> None:
     assert record in qcli("dlq", "list", "--format", "json").records
 
 
+def test_list_fits_a_terminal(qcli: Cli, topic: str, dead: str) -> None:
+    with qcli.on_terminal("dlq", "list", dead, columns=80) as terminal:
+        assert terminal.end() == 0
+    heading, row = terminal.shown.decode().splitlines()
+    assert (heading.split()[-1], row.split()[-1]) == ("LETTERS", "3")
+    assert max(len(heading), len(row)) <= 80
+
+
 def test_show(qcli: Cli, topic: str, dead: str) -> None:
     result = qcli("dlq", "show", dead)
     assert (result.code, result.err) == (0, "")

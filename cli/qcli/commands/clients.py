@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +19,7 @@ from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.params import Source, duration, source
 from ..terminal.figures import age, short_count
-from ..terminal.fitted_table import Column, fitted_table
+from ..terminal.fitted_table import Column, fitted_table, output_width
 
 if TYPE_CHECKING:
     from ..broker.admin_client import AdminClient
@@ -91,8 +89,7 @@ def command(wanted: Source | None, brokers: Brokers, form: str, interval_ms: int
     records = [record for found in answers.results.values() for record in found]
     records.sort(key=lambda record: (record["kind"], record["topic"], record["channel"] or ""))
     if form == "table":
-        width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
-        output.write(_tables(records, wanted, width, with_broker=brokers.is_fleet))
+        output.write(_tables(records, wanted, output_width(), with_broker=brokers.is_fleet))
     else:
         output.write_records(records, KEYS, form)
     answers.check()

@@ -1,12 +1,14 @@
 """Tables that fit the width of a terminal."""
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from trio_nsq.text.wording import printable
 
-from ..framework.output import plain_table
+from ..framework.output import is_terminal, plain_table
 from .figures import shortened, speaks_unicode
 
 _Row = TypeVar("_Row")
@@ -31,6 +33,11 @@ class Column(Generic[_Row]):
     is_name: bool = False
     rank: int = 0
     short: str = ""
+
+
+def output_width() -> int | None:
+    """Return the width of standard output; None: it is no terminal."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
 
 
 def fitted_table(columns: Sequence[Column[_Row]], rows: Sequence[_Row], width: int | None) -> str:

@@ -19,6 +19,7 @@ from ...framework.options import count_option, output_format
 from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
+from ...terminal.fitted_table import Column, fitted_table, output_width
 from ..shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
@@ -84,12 +85,7 @@ def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
     if form == "json":
         write(json_lines(records))
     elif records:
-        headings = ["TOPIC", "FROM", "REASON", "FIRST (UTC)", "LAST (UTC)", "LETTERS"]
-        rows = [_row(record) for record in records]
-        if "broker" in records[0]:
-            headings.insert(0, "BROKER")
-            rows = [(record["broker"], *row) for record, row in zip(records, rows, strict=True)]
-        write(plain_table([headings, *rows], len(headings) - 1))
+        write(fitted_table(_COLUMNS, records, output_width()))
     if not records:
         print_diagnostic(f"{topic or 'All topics'}: no dead letters")
     found.check()
@@ -106,10 +102,19 @@ def _count(address: str, topic: str) -> list[dict[str, Any]]:
     return [{"dead_letter_topic": topic, **row} for row in counted.rows.values()]
 
 
-def _row(record: dict[str, Any]) -> tuple[str, ...]:
-    times = short_time(record["first_ns"]), short_time(record["last_ns"])
-    origin = "" if record["topic"] is None else str(Source(record["topic"], record["channel"]))
-    return record["dead_letter_topic"], origin, record["reason"] or "", *times, f"{record['count']:,}"
+def _origin(record: dict[str, Any]) -> str:
+    return "" if record["topic"] is None else str(Source(record["topic"], record["channel"]))
+
+
+_COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    Column("BROKER", lambda record: record.get("broker", ""), is_name=True),
+    Column("TOPIC", lambda record: record["dead_letter_topic"], is_name=True),
+    Column("FROM", _origin, is_name=True),
+    Column("REASON", lambda record: record["reason"] or "", is_name=True),
+    Column("FIRST (UTC)", lambda record: short_time(record["first_ns"]), is_name=True, rank=2),
+    Column("LAST (UTC)", lambda record: short_time(record["last_ns"]), is_name=True, rank=1),
+    Column("LETTERS", lambda record: f"{record['count']:,}"),
+)
 
 
 DEFAULT_COUNT = 10

@@ -1,7 +1,5 @@
 """`qcli nodes`: brokers and discovery services, their state, and checks for monitoring."""
 
-import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +14,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import given, given_flags, option, output_format
 from ...framework.params import Integer, long_duration
+from ...terminal.fitted_table import output_width
 from . import checks, rows
 from .checks import Limits, Problem, Space, space
 from .survey import Survey, take_survey
@@ -124,8 +123,7 @@ def command(
         return _check(survey, limits, form)
     records = rows.records_of(survey, time.time())
     if form == "table":
-        width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
-        output.write(rows.tables(records, width))
+        output.write(rows.tables(records, output_width()))
     else:
         output.write_records(records, rows.KEYS, form)
     if survey.failures:
