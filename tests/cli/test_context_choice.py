@@ -288,3 +288,21 @@ def test_a_process_uses_its_own_file(file: Path, cli: Cli) -> None:
         timeout=DEADLINE_S,
     )
     assert (done.returncode, b"127.0.0.1:9" in done.stderr) == (3, True)
+
+
+def test_origins_of_the_options_of_the_console(cli: Cli, file: Path, tmp_path: Path) -> None:
+    write(file, '[context.a]\nnsqd_http_address = "a:1"\n')
+    config = tmp_path / "admin.cfg"
+    config.write_text('title = "fleet"\n')
+    result = cli(
+        "--context", "a", "admin", "--config", str(config), "--title-color=red", "--check-config=show"
+    )
+    assert result.code == 0, result.err
+    lines = result.out.decode().splitlines()
+    for line in (
+        'nsqd_http_addresses = ["a:1"]  # context a',
+        f'title = "fleet"  # {config}',
+        'title_color = "red"  # command line',
+        "max_connections = 0  # default",
+    ):
+        assert line in lines

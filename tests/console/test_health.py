@@ -36,7 +36,7 @@ def test_a_healthy_broker() -> None:
     found = health(broker(stats=disk(10, 50, 100)))
     assert found.problems == ()
     assert found.disk is not None
-    assert (found.disk.used_bytes, found.disk.others_bytes, found.disk.free_share) == (10, 40, 0.5)
+    assert (found.disk.used_bytes, found.disk.free_share) == (10, 0.5)
     assert found.memory_bytes == 5
 
 

@@ -17,7 +17,7 @@ from ..framework.command import DocumentedGroup, did_you_mean
 from ..framework.errors import ExitCode, Failure, OutputClosed
 from ..framework.options import Decorator, all_of, option, output_format, several
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
-from ..framework.params import long_duration
+from ..framework.params import long_duration, parsed
 
 if TYPE_CHECKING:
     from trio_nsq.access.auth_file_editor import Entry
@@ -54,10 +54,7 @@ class Role(click.ParamType[str]):
 def _pattern(text: str) -> str:
     from trio_nsq.access import compile_glob
 
-    try:
-        compile_glob(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from error
+    parsed(compile_glob, text)
     return text
 
 

@@ -136,7 +136,7 @@ class ContextOption(GroupedOption):
                 f"chmod go-w {contexts.path.parent} {contexts.path}"
             )
         ctx.meta[_CHOSEN] = Chosen(context, origin)
-        ctx.meta[DEFAULTS_ORIGIN] = f"the context {context.name}"
+        ctx.meta[DEFAULTS_ORIGIN] = f"context {context.name}"
         defaults: dict[str, Any] = dict(ctx.default_map or {})
         for name, (key, param) in _parameters(ctx).items():
             if key in ADDRESSES:
@@ -189,17 +189,6 @@ def require_address(
 def address_variable() -> str:
     """Return the first environment variable that sets an address; "": there is none."""
     return next(filter(os.environ.get, (f"QCLI_{key.upper()}" for key in ADDRESSES)), "")
-
-
-def origin_of(ctx: click.Context, param: GroupedOption) -> str:
-    """Return where the value of an option of a command is from, for people."""
-    source = ctx.get_parameter_source(param.name) if param.name else None
-    if source is ParameterSource.ENVIRONMENT:
-        return param.variable_in_use(ctx)
-    chosen = chosen_context(ctx)
-    if source is ParameterSource.DEFAULT_MAP and chosen is not None:
-        return f"context {chosen.context.name}"
-    return "command line" if source is ParameterSource.COMMANDLINE else "default"
 
 
 def name_context(ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:

@@ -21,7 +21,7 @@ CONNECTION_OPTIONS = "Connection"
 IGNORED_VARIABLES = "qcli.ignored_variables"
 """Key in a context's `meta`: the names of parameters that are not read from the environment."""
 DEFAULTS_ORIGIN = "qcli.defaults_origin"
-"""Key in a context's `meta`: where the values of click's `default_map` are from, for errors."""
+"""Key in a context's `meta`: where the values of click's `default_map` are from, such as `context prod`."""
 VERBOSE = "qcli.verbose"
 """Key in a context's `meta`: whether `--verbose` is given."""
 
@@ -103,8 +103,17 @@ class GroupedOption(click.Option):
         # click.Option would name the variable in either case.
         hint = click.Parameter.get_error_hint(self, ctx)
         if ctx and source is ParameterSource.DEFAULT_MAP and DEFAULTS_ORIGIN in ctx.meta:
-            return f"{hint} of {ctx.meta[DEFAULTS_ORIGIN]}"
+            return f"{hint} of the {ctx.meta[DEFAULTS_ORIGIN]}"
         return hint
+
+    def origin(self, ctx: click.Context) -> str:
+        """Return where the value is from, for people."""
+        source = ctx.get_parameter_source(self.name) if self.name else None
+        if source is ParameterSource.ENVIRONMENT:
+            return self.variable_in_use(ctx)
+        if source is ParameterSource.DEFAULT_MAP:
+            return str(ctx.meta[DEFAULTS_ORIGIN])
+        return "command line" if source is ParameterSource.COMMANDLINE else "default"
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return names and help. click writes a blank before a metavar such as `[=BOOL]`; this removes it."""

@@ -8,7 +8,7 @@ import codecs
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -17,6 +17,7 @@ from trio_nsq.text.durations import parse_duration_ms, parse_long_duration_ms, p
 from trio_nsq.text.numbers import parse_decimal, parse_integer
 from trio_nsq.text.sizes import parse_size
 
+_T = TypeVar("_T")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s/\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
 _PLAIN_HOST = re.compile(r"[A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,63}){0,30}")
 _MAX_PORT = 65535
@@ -28,7 +29,7 @@ _NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephe
 
 def duration(text: str) -> int:
     """Parse a duration in Go's format, such as `500ms` or `1m30s`, to milliseconds."""
-    return _parsed(parse_duration_ms, text)
+    return parsed(parse_duration_ms, text)
 
 
 def positive_duration(text: str) -> int:
@@ -40,20 +41,21 @@ def positive_duration(text: str) -> int:
 
 def long_duration(text: str) -> int:
     """Parse a duration that may begin with days, `7d` or `1d12h`, to milliseconds."""
-    return _parsed(parse_long_duration_ms, text)
+    return parsed(parse_long_duration_ms, text)
 
 
 def retention_time(text: str) -> int:
     """Parse a duration as `long_duration`, to milliseconds; `forever` is -1."""
-    return _parsed(parse_retention_ms, text)
+    return parsed(parse_retention_ms, text)
 
 
 def byte_size(text: str) -> int:
     """Parse a size such as `4096`, `500MB` or `10GiB` to bytes; `unlimited` is -1."""
-    return _parsed(parse_size, text)
+    return parsed(parse_size, text)
 
 
-def _parsed(parse: Callable[[str], int], text: str) -> int:
+def parsed(parse: Callable[[str], _T], text: str) -> _T:
+    """Return what a function of the library returns for a text. Raises BadParameter: the function raises ValueError."""
     try:
         return parse(text)
     except ValueError as error:
@@ -109,10 +111,7 @@ def lookupd_address(text: str) -> str:
     """Parse a discovery service's HTTP address: `host:port`, or a URL."""
     from trio_nsq.client.connection import addresses
 
-    try:
-        return addresses.lookupd_address(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from error
+    return parsed(addresses.lookupd_address, text)
 
 
 def tcp_listen_address(text: str) -> str:
@@ -198,10 +197,7 @@ def metric_prefix(text: str) -> str:
 
 def _checked(check: Callable[[str], None], text: str) -> str:
     if text:
-        try:
-            check(text)
-        except ValueError as error:
-            raise click.BadParameter(f"{error}.") from error
+        parsed(check, text)
     return text
 
 
@@ -212,10 +208,7 @@ class Integer(click.IntRange):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            number = parse_integer(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+        number = parsed(parse_integer, value) if isinstance(value, str) else value
         if number >= _NO_INT64:
             self.fail(f"{value} is 2**63 or more.", param, ctx)
         return super().convert(number, param, ctx)
@@ -225,11 +218,7 @@ class Number(click.FloatRange):
     """A number within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            number = parse_decimal(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        return super().convert(number, param, ctx)
+        return super().convert(parsed(parse_decimal, value) if isinstance(value, str) else value, param, ctx)
 
 
 def _truth(value: object) -> bool | None:

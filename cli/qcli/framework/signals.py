@@ -98,7 +98,6 @@ class _Arrivals(deque[signal.Signals]):
         self._more = trio.Event()
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """The handler."""
         self.append(signal.Signals(number))
         if self._token is not None:
             with suppress(trio.RunFinishedError):
@@ -108,7 +107,6 @@ class _Arrivals(deque[signal.Signals]):
         self._more.set()
 
     async def receive(self) -> signal.Signals:
-        """Wait for a signal."""
         self._token = trio.lowlevel.current_trio_token()
         while not self:
             self._more = trio.Event()

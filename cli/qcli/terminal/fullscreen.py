@@ -82,8 +82,6 @@ def full_screen() -> Iterator[FullScreen]:
 
 
 class FullScreen:
-    """The terminal in `full_screen`."""
-
     def __init__(self) -> None:
         self.farewell: Sequence[str] = ()
         self._input = sys.stdin.fileno() if is_terminal(sys.stdin) else None

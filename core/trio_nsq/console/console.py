@@ -32,7 +32,6 @@ class Console:
 
 
 def console_of(request: Request) -> Console:
-    """Return the console that serves a request."""
     console = request.app.state.console
     assert isinstance(console, Console)
     return console

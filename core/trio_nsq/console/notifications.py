@@ -56,7 +56,6 @@ class Notification:
     via: str
 
     def body(self) -> bytes:
-        """Return it as JSON."""
         fields = asdict(self)
         return json.dumps(
             {key: value for key, value in fields.items() if value or key not in _OPTIONAL}

@@ -31,7 +31,6 @@ class Change:
 
     @property
     def request(self) -> Request[bytes]:
-        """The request to brokers."""
         return api.act(self.verb, self.topic, self.channel or None)
 
     @property

@@ -31,17 +31,11 @@ class Disk:
 
     Attributes:
         used_bytes: The logs of all topics.
-        others_bytes: Everything else on the disk.
     """
 
     used_bytes: int
     free_bytes: int
     total_bytes: int
-
-    @property
-    def others_bytes(self) -> int:
-        """Everything on the disk that is not in the broker's logs."""
-        return max(0, self.total_bytes - self.free_bytes - self.used_bytes)
 
     @property
     def free_share(self) -> float:

@@ -14,7 +14,6 @@ from ...contexts.choice import (
     complete_context,
     name_context,
     note_of_unused_context,
-    origin_of,
 )
 from ...contexts.context import option_of
 from ...framework.command import DocumentedCommand
@@ -101,7 +100,7 @@ def _used_options(ctx: click.Context) -> Iterator[tuple[str, Any, str]]:
         if value in (None, (), "") or (is_default and (param.section != BROKER or has_address)):
             continue
         shown = "(not shown)" if param.name == "auth_secret" else value
-        yield param.opts[0], shown, origin_of(ctx, param)
+        yield param.opts[0], shown, param.origin(ctx)
     chosen = chosen_context(ctx)
     typed_secret = values.get("auth_secret") or values.get("auth_secret_file")
     if chosen and chosen.context.secret and not typed_secret:

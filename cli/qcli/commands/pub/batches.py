@@ -63,7 +63,6 @@ class BatchSource(ABC):
         """How many messages wait for others to join their batch."""
 
     def begin(self, name: str) -> None:
-        """Begin an input with this name."""
         self._name = name
 
     def feed(self, chunk: bytes) -> Iterator[Batch]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
 
 from trio_nsq.text.numbers import parse_decimal, parse_integer
 
-from ...framework.params import Boolean, duration
+from ...framework.params import Boolean, duration, parsed
 
 
 def _seconds(text: str) -> float:
@@ -19,20 +20,7 @@ def _boolean(text: str) -> bool:
     return bool(Boolean().convert(text, None, None))
 
 
-def _integer(text: str) -> int:
-    try:
-        return parse_integer(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return parse_decimal(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-
-
+_integer, _number = partial(parsed, parse_integer), partial(parsed, parse_decimal)
 _OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "dial_timeout": ("dial_timeout_s", _seconds),
     "client_id": ("client_id", str),

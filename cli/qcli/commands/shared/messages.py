@@ -20,7 +20,6 @@ _LEAST_SHOWN = 20
 
 
 def body_of(message: Mapping[str, Any]) -> bytes:
-    """Return the body as bytes."""
     if "body" in message:
         return str(message["body"]).encode()
     return base64.b64decode(message["body_base64"])

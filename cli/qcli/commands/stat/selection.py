@@ -191,7 +191,6 @@ class Selection:
         return [row for row in rows if any(each.matches(row) for each in self.patterns)]
 
     def rows(self, report: Report) -> list[Row]:
-        """Return the rows of a report that are shown."""
         return self.order.sorted(
             [row for row in self.named(report.sums) if all(each.matches(row) for each in self.tests)]
         )

@@ -173,7 +173,6 @@ class Settings:
         self.place.reset()
 
     def rows(self, report: Report) -> list[Row]:
-        """Return the rows of a report that are shown."""
         selection, several = self.selection, len(report.brokers) > 1
         if self.topic is not None:
             selection = replace(selection, patterns=(Pattern(self.topic, None),), tests=())

@@ -11,6 +11,7 @@ from trio_nsq.protocol.names import is_valid_name
 
 from ...broker.connection_options import ConnectOptions
 from ...framework.options import given
+from ...framework.params import parsed
 from ..shared.client_options import ClientOption, check_keyword_arguments, keyword_arguments
 from ..shared.consuming import Consuming, https_or_nothing, named_brokers
 
@@ -28,19 +29,13 @@ DESTINATION_OPTION = "--destination-nsqd-tcp-address"
 def condition(text: str) -> Condition:
     from trio_nsq.filters.conditions import parse_condition
 
-    try:
-        return parse_condition(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+    return parsed(parse_condition, text)
 
 
 def fields(text: str) -> tuple[Path, ...]:
     from trio_nsq.filters.conditions import parse_path
 
-    try:
-        return tuple(parse_path(each.strip()) for each in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+    return tuple(parsed(parse_path, each.strip()) for each in text.split(","))
 
 
 def pattern(text: str) -> Any:

@@ -21,7 +21,7 @@ from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
-from ...framework.params import Integer, topic_name
+from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
@@ -69,10 +69,7 @@ def iceberg_table(text: str) -> TableTarget:
     """Parse `CATALOG/NAMESPACE.TABLE`."""
     from trio_nsq.spark.tables.target import TableTarget
 
-    try:
-        return TableTarget.iceberg(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
+    return parsed(TableTarget.iceberg, text)
 
 
 @click.command(

@@ -204,7 +204,6 @@ class ToParquetOptions:
         return (folder / manifest_path(self.topic)).with_name("spool")
 
     def request(self) -> ExportRequest:
-        """Return the request for the library."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
         from trio_nsq.spark.tables.target import TableKind, TableTarget

@@ -15,7 +15,7 @@ from ..output import print_diagnostic, write
 from ..params import Word
 from .config_file import ConfigFile
 from .notes import ineffective_settings, unknown_keys
-from .setting import PROBLEMS, Problem, Setting
+from .setting import PROBLEMS, Problem, Setting, settings_of
 from .used_files import check_used_files
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def check_config(
 
 def _lines(ctx: click.Context) -> Iterator[str]:
     """Yield the options in effect as lines of a configuration file, with their origin as a comment."""
-    for param in ctx.command.params:
-        if not isinstance(param, Setting) or param.name in (None, "config") or param.ignored:
+    for param in settings_of(ctx):
+        if param.name in (None, "config") or param.ignored:
             continue
         assert param.name is not None
         value = ctx.params[param.name]
@@ -92,12 +92,9 @@ def _lines(ctx: click.Context) -> Iterator[str]:
 
 
 def _origin(ctx: click.Context, param: Setting) -> str:
-    source = ctx.get_parameter_source(param.name or "")
-    if source is ParameterSource.ENVIRONMENT:
-        return param.variable_in_use(ctx)
-    if source is ParameterSource.DEFAULT_MAP:
-        return str(ctx.params["config"].path)
-    return "command line" if source is ParameterSource.COMMANDLINE else "default"
+    config: ConfigFile | None = ctx.params["config"]
+    is_of_map = ctx.get_parameter_source(param.name or "") is ParameterSource.DEFAULT_MAP
+    return str(config.path) if is_of_map and config and param.name in config.values else param.origin(ctx)
 
 
 def _toml(value: Any) -> str:

@@ -13,7 +13,7 @@ import click
 
 from ..errors import Failure
 from . import kinds
-from .setting import PROBLEMS, Problem, Setting
+from .setting import PROBLEMS, Problem, Setting, settings_of
 
 
 class ConfigFile(NamedTuple):
@@ -44,9 +44,7 @@ def read_config(ctx: click.Context, path: Path, problems: list[Problem] | None =
         raise Failure(f"--config: cannot read {path}: {error.strerror}.") from error
     except ValueError as error:  # TOMLDecodeError or UnicodeDecodeError
         raise Failure(f"--config: {path} is not valid TOML: {error}.") from error
-    settings = {
-        param.key: param for param in ctx.command.params if isinstance(param, Setting) and param is not CONFIG
-    }
+    settings = {param.key: param for param in settings_of(ctx) if param is not CONFIG}
     config = ConfigFile({}, [key for key in data if key not in settings], path)
     for key, value in data.items():
         if key in settings:

@@ -23,7 +23,7 @@ from ..signals import at_first_signal, run_trio, watch_signal
 from .config_file import ConfigFile, read_config
 from .log_format import LIBRARY, log_to_stderr
 from .notes import ignored_settings
-from .setting import LOG_LEVELS, Setting
+from .setting import LOG_LEVELS, settings_of
 from .used_files import check_used_files
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _reload_log_level(ctx: click.Context, config: ConfigFile | None, logger: log
     except Failure as error:
         logger.error("reload: %s The earlier values stay in use.", error.message)
         return
-    settings = {param.name or "": param for param in ctx.command.params if isinstance(param, Setting)}
+    settings = {param.name or "": param for param in settings_of(ctx)}
     if ctx.get_parameter_source("log_level") not in (
         ParameterSource.COMMANDLINE,
         ParameterSource.ENVIRONMENT,

@@ -102,6 +102,10 @@ class Setting(GroupedOption):
         return value, args
 
 
+def settings_of(ctx: click.Context) -> list[Setting]:
+    return [param for param in ctx.command.params if isinstance(param, Setting)]
+
+
 LOG_SETTINGS = [
     Setting(
         "log-level",

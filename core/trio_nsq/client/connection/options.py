@@ -160,7 +160,6 @@ class ConnectionSettings:
         return 2 * self.heartbeat_interval_ms / SECOND_MS
 
     def identify(self) -> dict[str, object]:
-        """Return the body of IDENTIFY."""
         return {
             "client_id": self.client_id,
             "hostname": self.hostname,

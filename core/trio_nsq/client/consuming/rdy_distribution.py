@@ -22,8 +22,6 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _Share:
-    """The share of one connection."""
-
     max_rdy_count: int  # the broker's limit
     draw: float  # random; orders connections that have waited equally long
     since: float  # when the ready count last changed from or to 0

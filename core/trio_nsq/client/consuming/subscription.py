@@ -56,7 +56,6 @@ class FlowControl:
         return list(self._distribution.ready_counts)
 
     def add(self, connection: "Subscription") -> None:
-        """Add a connection that is subscribed."""
         self._distribution.add(connection, connection.max_rdy_count, trio.current_time())
         self.update()
 
@@ -66,7 +65,6 @@ class FlowControl:
         self.update()
 
     def record_messages(self, connection: "Subscription", count: int) -> None:
-        """Record that messages arrived."""
         self.received += count
         self._distribution.record_messages(connection, connection.last_message_at)
 

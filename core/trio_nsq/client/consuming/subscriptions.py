@@ -73,7 +73,6 @@ class Subscriptions:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop reconnecting."""
         self._stopped = True
 
     async def wait_opened(self) -> None:

@@ -255,7 +255,6 @@ class TopicReader:
         raise RequestRefused(self._address, self._topic, answer.status, text)
 
     async def _read_and_close(self, answer: Answer) -> bytes:
-        """Read a short answer."""
         try:
             with _limited():
                 return await self._http.read(answer)
@@ -263,7 +262,6 @@ class TopicReader:
             await answer.aclose()
 
     async def _receive(self, answer: Answer) -> bytes:
-        """Receive a part of the log."""
         try:
             with _limited():
                 return await answer.receive()
@@ -272,7 +270,6 @@ class TopicReader:
             raise
 
     async def _perform(self, stream: LogStream, procedure: Procedure[list[Found]]) -> list[Found]:
-        """Return the next batches and gaps of the answer."""
         try:
             found = await perform(procedure, self._make)
         except BaseException:
@@ -283,7 +280,6 @@ class TopicReader:
         return found
 
     async def _end_answer(self, stream: LogStream) -> list[Found]:
-        """Handle the end of a complete answer."""
         stream.finish()
         await self._drop_answer()
         # If there was nothing, the rest of the range has no messages.

@@ -120,7 +120,6 @@ class Source(Protocol):
 
 
 def from_delivery(topic: str, delivery: MessageBatch) -> SourceBatch:
-    """Return messages in flight as a batch."""
     return SourceBatch(
         topic,
         delivery.nsqd_address,

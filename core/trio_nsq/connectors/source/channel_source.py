@@ -33,13 +33,10 @@ class ChannelSource:
         """See `Source`."""
 
     def is_starved(self) -> bool:
-        """See `Source`."""
         return self.consumer.is_starved
 
     def next_sequence(self) -> int | None:
-        """See `Source`."""
         return None
 
     def lag(self) -> int | None:
-        """See `Source`."""
         return None

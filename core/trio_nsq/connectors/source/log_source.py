@@ -170,7 +170,6 @@ class LogSource:
         return True
 
     def commit(self, position: Position) -> None:
-        """See `Source`."""
         is_read = (
             position.sequence <= self._position.sequence
         )  # otherwise it is of a log that was here before
@@ -179,15 +178,12 @@ class LogSource:
             self._wake.set()
 
     def is_starved(self) -> bool:
-        """See `Source`."""
         return False
 
     def next_sequence(self) -> int | None:
-        """See `Source`."""
         return self._position.sequence
 
     def lag(self) -> int | None:
-        """See `Source`."""
         return max(0, self._end - self._position.sequence)
 
     # ------------------------------------------------------------------ the channel
@@ -304,7 +300,6 @@ class LogRequests:
         return FoundLog(self._topic, self.address, bounds, self)
 
     async def known_as(self, bounds: Bounds, address: str, marks: Mapping[str, LogMark]) -> str | None:
-        """See `known_as` of the library."""
         return await self._call(known_as, self._log, bounds, address, marks)
 
     async def open_channel(self, channel: str, *, creates_topic: bool) -> int:
@@ -319,7 +314,6 @@ class LogRequests:
         return await self._call(self._log.first_unfinished, channel)
 
     async def has_channel(self, channel: str) -> bool:
-        """Return whether the channel exists."""
         try:
             await self._call(self._log.position_of, channel)
         except RequestRefused as exc:

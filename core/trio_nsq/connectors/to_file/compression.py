@@ -20,7 +20,6 @@ PIECE_BYTES = 1024 * 1024
 _GZIP_FORMAT = 31  # zlib's code for a gzip header and a window of 32 KiB
 SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 DEFAULT_LEVELS = {"none": 0, "gzip": 6, "zstd": 3}
-LEVELS = {"none": range(1), "gzip": range(1, 10), "zstd": range(1, 23)}
 
 
 class CompressionMissing(NSQError):
@@ -61,7 +60,7 @@ class Compressor:
 
     Args:
         name: `gzip` or `zstd`.
-        level: One of `LEVELS`; None: the default.
+        level: 1 to 9 for gzip, 1 to 22 for zstd; None: the default.
 
     Attributes:
         suffix: The suffix of file names.

@@ -238,7 +238,6 @@ class TopicOutput:
         self._unsynced.clear()
 
     def _sync_file(self) -> Checkpoint:
-        """Sync the file and return the checkpoint to save."""
         if self._file is None:
             return Checkpoint(dict(self._positions))
         self._flush(self._file)

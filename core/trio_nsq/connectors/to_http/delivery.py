@@ -170,7 +170,6 @@ class Delivery:
             self._accepted.popitem(last=False)
 
     def forget(self, messages: Iterable[Message]) -> None:
-        """Forget messages that are finished."""
         for message in messages:
             self._accepted.pop((message.nsqd_address, message.id), None)
 

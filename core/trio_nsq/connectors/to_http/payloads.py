@@ -54,7 +54,6 @@ def item(values: Values, *, metadata: bool) -> bytes:
 
 
 def payload(messages: Iterable[Values], form: PayloadFormat, *, metadata: bool) -> bytes:
-    """Return messages as the payload of one request."""
     items = [item(each, metadata=metadata) for each in messages]
     if form is PayloadFormat.JSON:
         return b"[" + b",".join(items) + b"]"

@@ -13,7 +13,6 @@ from zlib import crc32
 
 _MARK_BITS = 18
 _MARKS = (1 << _MARK_BITS) - 1
-MAX_SEQUENCE = (1 << (63 - _MARK_BITS)) - 1
 
 
 def producer_name(log: str, topic: str, channel: str, generation: int) -> str:
@@ -32,12 +31,10 @@ def number_of(sequence: int, message_id: bytes) -> int:
 
 
 def least_number(sequence: int) -> int:
-    """Return the least number with this sequence."""
     return sequence << _MARK_BITS
 
 
 def sequence_in(number: int) -> int:
-    """Return the sequence in a number."""
     return number >> _MARK_BITS
 
 

@@ -53,7 +53,6 @@ class Progress:
     _forgotten: SourceProgress = field(default_factory=lambda: SourceProgress("", ""))
 
     def of(self, topic: str, broker: str) -> SourceProgress:
-        """Return the progress of a source."""
         return self.sources.setdefault((topic, broker), SourceProgress(topic, broker))
 
     def forget(self, topic: str, broker: str) -> None:

@@ -51,7 +51,6 @@ class Resume:
         self._settings = ConsumerSettings(**options.source.consumer)
 
     def channel(self, topic: str) -> Stream:
-        """Return the stream of a channel."""
         return self._stream(topic, None, -1, None if self._options.follow else 0)
 
     async def log(self, found: FoundLog, goal: int | None) -> tuple[Stream, Position | None]:

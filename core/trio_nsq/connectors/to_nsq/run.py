@@ -109,7 +109,6 @@ class _Copying:
     # ------------------------------------------------------------------ sources
 
     async def _start(self, found: FoundLog) -> Position | None:
-        """See `run_sources`."""
         key = found.topic, found.broker
         await self._loops.check(*key)
         known = self._streams.get(key)
@@ -119,13 +118,11 @@ class _Copying:
         return position
 
     def _forget(self, source: Source) -> None:
-        """See `run_sources`."""
         key = source.topic, source.broker
         self._streams.pop(key, None)
         self._progress.forget(*key)
 
     async def _handle(self, source: Source) -> None:
-        """See `run_sources`."""
         key = source.topic, source.broker
         stream = self._streams[key] if source.is_log else self._resume.channel(source.topic)
         progress = self._progress.of(*key)

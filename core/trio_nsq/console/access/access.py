@@ -337,7 +337,6 @@ class Access:
     # -------------------------------------------------------------------- audit
 
     def record_session(self, event: Literal["login", "logout"], incoming: Incoming, name: str) -> None:
-        """Record a login or logout."""
         identity = Identity(name, "token", ())
         self.audit.log.record(event, incoming.peer, identity, forwarded_for=self._forwarded(incoming))
 

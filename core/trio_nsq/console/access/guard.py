@@ -57,7 +57,6 @@ class ViewerGuard:
         self._scheme = scheme
 
     def check(self, request: Request, route: Route | None) -> Decision:
-        """As `RequestGuard.check`."""
         incoming = Incoming.of(request, self._access.base_path, self._port, self._scheme)
         request.context = visit = Visit(incoming)
         is_below = request.path.startswith(f"{self._access.base_path.rstrip('/')}/")
@@ -83,12 +82,10 @@ class ViewerGuard:
             return Deny(self._refuse(request, exc))
 
     def is_current(self, request: Request, route: Route) -> bool:
-        """As `RequestGuard.is_current`."""
         visit = visit_of(request)
         return visit.identified is None or self._access.is_current(visit.incoming, visit.identified)
 
     def refuse_late(self, request: Request, route: Route) -> Response:
-        """As `RequestGuard.refuse_late`."""
         return self._refuse(request, _log_in(visit_of(request).incoming))
 
     def check_again(self, request: Request, route: Route) -> None:

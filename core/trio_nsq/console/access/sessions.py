@@ -113,7 +113,6 @@ class Sessions:
 
 
 def new_id() -> str:
-    """Return a random id."""
     return secrets.token_urlsafe(_ID_BYTES)
 
 

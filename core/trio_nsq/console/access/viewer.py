@@ -54,7 +54,6 @@ def may_send_to(viewer: Viewer, topic: str, channel: str = "") -> bool:
 
 
 def viewer_of(request: HTTPConnection) -> Viewer:
-    """Return the viewer of a request."""
     viewer = request.state.viewer
     assert isinstance(viewer, Viewer)
     return viewer

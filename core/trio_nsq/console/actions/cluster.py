@@ -48,7 +48,6 @@ class Outcome:
 
     @property
     def brokers(self) -> list[str]:
-        """The brokers that did it."""
         return [step.server for step in self.done if not step.is_lookupd]
 
     @property

@@ -103,7 +103,6 @@ def sum_channels(topic: str, name: str, parts: Iterable[Object]) -> Object:
 
 
 def objects(found: Any) -> list[Mapping[str, Any]]:
-    """Return the objects of an untrusted list."""
     items = found[:_MAX_OBJECTS] if isinstance(found, list) else ()
     return [each for each in items if isinstance(each, dict)]
 

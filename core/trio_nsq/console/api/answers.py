@@ -37,7 +37,6 @@ def answer(fields: dict[str, Any], warnings: Sequence[str] = ()) -> Response:
 
 
 def failure(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an error."""
     return Response(encode_object({"message": message}), status, {**_NSQ, **(headers or {})}, JSON)
 
 

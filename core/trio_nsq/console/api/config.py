@@ -26,7 +26,6 @@ _HTTP_PORT = 80
 
 
 async def show(request: Request) -> Response:
-    """Show an option."""
     _check(request)
     return _encoded(console_of(request), request.path_params["opt"])
 

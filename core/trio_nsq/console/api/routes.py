@@ -44,7 +44,6 @@ _MAX_AT_ONCE = 16
 
 
 def api_routes() -> list[BaseRoute]:
-    """Return the routes of the API, for one console."""
     routes: list[BaseRoute] = []
     for path, handlers in _PATHS.items():
         routes.append(Route(path, _endpoint(handlers), methods=_ALL_METHODS))

@@ -52,7 +52,6 @@ class Message:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after it."""
         return self.sequence + 1
 
 

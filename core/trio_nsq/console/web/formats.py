@@ -60,7 +60,6 @@ def age(value_ms: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share of 1 as percent."""
     return UNKNOWN if value is None else f"{value * 100:.1f} %"
 
 

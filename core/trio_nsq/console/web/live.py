@@ -92,7 +92,6 @@ class Live:
         return Streamed(self._events(page, asked, key), _HEADERS)
 
     def _find(self, request: Request, path: str) -> tuple[Page, Request]:
-        """Return the page at a path, and a request for it."""
         if not path.startswith("/") or len(path) > _MAX_PATH:
             raise NotFound("The parameter path has to be the path of a page.")
         plain, _, query = path.partition("?")

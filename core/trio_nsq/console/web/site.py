@@ -67,7 +67,6 @@ class Site(http.Router):
         return self._route if path.startswith("/") else super().resolve(method, path, query)
 
     def guard(self, port: int, scheme: str) -> ViewerGuard:
-        """Return the guard of a connection."""
         return ViewerGuard(self._access, self._refuse, port=port, scheme=scheme)
 
     async def _answer(self, request: http.Request) -> http.Response:

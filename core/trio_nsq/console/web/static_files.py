@@ -19,8 +19,6 @@ _FOREVER = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file in memory."""
-
     body: bytes
     media_type: str
     digest: str

@@ -33,7 +33,6 @@ class ListedRow:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a message."""
         return isinstance(self.row, Message)
 
 

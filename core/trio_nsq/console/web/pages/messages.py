@@ -50,7 +50,6 @@ class Shown:
 
 
 async def messages(request: Request) -> PageView | Response:
-    """The list."""
     topic = request.path_params["topic"]
     require(request, "read", topic)
     problem, wanted = "", Asked()
@@ -128,7 +127,6 @@ async def messages(request: Request) -> PageView | Response:
 
 
 async def message(request: Request) -> PageView:
-    """One message."""
     topic, sequence = request.path_params["topic"], _sequence(request)
     viewer = require(request, "read", topic)
     log, brokers = await _log(request, viewer, topic)
@@ -206,7 +204,6 @@ async def range_of_messages(request: Request) -> Response:
 
 
 def file_name(topic: str) -> str:
-    """Return a topic's name for the name of a file."""
     return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in topic)
 
 

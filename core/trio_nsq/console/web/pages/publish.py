@@ -35,7 +35,6 @@ class Filled:
 
 
 async def publish_form(request: Request) -> View:
-    """The empty form."""
     topic = request.path_params["topic"]
     viewer = require(request, "publish", topic)
     brokers = await brokers_of(request, topic)
