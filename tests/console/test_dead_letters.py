@@ -230,7 +230,7 @@ async def test_move_without_time_left_says_where_to_continue(site: Site) -> None
     failing(site, "late", b"a")
     addresses = [broker.http_address for broker in site.fleet.ours]
     async with console_of(addresses) as console:
-        done = await move(
+        done, stopped = await move(
             console.upstream,
             addresses,
             "late.dead",
@@ -240,4 +240,5 @@ async def test_move_without_time_left_says_where_to_continue(site: Site) -> None
             limit_s=-1,
         )
     assert [(done[each].done, done[each].next_sequence) for each in addresses] == [(0, 0), (0, 1)]
+    assert stopped == {}
     assert [count(broker, "late.dead") for broker in site.fleet.ours] == [1, 1]

@@ -27,13 +27,7 @@ class Proxies:
 
     def trusts(self, peer: str) -> bool:
         """Whether a client of this address is a trusted proxy."""
-        try:
-            address = ip_address(peer.partition("%")[0])
-        except ValueError:  # no address: a unix socket, for example
-            return False
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        return any(address in network for network in self._networks)
+        return is_within(peer, self._networks)
 
     def viewer(self, peer: str, headers: Mapping[str, str]) -> str:
         """Return the name of the viewer; empty if no trusted proxy has named one.
@@ -64,6 +58,17 @@ class Proxies:
             return str(ip_address(last))
         except ValueError:
             return peer
+
+
+def is_within(host: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
+    """Whether a client's address is in one of these networks."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:  # no address: a unix socket, for example
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

@@ -12,7 +12,7 @@ from ...fleet.dead_letters import count as count_letters
 from ...fleet.dead_letters import move as move_letters
 from ...fleet.snapshot import Snapshot
 from ...fleet.stats import Queue, TopicStats, number, text
-from ..upstream.client import Results, Upstream, UpstreamError
+from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
 from .shown import Shown, shown
 
@@ -55,17 +55,6 @@ class Letter:
     origin_id: str
     attempts: int
     origin_published_s: float
-
-
-@dataclass(slots=True)
-class Progress(Moved):
-    """What one broker requeued or dropped.
-
-    Attributes:
-        error: Why it stopped; empty if it did not.
-    """
-
-    error: str = ""
 
 
 def topics_of(snapshot: Snapshot) -> dict[str, Mapping[str, Queue]]:
@@ -117,8 +106,8 @@ async def move(
     to: str = "channel",
     starts: Mapping[str, int] | None = None,
     limit_s: float = WORK_S,
-) -> dict[str, Progress]:
-    """Requeue or drop letters on all these brokers.
+) -> tuple[dict[str, Moved], dict[str, str]]:
+    """Requeue or drop letters on all these brokers; return what each did, and why some stopped.
 
     Args:
         verb: `requeue` or `drop`.
@@ -126,32 +115,22 @@ async def move(
         starts: The sequences to continue from, by broker.
         limit_s: No request begins after this time.
     """
-    found: dict[str, Progress] = {}
+    done = {address: Moved() for address in addresses}
     deadline = trio.current_time() + limit_s
-
-    async def work(address: str) -> None:
-        progress = found[address] = Progress()
-        ids = chosen.ids.get(address, ()) if chosen.ids is not None else ()
-        if chosen.ids is not None and not ids:
-            return
-        procedure = move_letters(
+    work = {
+        address: move_letters(
             chosen.of(topic),
             verb,
-            progress,
+            moved,
             to=to if verb == "requeue" else None,
-            ids=ids,
+            ids=(chosen.ids or {}).get(address, ()),
             first=(starts or {}).get(address, 0),
             goes_on=lambda: trio.current_time() <= deadline,
         )
-        try:
-            await upstream.perform(address, procedure)
-        except UpstreamError as exc:
-            progress.error = exc.reason
-
-    async with trio.open_nursery() as nursery:
-        for address in addresses:
-            nursery.start_soon(work, address)
-    return {address: found[address] for address in addresses}
+        for address, moved in done.items()
+        if chosen.ids is None or chosen.ids.get(address)
+    }
+    return done, await upstream.perform_all(work)
 
 
 def _letter(address: str, line: Mapping[str, Any]) -> Letter:

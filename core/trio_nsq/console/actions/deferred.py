@@ -10,7 +10,7 @@ from ...api import broker as api
 from ...api.answers import DeferredCounts
 from ...fleet.deferred import Cancelled, cancel_all
 from ...fleet.deferred import cancel as cancel_some
-from ..upstream.client import Results, Upstream, UpstreamError
+from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
 from .shown import Shown, shown
 
@@ -44,17 +44,6 @@ class Counts:
     first_due_s: float
     last_due_s: float
     before: Sequence[int]
-
-
-@dataclass(slots=True)
-class BrokerCancelled(Cancelled):
-    """What one broker cancelled.
-
-    Attributes:
-        error: Why it stopped; empty if it did not.
-    """
-
-    error: str = ""
 
 
 def slots(now_s: float) -> list[Slot]:
@@ -129,30 +118,21 @@ async def cancel(
     topic: str,
     channel: str,
     ids: Mapping[str, Sequence[str]] | None,
-) -> dict[str, BrokerCancelled]:
-    """Cancel deferred messages, for at most `CANCEL_S`.
+) -> tuple[dict[str, Cancelled], dict[str, str]]:
+    """Cancel deferred messages, for at most `CANCEL_S`; return what each broker did, and why some stopped.
 
     Args:
         ids: By broker; None: all.
     """
-    found: dict[str, BrokerCancelled] = {}
+    done = {address: Cancelled() for address in addresses}
     deadline = trio.current_time() + CANCEL_S
-
-    async def work(address: str) -> None:
-        done = found[address] = BrokerCancelled()
-        if ids is None:
-            procedure = cancel_all(topic, channel, done, lambda: trio.current_time() <= deadline)
-        else:
-            procedure = cancel_some(topic, channel, ids.get(address, ()), done)
-        try:
-            await upstream.perform(address, procedure)
-        except UpstreamError as exc:
-            done.error = exc.reason
-
-    async with trio.open_nursery() as nursery:
-        for address in addresses:
-            nursery.start_soon(work, address)
-    return {address: found[address] for address in addresses}
+    work = {
+        address: cancel_all(topic, channel, cancelled, lambda: trio.current_time() <= deadline)
+        if ids is None
+        else cancel_some(topic, channel, ids.get(address, ()), cancelled)
+        for address, cancelled in done.items()
+    }
+    return done, await upstream.perform_all(work)
 
 
 def _unix(moment: datetime | None) -> int | None:

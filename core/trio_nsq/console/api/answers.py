@@ -1,8 +1,9 @@
-"""Answers in the form of nsqadmin's API."""
+"""Answers in the form of nsqadmin's API, and the bodies of its requests, which are limited."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ...protocol.go_json import encode_object
@@ -43,3 +44,13 @@ def failure(status: int, message: str, headers: dict[str, str] | None = None) ->
 def value(body: bytes, content_type: str) -> Response:
     """Return a value that has no key; an empty one has no type."""
     return Response(body, 200, _NSQ, content_type if body else None)
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """Return the body of a request. Raises APIError: it is too large."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise APIError(413, f"BODY_TOO_BIG: the limit is {limit} bytes")
+    return bytes(body)

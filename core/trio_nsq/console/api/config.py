@@ -14,10 +14,10 @@ from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
 from ...text.log_levels import level_number, parse_level
 from ..access.incoming import Incoming
+from ..access.proxies import is_within
 from ..access.viewer import require
 from ..console import Console, console_of
-from .answers import JSON, APIError, value
-from .bodies import body_of
+from .answers import JSON, APIError, body_of, value
 
 _LOGGER = logging.getLogger("trio_nsq")
 _MAX_LOOKUPDS = 100
@@ -58,14 +58,7 @@ def _check(request: Request) -> None:
     incoming: Incoming = request.state.incoming
     # Behind a proxy on this machine, every client would else be inside the default network.
     host = console_of(request).access.proxies.client(incoming.host, incoming.headers)
-    try:
-        address = ipaddress.ip_address(host)
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        is_inside = bool(network) and address in ipaddress.ip_network(network, strict=False)
-    except ValueError:
-        is_inside = False
-    if not is_inside:
+    if not network or not is_within(host, [ipaddress.ip_network(network, strict=False)]):
         raise APIError(403, "FORBIDDEN: /config is open to --allow-config-from-cidr only")
     require(request, "admin")
 

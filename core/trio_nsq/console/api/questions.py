@@ -17,6 +17,7 @@ from ...protocol.address import without_secrets
 from ..access.viewer import Viewer
 from ..actions.cluster import aliases, usable
 from ..console import Console
+from ..fleet.inactive import find_channels
 from ..upstream.client import Results, UpstreamError
 from ..upstream.discovery import ask_lookup, ask_names, ask_nodes
 from .aggregate import Object, objects, topic_part
@@ -78,12 +79,9 @@ class Questions:
             for topic in node.topics
             if topic not in node.tombstones
         }
-        found: dict[str, list[str] | None] = {}
-        for topic in topics:
-            if topic not in active:
-                names = await ask_names(upstream, self.lookupds, lookupd.channels(topic))
-                found[topic] = sorted({name for each in names.values.values() for name in each}) or None
-        return found
+        wanted = [topic for topic in topics if topic not in active]
+        found = await find_channels(upstream, self.lookupds, wanted)
+        return {topic: channels or None for topic, channels in found.items()}
 
     async def producers(self) -> list[Producer]:
         """Return all brokers: those that discovery services list, and those whose address was given.

@@ -14,8 +14,7 @@ from ..access.viewer import Forbidden, require, viewer_of
 from ..actions.cluster import Outcome, apply, tombstone
 from ..console import console_of
 from .aggregate import Object, sum_channels, sum_topics
-from .answers import APIError, answer
-from .bodies import body_of
+from .answers import APIError, answer, body_of
 from .producers import out_of_date
 from .questions import AllFailed, Questions
 

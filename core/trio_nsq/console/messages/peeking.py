@@ -18,6 +18,7 @@ class Waiting:
     """A message that waits in a channel, or one that cannot be read there.
 
     Attributes:
+        broker: The HTTP address of its broker.
         state: `requeued`, `fresh` or `deferred`.
         attempts: How often the channel has delivered it.
         due_ns: Until when it is deferred, Unix nanoseconds; None: it is not.
@@ -26,6 +27,7 @@ class Waiting:
         gap: Why it cannot be read: `damaged` or `discarded`; empty: it can. Then only `sequence` and `state` are known.
     """
 
+    broker: str
     sequence: int
     state: str
     id: str = ""
@@ -67,19 +69,19 @@ async def peek(
         lines = await read_lines(upstream, address, request, at_most=count, max_bytes=READ_BYTES)
         if lines.is_cut and len(lines.objects) < count:
             cut[address] = f"its messages are large: the page has only the first {len(lines.objects)}"
-        return [_waiting(line, states) for line in lines.objects]
+        return [_waiting(address, line, states) for line in lines.objects]
 
     results = await upstream.on_all(brokers, ask)
     return Peek(results.values, cut | {address: error.reason for address, error in results.errors.items()})
 
 
-def _waiting(found: Mapping[str, Any], states: Sequence[str]) -> Waiting:
-    """Return the message of a line."""
+def _waiting(broker: str, found: Mapping[str, Any], states: Sequence[str]) -> Waiting:
     if "gap" in found:
-        return Waiting(found["first_sequence"], found.get("state", states[0]), gap=found["gap"][:20])
+        return Waiting(broker, found["first_sequence"], found.get("state", states[0]), gap=found["gap"][:20])
     encoded = found.get("body_base64")
     body = b64decode(encoded) if encoded is not None else found["body"].encode()
     return Waiting(
+        broker,
         found["sequence"],
         found["state"],
         found["id"][:16],

@@ -212,6 +212,11 @@ class Upstream:
         except ValueError as exc:
             raise UpstreamError(address, f"its answers are not valid: {exc}") from exc
 
+    async def perform_all(self, work: Mapping[str, Procedure[None]]) -> dict[str, str]:
+        """Run procedures, each on its server, all at once; return why servers stopped, by address."""
+        results = await self.on_all(work, lambda address: self.perform(address, work[address]))
+        return {address: error.reason for address, error in results.errors.items()}
+
     async def ask_all(
         self, addresses: Iterable[str], request: Request[_T], *, timeout_s: float | None = None
     ) -> Results[_T]:

@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from ....api.answers import LetterCount
 from ....api.broker import DONE
-from ....fleet.dead_letters import CHANNEL, REASONS, Counted, Origin
+from ....fleet.dead_letters import CHANNEL, REASONS, Counted, Moved, Origin
 from ....fleet.stats import total as total_of
 from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
 from ...access.viewer import Forbidden, Viewer, may_send_to, require, viewer_of
 from ...actions import commands, dead_letters, impact, targets
-from ...actions.dead_letters import Filter, Letter, Progress
+from ...actions.dead_letters import Filter, Letter
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...console import console_of, upstream_of
@@ -183,11 +183,13 @@ async def _act(request: Request, topic: str, found: targets.Targets, sent: Form)
             return refusal
         if impact.is_surprise(total, whole(sent.get("shown"))):
             return page.view("Nothing was changed: there are many more dead letters now. Look again.", 409)
-    done = await dead_letters.move(upstream, addresses, topic, verb, chosen, to=to, starts=starts)
-    report = _report(done, DONE[verb], failures, found.left_out)
+    done, stopped = await dead_letters.move(upstream, addresses, topic, verb, chosen, to=to, starts=starts)
+    report = _report(done, stopped, DONE[verb], failures, found.left_out)
     record_action(request, f"{verb}_dead_letters", report, topic=topic)
     await console_of(request).watcher.refresh()
-    continuation = _continuation(done, verb, chosen, to, path_of(request, "dead_letter_topic", topic=topic))
+    continuation = _continuation(
+        done, stopped, verb, chosen, to, path_of(request, "dead_letter_topic", topic=topic)
+    )
     count = sum(each.done for each in done.values())
     title = f"{count_of(count, 'dead letter')} of {topic} {DONE[verb]}"
     return finished(request, back, title, report, continuation)
@@ -278,15 +280,19 @@ def _question(
 
 
 def _report(
-    done: Mapping[str, Progress], word: str, failures: Mapping[str, str], left_out: Mapping[str, str]
+    done: Mapping[str, Moved],
+    stopped: Mapping[str, str],
+    word: str,
+    failures: Mapping[str, str],
+    left_out: Mapping[str, str],
 ) -> Report:
     texts: dict[str, str] = {}
     failed: dict[str, str] = {**failures}
     for address, each in done.items():
         text = f"{each.done:,} {word}"
         why = "; ".join(f"{count:,} kept: {reason}" for reason, count in each.kept.most_common(5))
-        if each.error:
-            failed[address] = f"{text}; then: {each.error}" if each.done else each.error
+        if address in stopped:
+            failed[address] = f"{text}; then: {stopped[address]}" if each.done else stopped[address]
         elif each.kept:
             failed[address] = f"{text}; {why}"
         else:
@@ -295,13 +301,13 @@ def _report(
 
 
 def _continuation(
-    done: Mapping[str, Progress], verb: str, chosen: Filter, to: str, path: str
+    done: Mapping[str, Moved], stopped: Mapping[str, str], verb: str, chosen: Filter, to: str, path: str
 ) -> Continuation | None:
     """Return the form that goes on where the time was over."""
     starts = [
         ("start", f"{address} {each.next_sequence}")
         for address, each in done.items()
-        if each.next_sequence is not None and not each.error
+        if each.next_sequence is not None and address not in stopped
     ]
     if not starts or chosen.ids is not None:
         return None

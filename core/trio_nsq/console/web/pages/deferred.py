@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....fleet.deferred import Cancelled
 from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
 from ...access.viewer import require
 from ...actions import commands, deferred, impact, targets
-from ...actions.deferred import BrokerCancelled
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.targets import Targets
@@ -90,10 +90,10 @@ async def _cancel(request: Request, topic: str, channel: str, found: Targets, se
         return refusal
     if impact.is_surprise(total, whole(sent.get("shown"))):
         return page.view("Nothing was cancelled: many more messages are deferred now. Look again.", 409)
-    done = await deferred.cancel(
+    done, stopped = await deferred.cancel(
         upstream, list(counts.values) if ids is None else list(ids), topic, channel, ids
     )
-    report = _report(done, found.failures(counts.errors), found.left_out)
+    report = _report(done, stopped, found.failures(counts.errors), found.left_out)
     record_action(request, "cancel_deferred", report, topic=topic, channel=channel)
     continuation = None
     if not all(each.is_finished for each in done.values()):
@@ -138,7 +138,10 @@ def _question(
 
 
 def _report(
-    done: Mapping[str, BrokerCancelled], failures: Mapping[str, str], left_out: Mapping[str, str]
+    done: Mapping[str, Cancelled],
+    stopped: Mapping[str, str],
+    failures: Mapping[str, str],
+    left_out: Mapping[str, str],
 ) -> Report:
     texts: dict[str, str] = {}
     failed: dict[str, str] = {**failures}
@@ -146,8 +149,8 @@ def _report(
         text = f"{len(each.ids):,} cancelled"
         if each.missed:
             text += f", {each.missed:,} no longer deferred"
-        if each.error:
-            failed[address] = f"{text}; then: {each.error}" if each.ids else each.error
+        if address in stopped:
+            failed[address] = f"{text}; then: {stopped[address]}" if each.ids else stopped[address]
         else:
             texts[address] = text
     return Report(texts, failed, left_out)

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from starlette.requests import Request
 
 from ...messages.body_view import BodyView, body_view, preview
-from ...messages.message import Message, Row
+from ...messages.message import Message, MissingMessages, Row
+from ...messages.peeking import Waiting
 from ..rendering import path_of
 
 _PREVIEW = 160
@@ -14,9 +16,11 @@ _ROW_HTML = 6 * 1024
 _LIST_HTML = 64 * 1024
 """The most HTML of one body in the list, and of all, so that the page stays under 150 KiB."""
 
+_Row = TypeVar("_Row", bound=Row | Waiting)
+
 
 @dataclass(frozen=True, slots=True)
-class ListedRow:
+class ListedRow(Generic[_Row]):
     """A row of the list.
 
     Attributes:
@@ -26,7 +30,7 @@ class ListedRow:
         link: The message's own page.
     """
 
-    row: Row
+    row: _Row
     preview: str = ""
     body: BodyView | None = None
     link: str = ""
@@ -36,16 +40,18 @@ class ListedRow:
         return isinstance(self.row, Message)
 
 
-def listed_rows(request: Request, topic: str, rows: Sequence[Row]) -> list[ListedRow]:
+def listed_rows(request: Request, topic: str, rows: Sequence[_Row]) -> list[ListedRow[_Row]]:
     """Return rows with their bodies as HTML, as long as the page has room."""
     room = _LIST_HTML
     listed = []
     for row in rows:
-        if not isinstance(row, Message):
+        message: Row | Waiting = row
+        if isinstance(message, MissingMessages):
             listed.append(ListedRow(row))
             continue
-        link = path_of(request, "message", {"broker": row.broker}, topic=topic, sequence=str(row.sequence))
-        found = body_view(row.body, row.size, limit=min(_ROW_HTML, room)) if room > 0 else None
+        query, sequence = {"broker": message.broker}, str(message.sequence)
+        link = path_of(request, "message", query, topic=topic, sequence=sequence)
+        found = body_view(message.body, message.size, limit=min(_ROW_HTML, room)) if room > 0 else None
         room -= len(found.html) if found is not None else 0
-        listed.append(ListedRow(row, preview(row.body, _PREVIEW), found, link))
+        listed.append(ListedRow(row, preview(message.body, _PREVIEW), found, link))
     return listed

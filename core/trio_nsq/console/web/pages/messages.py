@@ -16,7 +16,7 @@ from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
 from ...messages.cursor import Cursor
 from ...messages.download import download
-from ...messages.message import Message
+from ...messages.message import Message, Row
 from ...messages.paging import read_page
 from ...messages.reading import TopicLog
 from ...messages.search import Progress, compile_search, is_comparison, search
@@ -42,7 +42,7 @@ class Shown:
         progress: Of a search, by broker; empty without a search.
     """
 
-    rows: Sequence[ListedRow]
+    rows: Sequence[ListedRow[Row]]
     older: str
     newer: str
     errors: Mapping[str, str]
@@ -241,7 +241,7 @@ async def _with_id(
     """Return the broker and the sequence of a message, or why it is not found."""
 
     async def find(address: str) -> int | None:
-        return await find_id(TopicLog(upstream, address, topic), wanted, limit_s)
+        return await find_id(TopicLog(upstream, address, topic), int(wanted, 16), limit_s)
 
     wanted = message_id.strip().lower()
     if len(wanted) != 16 or not set(wanted) <= set("0123456789abcdef"):
@@ -272,7 +272,7 @@ def _link(request: Request, topic: str, wanted: Asked, cursor: Cursor | None, *,
     return path_of(request, "messages", wanted.query(before=before, after=after), topic=topic)
 
 
-def _ranges(request: Request, topic: str, rows: Sequence[ListedRow]) -> list[tuple[str, int, int, str]]:
+def _ranges(request: Request, topic: str, rows: Sequence[ListedRow[Row]]) -> list[tuple[str, int, int, str]]:
     """Return the range of sequences of each broker on the page, and the link that downloads it."""
     ends: dict[str, tuple[int, int]] = {}
     for each in rows:
