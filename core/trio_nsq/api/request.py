@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
+from ..protocol.untrusted_json import decode_json
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -82,6 +84,15 @@ async def perform(procedure: Procedure[T], make: Callable[[Request[Any]], Awaita
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def message_of(body: bytes) -> str:
+    """Return the message of an error answer; empty: it is not that of a broker."""
+    try:
+        message = decode_json(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return message if isinstance(message, str) else ""
 
 
 def following(start: int, sequence: int | None) -> int | None:

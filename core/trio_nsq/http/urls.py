@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
-from ..protocol.address import format_address
+from ..protocol.address import format_address, is_unix_path
 
 _MAX_URL = 65_536
 _PORTS = {"http": 80, "https": 443}
@@ -47,6 +47,12 @@ class URL:
         has_user = "@" in parts.netloc
         credentials = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if has_user else ""
         return cls(parts.scheme, host, parts.port or _PORTS[parts.scheme], target, credentials)
+
+    @classmethod
+    def at(cls, server: str, target: str) -> Self:
+        """Return the URL of a path at `host:port`, a URL without a path, or the path of a unix socket; as `parse`."""
+        base = "localhost" if is_unix_path(server) else server.rstrip("/")
+        return cls.parse((base if "://" in base else f"http://{base}") + target)
 
     @property
     def netloc(self) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import trio
 
-from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
-from trio_nsq.client.publishing.queue import RETRIABLE_CODES
+from trio_nsq.client import BrokerError, PublishFailed
+from trio_nsq.client.publishing.queue import may_pass
 from trio_nsq.event_loop.retries import Delays
 from trio_nsq.text.wording import count_of
 
@@ -141,7 +141,9 @@ class Publisher:
                     maybe_stored = True
                     self._in_doubt += len(batch.bodies)
                 bound = maybe_stored and not self._sender.may_repeat
-                moves = not bound and self._may_move(error) and self._fallback.other(self) is not None
+                moves = (
+                    self._moves and not bound and may_pass(error) and self._fallback.other(self) is not None
+                )
                 if not moves and not self._is_temporary(error):
                     self._count_lost(len(batch.bodies), maybe_stored or elsewhere_in_doubt)
                     self._give_up(error)
@@ -195,25 +197,14 @@ class Publisher:
         # A new failure: the outage's failure was counted before, perhaps for another batch.
         raise PublishFailed(outage.reason, maybe_stored=sent) from outage.__cause__
 
-    def _may_move(self, error: PublishFailed) -> bool:
-        """Return whether another broker may accept what failed with this error."""
-        cause = error.__cause__
-        if not self._moves or isinstance(cause, AuthRefused):
-            return False
-        if isinstance(cause, BrokerError):
-            return cause.code in RETRIABLE_CODES
-        return isinstance(cause, ConnectionFailed | ConnectionLost)
-
     def _is_temporary(self, error: PublishFailed) -> bool:
         """Return whether to retry after this error."""
-        cause = error.__cause__
-        if not self._retry or isinstance(cause, AuthRefused):
+        if not self._retry or not may_pass(error):
             return False
-        if not isinstance(cause, BrokerError):
-            return isinstance(cause, ConnectionFailed | ConnectionLost)
+        cause = error.__cause__
         # Before the first acknowledgement, a refusal may be an error of the command line: report it at once.
-        later = cause.code in RETRIABLE_CODES and self._fallback.was_accepted(self)
-        return later or cause.text.endswith("exiting")
+        is_new = isinstance(cause, BrokerError) and not self._fallback.was_accepted(self)
+        return not is_new or str(cause).endswith("exiting")
 
     def _begin_outage(self, error: PublishFailed) -> None:
         begins = self._outage is None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 
 from ...access.secret import NO_SECRET, Secret
-from ...api.request import Request
+from ...api.request import Request, message_of
 from ...protocol.address import is_unix_path, parse_address
 from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
@@ -250,9 +250,7 @@ class BrokerHTTP:
     def _refusal(
         self, answer: http.client.HTTPResponse, data: bytes, topic: str
     ) -> RequestRefused | NotABroker:
-        try:
-            message = str(decode_json(data)["message"])
-        except (ValueError, KeyError, TypeError):  # a broker's error has a message
+        if not (message := message_of(data)):
             text = " ".join(data.decode("utf-8", "replace").split())[:200] or answer.reason
             # A proxy's error, such as 504, may follow a request that the broker has executed.
             passed_on = answer.status >= http.client.INTERNAL_SERVER_ERROR

@@ -13,7 +13,7 @@ from trio_nsq.protocol import MessageSet, NSQError, pack_messages
 from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
 from trio_nsq.protocol.limits import KIB
 
-from ..errors import BrokerError, PublishFailed
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
 
 MPUB_TARGET_BYTES = 256 * KIB
 """The size at which an MPUB is full and lists are split. Large enough to make the cost per command negligible, small
@@ -45,6 +45,14 @@ def accepts_no_publishes(error: BrokerError) -> bool:
     return error.code in _TRIED_CODES and (
         "PUB failed DRAINING" in error.text or error.text.endswith("PUB failed exiting")
     )
+
+
+def may_pass(error: PublishFailed) -> bool:
+    """Whether the same messages may be accepted later: no broker answered, or one cannot store them now."""
+    cause = error.__cause__
+    if isinstance(cause, BrokerError):
+        return cause.code in RETRIABLE_CODES
+    return isinstance(cause, ConnectionFailed | ConnectionLost) and not isinstance(cause, AuthRefused)
 
 
 class PublishFuture:

@@ -13,7 +13,7 @@ import trio
 
 from ...access.secret import Secret, SecretFileError, StrPath
 from ...api import broker as api
-from ...api.request import Procedure, Request, perform
+from ...api.request import Procedure, Request, message_of, perform
 from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ...http.client import HEADERS, Answer, HTTPClient, NotHTTP, RequestFailed
 from ...http.urls import URL
@@ -246,10 +246,8 @@ class TopicReader:
         if answer.status == 200:
             return answer
         body = await self._read_and_close(answer)
-        try:
-            text = str(decode_json(body)["message"])
-        except (ValueError, KeyError, TypeError):
-            raise NotABroker(f"the server is not an NSQ broker (HTTP status {answer.status})") from None
+        if not (text := message_of(body)):
+            raise NotABroker(f"the server is not an NSQ broker (HTTP status {answer.status})")
         if text == "AUTH_UNAVAILABLE":
             raise RequestFailed("its auth servers do not answer")
         raise RequestRefused(self._address, self._topic, answer.status, text)

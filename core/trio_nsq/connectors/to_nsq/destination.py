@@ -10,7 +10,6 @@ from typing import TypeVar
 import trio
 
 from ...client.errors import (
-    AuthRefused,
     BrokerError,
     BrokerUnreachable,
     ConnectionFailed,
@@ -20,7 +19,7 @@ from ...client.errors import (
 from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
 from ...client.publishing.options import ProducerOptions, ProducerSettings
 from ...client.publishing.producer import Producer
-from ...client.publishing.queue import RETRIABLE_CODES
+from ...client.publishing.queue import may_pass
 from ...protocol.bulk import MAX_INT32
 from ...protocol.messages import pack_messages
 from ..source.broker_http import BrokerFinder, FoundBroker
@@ -216,17 +215,15 @@ class Destination:
                 await self._producer.publish_set(topic, pack_messages(bodies))
         except PublishFailed as exc:
             cause = exc.__cause__
-            if isinstance(cause, AuthRefused):
+            refusal = cause if isinstance(cause, BrokerError) else None
+            if may_pass(exc):
+                raise Unavailable(
+                    self.label, exc.reason, in_doubt=exc.maybe_stored, is_full=refusal is not None
+                ) from exc
+            if refusal is None:
                 raise CopyRefused(str(cause)) from exc
-            passes = not isinstance(cause, BrokerError) or (
-                isinstance(cause, BrokerError)
-                and (cause.code in RETRIABLE_CODES or cause.text.endswith("exiting"))
-            )
-            if not passes:
-                code = cause.code if isinstance(cause, BrokerError) else ""
-                raise CopyRefused(f"the broker at {self.label} refused: {exc.reason}{_advice(code)}") from exc
-            is_full = isinstance(cause, BrokerError)
-            raise Unavailable(self.label, exc.reason, in_doubt=exc.maybe_stored, is_full=is_full) from exc
+            advice = _advice(refusal.code)
+            raise CopyRefused(f"the broker at {self.label} refused: {exc.reason}{advice}") from exc
 
     async def run(self) -> None:
         """Keep a producer open once it is needed, and close idle connections; runs until cancelled."""

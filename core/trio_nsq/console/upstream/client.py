@@ -12,7 +12,7 @@ import trio
 from ..._version import __version__
 from ...access.secret import NO_SECRET, Secret, SecretFileError, authorization, warn_in_clear
 from ...api.https import https_address
-from ...api.request import Procedure, Request, json_object, perform
+from ...api.request import Procedure, Request, json_object, message_of, perform
 from ...client.connection.tls import TLSFiles
 from ...http.client import HEADERS, HTTPClient, RequestFailed
 from ...http.client import Answer as HTTPAnswer
@@ -25,7 +25,6 @@ from ...protocol.untrusted_json import decode_json
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
-_HTTP = "http://"
 MAX_ANSWER_BYTES = 64 * MIB
 """The statistics of 100,000 topics have about 30 MB."""
 _MAX_REASON = 300
@@ -250,8 +249,7 @@ class Upstream:
 
     def _send(self, address: str, request: Request[Any]) -> AbstractAsyncContextManager[HTTPAnswer]:
         is_path = is_unix_path(address)
-        base = "http://localhost" if is_path else address if "://" in address else _HTTP + address
-        url = URL.parse(base.rstrip("/") + request.target)
+        url = URL.at(address, request.target)
         headers = {**HEADERS, "User-Agent": _USER_AGENT}
         secret = self._secret.read() if self._token is None else self._token
         if secret:
@@ -269,11 +267,7 @@ class Upstream:
 
 def _refusal(address: str, status: int, body: bytes) -> UpstreamError:
     """Return the error for an answer whose status is not 200."""
-    try:
-        message = decode_json(body[:10_000])["message"]
-    except (ValueError, KeyError, TypeError):
-        message = ""
-    if isinstance(message, str) and message:
+    if message := message_of(body[:10_000]):
         code, _, text = message.partition(": ")
         return UpstreamError(
             address, (text or code)[:_MAX_REASON], status=status, code=code if code.isupper() else ""
