@@ -67,12 +67,6 @@ def check_tcp_address(text: str) -> None:
         raise
 
 
-def next_port(tcp_address: str) -> str:
-    """Return the HTTP address that belongs to a TCP address by convention: the next port."""
-    host, _, port = tcp_address.rpartition(":")
-    return f"{host}:{min(int(port) + 1, 65535)}"
-
-
 def _one_http_address(text: str) -> str:
     if "," in text:
         raise click.BadParameter(

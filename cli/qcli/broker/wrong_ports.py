@@ -7,10 +7,9 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.protocol.address import is_unix_path, next_port
 
 from ..framework.params import is_https, without_scheme
-from .address_options import next_port
 
 if TYPE_CHECKING:
     from trio_nsq.api.answers import Info

@@ -79,6 +79,12 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def next_port(tcp_address: str) -> str:
+    """Return the HTTP address that belongs to a TCP address by convention: the next port."""
+    host, _, port = tcp_address.rpartition(":")
+    return f"{host}:{min(int(port) + 1, 65535)}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or IP address is this machine by its form; names are not resolved."""
     if host == "localhost" or host.endswith(".localhost"):

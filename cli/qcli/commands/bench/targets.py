@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import click
 
 from trio_nsq.api import broker as api
+from trio_nsq.protocol.address import next_port
 
-from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address, next_port
+from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
 from ...broker.admin_client import AdminClient, client_of
 from ...broker.brokers import Brokers, chosen
 from ...broker.connection_options import ConnectOptions

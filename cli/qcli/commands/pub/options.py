@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from trio_nsq.protocol.address import next_port
 from trio_nsq.text.wording import count_of
 
 from ...broker.address_options import (
@@ -22,7 +23,6 @@ from ...broker.address_options import (
     TCP_OPTION,
     TCP_VARIABLE,
     check_tcp_address,
-    next_port,
 )
 from ...broker.at_once import in_context
 from ...broker.brokers import Brokers, chosen

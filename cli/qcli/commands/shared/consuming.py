@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from trio_nsq.protocol.address import is_unix_path
+from trio_nsq.protocol.address import is_unix_path, next_port
 from trio_nsq.protocol.names import is_valid_name
 
 from ...broker.address_options import (
     check_tcp_address,
     http_addresses,
     lookupd_addresses,
-    next_port,
     tcp_addresses,
 )
 from ...broker.brokers import chosen

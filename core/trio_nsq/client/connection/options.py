@@ -140,12 +140,10 @@ class ConnectionSettings:
         """The secret, which is sent to brokers and discovery services that require authentication."""
         return Secret(self.auth_secret, self.auth_secret_file)
 
-    @property
-    def has_tls_files(self) -> bool:
-        """Whether any option says how to use TLS, so that the system's CAs alone are not enough."""
-        return bool(
-            self.tls_context or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
-        )
+    def https_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context for HTTP; None: the system's CAs, as no option says otherwise. Raises TLSFilesError."""
+        given = self.tls_context or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
+        return self.client_context() if given else None
 
     @property
     def may_have_certificate(self) -> bool:

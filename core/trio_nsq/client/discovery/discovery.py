@@ -66,7 +66,7 @@ class Discovery(Generic[Found]):
         self._query = query
         self._answered = answered
         self._is_allowed = HostPatterns(settings.lookupd_allowed_hosts).allow
-        self._tls = settings.client_context() if settings.has_tls_files else None
+        self._tls = settings.https_context()
         self._answers: dict[str, dict[str, Found]] = {address: {} for address in addresses}
         self._failures: dict[str, LookupFailed] = {}
         self._asking: set[str] = set()

@@ -2,17 +2,16 @@
 
 import logging
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
-from ...access.secret import Secret
 from ...api import broker as api
 from ...client.connection.addresses import nsqd_address
 from ...client.connection.connection import check_broker
+from ...client.connection.options import ConnectionSettings
 from ...client.errors import BrokerUnreachable, ConnectionFailed, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...fleet.identity import BrokerIdentity
@@ -51,23 +50,24 @@ class BrokerFinder:
 
     Args:
         named: All brokers that may be asked for. An HTTP API that names the TCP address of one is not another's.
+        settings: For TLS and authentication.
+
+    Attributes:
         tls: For https; None: the system's CAs.
-        secret: For brokers that require authentication.
     """
 
     def __init__(
         self,
         options: SourceOptions,
         named: Sequence[BrokerAddresses],
-        tls: ssl.SSLContext | None,
-        secret: Secret,
+        settings: ConnectionSettings,
     ) -> None:
         self.threads = trio.CapacityLimiter(16)
         self._options = options
         self._named = [each.tcp for each in named if each.tcp]
         self._warned: set[BrokerAddresses] = set()
-        self._tls = tls
-        self._secret = secret
+        self.tls = settings.https_context()
+        self._secret = settings.secret
 
     async def find(self, broker: BrokerAddresses) -> FoundBroker:
         """Return the broker's addresses; the HTTP address is empty if it is unknown.
@@ -159,7 +159,7 @@ class BrokerFinder:
     def _http(self, address: str) -> BrokerHTTP:
         return BrokerHTTP(
             address,
-            self._tls,
+            self.tls,
             self._secret,
             connect_timeout_s=self._options.http_connect_timeout_s,
             answer_timeout_s=self._options.http_request_timeout_s,

@@ -82,8 +82,7 @@ class _Sources:
         self._settings = replace(
             ConsumerSettings(**options.consumer), lookupd_poll_interval_s=options.topic_refresh_s
         )
-        self._tls = self._settings.client_context() if self._settings.has_tls_files else None
-        self._finder = BrokerFinder(options, options.brokers, self._tls, self._settings.secret)
+        self._finder = BrokerFinder(options, options.brokers, self._settings)
         self._pattern = re2.compile(options.topic_pattern) if options.topic_pattern is not None else None
         self._discovery = Discovery(
             options.lookupd_http_addresses, self._settings, random.random, lookup_nodes, self._open_new
@@ -349,7 +348,7 @@ class _Sources:
                 found.topic,
                 start=sequence,
                 follow=True,
-                tls=self._tls if found.broker.startswith("https://") else None,
+                tls=self._finder.tls if found.broker.startswith("https://") else None,
                 auth_secret=secret.text,
                 auth_secret_file=secret.file,
             )
@@ -378,7 +377,7 @@ class _Sources:
                 *(found.tcp, found.why_no_http),
             )
             return found.tcp, None
-        log = BrokerLog(address, topic, self._tls, secret=self._settings.secret)
+        log = BrokerLog(address, topic, self._finder.tls, secret=self._settings.secret)
         readable = await LogRequests(log, address, topic, self._finder.threads).find()
         if readable is None:
             logger.info("the broker at %s cannot read logs; its channel is consumed, at least once", address)

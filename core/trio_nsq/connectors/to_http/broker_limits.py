@@ -10,6 +10,7 @@ import trio
 
 from trio_nsq.client.consuming.options import ConsumerSettings
 from trio_nsq.client.errors import BrokerUnreachable, ConnectionFailed, RequestRefused
+from trio_nsq.protocol.address import next_port
 
 from ..source.broker_http import BrokerFinder
 from ..source.options import BrokerAddresses, SourceOptions
@@ -36,8 +37,7 @@ class BrokerLimits:
 
     def __init__(self, sources: SourceOptions) -> None:
         settings = ConsumerSettings(**sources.consumer)
-        tls = settings.client_context() if settings.has_tls_files else None
-        self._finder = BrokerFinder(sources, sources.brokers, tls, settings.secret)
+        self._finder = BrokerFinder(sources, sources.brokers, settings)
         self._channel = sources.channel
         self._brokers = {each.tcp: each for each in sources.brokers if each.tcp}
         self._may_guess = not settings.secret
@@ -53,8 +53,7 @@ class BrokerLimits:
             return known.attempts
 
     async def _ask(self, address: str, topic: str) -> int:
-        host, _, port = address.rpartition(":")
-        guess = BrokerAddresses(address, (f"{host}:{min(int(port) + 1, 65535)}",) if self._may_guess else ())
+        guess = BrokerAddresses(address, (next_port(address),) if self._may_guess else ())
         try:
             found = await self._finder.find(self._brokers.get(address, guess))
             if not found.http:

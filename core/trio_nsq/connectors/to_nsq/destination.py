@@ -57,6 +57,7 @@ class Destination:
 
     Attributes:
         label: The address, for people.
+        finder: Makes requests with its secret.
     """
 
     def __init__(self, given: BrokerAddresses, options: CopyOptions) -> None:
@@ -64,8 +65,7 @@ class Destination:
         self._given = given
         self._options = options
         self._settings = ProducerSettings(**options.producer)
-        self._tls = self._settings.client_context() if self._settings.has_tls_files else None
-        self._finder = BrokerFinder(options.source, options.destinations, self._tls, self._settings.secret)
+        self.finder = BrokerFinder(options.source, options.destinations, self._settings)
         self._found: FoundBroker | None = None
         self._asked_first_s: float | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
@@ -88,7 +88,7 @@ class Destination:
         if self._asked_first_s is None:
             self._asked_first_s = trio.current_time()
         try:
-            found = await self._finder.find(self._given)
+            found = await self.finder.find(self._given)
         except RequestRefused as exc:
             raise CopyRefused(str(exc)) from exc
         except ConnectionFailed as exc:
@@ -184,7 +184,7 @@ class Destination:
                 found.http,
                 topic,
                 producer,
-                self._tls if found.http.startswith("https://") else None,
+                self.finder.tls if found.http.startswith("https://") else None,
                 0,
                 auth_secret=self._settings.auth_secret,
                 auth_secret_file=self._settings.auth_secret_file,

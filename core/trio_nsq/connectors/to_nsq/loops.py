@@ -3,7 +3,7 @@
 import trio
 
 from ...fleet.identity import BrokerIdentity
-from ...protocol.address import MAX_PORT, format_address, parse_address
+from ...protocol.address import next_port, parse_address
 from ..source.broker_http import BrokerFinder
 from ..source.options import BrokerAddresses
 from .errors import LoopFound
@@ -54,24 +54,12 @@ class LoopCheck:
 
     async def _identity(self, address: str) -> BrokerIdentity | None:
         """Return what tells a broker from others; None: it is not known. The address is of HTTP or TCP."""
-        found = await self._info(address)
-        if found is None and (guess := _next_port(address)):
-            found = await self._info(guess)
+        found = await self._finder.identity(address)
+        if found is None and "/" not in address and address.rpartition(":")[2].isdecimal():
+            found = await self._finder.identity(next_port(address))
             if found is not None and found.tcp_port != address.rpartition(":")[2]:
                 return None  # another broker's
         return found
-
-    async def _info(self, address: str) -> BrokerIdentity | None:
-        return await self._finder.identity(address)
-
-
-def _next_port(address: str) -> str:
-    """Return the HTTP address that belongs to a TCP address by convention; empty if there is none."""
-    try:
-        host, port = parse_address(address)
-    except ValueError:
-        return ""
-    return format_address(host, port + 1) if "/" not in address and port < MAX_PORT else ""
 
 
 async def _tcp_places(address: str, identity: BrokerIdentity | None) -> set[tuple[str, int]]:

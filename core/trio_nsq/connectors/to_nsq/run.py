@@ -12,10 +12,8 @@ import trio
 
 from ...client.background import BackgroundTask
 from ...client.errors import ConnectionFailed
-from ...client.publishing.options import ProducerSettings
 from ..host_pool import make_pool
 from ..source.batch import Position, Source
-from ..source.broker_http import BrokerFinder
 from ..source.log_source import FoundLog
 from ..source.run import run_sources
 from .destination import Destination
@@ -62,11 +60,7 @@ class _Copying:
         self._destinations = [Destination(each, options) for each in options.destinations]
         pool = make_pool(options.mode, len(self._destinations), random.random)
         self._resume = Resume(options, self._destinations, pool)
-        settings = ProducerSettings(**options.producer)
-        tls = settings.client_context() if settings.has_tls_files else None
-        self._loops = LoopCheck(
-            options, BrokerFinder(options.source, options.destinations, tls, settings.secret)
-        )
+        self._loops = LoopCheck(options, self._destinations[0].finder)
         self._streams: dict[tuple[str, str], Stream] = {}
         self._open = 0
 
