@@ -25,7 +25,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class LetterGroup:
     """Where letters come from; empty texts: a producer published them to the dead-letter topic."""
 
     topic: str
@@ -48,7 +48,7 @@ class Counted:
         is_complete: Whether all were counted.
     """
 
-    rows: dict[Origin, LetterCount] = field(default_factory=dict)
+    rows: dict[LetterGroup, LetterCount] = field(default_factory=dict)
     in_flight: int = 0
     is_complete: bool = True
 
@@ -91,7 +91,7 @@ def count(chosen: Chosen, goes_on: Callable[[Counted], bool] = lambda counted: T
         answer = yield from ask(api.count_dead_letters(*chosen, start))
         counted.in_flight = answer["in_flight"]
         for row in answer["origins"]:
-            origin = Origin(row["topic"] or "", row["channel"] or "", row["reason"] or "")
+            origin = LetterGroup(row["topic"] or "", row["channel"] or "", row["reason"] or "")
             known = counted.rows.setdefault(origin, {**row, "count": 0})
             known["count"] += row["count"]
             known["first_ns"] = min(known["first_ns"], row["first_ns"])

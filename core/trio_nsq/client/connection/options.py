@@ -141,7 +141,7 @@ class ConnectionSettings:
         return Secret(self.auth_secret, self.auth_secret_file)
 
     def https_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for HTTP; None: the system's CAs, as no option says otherwise. Raises TLSFilesError."""
+        """Return the TLS context for HTTP; None: no option is given, use the system's CAs. Raises TLSFilesError."""
         given = self.tls_context or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
         return self.client_context() if given else None
 

@@ -43,7 +43,7 @@ class AnswerSilent(RequestFailed):
     """The connection is open, but no data arrived in time."""
 
 
-class NotABroker(RequestFailed):
+class NoLogs(RequestFailed):
     """The server answers, and is not a broker with logs."""
 
 
@@ -214,7 +214,7 @@ class TopicReader:
         try:
             stream = LogStream(self._topic, answer.headers.get)
         except ValueError:
-            raise NotABroker(_UNREADABLE) from None
+            raise NoLogs(_UNREADABLE) from None
         self.first_sequence, begins, ends = stream.kept_from, stream.begins, stream.ends
         if isinstance(start, str) and ends is not None:
             self._until = ends
@@ -247,7 +247,7 @@ class TopicReader:
             return answer
         body = await self._read_and_close(answer)
         if not (text := message_of(body)):
-            raise NotABroker(f"the server is not an NSQ broker (HTTP status {answer.status})")
+            raise NoLogs(f"the server is not an NSQ broker (HTTP status {answer.status})")
         if text == "AUTH_UNAVAILABLE":
             raise RequestFailed("its auth servers do not answer")
         raise RequestRefused(self._address, self._topic, answer.status, text)
@@ -305,7 +305,7 @@ class TopicReader:
         try:
             return request.read(body, decode_json)
         except ValueError:
-            raise NotABroker(_UNREADABLE) from None
+            raise NoLogs(_UNREADABLE) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from ...api import broker as api
-from ...fleet.dead_letters import CHANNEL, Chosen, Counted, Moved, Origin
+from ...fleet.dead_letters import CHANNEL, Chosen, Counted, LetterGroup, Moved
 from ...fleet.dead_letters import count as count_letters
 from ...fleet.dead_letters import move as move_letters
 from ...fleet.snapshot import Snapshot
@@ -51,7 +51,7 @@ class Letter:
     """
 
     message: Shown
-    origin: Origin | None
+    origin: LetterGroup | None
     origin_id: str
     attempts: int
     origin_published_s: float
@@ -137,7 +137,7 @@ def _letter(address: str, line: Mapping[str, Any]) -> Letter:
     raw = line.get("origin")
     if raw is None:
         return Letter(shown(address, line), None, "", 0, 0)
-    origin = Origin(raw["topic"], raw["channel"], raw["reason"])
+    origin = LetterGroup(raw["topic"], raw["channel"], raw["reason"])
     return Letter(shown(address, line), origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9)
 
 

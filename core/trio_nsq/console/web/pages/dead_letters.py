@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ....api.answers import LetterCount
 from ....api.broker import DONE
-from ....fleet.dead_letters import CHANNEL, REASONS, Counted, Moved, Origin
+from ....fleet.dead_letters import CHANNEL, REASONS, Counted, LetterGroup, Moved
 from ....fleet.stats import total as total_of
 from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
@@ -122,8 +122,8 @@ def _reason(text: str | None) -> str:
 
 def _origins(counts: Mapping[str, Counted]) -> list[dict[str, Any]]:
     """Return a row for each origin and reason, with its number on each broker; the most frequent first."""
-    total: Counter[Origin] = Counter()
-    rows: dict[Origin, list[LetterCount]] = {}
+    total: Counter[LetterGroup] = Counter()
+    rows: dict[LetterGroup, list[LetterCount]] = {}
     for each in counts.values():
         for origin, row in each.rows.items():
             rows.setdefault(origin, []).append(row)
