@@ -108,7 +108,9 @@ class Lines(BatchSource):
             yield self._batch(bodies)
 
     def _batches(self, messages: list[bytes]) -> Iterator[Batch]:
-        self.empty = self._splitter.empty
+        if empty := messages.count(b""):
+            self.empty += empty
+            messages = [message for message in messages if message]
         for bodies in self._batcher.add(messages):
             yield self._batch(bodies)
         if self._splitter.too_long is not None:

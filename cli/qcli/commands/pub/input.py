@@ -110,7 +110,6 @@ class MessageSplitter(ABC):
     Attributes:
         max_bytes: The maximum size of a message.
         seen: The number of messages so far, including empty ones.
-        empty: The number of empty messages, which are skipped, because NSQ has none.
         too_long: The number of the first message, counted from 1, that is too long; None: there is none. The splitter
             returns no messages from there on.
         is_cut: The last input ended within a message.
@@ -119,7 +118,6 @@ class MessageSplitter(ABC):
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.seen = 0
-        self.empty = 0
         self.too_long: int | None = None
         self.is_cut = False
 
@@ -144,16 +142,12 @@ class Splitter(MessageSplitter):
         delimiter: Ends a message; at least one byte. Bytes after the last delimiter are a message too.
         max_bytes: The maximum size of a message.
         strip_cr: Remove one carriage return before each line feed and at the end. For the delimiter line feed.
-        keep_empty: Return empty messages, too.
     """
 
-    def __init__(
-        self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False, keep_empty: bool = False
-    ) -> None:
+    def __init__(self, delimiter: bytes, max_bytes: int, *, strip_cr: bool = False) -> None:
         super().__init__(max_bytes)
         self._delimiter = delimiter
         self._strip_cr = strip_cr
-        self._keep_empty = keep_empty
         self._held_cr = (
             b""  # the last byte of a chunk, if it is a carriage return that a line feed may follow
         )
@@ -197,16 +191,12 @@ class Splitter(MessageSplitter):
         return self._accept([last]) if last and self.too_long is None else []
 
     def _accept(self, messages: list[bytes]) -> list[bytes]:
-        """Check and count messages, and remove empty ones."""
+        """Check and count messages."""
         if max(map(len, messages)) > self.max_bytes:
             place = next(index for index, message in enumerate(messages) if len(message) > self.max_bytes)
             self.too_long = self.seen + place + 1
             messages = messages[:place]
         self.seen += len(messages)
-        empty = messages.count(b"")
-        if empty and not self._keep_empty:
-            self.empty += empty
-            messages = [message for message in messages if message]
         return messages
 
 
@@ -236,11 +226,7 @@ class FrameSplitter(MessageSplitter):
             self.too_long = self.seen + len(sizes) + 1
         self._rest = data[end:]
         self.seen += len(sizes)
-        messages = split_bodies(data, sizes)
-        if empty := sizes.count(0):
-            self.empty += empty
-            messages = [message for message in messages if message]
-        return messages
+        return split_bodies(data, sizes)
 
     def end(self) -> list[bytes]:
         # All complete messages were returned.

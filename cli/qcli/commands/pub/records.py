@@ -166,7 +166,7 @@ class Records(BatchSource):
 
     def __init__(self, parser: RecordParser, max_msg_size: int, batch_size: int, *, skip_bad: bool) -> None:
         most = max_msg_size * _LONGEST_ESCAPE + _OTHER_FIELDS_BYTES
-        super().__init__(Splitter(b"\n", most, keep_empty=True))
+        super().__init__(Splitter(b"\n", most))
         self._parser = parser
         self._batch_size = batch_size
         self._skip_bad = skip_bad

@@ -76,7 +76,6 @@ class TopicOutput:
         self.counts = OutputCounts()
         self.unsynced_bytes = 0
         self._settings = settings
-        self._names = names
         self._file: OutputFile | None = None
         self._queue: deque[_Piece] = deque()
         self._unsynced: deque[_Piece] = deque()  # written to the open file since the last sync
