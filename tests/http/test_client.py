@@ -1,7 +1,7 @@
 """Tests for the HTTP client, with correct and faulty servers."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
 
 import pytest
@@ -201,9 +201,8 @@ async def test_cancelled_answer_closes_its_connection(part: bytes) -> None:
         nursery.start_soon(trio.serve_listeners, serve, [listener])
         with trio.CancelScope() as reading:
             nursery.start_soon(cancel, reading)
-            async with client(keep_alive_s=5).open(
-                "GET", URL.parse(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"), {}
-            ) as answer:
+            url = URL.parse(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/")
+            async with aclosing(await client(keep_alive_s=5).start("GET", url, {})) as answer:
                 await read(answer)
         assert reading.cancelled_caught
         with trio.fail_after(20):
@@ -228,7 +227,7 @@ async def test_connection_is_kept_after_an_answer_that_was_read_to_its_end() -> 
         for keep_alive_s, expected in ((5, 1), (0, 3)):
             http, connections = client(keep_alive_s), 0
             for _ in range(3):
-                async with http.open("GET", url, {}) as answer:
+                async with aclosing(await http.start("GET", url, {})) as answer:
                     assert await read(answer) == b"hello"
             assert connections == expected
             await http.aclose()

@@ -14,11 +14,11 @@ from ..broker.requests import ask
 from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
-from ..framework.options import count_option, option, output_format
+from ..framework.options import count_option, option
 from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
-from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
+from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
 from .shared.messages import body_of, with_body_column
 
 DEFAULT_COUNT = 10
@@ -65,14 +65,7 @@ STATES = ("requeued", "fresh", "deferred")
     multiple=True,
     help="Show only messages of a channel in this state. May be repeated.",
 )
-@output_format(
-    "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies unchanged, "
-    "with line feeds.",
-    "table",
-    "json",
-    "raw",
-)
-@format_string_option(OUTPUT)
+@message_formats(OUTPUT)
 def command(
     wanted: Source,
     brokers: Brokers,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from .options import Decorator, option
+from .options import Decorator, all_of, option
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -145,3 +145,10 @@ def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorato
 def to_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
     """Return `--to`, or `--until`; see `from_option`."""
     return option(section, "--to", "--until", "end", type=convert, metavar="POSITION", help=text)
+
+
+def range_options(section: str) -> Decorator:
+    """Return `--from` and `--to` of a command that reads all messages by default."""
+    begin = "Begin at this position: see 'qcli help positions'. By default begin at the oldest message."
+    end = "End before this position. By default end at the newest message."
+    return all_of(from_option(section, begin), to_option(section, end))

@@ -4,8 +4,8 @@ import base64
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -78,7 +78,7 @@ class HTTPClient:
 
     Args:
         connect_timeout_s: Limit for connecting, including TLS.
-        request_timeout_s: Limit for the whole request; with `start` and `open`, until the head of the answer has
+        request_timeout_s: Limit for the whole request; with `start`, until the head of the answer has
             arrived.
         max_answer_bytes: The longest body accepted.
         tls: Settings for https; None uses the system's CAs.
@@ -158,28 +158,11 @@ class HTTPClient:
             headers["Authorization"] = authorization(token)
         try:
             with trio.fail_after(self._request_timeout_s):
-                async with self.open(method, url, headers, body, server_name=server_name) as answer:
+                answer = await self.start(method, url, headers, body, server_name=server_name)
+                async with aclosing(answer):
                     return Reply(answer.status, answer.headers, await self.read(answer))
         except trio.TooSlowError:
             raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
-
-    @asynccontextmanager
-    async def open(
-        self,
-        method: str,
-        url: URL,
-        headers: Headers,
-        body: bytes = b"",
-        *,
-        unix_path: str = "",
-        server_name: str | None = None,
-    ) -> AsyncIterator["Answer"]:
-        """Make a request as `start` does; the block reads the answer."""
-        answer = await self.start(method, url, headers, body, unix_path=unix_path, server_name=server_name)
-        try:
-            yield answer
-        finally:
-            await answer.aclose()
 
     async def start(
         self,

@@ -20,7 +20,7 @@ from ...framework.output import RawOutput, json_lines, plain_table, print_diagno
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
 from ...terminal.fitted_table import Column, fitted_table, output_width
-from ..shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
+from ..shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
 from ..shared.messages import body_of, with_body_column
 from .move import drop, requeue
 from .selection import (
@@ -145,14 +145,7 @@ _PAGE = 1000
 @broker_http_options
 @selection_options
 @count_option(SELECTION, "Show at most N dead letters, the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
-@output_format(
-    "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies unchanged, "
-    "with line feeds.",
-    "table",
-    "json",
-    "raw",
-)
-@format_string_option("Output")
+@message_formats("Output")
 def show(form: str, format_string: FormatString | None, **selected: Any) -> None:
     """Show dead letters with their origin, the oldest first. They stay in the dead-letter topic.
 

@@ -17,7 +17,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import Integer, topic_name
-from ...framework.positions import POSITIONS_NOTE, BrokerPosition, from_option, to_option
+from ...framework.positions import POSITIONS_NOTE, BrokerPosition, range_options
 from ..shared.engine import engine_options
 from .options import Pattern, ReplayOptions, Speed, complete_replayed, destination, job_name, replayed
 
@@ -107,14 +107,7 @@ TABLES = "Tables"
 @http_addresses("Read a topic from these brokers, or publish files to one.")
 @lookupd_addresses("Read a topic from all brokers that these nsqlookupd list.")
 @tcp_connection
-@from_option(
-    SELECTION,
-    "Begin at this position: see 'qcli help positions'. By default begin at the oldest message.",
-)
-@to_option(
-    SELECTION,
-    "End before this position. By default end at the newest message.",
-)
+@range_options(SELECTION)
 @count_option(SELECTION, "End after publishing N messages (topics only).")
 @option(
     SELECTION,

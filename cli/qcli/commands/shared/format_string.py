@@ -14,7 +14,7 @@ import click
 
 from trio_nsq.protocol.message_json import rfc3339
 
-from ...framework.options import Decorator, given_flags, option
+from ...framework.options import Decorator, all_of, given_flags, option, output_format
 from ...framework.params import ESCAPE, unescape
 from .messages import body_of
 
@@ -178,6 +178,15 @@ def format_string_option(section: str) -> Decorator:
         metavar="FORMAT",
         help=r"Write this for each message, as kcat does: '%t %o %T %s\n'. See 'qcli help format-strings'.",
     )
+
+
+def message_formats(section: str) -> Decorator:
+    """`--format` and `--format-string` of a command that shows messages."""
+    about = (
+        "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies "
+        "unchanged, with line feeds."
+    )
+    return all_of(output_format(about, "table", "json", "raw"), format_string_option(section))
 
 
 def refuse_other_formats(*names: str) -> None:

@@ -22,7 +22,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
 from ...framework.params import Integer, parsed, topic_name
-from ...framework.positions import POSITIONS_NOTE, from_option, to_option
+from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
 
@@ -168,14 +168,7 @@ def iceberg_table(text: str) -> TableTarget:
     "commas, or repeat the option.",
 )
 @tcp_connection
-@from_option(
-    SELECTION,
-    "Begin at this position: see 'qcli help positions'. By default begin at the oldest message.",
-)
-@to_option(
-    SELECTION,
-    "End before this position. By default end at the newest message.",
-)
+@range_options(SELECTION)
 @option(
     CONTINUOUS,
     "--channel",

@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -161,7 +161,7 @@ class Upstream:
         """
         place = self._https.get(address, address)
         try:
-            async with self._send(place, request) as answer:
+            async with aclosing(await self._send(place, request)) as answer:
                 if answer.status == 200:
                     yield answer
                     return
@@ -170,7 +170,7 @@ class Upstream:
                 if not https:
                     raise _refusal(address, answer.status, data)
             self._https[address] = https
-            async with self._send(https, request) as answer:
+            async with aclosing(await self._send(https, request)) as answer:
                 if answer.status != 200:
                     raise _refusal(address, answer.status, await self._http.read(answer))
                 yield answer
@@ -247,7 +247,7 @@ class Upstream:
                 results.values[address] = outcome
         return results
 
-    def _send(self, address: str, request: Request[Any]) -> AbstractAsyncContextManager[HTTPAnswer]:
+    async def _send(self, address: str, request: Request[Any]) -> HTTPAnswer:
         is_path = is_unix_path(address)
         url = URL.at(address, request.target)
         headers = {**HEADERS, "User-Agent": _USER_AGENT}
@@ -260,7 +260,7 @@ class Upstream:
                 headers[CONSOLE_HEADER] = authorization(own)
         elif url.credentials:
             headers["Authorization"] = f"Basic {b64encode(url.credentials.encode()).decode()}"
-        return self._http.open(
+        return await self._http.start(
             request.method, url, headers, request.body or b"", unix_path=address if is_path else ""
         )
 
