@@ -14,6 +14,7 @@ from ..contexts.choice import chosen_context, require_address
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import all_of
 from ..framework.output import print_diagnostic
+from ..framework.positions import refuse_sequence
 from .address_options import (
     HTTP_OPTION,
     http_addresses,
@@ -363,6 +364,17 @@ def chosen(
         flags = [param.opts[0] for name in names for param in ctx.command.params if param.name == name]
         require_address((), *flags, ctx=ctx)
     return (), ()
+
+
+def brokers_with_logs(allowed_hosts: Iterable[str], *positions: str | None) -> Brokers:
+    """Return the brokers of the current command, to read their logs between positions.
+
+    Raises UsageError: a position is a sequence, and there are several brokers.
+    """
+    brokers = Brokers(*chosen(click.get_current_context()), allowed_hosts)
+    for position in positions:
+        refuse_sequence(position, brokers.addresses)
+    return brokers
 
 
 def is_as_near(name: str, *others: str) -> bool:

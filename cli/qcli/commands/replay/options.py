@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
-from ...broker.brokers import Brokers, chosen, is_as_near
+from ...broker.brokers import Brokers, brokers_with_logs, chosen, is_as_near
 from ...broker.name_completion import complete_topic
 from ...contexts.choice import require_address
 from ...framework.errors import Failure
 from ...framework.options import given_flags
 from ...framework.params import Source, source, topic_name
-from ...framework.positions import check_range, refuse_sequence, time_of
+from ...framework.positions import check_range, time_of
 from ..shared.engine import check_engine
 from ..shared.places import without_secrets
 
@@ -212,14 +212,8 @@ class ReplayOptions:
                 raise click.UsageError(f"{error}.") from None
 
     def brokers(self) -> Brokers:
-        """Return the brokers whose logs to replay.
-
-        Raises UsageError: a position is a sequence, and there are several brokers.
-        """
-        brokers = Brokers(*chosen(click.get_current_context()), self.lookupd_allowed_hosts)
-        for position in (self.first, self.end):
-            refuse_sequence(position, brokers.addresses)
-        return brokers
+        """Return the brokers whose logs to replay. Raises UsageError as `brokers_with_logs`."""
+        return brokers_with_logs(self.lookupd_allowed_hosts, self.first, self.end)
 
     def destinations(self, brokers: Brokers) -> dict[str, str | None]:
         """Return the TCP address to which the messages of each broker go, by HTTP address; None: to the same broker.

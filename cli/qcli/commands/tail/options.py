@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import click
 
 from ...broker.address_options import check_tcp_address
-from ...broker.brokers import Brokers, chosen
+from ...broker.brokers import Brokers, brokers_with_logs, chosen
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
-from ...framework.positions import check_range, refuse_sequence
+from ...framework.positions import check_range
 from ..shared.format_string import FormatString, refuse_other_formats
 
 TAKE_BACKLOG = "--take-backlog"
@@ -50,14 +50,8 @@ class TailOptions:
         return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
 
     def log_brokers(self) -> Brokers:
-        """Return the brokers whose logs to read.
-
-        Raises UsageError: a position is a sequence, and there are several brokers.
-        """
-        brokers = Brokers(*chosen(click.get_current_context()), self.lookupd_allowed_hosts)
-        for position in (self.first, self.end):
-            refuse_sequence(position, brokers.addresses)
-        return brokers
+        """Return the brokers whose logs to read. Raises UsageError as `brokers_with_logs`."""
+        return brokers_with_logs(self.lookupd_allowed_hosts, self.first, self.end)
 
     def resolve(self) -> "TailOptions":
         """Check the options, and return them with the brokers and the discovery services to use.

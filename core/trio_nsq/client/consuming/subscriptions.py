@@ -17,8 +17,10 @@ from ..discovery.discovery import Discovery
 from ..errors import AuthRefused, ConnectionFailed, none_reached
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
-from .stalls import warn_of_stalls
 from .subscription import FlowControl, Subscription
+
+STALL_S = 10.0
+"""How long no message is answered before a warning; it comes within twice this time."""
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -89,7 +91,7 @@ class Subscriptions:
             self._nursery = nursery
             self._deadline = trio.current_time() + self._settings.connect_timeout_s
             nursery.start_soon(self._flow.run)
-            nursery.start_soon(warn_of_stalls, f"{self._topic}/{self._channel}", self._flow, self._queue)
+            nursery.start_soon(_warn_of_stalls, f"{self._topic}/{self._channel}", self._flow, self._queue)
             self._trying += 1
             self._keep(self._addresses)
             nursery.start_soon(self._ask_first)
@@ -195,3 +197,28 @@ class Subscriptions:
     def _new_delays(self) -> Delays:
         settings = self._settings
         return reconnect_delays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
+
+
+async def _warn_of_stalls(source: str, flow: FlowControl, queue: ReceiveQueue) -> None:
+    """Warn when the program waits for messages and answers none of those that it has; runs until cancelled.
+
+    It warns once, and again after further answers.
+
+    Args:
+        source: `topic/channel`, for the log.
+    """
+    answered, warned = -1, False
+    while True:
+        await trio.sleep(STALL_S)
+        before, answered = answered, flow.finished + flow.requeued
+        if answered != before:
+            warned = False
+        elif not warned and flow.awaits_answers and queue.is_awaited:
+            warned = True
+            _logger.warning(
+                "%s: all %d messages that may be in flight are unanswered, and none was answered for %.0f s. The "
+                "brokers send no more. Call finish() or requeue() for each message, or raise max_in_flight",
+                source,
+                flow.max_in_flight,
+                STALL_S,
+            )
