@@ -92,7 +92,6 @@ SETTINGS = under_headings(
         "tls-required",
         kinds.BOOLEAN,
         "false",
-        alone="true",
         help="Refuse clients without TLS. By default both ports accept TLS and plain text.",
     ),
     *tls_client_settings(),

@@ -121,7 +121,6 @@ SETTINGS = under_headings(
             f"http-client-tls-{name.replace('_', '-')}",
             kinds.BOOLEAN if name == "insecure_skip_verify" else kinds.FILE,
             "false" if name == "insecure_skip_verify" else None,
-            alone="true" if name == "insecure_skip_verify" else None,
             brief=True,
             help=f"nsqadmin's name of --tls-{name.replace('_', '-')}.",
         )
@@ -240,7 +239,6 @@ SETTINGS = under_headings(
         "proxy-graphite",
         kinds.BOOLEAN,
         "false",
-        alone="true",
         help="Fetch Graphite's charts through the console.",
         brief=True,
     ),

@@ -180,13 +180,7 @@ SETTINGS = under_headings(
         brief=True,
     ),
     "Limits",
-    Setting(
-        "max-msg-size",
-        kinds.MESSAGE_BYTES,
-        MIB,
-        help="Limit the size of a message.",
-        brief=True,
-    ),
+    Setting("max-msg-size", kinds.MESSAGE_BYTES, MIB, help="Limit the size of a message.", brief=True),
     Setting(
         "max-body-size",
         kinds.MESSAGE_BYTES,
@@ -216,20 +210,8 @@ SETTINGS = under_headings(
         "refused. 0: as many as the limit of open files allows (ulimit -Hn), less those that logs need.",
         brief=True,
     ),
-    Setting(
-        "max-topics",
-        kinds.COUNT,
-        0,
-        help="Limit the number of topics; 0: no limit.",
-        brief=True,
-    ),
-    Setting(
-        "max-channels",
-        kinds.COUNT,
-        0,
-        help="Limit the channels of one topic; 0: no limit.",
-        brief=True,
-    ),
+    Setting("max-topics", kinds.COUNT, 0, help="Limit the number of topics; 0: no limit.", brief=True),
+    Setting("max-channels", kinds.COUNT, 0, help="Limit the channels of one topic; 0: no limit.", brief=True),
     Setting(
         "max-heartbeat-interval",
         kinds.POSITIVE_DURATION,
@@ -291,23 +273,11 @@ SETTINGS = under_headings(
         brief=True,
     ),
     Setting(
-        "http-open-metrics",
-        kinds.BOOLEAN,
-        "false",
-        alone="true",
-        help="Allow GET /metrics without a token.",
-        brief=True,
+        "http-open-metrics", kinds.BOOLEAN, "false", help="Allow GET /metrics without a token.", brief=True
     ),
     *http_access_settings(", also publishes"),
     "Compression",
-    Setting(
-        "deflate",
-        kinds.BOOLEAN,
-        "true",
-        alone="true",
-        help="Allow clients to use deflate.",
-        brief=True,
-    ),
+    Setting("deflate", kinds.BOOLEAN, "true", help="Allow clients to use deflate.", brief=True),
     Setting(
         "max-deflate-level",
         kinds.number(params.Integer(1, 9)),
@@ -315,14 +285,7 @@ SETTINGS = under_headings(
         help="Limit the deflate level; clients that ask for a higher one get this one.",
         brief=True,
     ),
-    Setting(
-        "snappy",
-        kinds.BOOLEAN,
-        "true",
-        alone="true",
-        help="Allow clients to use snappy.",
-        brief=True,
-    ),
+    Setting("snappy", kinds.BOOLEAN, "true", help="Allow clients to use snappy.", brief=True),
     "Discovery",
     Setting(
         "lookupd-tcp-address",
@@ -335,7 +298,6 @@ SETTINGS = under_headings(
         "lookupd-tls",
         kinds.BOOLEAN,
         "false",
-        alone="true",
         help="Register over TLS only. --tls-root-ca-file verifies the certificate of the nsqlookupd, which may ask for "
         "--tls-cert.",
         brief=True,
@@ -354,18 +316,10 @@ SETTINGS = under_headings(
         brief=True,
     ),
     Setting(
-        "broadcast-tcp-port",
-        kinds.PORT,
-        0,
-        help="Announce this TCP port; 0: the bound port.",
-        brief=True,
+        "broadcast-tcp-port", kinds.PORT, 0, help="Announce this TCP port; 0: the bound port.", brief=True
     ),
     Setting(
-        "broadcast-http-port",
-        kinds.PORT,
-        0,
-        help="Announce this HTTP port; 0: the bound port.",
-        brief=True,
+        "broadcast-http-port", kinds.PORT, 0, help="Announce this HTTP port; 0: the bound port.", brief=True
     ),
     "HTTP client",
     Setting(
@@ -398,17 +352,12 @@ SETTINGS = under_headings(
         brief=True,
     ),
     Setting(
-        "statsd-interval",
-        kinds.POSITIVE_DURATION,
-        "1m",
-        help="Send statistics at this interval.",
-        brief=True,
+        "statsd-interval", kinds.POSITIVE_DURATION, "1m", help="Send statistics at this interval.", brief=True
     ),
     Setting(
         "statsd-mem-stats",
         kinds.BOOLEAN,
         "true",
-        alone="true",
         help="Include statistics of the process's memory.",
         brief=True,
     ),
@@ -423,7 +372,6 @@ SETTINGS = under_headings(
         "statsd-exclude-ephemeral",
         kinds.BOOLEAN,
         "false",
-        alone="true",
         help="Leave out ephemeral topics and channels.",
         brief=True,
     ),
@@ -481,8 +429,4 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
     if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
     defaults = TopicSettings(**fields_of(TopicSettings, values))
-    return BrokerOptions(
-        limits=limits,
-        topic_defaults=defaults,
-        **fields_of(BrokerOptions, values),
-    )
+    return BrokerOptions(limits=limits, topic_defaults=defaults, **fields_of(BrokerOptions, values))

@@ -21,6 +21,8 @@ class Kind(NamedTuple):
     """The allowed types in words, for errors."""
     unit: str = ""
     """The unit of a number in a configuration file; a flag's text needs it as a suffix."""
+    alone: str | None = None
+    """The value of a flag without one; see `GroupedOption`."""
     writes: bool = False
     """Whether the value names a file that the server writes; of an address, the path of a unix socket."""
 
@@ -42,7 +44,7 @@ METRIC_PREFIX = Kind(params.metric_prefix, "TEXT")
 FILE = Kind(params.PathOrNothing(dir_okay=False), "FILE")
 WRITTEN_FILE = FILE._replace(writes=True)
 FOLDER = Kind(params.PathOrNothing(file_okay=False), "FOLDER")
-BOOLEAN = Kind(params.Boolean(), "[=BOOL]", (bool, str), "true or false")
+BOOLEAN = Kind(params.Boolean(), "[=BOOL]", (bool, str), "true or false", alone="true")
 COUNT = number(params.Integer(min=0))
 POSITIVE = number(params.Integer(min=1))
 COUNT_BYTES = number(params.Integer(min=0), "BYTES")

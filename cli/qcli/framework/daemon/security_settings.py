@@ -66,7 +66,6 @@ def http_access_settings(changes: str = "") -> list[Setting]:
             "http-read-only",
             kinds.BOOLEAN,
             "false",
-            alone="true",
             help=f"Refuse HTTP requests that change something{changes}.",
             brief=True,
         ),

@@ -57,6 +57,7 @@ class Setting(GroupedOption):
         commas: bool = False,
         **attributes: Any,
     ) -> None:
+        attributes.setdefault("alone", kind.alone)
         name = field or flag.replace("-", "_") + ("_ms" if kind.unit == "ms" else "")
         super().__init__(
             [f"--{flag}", name],
@@ -127,7 +128,7 @@ LOG_SETTINGS = [
 
 def verbose_setting() -> Setting:
     """Return `--verbose`, an option of NSQ's servers that has no effect here."""
-    return Setting("verbose", kinds.BOOLEAN, alone="true", ignored="see --log-level", help="See --log-level.")
+    return Setting("verbose", kinds.BOOLEAN, ignored="see --log-level", help="See --log-level.")
 
 
 def under_headings(*table: Setting | str) -> list[Setting]:
