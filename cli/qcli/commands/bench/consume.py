@@ -1,6 +1,7 @@
 """`qcli bench sub`: consumes and finishes messages as fast as the broker delivers them."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from trio_nsq.protocol.encode import encode_cls, encode_finish, encode_rdy
 from trio_nsq.protocol.frames import ErrorFrame, Event, MessageRun
@@ -31,7 +32,8 @@ class Consuming(Load):
         self._body_bytes = 0
         self._count = count
         self._max_in_flight = max_in_flight
-        self._consumers = [_Consumer(self, *each) for each in zip(links, self.tallies, strict=True)]
+        for link, tally in zip(links, self.tallies, strict=True):
+            link.handle = partial(self._handle, link, tally)
 
     def run(self) -> None:
         counter = self.counter
@@ -55,7 +57,17 @@ class Consuming(Load):
     def body_bytes(self) -> int:
         return self._body_bytes
 
-    def count(self, run: MessageRun, tally: Tally) -> None:
+    def _handle(self, link: Link, tally: Tally, event: Event) -> None:
+        """Finish messages; after the answer to CLS, end the connection."""
+        if isinstance(event, MessageRun):
+            link.send(encode_finish(event.ids))
+            self._count_run(event, tally)
+        elif isinstance(event, ErrorFrame):
+            self.timed_out += 1
+        else:
+            link.finish()
+
+    def _count_run(self, run: MessageRun, tally: Tally) -> None:
         """Count finished messages. If the first ones are late, the measurement begins with them.
 
         Messages that arrive after its end, until the broker has stopped delivering, have no effect on the rates.
@@ -80,23 +92,3 @@ class Consuming(Load):
             link.send(encode_cls())
         while open_links := [link for link in self.links if not link.ended]:
             self.serve(lambda: (begun_s, open_links[0]))
-
-
-class _Consumer:
-    """Consumes on one connection."""
-
-    def __init__(self, load: Consuming, link: Link, tally: Tally) -> None:
-        self._load = load
-        self._link = link
-        self._tally = tally
-        link.handle = self.handle
-
-    def handle(self, event: Event) -> None:
-        """Finish messages; after the answer to CLS, end the connection."""
-        if isinstance(event, MessageRun):
-            self._link.send(encode_finish(event.ids))
-            self._load.count(event, self._tally)
-        elif isinstance(event, ErrorFrame):
-            self._load.timed_out += 1
-        else:
-            self._link.finish()

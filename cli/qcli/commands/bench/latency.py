@@ -8,6 +8,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from struct import Struct
 
 from trio_nsq.protocol.encode import encode_finish, encode_pub, encode_rdy
@@ -50,7 +51,7 @@ class Latency(Load):
         self._published = 0
         self._publishers = [_TimedPublisher(self, link) for link in publishers]
         for link, tally in zip(consumers, self.tallies, strict=True):
-            _TimedConsumer(self, link, tally)
+            link.handle = partial(self._receive, link, tally)
 
     def run(self) -> None:
         for link in self.links[1::2]:
@@ -75,6 +76,17 @@ class Latency(Load):
             self._published += 1
             if not self._published % _AT_ONCE:
                 self._loop.turn(0)
+
+    def _receive(self, link: Link, tally: Tally, event: Event) -> None:
+        if not isinstance(event, MessageRun):
+            return
+        now_s = now()
+        for body in event.bodies:
+            if len(body) >= STAMP.size and body.startswith(self.id):
+                self.received.add(now_s - STAMP.unpack_from(body)[1])
+                self.counter.add(1, now_s)
+                tally.messages += 1
+        link.send(encode_finish(event.ids))
 
     def result(self) -> Measurement:
         result = super().result()
@@ -103,24 +115,3 @@ class _TimedPublisher:
 
     def handle(self, _event: Event) -> None:
         self._load.acknowledged.add(now() - self._due_s.popleft())
-
-
-class _TimedConsumer:
-    """Consumes on one connection."""
-
-    def __init__(self, load: Latency, link: Link, tally: Tally) -> None:
-        self._load = load
-        self._link = link
-        self._tally = tally
-        link.handle = self.handle
-
-    def handle(self, event: Event) -> None:
-        if not isinstance(event, MessageRun):
-            return
-        now_s, load = now(), self._load
-        for body in event.bodies:
-            if len(body) >= STAMP.size and body.startswith(load.id):
-                load.received.add(now_s - STAMP.unpack_from(body)[1])
-                load.counter.add(1, now_s)
-                self._tally.messages += 1
-        self._link.send(encode_finish(event.ids))
