@@ -167,9 +167,9 @@ class Brokers:
 
     def allowed(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the brokers on allowed hosts, and warn about the others."""
-        from trio_nsq.lookup.hosts import HostPatterns
+        from trio_nsq.lookup.hosts import host_filter
 
-        is_allowed = HostPatterns(self._allowed_hosts).allow
+        is_allowed = host_filter(self._allowed_hosts)
         found, foreign, unusable = [], set[str](), set[str]()
         for node in nodes:
             if not node.has_usable_host:

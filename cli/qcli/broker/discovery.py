@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import trio
 
 from trio_nsq.api.lookupd import ProducerAddress
-from trio_nsq.lookup.hosts import HostPatterns
+from trio_nsq.lookup.hosts import host_filter
 from trio_nsq.lookup.query import LookupFailed, lookup_topic
 
 from ..framework.output import print_diagnostic
@@ -23,7 +23,7 @@ async def ask_lookupds(
     """
     found: list[ProducerAddress] = []
     failures: list[LookupFailed] = []
-    is_allowed = HostPatterns(allowed_hosts).allow
+    is_allowed = host_filter(allowed_hosts)
     tls, token = connecting.lookupd_context(), connecting.auth_secret
 
     async def ask(address: str) -> None:

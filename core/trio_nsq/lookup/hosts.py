@@ -1,26 +1,18 @@
 """The hosts of brokers that a client of a discovery service accepts."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
-class HostPatterns:
-    """Names and addresses of hosts; `*` stands for any characters. Letter case does not matter.
+def host_filter(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return whether a name or address of a host matches one of these patterns; without any, every host does.
 
-    Args:
-        patterns: If empty, every host is allowed.
+    In a pattern, `*` stands for any characters. Letter case does not matter.
     """
-
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
-        self._patterns = [
-            re.compile(".*".join(map(re.escape, _normal(pattern).split("*"))), re.DOTALL)
-            for pattern in patterns
-        ]
-
-    def allow(self, host: str) -> bool:
-        """Whether the whole name matches a pattern."""
-        name = _normal(host)
-        return not self._patterns or any(pattern.fullmatch(name) for pattern in self._patterns)
+    compiled = [
+        re.compile(".*".join(map(re.escape, _normal(pattern).split("*"))), re.DOTALL) for pattern in patterns
+    ]
+    return lambda host: not compiled or any(pattern.fullmatch(_normal(host)) for pattern in compiled)
 
 
 def _normal(host: str) -> str:

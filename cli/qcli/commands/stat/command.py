@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +20,7 @@ from ...framework.options import option, output_format
 from ...framework.params import Integer, positive_duration
 from ...terminal.figures import speaks_unicode
 from .columns import COLUMNS, LEFT_OUT_FIRST, Column, ColumnName
-from .reports import BrokerRows, Reports, check_names, print_reports
+from .reports import Reports, check_names, print_reports, rows_of
 from .selection import Order, Pattern, Selection, Test, condition, pattern
 
 if TYPE_CHECKING:
@@ -168,18 +169,16 @@ def command(
 
 
 def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
-    from ...broker.admin_client import AdminClient
     from .drawing import Drawing
-    from .gathering import Ask, Gathering
+    from .gathering import Gathering
     from .live import Live
     from .settings import Settings
 
-    def ask_of(address: str) -> Ask:
-        return BrokerRows(AdminClient(address), selection.patterns).ask
-
     interval_s = interval_ms / 1000
     discover = in_context(lambda: brokers.again().addresses) if brokers.lookupds else None
-    gathering = Gathering(brokers.addresses, ask_of, interval_s, discover)
+    gathering = Gathering(
+        brokers.addresses, partial(rows_of, patterns=selection.patterns), interval_s, discover
+    )
     gathering.start()
     live = Live(gathering, interval_s)
     if not gathering.problems():

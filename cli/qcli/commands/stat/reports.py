@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from trio_nsq.text.wording import printable
 
@@ -16,30 +15,19 @@ from ...framework import output
 from ...framework.errors import Failure
 from ...terminal.figures import speaks_unicode
 from .columns import RECORD_KEYS
+from .gathering import Ask
 from .layout import lay_out, plain, unavailable_lines, with_topics
 from .rows import Report, Row, Sampler, combine, total
 from .selection import Pattern, Selection, with_parts
 
-if TYPE_CHECKING:
+
+def rows_of(address: str, patterns: Sequence[Pattern]) -> Ask:
+    """Return what asks a broker for its current rows: those that the patterns need; without any, all."""
     from ...broker.admin_client import AdminClient
 
-
-class BrokerRows:
-    """Asks one broker for its rows.
-
-    Args:
-        patterns: What is needed; if nothing, everything.
-    """
-
-    def __init__(self, broker: AdminClient, patterns: Sequence[Pattern]) -> None:
-        self._broker = broker
-        exact = patterns[0].exact if len(patterns) == 1 else None
-        self._wanted = exact or (None, None)
-        self._sampler = Sampler()
-
-    def ask(self) -> list[Row]:
-        """Return the current rows. Raises Failure: the broker does not answer, or it is no broker."""
-        return self._sampler.rows(self._broker.stats(*self._wanted)["topics"], time.monotonic())
+    broker, sampler = AdminClient(address), Sampler()
+    exact = patterns[0].exact if len(patterns) == 1 else None
+    return lambda: sampler.rows(broker.stats(*(exact or ()))["topics"], time.monotonic())
 
 
 class Reports:
@@ -54,19 +42,18 @@ class Reports:
     def __init__(self, brokers: Brokers, selection: Selection) -> None:
         self._brokers = brokers
         self._selection = selection
-        self._rows_of: dict[str, BrokerRows] = {}
+        self._asks: dict[str, Ask] = {}
 
     def take(self) -> Report:
         """Return a report of the brokers that answered.
 
         Raises Failure: no broker answers, or a topic or channel of the command line does not exist.
         """
-        from ...broker.admin_client import AdminClient
 
         def ask(address: str) -> list[Row]:
-            if address not in self._rows_of:
-                self._rows_of[address] = BrokerRows(AdminClient(address), self._selection.patterns)
-            return self._rows_of[address].ask()
+            if address not in self._asks:
+                self._asks[address] = rows_of(address, self._selection.patterns)
+            return self._asks[address]()
 
         self.answers = self._brokers.read(ask)
         report = combine(self.answers.results)

@@ -9,7 +9,7 @@ import trio
 
 from ...access.secret import SecretFileError
 from ...api.lookupd import ProducerAddress
-from ...lookup.hosts import HostPatterns
+from ...lookup.hosts import host_filter
 from ...lookup.query import LookupFailed
 from ...protocol.address import format_address, without_secrets
 from ..connection.addresses import nsqd_address
@@ -65,7 +65,7 @@ class Discovery(Generic[Found]):
         self._random = random
         self._query = query
         self._answered = answered
-        self._is_allowed = HostPatterns(settings.lookupd_allowed_hosts).allow
+        self._is_allowed = host_filter(settings.lookupd_allowed_hosts)
         self._tls = settings.https_context()
         self._answers: dict[str, dict[str, Found]] = {address: {} for address in addresses}
         self._failures: dict[str, LookupFailed] = {}

@@ -7,7 +7,7 @@ from ...api import broker as api
 from ...api import lookupd
 from ...api.lookupd import ProducerAddress
 from ...fleet.changes import Change, Places, Step, by_server, rounds
-from ...lookup.hosts import HostPatterns
+from ...lookup.hosts import host_filter
 from ..console import Console
 from ..upstream.client import Results, Upstream, UpstreamError
 from ..upstream.discovery import ask_lookup
@@ -76,7 +76,7 @@ async def find(console: Console, topic: str) -> tuple[Places, list[UpstreamError
 
 
 def usable(console: Console, answers: Results[list[ProducerAddress]]) -> dict[str, list[str]]:
-    allows = HostPatterns(console.options.lookupd_allowed_hosts).allow
+    allows = host_filter(console.options.lookupd_allowed_hosts)
     return {
         address: [
             node.http_address

@@ -11,7 +11,7 @@ from ...api import lookupd
 from ...api.broker import unchecked_info, unchecked_stats
 from ...api.request import Request
 from ...fleet.stats import number, text
-from ...lookup.hosts import HostPatterns
+from ...lookup.hosts import host_filter
 from ...protocol import NSQError
 from ...protocol.address import without_secrets
 from ..access.viewer import Viewer
@@ -92,7 +92,7 @@ class Questions:
         found: list[Producer] = []
         if self.lookupds:
             listed = self._answered("nsqlookupd", await ask_nodes(self.console.upstream, self.lookupds))
-            allows = HostPatterns(self.console.options.lookupd_allowed_hosts).allow
+            allows = host_filter(self.console.options.lookupd_allowed_hosts)
             known = aliases(self.console)
             nodes = {
                 without_secrets(lookupd): [

@@ -14,7 +14,7 @@ from ...api.broker import bounds, unchecked_info, unchecked_stats
 from ...api.lookupd import Node
 from ...fleet.snapshot import BrokerState, LookupdState, Snapshot, combine, merged
 from ...fleet.stats import TopicStats, add_rates, parse_topics
-from ...lookup.hosts import HostPatterns
+from ...lookup.hosts import host_filter
 from ...protocol.address import without_secrets
 from ..options import ConsoleOptions
 from ..upstream.client import Answer, Upstream, UpstreamError
@@ -68,7 +68,7 @@ class Watcher:
         self.lookupds = options.lookupd_http_addresses
         self._upstream = upstream
         self._options = options
-        self._allows_host = HostPatterns(options.lookupd_allowed_hosts).allow
+        self._allows_host = host_filter(options.lookupd_allowed_hosts)
         self._on_snapshot = on_snapshot
         self._remember_s = remember_s
         self._brokers: dict[str, BrokerState] = {
