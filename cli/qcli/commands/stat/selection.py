@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
-from typing import Protocol
 
 import click
 
@@ -27,10 +26,8 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMG]?)")
 _UNITS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
 
 
-class Test(Protocol):
-    """Decides whether a row is shown."""
-
-    def matches(self, row: Row) -> bool: ...
+Test = Callable[[Row], bool]
+"""Decides whether a row is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +64,16 @@ def pattern(text: str) -> Pattern:
     return Pattern(topic, channel if slash else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on a number: not met by rows without this number."""
-
-    column: Column
-    compare: Callable[[float, float], bool]
-    number: float
-
-    def matches(self, row: Row) -> bool:
-        value = row.values.get(self.column.key)
-        return value is not None and self.compare(value, self.number)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """`paused` or `unavailable`."""
-
-    name: str
-
-    def matches(self, row: Row) -> bool:
-        return bool(row.paused if self.name == "paused" else row.unavailable)
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """A part of the name, in upper or lower case, or a pattern of the whole name."""
-
-    text: str
-
-    def matches(self, row: Row) -> bool:
-        wanted = self.text.lower()
-        return fnmatchcase(row.name.lower(), wanted if _GLOB.search(wanted) else f"*{wanted}*")
+def _named(text: str) -> Test:
+    """Return a test for a part of the name, in upper or lower case, or for a pattern of the whole name."""
+    wanted = text.lower() if _GLOB.search(text) else f"*{text.lower()}*"
+    return lambda row: fnmatchcase(row.name.lower(), wanted)
 
 
 def condition(text: str) -> Test:
-    """Parse a condition such as `depth>0`, `clients=0`, `age>5m` or `paused`."""
+    """Parse a condition such as `depth>0`, `clients=0`, `age>5m` or `paused`. A row without the number is not shown."""
     if text in ("paused", "unavailable"):
-        return State(text)
+        return lambda row: bool(row.paused if text == "paused" else row.unavailable)
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise click.BadParameter(
@@ -122,7 +91,8 @@ def condition(text: str) -> Test:
         if matched is None:
             raise click.BadParameter(f"{value!r} is not a number such as 0, 1.5 or 10k.")
         number = float(matched[1]) * _UNITS[matched[2]]
-    return Condition(column, _COMPARISONS[comparison], number)
+    key, compare = column.key, _COMPARISONS[comparison]
+    return lambda row: (value := row.values.get(key)) is not None and compare(value, number)
 
 
 def typed_tests(text: str) -> list[Test]:
@@ -133,7 +103,7 @@ def typed_tests(text: str) -> list[Test]:
             tests.append(condition(word))
         except click.BadParameter:
             if not re.search("[<>=]", word):
-                tests.append(Words(word))
+                tests.append(_named(word))
     return tests
 
 
@@ -192,7 +162,7 @@ class Selection:
 
     def rows(self, report: Report) -> list[Row]:
         return self.order.sorted(
-            [row for row in self.named(report.sums) if all(each.matches(row) for each in self.tests)]
+            [row for row in self.named(report.sums) if all(meets(row) for meets in self.tests)]
         )
 
     def missing(self, report: Report) -> list[Pattern]:
