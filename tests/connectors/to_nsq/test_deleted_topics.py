@@ -49,12 +49,12 @@ async def test_deleted_topic_is_not_reported_any_more(target: Broker, tmp_path: 
         source = SourceOptions("copier", topic_pattern=".", topic_refresh_s=0.2, brokers=(addresses(broker),))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(copy_topics, CopyOptions(source, (addresses(target),)), progress)
-            await until(lambda: progress.copied == 2)
+            await until(lambda: progress.sums.copied == 2)
             broker.http("POST", "/topic/delete", topic="gone")
             await until(lambda: [topic for topic, _ in progress.sources] == ["kept"])
-            assert progress.copied == 2
+            assert progress.sums.copied == 2
             broker.post("/pub", b"b", topic="gone")
-            await until(lambda: progress.copied == 3)
+            await until(lambda: progress.sums.copied == 3)
             (again,) = (each for each in progress.sources.values() if each.topic == "gone")
             assert again.copied == 1
             nursery.cancel_scope.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from ...framework.errors import ExitCode, Failure
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import version_option
 from .settings import SETTINGS, console_options
-
-if TYPE_CHECKING:
-    from trio_nsq.console.server import ConsoleAddresses
 
 
 @click.command(
@@ -86,9 +83,5 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         )
     options = console_options(ctx, values)
     raise_file_limit()
-    run_server(ctx, serve, options, "trio_nsq.console", _described)
+    run_server(ctx, serve, options, "trio_nsq.console", lambda bound: str(bound.url))
     return ExitCode.OK
-
-
-def _described(bound: ConsoleAddresses) -> str:
-    return bound.url

@@ -74,7 +74,7 @@ async def write_status(status: Status, form: str, interval_s: float, every: int 
         written = 0
         while True:
             await trio.sleep(_POLL_S)
-            copied = status.progress.copied
+            copied = status.progress.sums.copied
             if copied - written >= every:
                 written = copied
                 status.write(form)
@@ -84,8 +84,9 @@ async def write_status(status: Status, form: str, interval_s: float, every: int 
 
 
 def summary(progress: Progress) -> str:
-    text = f"Copied {count_of(progress.copied, 'message')} ({size(progress.copied_bytes)})"
-    return with_counts(text, (progress.dropped, "{} left out"), (progress.not_json, "{} not JSON")) + "."
+    sums = progress.sums
+    text = f"Copied {count_of(sums.copied, 'message')} ({size(sums.copied_bytes)})"
+    return with_counts(text, (sums.dropped, "{} left out"), (sums.not_json, "{} not JSON")) + "."
 
 
 async def show_live(progress: Progress) -> None:

@@ -1,6 +1,5 @@
 """What was copied so far."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..source.batch import Source
@@ -40,13 +39,18 @@ class SourceProgress:
         ahead = self.source.lag()
         return ahead + self.waiting if ahead is not None else None
 
+    def add(self, other: "SourceProgress") -> None:
+        """Add the counts of another source."""
+        for name in ("copied", "copied_bytes", "dropped", "not_json"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 @dataclass(slots=True)
 class Progress:
     """The progress of all sources, in the order in which they were found.
 
     Attributes:
-        sources: Without those whose topic was deleted; the sums have them.
+        sources: Without those whose topic was deleted; `sums` has them.
     """
 
     sources: dict[tuple[str, str], SourceProgress] = field(default_factory=dict)
@@ -57,32 +61,13 @@ class Progress:
 
     def forget(self, topic: str, broker: str) -> None:
         """Remove a source; its messages still count."""
-        gone = self.sources.pop((topic, broker), self._forgotten)
-        if gone is not self._forgotten:
-            for name in ("copied", "copied_bytes", "dropped", "not_json"):
-                setattr(self._forgotten, name, getattr(self._forgotten, name) + getattr(gone, name))
+        if (gone := self.sources.pop((topic, broker), None)) is not None:
+            self._forgotten.add(gone)
 
     @property
-    def copied(self) -> int:
-        return sum(each.copied for each in self._all())
-
-    @property
-    def copied_bytes(self) -> int:
-        return sum(each.copied_bytes for each in self._all())
-
-    @property
-    def dropped(self) -> int:
-        return sum(each.dropped for each in self._all())
-
-    @property
-    def not_json(self) -> int:
-        return sum(each.not_json for each in self._all())
-
-    @property
-    def lag(self) -> int | None:
-        """Messages that are not stored yet; None if no source knows."""
-        known = [each.lag for each in self.sources.values() if each.lag is not None]
-        return sum(known) if known else None
-
-    def _all(self) -> Iterable[SourceProgress]:
-        return (*self.sources.values(), self._forgotten)
+    def sums(self) -> SourceProgress:
+        """The counts of all sources together, also of those that were removed."""
+        sums = SourceProgress("", "")
+        for each in (*self.sources.values(), self._forgotten):
+            sums.add(each)
+        return sums
