@@ -82,7 +82,7 @@ def format_address(host: str, port: int) -> str:
 def next_port(tcp_address: str) -> str:
     """Return the HTTP address that belongs to a TCP address by convention: the next port."""
     host, _, port = tcp_address.rpartition(":")
-    return f"{host}:{min(int(port) + 1, 65535)}"
+    return f"{host}:{min(int(port) + 1, MAX_PORT)}"
 
 
 def is_loopback(host: str) -> bool:
