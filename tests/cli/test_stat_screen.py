@@ -61,6 +61,14 @@ def test_lines_fit_every_size(topics: int, keys: str) -> None:
             assert len(drawing.farewell(shown, width, height)) <= height
 
 
+@pytest.mark.parametrize("topics", [0, 40])
+def test_nothing_has_no_total(topics: int) -> None:
+    lines = Drawing(Settings(Selection()), unicode=True).lines(picture(topics), 80, 24)
+    assert len(lines) == 24
+    assert sum(plain(line).startswith("total") for line in lines) == (2 if topics else 0)
+    assert plain(lines[-1]).startswith("q quit")
+
+
 def rows_shown(lines: list[str]) -> list[str]:
     """Return the lines between the headings and the total."""
     texts = [plain(line) for line in lines]

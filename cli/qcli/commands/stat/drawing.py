@@ -128,7 +128,7 @@ class Drawing:
             nothing = "no topic or channel matches" if picture.report.sums else "no topics yet"
             rows = [styled("dim", nothing[:width])]
         rows += [""] * (place.page - len(rows))
-        last = table.layout.line(table.total, self._trends(table.totals))
+        last = table.layout.line(table.total, self._trends(table.totals)) if table.items else ""
         return [*head, styled("bold", table.layout.heading()), *rows, styled("bold", last)]
 
     def _lower(self, picture: Picture, width: int, height: int) -> list[str]:
@@ -136,6 +136,8 @@ class Drawing:
         table, row = self._table_of(picture, width), self._settings.place.row
         if height < _HEIGHT_FOR_DETAIL:
             return [self._foot(width)]
+        if not table.items:
+            return ["", self._foot(width)]
         series = picture.history.of(row) if row is not None else table.totals
         return [self._detail(row or table.total, series, width), self._foot(width)]
 
