@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +102,40 @@ def test_a_killed_copy_is_continued(tmp_path: Path) -> None:
     assert (again.copied, again.copied + again.present) == (len(lost), report.copied)
     (place,) = parse_places([str(tmp_path / "a")], "t")
     assert batches_of(place)[-1].next_sequence == report.next_sequence
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("common", [0, 1, 29, 30, 31])
+@pytest.mark.parametrize("more", [1, 30, 60])
+def test_other_messages_of_a_restored_log_are_refused(
+    tmp_path: Path, common: int, more: int, tail: bool
+) -> None:
+    """A backup was restored, or a power cut took the last messages: new ones have the sequences of archived ones."""
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 1))
+    incarnation = (folder / "incarnation").read_bytes()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "incarnation").write_bytes(incarnation)
+    batches = numbered(0, 60)
+    if common:
+        make_log(folder, batches[:common])
+    backup = shutil.copytree(folder, tmp_path / "backup")
+    make_log(folder, batches[common:])
+    archive(folder, tmp_path / "a", tail=tail)
+    before = {name: (tmp_path / "a" / name).read_bytes() for name in names_in(tmp_path / "a")}
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    again = archive(folder, tmp_path / "a", tail=tail)  # nothing differs yet
+    assert again.findings == []
+    others = [replace(each, first_id=each.first_id + 1_000_000) for each in batches[common : common + more]]
+    make_log(folder, others)
+    report = archive(folder, tmp_path / "a", tail=tail)
+    (finding,) = report.findings
+    assert (finding.kind, report.copied) == (Kind.DAMAGE, 0)
+    assert "in the archive is another one" in finding.what
+    assert {name: (tmp_path / "a" / name).read_bytes() for name in names_in(tmp_path / "a")} == before
+    assert archive(folder, tmp_path / "other", tail=True).findings == []
 
 
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:

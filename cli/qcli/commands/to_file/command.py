@@ -43,6 +43,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
         "Delivery": "A broker of this project is read by the position in its log, exactly once: the position is stored "
         "in OUTPUT/.qcli-to-file together with the length of the open file, after both file and folder are synced. "
         "After a kill or a power failure the next run removes what is not stored from the file, and reads it again. "
+        "Only a power cut of a broker with --sync=interval, which loses its last messages, can make copies. "
         "The channel shows the position on the broker: its depth is the lag. An nsqd, or any broker with "
         "--at-least-once, is a consumer's channel: messages are finished after the sync, so that none is lost, and "
         "some may be written twice.",

@@ -20,7 +20,7 @@ from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
 from ..storage import LocalStorage, Storage, StorageError, naming_file
 from .archive import ARCHIVED_SUFFIX, ArchivedName
-from .log import SegmentLog
+from .log import ArchivedLog, SegmentLog
 
 _LOCK = "lock"
 _COPY_BYTES = 8 * 1024 * 1024
@@ -106,17 +106,38 @@ class TopicArchiver:
         there = {file.name for file in listed} if isinstance(listed, list) else set()
         if INCARNATION_FILE not in there:
             storage.put_new(INCARNATION_FILE, identity.encode())
+        elif (other := self._other_message(storage)) is not None:
+            what = (
+                f"not copied: message {other} in the archive is another one: the broker was restored from a backup, or "
+                "a power cut took its last messages. Copy to another archive"
+            )
+            report.findings.append(Finding(Kind.DAMAGE, self._folder, 0, 0, what))
+            return
+        copies = [each for name in sorted(there) if (each := ArchivedName.parse(name)) is not None]
+        archived = {each.first: each.last for each in copies if each.suffix == ARCHIVED_SUFFIX}
         for segment in segments:
             limit = self._end() if segment.limit is None and self._tail else segment.limit
             base_sequence = base_in_name(segment.path)
             if limit is None or limit == base_sequence:
                 continue
             name = ArchivedName(base_sequence, limit - 1, ARCHIVED_SUFFIX)
-            if str(name) in there:
+            if archived.get(base_sequence, -1) >= name.last:
                 report.present += 1
             elif not self._copy(segment, name, storage, identity, report, progress):
                 continue
             report.next_sequence = limit
+
+    def _other_message(self, storage: Storage) -> int | None:
+        """Return a sequence that has another message in the archive; None: its messages are those of the folder.
+
+        The last one that both have tells: where one differs, all later ones do, because ids are not used again.
+        """
+        archived, log = ArchivedLog(storage), SegmentLog(self._folder)
+        last = min(archived.bounds().end, log.bounds().end) - 1
+        if last < 0:
+            return None
+        ids = archived.id_at(last), log.id_at(last)
+        return last if None not in ids and ids[0] != ids[1] else None
 
     def _end(self) -> int:
         return SegmentLog(self._folder).bounds().end
