@@ -24,6 +24,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import free_ports, qcli_serve
+from processes.shell import CLIENT, serving
 
 pytestmark = pytest.mark.slow
 
@@ -108,8 +109,11 @@ def script(steps: list[Step], ports: dict[int, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def wrapper(ports: dict[int, int]) -> str:
-    """Return a script `qcli` that makes servers listen on these ports, unless the page sets addresses."""
+def wrapper(ports: dict[int, int], socket: Path) -> str:
+    """Return a script `qcli` that makes servers listen on these ports, unless the page sets addresses.
+
+    Servers are processes of their own, which pages stop and kill. Other commands are forks: see `processes.shell`.
+    """
     return f"""#!/bin/sh
 case "$1" in
 serve)
@@ -119,6 +123,8 @@ serve)
 lookupd)
     export QCLI_TCP_ADDRESS="${{QCLI_TCP_ADDRESS-127.0.0.1:{ports[4160]}}}"
     export QCLI_HTTP_ADDRESS="${{QCLI_HTTP_ADDRESS-127.0.0.1:{ports[4161]}}}" ;;
+*)
+    exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(CLIENT))} {shlex.quote(str(socket))} "$@" ;;
 esac
 exec {shlex.quote(sys.executable)} -m qcli "$@"
 """
@@ -156,10 +162,11 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
                 ports[port] = int(address.rpartition(":")[2])
             broker.create("clicks", "archive")
             Cli(broker.tcp_address, broker.http_address).publish("clicks", records.encode().splitlines())
+        processes = stack.enter_context(serving())
         programs = tmp_path / "bin"
         programs.mkdir()
         for name, text in (
-            ("qcli", wrapper(ports)),
+            ("qcli", wrapper(ports, processes)),
             ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
         ):
             (programs / name).write_text(text)

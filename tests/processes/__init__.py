@@ -51,7 +51,9 @@ def popen(
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that Python and the C library read when a process starts."""
     prefixes = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_")
-    return {name: value for name, value in environment.items() if name.startswith(prefixes)}
+    found = {name: value for name, value in environment.items() if name.startswith(prefixes)}
+    found.pop("PYTHONUNBUFFERED", None)  # the server implements it
+    return found
 
 
 class _Forked(subprocess.Popen[bytes]):

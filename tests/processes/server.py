@@ -87,13 +87,17 @@ def _take(request: dict[str, Any], fds: list[int], telling: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         before = getattr(sys, name)
-        binary = open(number, "wb" if number else "rb", closefd=False)  # noqa: SIM115 (until the process ends)
+        unbuffered = number > 0 and bool(os.environ.get("PYTHONUNBUFFERED"))
+        binary = open(  # noqa: SIM115 (until the process ends)
+            number, "wb" if number else "rb", buffering=0 if unbuffered else -1, closefd=False
+        )
         stream = io.TextIOWrapper(
             binary,
             encoding=before.encoding,
             errors=before.errors,
             newline="\n",
             line_buffering=number == 2 or binary.isatty(),
+            write_through=unbuffered,
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
