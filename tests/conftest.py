@@ -1,12 +1,13 @@
 """Fixtures for all tests."""
 
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -106,6 +107,17 @@ def _compile_asserts(path: Path, config: pytest.Config) -> None:
     if rewrite.try_makedirs(folder) and rewrite._read_pyc(path, compiled) is None:
         source_hash, code = rewrite._rewrite_test(path, config)
         rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, None, None]:
+    """Collect without looking for garbage, and never look for it among the 15,000 tests: they stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
