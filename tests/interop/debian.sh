@@ -7,6 +7,7 @@ PROGRAMS=(
     "promtool:prometheus"
     "prometheus:prometheus"
     "chromium,chromium-browser,google-chrome:chromium"
+    "chromium-headless-shell,google-chrome:chromium-headless-shell"
     "systemd-analyze:systemd"
     "jq:jq"
     "groff:groff"

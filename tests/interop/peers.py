@@ -375,8 +375,13 @@ def system_program(*names: str) -> Path:
 
 
 def chromium_program() -> Path:
-    """Return the browser of the tests."""
+    """Return a browser with everything that protects its user."""
     return system_program("chromium", "chromium-browser", "google-chrome")
+
+
+def headless_program() -> Path:
+    """Return a browser that shows pages. The shell is Chromium without windows, for half the processor time."""
+    return system_program("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager

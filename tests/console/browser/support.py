@@ -27,7 +27,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from interop.peers import chromium_program
+from interop.peers import headless_program
 
 DEADLINE_MS = 30_000
 """Far above the time of any step: only what never happens reaches it."""
@@ -43,7 +43,7 @@ AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practi
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """Run headless Chromium until the block exits."""
-    program = chromium_program()
+    program = headless_program()
     expect.set_options(timeout=DEADLINE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
