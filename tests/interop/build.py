@@ -7,6 +7,7 @@ later run rebuilds only if an input file of the build has changed.
 import fcntl
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +69,7 @@ def go_program(name: str) -> Path:
         if failure := _run([go, "build", "-o", str(programs), *GO_PACKAGES]):
             raise RuntimeError(f"tests/interop does not build: {failure}")
 
-    _once(
+    once(
         programs,
         [
             *(INTEROP / name for name in ("go.mod", "go.sum", "tools.go")),
@@ -102,7 +103,7 @@ def versitygw() -> Path:
         if failure := _run([go, "build", "-o", str(program), f"{VERSITYGW}/cmd/versitygw"], STORES):
             raise RuntimeError(f"versitygw does not build: {failure}")
 
-    _once(program.parent, [STORES / "go.mod", STORES / "go.sum"], build)
+    once(program.parent, [STORES / "go.mod", STORES / "go.sum"], build)
     return program
 
 
@@ -154,7 +155,7 @@ def _npm_project(name: str, source: Path) -> Path:
         if failure := _run(command):
             raise PeerUnavailable(f"the npm packages of {source.name} could not be installed: {failure}")
 
-    _once(project, manifests, build)
+    once(project, manifests, build)
     return project
 
 
@@ -177,13 +178,13 @@ def _tool(name: str) -> str:
     return path
 
 
-def _once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> None:
-    """Run ``build`` unless the last build into the folder ``target`` had the same inputs."""
+def once(target: Path, inputs: Iterable[Path], build: Callable[[], None]) -> None:
+    """Run ``build`` unless the last build into the folder ``target``, below `BUILD`, had the same inputs."""
     if target in _unavailable:
         raise PeerUnavailable(*_unavailable[target].args)
     digest = hashlib.sha256()
     for path in sorted(inputs):
-        digest.update(f"{path.relative_to(INTEROP)}\0{path.read_text()}\0".encode())
+        digest.update(f"{os.path.relpath(path, INTEROP)}\0{path.read_text()}\0".encode())
     stamp = target / ".inputs"
     target.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:

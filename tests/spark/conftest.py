@@ -10,6 +10,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
+from spark.class_archive import fast_starts
 from spark.stores import Store, azurite, google, moto, versitygw
 from spark.support import ToParquet, run_in_process
 from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
@@ -42,8 +43,15 @@ def topic() -> str:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[SparkEngine]:
     """Spark as an engine, with two attempts per task. A process can have only one."""
-    with open_spark("local[2,2]") as running:
+    with fast_starts(), open_spark("local[2,2]") as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark_starts_fast() -> Iterator[None]:
+    """Let Spark start with the class archive, here and in the processes of the tests."""
+    with fast_starts():
+        yield
 
 
 @pytest.fixture(scope="session")

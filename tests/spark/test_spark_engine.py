@@ -16,6 +16,7 @@ import trio_nsq
 from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark import ENTRY
+from spark.class_archive import class_archive
 from spark.javas import JAVAS, java_environment
 from spark.support import column, export, jvm_of, leftovers, numbers, parquet_files, rows, until
 from trio_nsq.client.errors import BrokerUnreachable
@@ -181,25 +182,22 @@ def test_failing_java_is_named(qcli: Cli, topic: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "true" not in (os.environ.get("CI"), os.environ.get("FAULT_COMPLETE", "").replace("1", "true")),
-    reason="takes half a minute: FAULT_COMPLETE=1",
-)
 def test_class_archive(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """It is used by the next start. An archive that does not fit is ignored."""
     qcli.publish(topic, numbers(10))
-    ours = Cli(qcli.tcp_address, qcli.http_address, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, 180)
-    result = ours("spark", "prepare")  # half a minute of processor time
-    assert result.code == 0, result.err
-    (archive,) = (tmp_path / "cache" / "trio-nsq").iterdir()
-    assert re.fullmatch(rf"{archive} \([\d.]+ MiB\) was written\.\n", result.err)
+    made = class_archive()
+    (archive,) = (made.cache / "trio-nsq").iterdir()
+    assert re.fullmatch(rf"{archive} \([\d.]+ MiB\) was written\.\n", made.diagnostics)
     words = ["to-parquet", topic, str(tmp_path / "a"), "--engine", "spark", "--follow", "-q"]
+    ours = Cli(qcli.tcp_address, qcli.http_address, {"XDG_CACHE_HOME": str(made.cache)})
     with ours.running(*words) as running:
         until(lambda: parquet_files(tmp_path / "a") != [])
         assert str(archive) in Path(f"/proc/{jvm_of(running.process.pid)}/maps").read_text()
-    archive.unlink()
-    archive.write_bytes(b"not an archive")
-    result = ours("to-parquet", topic, str(tmp_path / "b"), "--engine", "spark", "-q")
+    unfit = tmp_path / "cache" / "trio-nsq" / archive.name
+    unfit.parent.mkdir(parents=True)
+    unfit.write_bytes(b"not an archive")
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = qcli("to-parquet", topic, str(tmp_path / "b"), "--engine", "spark", "-q", env=environment)
     assert (result.code, result.err) == (0, "")
 
 
