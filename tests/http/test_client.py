@@ -234,6 +234,63 @@ async def test_connection_is_kept_after_an_answer_that_was_read_to_its_end() -> 
         nursery.cancel_scope.cancel()
 
 
+WHOLE = [
+    HEAD + b"Content-Length: 5\r\n\r\nhello",
+    HEAD + b"content-length:0\r\n\r\n",
+    HEAD.replace(b"200 OK", b"204 No Content") + b"\r\n",
+    HEAD.replace(b"200 OK", b"304 Not Modified") + b"\r\n",
+    CHUNKED + b"5\r\nhello\r\n0\r\n\r\n",
+    CHUNKED + b"0\r\n\r\n",
+    HEAD + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+]
+STRAY = [b"", b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\n"]
+
+
+@pytest.mark.parametrize("bytewise", [False, True])
+@pytest.mark.parametrize("stray", STRAY)
+@pytest.mark.parametrize("answer", WHOLE)
+async def test_what_follows_an_answer_is_not_the_next_one(
+    answer: bytes, stray: bytes, bytewise: bool
+) -> None:
+    """The connection is used again only if the server sent nothing but its answer."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    connections = requests = 0
+
+    async def received(stream: trio.SocketStream) -> bytes:
+        try:
+            return bytes(await stream.receive_some())
+        except trio.BrokenResourceError:
+            return b""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections, requests
+        connections += 1
+        while await received(stream):
+            requests += 1
+            if requests > 1:
+                await stream.send_all(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+            elif bytewise:
+                for byte in answer[:-1]:
+                    await stream.send_all(bytes([byte]))
+                    await trio.sleep(0)
+                await stream.send_all(answer[-1:] + stray)
+            else:
+                await stream.send_all(answer + stray)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        url = URL.parse(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/")
+        http, statuses = client(60), []
+        for _ in range(3):
+            async with aclosing(await http.start("GET", url, {})) as found:
+                statuses.append(found.status)
+                await read(found)
+        assert statuses[1:] == [500, 500]
+        assert connections == (2 if stray else 1)
+        await http.aclose()
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(
     ("text", "host", "netloc", "target", "credentials"),
     [

@@ -244,6 +244,8 @@ class HTTPClient:
         """
         import httpcore
 
+        from .exact_streams import ExactBackend
+
         key = unix_path or scheme
         if key not in self._pools:
             self._pools[key] = httpcore.AsyncConnectionPool(
@@ -252,6 +254,7 @@ class HTTPClient:
                 max_keepalive_connections=_MAX_KEPT if self._keep_alive_s else 0,
                 keepalive_expiry=self._keep_alive_s,
                 uds=unix_path or None,
+                network_backend=ExactBackend(),
             )
         return self._pools[key]
 
