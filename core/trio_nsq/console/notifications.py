@@ -9,7 +9,6 @@ import logging
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import trio
 from starlette.requests import HTTPConnection
@@ -28,38 +27,6 @@ _MAX_TEXT = 2000
 _MAX_ANSWER_BYTES = 64 * 1024
 _OPTIONAL = ("channel", "node", "user")
 """As nsqadmin: left out if empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """An action, under nsqadmin's names.
-
-    Attributes:
-        action: Such as `create_topic`, `pause_channel` or `tombstone_topic_producer`.
-        node: The HTTP address of a broker that is hidden.
-        timestamp: Unix seconds.
-        user: The viewer's name.
-        remote_ip: The viewer's `host:port`.
-        url: Of the viewer's request.
-        via: The host name of this console.
-    """
-
-    action: str
-    topic: str
-    channel: str
-    node: str
-    timestamp: int
-    user: str
-    remote_ip: str
-    user_agent: str
-    url: str
-    via: str
-
-    def body(self) -> bytes:
-        fields = asdict(self)
-        return json.dumps(
-            {key: value for key, value in fields.items() if value or key not in _OPTIONAL}
-        ).encode()
 
 
 class Notifier:
@@ -85,51 +52,52 @@ class Notifier:
             request_timeout_s=request_timeout_s,
             max_answer_bytes=_MAX_ANSWER_BYTES,
         )
-        self._send, self._receive = trio.open_memory_channel[Notification](MAX_WAITING)
+        self._send, self._receive = trio.open_memory_channel[tuple[str, bytes]](MAX_WAITING)
 
     def notify(
         self, request: HTTPConnection, action: str, topic: str, channel: str = "", node: str = ""
     ) -> None:
-        """Queue the notification of an action that was done.
+        """Queue the notification of an action that was done, with nsqadmin's names.
 
         Args:
             request: The viewer's request.
-            action: nsqadmin's name, such as `Change.name`.
+            action: Such as `Change.name` or `tombstone_topic_producer`.
+            node: The HTTP address of a broker that is hidden.
         """
         if not self._endpoint:
             return
         client = request.client
-        notification = Notification(
-            action,
-            topic,
-            channel,
-            node,
-            int(self._now_s()),
-            viewer_of(request).name,
-            format_address(client.host, client.port) if client else "",
-            request.headers.get("user-agent", "")[:_MAX_TEXT],
-            str(request.url)[:_MAX_TEXT],
-            platform.node(),
-        )
+        notification = {
+            "action": action,
+            "topic": topic,
+            "channel": channel,
+            "node": node,
+            "timestamp": int(self._now_s()),
+            "user": viewer_of(request).name,
+            "remote_ip": format_address(client.host, client.port) if client else "",
+            "user_agent": request.headers.get("user-agent", "")[:_MAX_TEXT],
+            "url": str(request.url)[:_MAX_TEXT],
+            "via": platform.node(),
+        }
+        given = {key: value for key, value in notification.items() if value or key not in _OPTIONAL}
         try:
-            self._send.send_nowait(notification)
+            self._send.send_nowait((f"{action} of {topic}: notification", json.dumps(given).encode()))
         except trio.WouldBlock:
             logger.error("%s of %s: notification dropped: %d others wait", action, topic, MAX_WAITING)
 
     async def run(self) -> None:
         """Send notifications until cancelled."""
         try:
-            async for notification in self._receive:
-                await self._deliver(notification)
+            async for what, body in self._receive:
+                await self._deliver(what, body)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await self._client.aclose()
 
-    async def _deliver(self, notification: Notification) -> None:
-        what = f"{notification.action} of {notification.topic}: notification"
+    async def _deliver(self, what: str, body: bytes) -> None:
         place = without_secrets(self._endpoint)
         for pause_s in (*PAUSES_S, 0):
-            reason, may_repeat = await self._post(notification.body())
+            reason, may_repeat = await self._post(body)
             if not reason:
                 return
             if not pause_s or not may_repeat:
