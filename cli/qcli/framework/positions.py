@@ -3,12 +3,15 @@
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from .options import Decorator, all_of, option
+
+if TYPE_CHECKING:
+    from trio_nsq.log.positions import Position as LogPosition
 
 FORMS = (
     "a sequence such as 1000, nor a time such as 2026-11-21T04:14 or @1700000000.5 (Unix seconds), nor a time ago such "
@@ -30,10 +33,8 @@ class Position(NamedTuple):
 
 def position(text: str) -> Position:
     """Parse a sequence, a time or how long ago; also the HTTP forms `@TIME`, `-DURATION` and `latest`."""
-    from trio_nsq.log.positions import parse_typed_position
-
     try:
-        found = parse_typed_position(text).at(time.time_ns())
+        found = _typed(text).at(time.time_ns())
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither {FORMS}.") from None
     value = {"earliest": 0, "latest": _NO_END}.get(found.kind, found.value)
@@ -76,10 +77,8 @@ class BrokerPosition(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text to send. The broker computes how long ago something was, by its own clock."""
-        from trio_nsq.log.positions import parse_typed_position
-
         try:
-            return str(parse_typed_position(str(value)))
+            return str(_typed(str(value)))
         except ValueError:
             self.fail(f"{str(value)!r} is neither {FORMS}, nor earliest or latest.", param, ctx)
 
@@ -94,7 +93,7 @@ _FOR_BROKER = BrokerPosition()
 
 def refuse_sequence(text: str | None, addresses: Sequence[str]) -> None:
     """Raises UsageError if a position is a sequence and there are several brokers, as each counts its own."""
-    if text is not None and len(addresses) > 1 and _kind(text) == "0":
+    if text is not None and len(addresses) > 1 and text.isdecimal():
         raise click.UsageError(
             f"{text} is a sequence, and each broker has its own sequences: give a time, or one broker."
         )
@@ -104,37 +103,28 @@ def check_range(first: str | None, end: str | None) -> None:
     """Raises UsageError if the range between two positions is always empty."""
     if first is None or end is None:
         return
-    kinds = [_kind(first), _kind(end)]
-    if kinds[0] != kinds[1] or kinds[0] is None:
-        return  # only the broker can compare them
-    begins, ends = _value(first), _value(end)
-    if begins > ends:
+    begins, ends = _typed(first), _typed(end)
+    is_reversed = begins.value < ends.value if begins.kind == "ago" else begins.value > ends.value
+    if begins.kind == ends.kind and is_reversed:  # otherwise only the broker can compare them
         raise click.UsageError(NOTHING_BETWEEN)
-
-
-def _kind(text: str) -> str | None:
-    """Return `0` for a sequence, `@` for a time, `-` for how long ago; None for a word."""
-    return None if text in _WORDS else text[0] if text[0] in "@-" else "0"
-
-
-def _value(text: str) -> float:
-    """Return a number that increases with the position."""
-    if text.startswith("-"):
-        return -int(text[1:].removesuffix("ms"))
-    return int(text.removeprefix("@").replace(".", ""))  # nanoseconds always have nine digits
 
 
 def time_of(text: str, now_ns: int) -> int | None:
     """Return the time of a `BrokerPosition` in Unix nanoseconds, relative to `now_ns`; None if it is no time."""
-    kind = _kind(text)
-    if kind == "-":
-        return now_ns + int(_value(text)) * 1_000_000
-    return int(_value(text)) if kind == "@" else None
+    found = _typed(text).at(now_ns)
+    return found.value if found.kind == "time" else None
 
 
 def is_in_future(text: str, now_s: float) -> bool:
     """Return whether a position is a time in the future."""
-    return text.startswith("@") and _value(text) > now_s * _NS_PER_S
+    found = _typed(text)
+    return found.kind == "time" and found.value > now_s * _NS_PER_S
+
+
+def _typed(text: str) -> "LogPosition":
+    from trio_nsq.log.positions import parse_typed_position
+
+    return parse_typed_position(text)
 
 
 def from_option(section: str, text: str, convert: Any = _FOR_BROKER) -> Decorator:
