@@ -6,8 +6,8 @@ from typing import Any
 
 _MAX_NUMBER = 2**63
 _MAX_TEXT = 1000
-MAX_TOPICS = 200_000
-"""Topics and channels of one broker that are shown."""
+_MAX_OBJECTS = 200_000
+"""Objects of one list that are looked at, such as the topics of a broker."""
 
 
 @dataclass(slots=True)
@@ -123,6 +123,12 @@ def total(queues: list[Queue]) -> Queue:
     return sums
 
 
+def objects(found: Any) -> list[dict[str, Any]]:
+    """Return the objects of an untrusted list."""
+    items = found[:_MAX_OBJECTS] if isinstance(found, list) else ()
+    return [each for each in items if isinstance(each, dict)]
+
+
 def number(raw: Mapping[str, Any], key: str) -> int:
     """Return a number of an untrusted object; 0 if it has none."""
     value = raw.get(key)
@@ -135,9 +141,9 @@ def text(raw: Mapping[str, Any], key: str) -> str:
     return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
-def _named(objects: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for each in objects[:MAX_TOPICS] if isinstance(objects, list) else ():
-        if isinstance(each, dict) and isinstance(name := each.get(key), str) and 0 < len(name) <= 64:
+def _named(found: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for each in objects(found):
+        if isinstance(name := each.get(key), str) and 0 < len(name) <= 64:
             yield name, each
 
 

@@ -6,7 +6,7 @@ The parts come from `/stats` of brokers and are untrusted: a number or text of t
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...fleet.stats import number, text
+from ...fleet.stats import number, objects, text
 
 Object = dict[str, Any]
 
@@ -18,7 +18,6 @@ _CHANNEL_SUMS = (
 _TEXTS = ("remote_address", "version", "client_id", "hostname", "user_agent")
 _COUNTS = ("in_flight_count", "ready_count", "finish_count", "requeue_count", "message_count", "sample_rate")
 _TLS_TEXTS = ("tls_cipher_suite", "tls_version", "tls_negotiated_protocol")
-_MAX_OBJECTS = 200_000
 _NS_PER_S = 1_000_000_000
 
 
@@ -100,11 +99,6 @@ def sum_channels(topic: str, name: str, parts: Iterable[Object]) -> Object:
         "paused": any(part["paused"] for part in ordered),
         "e2e_processing_latency": _mean_latency(ordered, topic, name),
     }
-
-
-def objects(found: Any) -> list[Mapping[str, Any]]:
-    items = found[:_MAX_OBJECTS] if isinstance(found, list) else ()
-    return [each for each in items if isinstance(each, dict)]
 
 
 def _depths(raw: Mapping[str, Any]) -> Object:

@@ -10,7 +10,7 @@ import trio
 from ...api import lookupd
 from ...api.broker import unchecked_info, unchecked_stats
 from ...api.request import Request
-from ...fleet.stats import number, text
+from ...fleet.stats import number, objects, text
 from ...lookup.hosts import host_filter
 from ...protocol import NSQError
 from ...protocol.address import without_secrets
@@ -20,7 +20,7 @@ from ..console import Console
 from ..fleet.inactive import find_channels
 from ..upstream.client import Results, UpstreamError
 from ..upstream.discovery import ask_lookup, ask_names, ask_nodes
-from .aggregate import Object, objects, topic_part
+from .aggregate import Object, topic_part
 from .producers import Producer, in_order, merge
 
 _TOPICS_IN_A_TURN = 64

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...api.broker import unchecked_stats
 from ...fleet.snapshot import Snapshot
-from ...fleet.stats import number, text
+from ...fleet.stats import number, objects, text
 from ..upstream.client import Upstream
 
 _MAX_CLIENTS = 5000
@@ -68,26 +68,16 @@ async def ask_clients(upstream: Upstream, snapshot: Snapshot, topic: str, channe
 
 def parse_clients(broker: str, stats: Mapping[str, Any], topic: str, channel: str) -> list[Client]:
     found = _find(_find(stats, "topics", "topic_name", topic), "channels", "channel_name", channel)
-    listed = found.get("clients")
-    objects = (
-        [each for each in listed[:_MAX_CLIENTS] if isinstance(each, dict)] if isinstance(listed, list) else []
-    )
-    return [_client(broker, each) for each in objects]
+    return [_client(broker, each) for each in objects(found.get("clients"))[:_MAX_CLIENTS]]
 
 
 def _find(parent: Mapping[str, Any], key: str, name_key: str, name: str) -> Mapping[str, Any]:
-    children = parent.get(key)
-    for each in children if isinstance(children, list) else ():
-        if isinstance(each, dict) and each.get(name_key) == name:
-            return each
-    return {}
+    return next((each for each in objects(parent.get(key)) if each.get(name_key) == name), {})
 
 
 def _client(broker: str, raw: Mapping[str, Any]) -> Client:
     address = text(raw, "remote_address")
-    tls = ""
-    if raw.get("tls") is True:
-        tls = text(raw, "tls_version") or "TLS"
+    counts = ("in_flight_count", "ready_count", "finish_count", "requeue_count", "message_count")
     return Client(
         broker,
         f"{broker} {address} {text(raw, 'client_id')}",
@@ -96,14 +86,10 @@ def _client(broker: str, raw: Mapping[str, Any]) -> Client:
         address,
         text(raw, "user_agent"),
         text(raw, "version"),
-        tls,
+        (text(raw, "tls_version") or "TLS") if raw.get("tls") is True else "",
         "snappy" if raw.get("snappy") is True else "deflate" if raw.get("deflate") is True else "",
         number(raw, "sample_rate"),
         text(raw, "auth_identity"),
         number(raw, "connect_ts"),
-        number(raw, "in_flight_count"),
-        number(raw, "ready_count"),
-        number(raw, "finish_count"),
-        number(raw, "requeue_count"),
-        number(raw, "message_count"),
+        *(number(raw, key) for key in counts),
     )
