@@ -13,7 +13,6 @@ from ..framework.command import (
     alike,
     contexts_below,
     sections,
-    write_paragraph,
 )
 from ..framework.errors import ExitCode
 from ..framework.options import CONNECTION_OPTIONS
@@ -39,7 +38,7 @@ def _connection_options(top: click.Context) -> list[tuple[str, str]]:
     assert isinstance(top.command, click.Group)
     command = top.command.get_command(top, "pub")
     assert command is not None
-    ctx = click.Context(command, info_name="pub", parent=top)
+    ctx = command.context_class(command, info_name="pub", parent=top)
     options = sections(ctx, command)[CONNECTION_OPTIONS]
     return [record for option in options if (record := option.get_help_record(ctx))]
 
@@ -135,7 +134,7 @@ def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
         command = ctx.command.get_command(ctx, word) if isinstance(ctx.command, click.Group) else None
         if command is None:
             return None
-        ctx = click.Context(command, info_name=word, parent=ctx, **command.context_settings)
+        ctx = command.context_class(command, info_name=word, parent=ctx, **command.context_settings)
     return ctx
 
 
@@ -201,7 +200,7 @@ def _text(top: click.Context, topic: _Topic) -> str:
     for paragraph in topic.paragraphs:
         formatter.write_paragraph()
         with formatter.indentation():
-            write_paragraph(formatter, paragraph)
+            formatter.write_text(paragraph)
     if topic.rows is not None:
         formatter.write_paragraph()
         with formatter.indentation():

@@ -7,8 +7,7 @@ paragraphs, the first of which is one sentence.
 
 import difflib
 import importlib
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -19,6 +18,7 @@ from .output import write
 from .raised_signals import raise_dropped
 
 EXAMPLES_IN_HELP = 4
+_UNBROKEN_HYPHEN = "\u2011"
 
 SYNONYMS = {
     "ls": "list",
@@ -35,6 +35,26 @@ SYNONYMS = {
     "resume": "unpause",
 }
 """Words of other tools, and what this one calls it; suggested by the groups that have such a command."""
+
+
+class Formatter(click.HelpFormatter):
+    """Formats help as click does, but breaks no line within the name of an option or a command."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _UNBROKEN_HYPHEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        whole = [(term, text.replace("-", _UNBROKEN_HYPHEN)) for term, text in rows]
+        super().write_dl(whole, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(_UNBROKEN_HYPHEN, "-")
+
+
+class Context(click.Context):
+    """A context whose help has this formatter."""
+
+    formatter_class = Formatter
 
 
 def sections(ctx: click.Context, command: click.Command) -> dict[str, list[click.Option]]:
@@ -62,6 +82,8 @@ class DocumentedCommand(click.Command):
         details: Titled paragraphs that only the manual page and the documentation show. A detail replaces the note
             with the same title there.
     """
+
+    context_class = Context
 
     def __init__(
         self,
@@ -130,15 +152,15 @@ class DocumentedCommand(click.Command):
                 if title == CONNECTION_OPTIONS:
                     compresses = any("--snappy" in param.opts for param in options)
                     what = "TLS, AUTH and compression" if compresses else "TLS and AUTH"
-                    write_paragraph(formatter, f"{what}: see 'qcli help connection'.")
+                    formatter.write_text(f"{what}: see 'qcli help connection'.")
                     continue
                 formatter.write_dl([record for param in explained if (record := param.get_help_record(ctx))])
                 if named:
-                    write_paragraph(formatter, f"Also: {named}")
+                    formatter.write_text(f"Also: {named}")
         if unexplained:
             with formatter.section(f"More options, see 'man {manual_page(ctx)}'"):
                 for text in unexplained:
-                    write_paragraph(formatter, text)
+                    formatter.write_text(text)
         if isinstance(self, click.Group):
             self.format_commands(ctx, formatter)
 
@@ -146,7 +168,7 @@ class DocumentedCommand(click.Command):
         """Write notes, the first examples, and where to read more."""
         for title, text in self.notes.items():
             with formatter.section(title):
-                write_paragraph(formatter, text)
+                formatter.write_text(text)
         with formatter.section("Examples"):
             indent = " " * formatter.current_indent
             # Not wrapped: users paste these lines.
@@ -165,20 +187,6 @@ def _takes_one_value(param: click.Parameter) -> bool:
 def manual_page(ctx: click.Context) -> str:
     """Return the name of the manual page of a command; a subcommand is on the page of its group."""
     return "-".join(ctx.command_path.split()[:2])
-
-
-def write_paragraph(formatter: click.HelpFormatter, text: str) -> None:
-    """Write a paragraph. click's own function would break lines within the names of options."""
-    indent = " " * formatter.current_indent
-    wrapped = textwrap.fill(
-        text,
-        formatter.width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    formatter.write(wrapped + "\n")
 
 
 def _show_help(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -248,7 +256,10 @@ def subcommands(ctx: click.Context) -> Iterator[tuple[click.Context, DocumentedC
         for name in ctx.command.list_commands(ctx):
             command = ctx.command.get_command(ctx, name)
             assert isinstance(command, DocumentedCommand)
-            yield click.Context(command, info_name=name, parent=ctx, **command.context_settings), command
+            yield (
+                command.context_class(command, info_name=name, parent=ctx, **command.context_settings),
+                command,
+            )
 
 
 def contexts_below(ctx: click.Context) -> Iterator[click.Context]:

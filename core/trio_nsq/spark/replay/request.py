@@ -114,7 +114,7 @@ class PieceResult(ReplayCounts):
     complete: bool = False
 
     def save(self, storage: Storage) -> None:
-        """Write the file of the piece, unless an earlier or concurrent attempt has got further.
+        """Write the file of the piece, unless an earlier or concurrent attempt is ahead.
 
         A repeated attempt begins with the first batch again, and its end may be as sudden: a broker that does not
         deduplicate would get the batches between once more.
