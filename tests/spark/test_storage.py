@@ -15,6 +15,9 @@ from trio_nsq.spark.storage import (
     Storage,
     StorageError,
     StoredFile,
+    absolute_place,
+    keep_secrets,
+    local_path,
     shown_place,
     split_place,
     storage_at,
@@ -172,6 +175,41 @@ def test_private_files(tmp_path: Path) -> None:
 
     LocalStorage(tmp_path, PRIVATE_MODE).put("job.json", b"{}")
     assert (tmp_path / "job.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("scheme", ["file:", "FILE:", "File://", "file://localhost", "file://LocalHost"])
+@pytest.mark.parametrize(
+    ("path", "folder"), [("/a/b", "/a/b"), ("/a%20b", "/a b"), ("/a%2523", "/a%23"), ("/ü:b", "/ü:b")]
+)
+def test_urls_of_local_folders(scheme: str, path: str, folder: str) -> None:
+    assert local_path(scheme + path) == Path(folder)
+    assert absolute_place(scheme + path) == folder
+
+
+@pytest.mark.parametrize("path", ["a:b", "c:/x", "x/s3:/y", "./dbfs:/x", "/s3:/y", "a%20b", "nsq_1:x", ":/x"])
+def test_paths_with_colons_are_local_folders(path: str) -> None:
+    assert local_path(path) == Path(path)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "file:a",
+        "file:",
+        "file://",
+        "file://host/a",
+        "file://a",
+        "FILE:a/b",
+        "dbfs:/x",
+        "s4:/x",
+        "abc+d.e-f:/x",
+    ],
+)
+def test_other_urls_are_no_local_folders(place: str) -> None:
+    """Spark and Hadoop read some of them: the files would be in another folder than the user thinks."""
+    for use in (local_path, absolute_place, storage_at, shown_place, keep_secrets):
+        with pytest.raises(StorageError, match=r"write file:///FOLDER|is not supported"):
+            use(place)
 
 
 def test_places() -> None:

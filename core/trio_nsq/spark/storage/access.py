@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .aws_profile import profile_settings
 from .interface import StorageError
-from .places import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, lacks_slashes, local_path, parse_place
+from .places import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, local_path, parse_place
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 PROFILE, EXPIRES = "profile", "expires"
@@ -116,11 +116,9 @@ def keep_secrets(place: str) -> str:
         place: A path or a URI, see `storage_at`. The secrets of its URI are used in this process from now on.
 
     Raises:
-        StorageError: A profile or a file of credentials cannot be used, a setting is missing, the URL has no `//`, or
-            an option after its question mark is unknown.
+        StorageError: A profile or a file of credentials cannot be used, a setting is missing, the place is not one
+            of `local_path`, or an option after its question mark is unknown.
     """
-    if scheme := lacks_slashes(place):
-        raise StorageError(f"the URL {place} lacks two slashes: write {scheme}://BUCKET/FOLDER")
     if local_path(place) is None and (uri := parse_place(place)).kind in (S3, GCS, AZURE):
         access_to(uri)
         return str(uri.without_secrets())

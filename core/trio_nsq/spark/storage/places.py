@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
+from .interface import StorageError
+
 S3, GCS, AZURE, HADOOP = "s3", "gs", "az", "hdfs"
 _KINDS = {
     "s3": S3,
@@ -20,6 +22,7 @@ _KINDS = {
 }
 PUBLIC_OPTIONS = frozenset({"region", "scheme", "endpoint_override", "allow_http"})
 """The options of URIs that are not secret. Others are not shown: they may be."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _USER = re.compile(r"[^/@]*@")
 _USER_OF_S3 = re.compile(r"[^/@]*@|[^/@:]*:[^@]*@")
 """A key and a secret, which may have slashes: AWS's secrets do."""
@@ -57,20 +60,39 @@ class PlaceURI(NamedTuple):
         return f"{self.scheme}://{user}{self.host}{path}{options}"
 
 
-def lacks_slashes(place: str) -> str | None:
-    """Return the scheme of a URL without its two slashes, such as `s3:bucket/folder`; None: it is another place.
-
-    It would be a local folder with an unexpected name.
-    """
-    scheme, colon, rest = place.partition(":")
-    return scheme if colon and scheme.lower() in _KINDS and not rest.startswith("//") else None
-
-
 def local_path(place: str) -> Path | None:
-    """Return the path of a local folder; None if the place is a URI of another file system."""
-    if place.startswith("file://"):
-        return Path(unquote(place.removeprefix("file://")))
-    return None if "://" in place else Path(place)
+    """Return the path of a local folder; None if the place is a URI of another file system.
+
+    Raises:
+        StorageError: It is neither. It would be a local folder with an unexpected name.
+    """
+    found = _SCHEME.match(place)
+    if found is None:
+        return None if "://" in place else Path(place)
+    scheme, rest = found[1].lower(), place[found.end() :]
+    if scheme == "file":
+        return _path_in(place, rest)
+    if rest.startswith("//"):
+        return None
+    if scheme in _KINDS:
+        raise StorageError(f"the URL {place} lacks two slashes: write {found[1]}://BUCKET/FOLDER")
+    if rest.startswith("/"):
+        raise StorageError(
+            f"the URL {place} is not supported: use a path, or a URL that begins with s3://, gs://, az://, abfss:// or "
+            f"hdfs://. A folder with this name is ./{place}"
+        )
+    return Path(place)
+
+
+def _path_in(place: str, rest: str) -> Path:
+    """Return the path in a URL of a file, `file:/PATH` or `file://HOST/PATH`. Raises StorageError."""
+    host, path = "", rest
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        path = slash + path
+    if host.lower() not in ("", "localhost") or not path.startswith("/"):
+        raise StorageError(f"the URL {place} is not one of a local folder: write file:///FOLDER, or its path")
+    return Path(unquote(path))
 
 
 def absolute_place(place: str) -> str:
