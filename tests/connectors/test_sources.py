@@ -210,6 +210,28 @@ async def test_channel_that_was_moved_ahead_is_followed(
     assert "is ahead of what is stored: sequences 1 to 1 are left out" in caplog.text
 
 
+async def test_messages_that_were_passed_and_deleted_are_named(
+    tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a restored backup of what was stored: nobody else would tell."""
+    with qcli_serve(tmp_path / "data", "--max-bytes-per-file=1") as broker:
+        broker.http("POST", "/topic/create", topic=topic)
+        broker.http("POST", "/channel/create", topic=topic, channel=CHANNEL)
+        for body in (b"a", b"b", b"c", b"d", b"e"):
+            publish(broker, topic, body)
+        broker.http("POST", "/channel/seek", topic=topic, channel=CHANNEL, to="4")
+        await until(
+            lambda: json.loads(broker.http("GET", "/topic/bounds", topic=topic))["first_sequence"] == 4
+        )
+        async with running(options([broker], topic), lambda topic, broker: Position(1, None)) as received:
+            assert await received.bodies(1) == [b"e"]
+        assert "has passed sequences 1 to 3, and retention has deleted them" in caplog.text
+        caplog.clear()
+        async with running(options([broker], topic), lambda topic, broker: Position(4, None)) as received:
+            assert await received.bodies(1) == [b"e"]
+        assert caplog.text == ""
+
+
 @pytest.mark.parametrize("stored", [Position(2, "0123456789abcdef"), Position(50, None)])
 async def test_other_log_is_read_from_the_channels_position(
     ours: Broker, topic: str, caplog: pytest.LogCaptureFixture, stored: Position

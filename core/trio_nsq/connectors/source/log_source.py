@@ -441,8 +441,14 @@ async def _check_gap(found: FoundLog, options: SourceOptions, passed: Span) -> N
     """Warn if the channel has passed messages that are not stored. Raises ChannelAhead, see `SourceOptions`."""
     topic, channel, requests = found.topic, options.channel, found.requests
     first = await requests.first_for(channel, passed)
+    if found.bounds is not None and (deleted := min(found.bounds.first, passed.end)) > passed.first:
+        logger.warning(
+            "channel %s/%s at %s has passed sequences %d to %d, retention has deleted them, and they are not stored: if a "
+            "backup of what was stored has been restored, they are missing there",
+            *(topic, channel, requests.address, passed.first, deleted - 1),
+        )
     if first is None:
-        return  # they were left out before: deleted by retention, or for another channel only
+        return  # the others are for other channels only
     if options.refuses_gaps:
         raise ChannelAhead(topic, channel, requests.address, first, passed.end)
     logger.warning(
