@@ -225,7 +225,7 @@ async def test_messages_that_were_passed_and_deleted_are_named(
         )
         async with running(options([broker], topic), lambda topic, broker: Position(1, None)) as received:
             assert await received.bodies(1) == [b"e"]
-        assert "has passed sequences 1 to 3, and retention has deleted them" in caplog.text
+        assert "has passed sequences 1 to 3, retention has deleted them" in caplog.text
         caplog.clear()
         async with running(options([broker], topic), lambda topic, broker: Position(4, None)) as received:
             assert await received.bodies(1) == [b"e"]
