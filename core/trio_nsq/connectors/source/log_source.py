@@ -443,8 +443,8 @@ async def _check_gap(found: FoundLog, options: SourceOptions, passed: Span) -> N
     first = await requests.first_for(channel, passed)
     if found.bounds is not None and (deleted := min(found.bounds.first, passed.end)) > passed.first:
         logger.warning(
-            "channel %s/%s at %s has passed sequences %d to %d, retention has deleted them, and they are not stored: if "
-            "a backup of what was stored has been restored, they are missing there",
+            "channel %s/%s at %s has passed sequences %d to %d, retention has deleted them, and they are not stored. "
+            "If a backup of what was stored has been restored, they are missing there",
             *(topic, channel, requests.address, passed.first, deleted - 1),
         )
     if first is None:
