@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.http import DEFAULT_MAX_BODY_BYTES, MAX_HEAD_BYTES, Request, Response, Route, Router
-from trio_nsq.http.parsing import Exchange, RequestReader
+from trio_nsq.http import (
+    DEFAULT_MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    Request,
+    Response,
+    Route,
+    Router,
+)
+from trio_nsq.http.parsing import MAX_HEADERS, Exchange, RequestReader
 
 HOST = b"Host: localhost\r\n"
 
@@ -317,6 +324,20 @@ def test_keep_alive_and_chunks_by_version(version: bytes, connection: bytes, kee
 
 
 HEAD_START = b"GET /ping HTTP/1.1\r\n" + HOST + b"X: "
+
+
+@pytest.mark.parametrize("name", [b"X: \r\n", b"X-%d: \r\n"])
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
+def test_number_of_headers_is_limited(name: bytes, upgrade: bytes) -> None:
+    """Each takes an object, however short it is."""
+    whole = HEAD_START + b"a\r\n" + upgrade
+    others = MAX_HEADERS - whole.count(b"\r\n") + 1
+    lines = [name % number if b"%" in name else name for number in range(others + 1)]
+    (found,) = RequestReader(ROUTER, "").receive_data(whole + b"".join(lines[:-1]) + b"\r\n")
+    assert found.keep_alive
+    (found,) = RequestReader(ROUTER, "").receive_data(whole + b"".join(lines) + b"Y")
+    assert answer_of(found) == (431, '{"message":"HEADERS_TOO_BIG"}')
+    assert not found.keep_alive
 
 
 def dribble(reader: RequestReader, piece: bytes, total: int) -> tuple[int, list[Exchange]]:

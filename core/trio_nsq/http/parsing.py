@@ -24,6 +24,9 @@ MAX_HEAD_BYTES = 64 * 1024
 """Limit of a request without its body; a larger one is refused with 431. Other servers' limits are 8 to 64 KiB. Bytes
 in the same read as the end of the head are not counted."""
 
+MAX_HEADERS = 256
+"""Limit of the headers of a request. Each takes ten times the memory of a short line. Apache's and Tomcat's is 100."""
+
 _LARGE_BYTES = 64 * 1024
 """A body is large once more bytes than this have arrived."""
 _PIECE_BYTES = 4096
@@ -275,6 +278,7 @@ class RequestReader:
         self._method = self._path = self._target = ""
         self._query: Mapping[str, str] = {}
         self._headers: dict[str, str] = {}
+        self._header_count = 0
         self._url = b""
         self._version = "1.1"
         self._body: list[bytes | bytearray] = []
@@ -289,6 +293,9 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # RFC 9110 6.5.1: trailers must not be merged into the headers
+        self._header_count += 1
+        if self._header_count > MAX_HEADERS:
+            raise _Refused(_HEAD_TOO_BIG)
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").rstrip()
         known = self._headers.get(key)
         if known is not None:
