@@ -138,6 +138,20 @@ def test_other_messages_of_a_restored_log_are_refused(
     assert archive(folder, tmp_path / "other", tail=True).findings == []
 
 
+def test_archive_with_messages_of_two_histories_is_refused(tmp_path: Path) -> None:
+    """Versions that did not compare ids have made such archives."""
+    folder = topic_folder(tmp_path / "data")
+    make_log(folder, numbered(0, 60))
+    archive(folder, tmp_path / "a", tail=True)
+    _, second = sorted((tmp_path / "a").rglob("*.seg"))[:2]
+    begin, last = (int(part) for part in second.stem.split("-"))
+    shutil.copy(second, second.with_name(f"{begin - 1:020d}-{last:020d}.seg"))
+    (place,) = parse_places([str(tmp_path / "a")], "t")
+    for act in (place.open().bounds, partial(archive, folder, tmp_path / "a")):
+        with pytest.raises(StorageError, match=f"has messages twice from {begin - 1} on"):
+            act()
+
+
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     folder = topic_folder(tmp_path / "data")
     make_log(folder, numbered(0, 600, size=3000), 50_000)

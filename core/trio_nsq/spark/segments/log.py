@@ -17,7 +17,7 @@ from ...log.inspection.log import InspectedLog
 from ...log.inspection.segments import SegmentPath, find_identity, segment_paths
 from ...log.positions import parse_position
 from ...log.segment.reader import Segment
-from ..storage import Storage
+from ..storage import Storage, StorageError
 from .archive import ArchivedName, parse_incarnation
 from .files import StoredFiles
 
@@ -137,9 +137,16 @@ class ArchivedLog(SegmentLog):
         return found.hex() if found is not None else None
 
     def _list(self) -> list[SegmentPath]:
-        segments = []
+        segments: list[SegmentPath] = []
+        end = 0
         for path, _ in super()._list():
             name = ArchivedName.parse(self._stored.stored_name(path.name))
             if name is not None:
-                segments.append(SegmentPath(path, name.last + 1))
+                if name.first < end:
+                    raise StorageError(
+                        f"the archive {self._shown} has messages twice from {name.first} on: segments of a broker "
+                        "before and after it was restored from a backup. Move those of one of them away"
+                    )
+                end = name.last + 1
+                segments.append(SegmentPath(path, end))
         return segments
