@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from ..fleet.snapshot import Snapshot
 from .access.access import Access
 from .access.viewer import viewer_of
 from .fleet.history import History
@@ -35,6 +36,22 @@ def console_of(request: Request) -> Console:
     console = request.app.state.console
     assert isinstance(console, Console)
     return console
+
+
+def snapshot_of(request: Request) -> Snapshot:
+    """Return the snapshot that a request is answered from.
+
+    It stays the same while a handler waits for brokers, so that a view and its template agree about the fleet.
+    """
+    found = getattr(request.state, "snapshot", None)
+    return found if isinstance(found, Snapshot) else take_snapshot(request)
+
+
+def take_snapshot(request: Request) -> Snapshot:
+    """Answer a request from the newest snapshot from now on, and return it."""
+    newest = console_of(request).watcher.snapshot
+    request.state.snapshot = newest
+    return newest
 
 
 def upstream_of(request: Request) -> Upstream:

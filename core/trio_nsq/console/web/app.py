@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from ..access.changes import note_nothing_changed
 from ..access.viewer import Forbidden
 from ..api.routes import api_routes
-from ..console import Console, console_of
+from ..console import Console, console_of, take_snapshot
 from ..fleet.watcher import Watcher
 from ..graphite import Graphite
 from ..upstream.client import UpstreamError
@@ -116,6 +116,7 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
         await watcher.changed(0)  # the first round takes 2 s at most; without it, every page would be empty
         request.scope["path_params"] = {key: name_of(part) for key, part in request.path_params.items()}
         await _find_new(watcher, request.path_params)
+        take_snapshot(request)
         found = await page.handler(request)
         if isinstance(found, View) and found.only_asks:
             note_nothing_changed(request)

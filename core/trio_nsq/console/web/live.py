@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from ..access.viewer import Forbidden, viewer_of
-from ..console import console_of
+from ..console import console_of, take_snapshot
 from ..upstream.client import UpstreamError
 from .formats import moment
 from .page import NotFound, Page, View
@@ -148,7 +148,7 @@ class Live:
     async def _refresh(self, page: Page, asked: Request, feed: _Feed) -> None:
         """Render the newest snapshot, unless another viewer has. `update` stays the same object if nothing changed."""
         async with feed.rendering:
-            snapshot = console_of(asked).watcher.snapshot
+            snapshot = take_snapshot(asked)
             if feed.version == snapshot.version:
                 return
             found = await page.handler(asked)

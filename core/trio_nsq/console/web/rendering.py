@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 
 from ..access.viewer import viewer_of
-from ..console import console_of
+from ..console import console_of, snapshot_of
 from ..graphite import Graphite
 from . import formats
 from .forms import csrf_field
@@ -89,7 +89,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "request": request,
         "viewer": viewer_of(request),
         "options": console.options,
-        "snapshot": console.watcher.snapshot,
+        "snapshot": snapshot_of(request),
         "url": url,
         "csrf": _no_forms if block else partial(csrf_field, request),
         "graphite": Graphite(console.options),

@@ -15,7 +15,7 @@ from ...access.viewer import require
 from ...actions import cluster, commands, impact, targets
 from ...actions.report import LACKS_IT, Report
 from ...actions.run import fleet_of, record_action
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ..confirming import (
     NAME_RULE,
     Confirmation,
@@ -79,7 +79,7 @@ async def change(request: Request, *, verb: api.Action) -> View | Response:
     topic, channel = names_of(request)
     viewer = require(request, "manage", topic, channel)
     console, known = console_of(request), _VERBS[verb]
-    answering, failing = targets.reachable(console.watcher.snapshot)
+    answering, failing = targets.reachable(snapshot_of(request))
     wanted = Change(verb, topic, channel)
     shown = await impact.poll(upstream_of(request), answering, wanted)
     shown = replace(shown, errors={**failing, **shown.errors})
@@ -170,7 +170,7 @@ async def create(request: Request) -> View | Response:
     if not is_valid_name(topic) or (channel and not is_valid_name(channel)):
         wrong = channel if is_valid_name(topic) else topic
         return View("create.html", {**context, "problem": f"{wrong[:100]!r} is no name: {NAME_RULE}."}, 422)
-    brokers = console.watcher.snapshot.brokers
+    brokers = snapshot_of(request).brokers
     plan = [[Step(address, api.act("create", topic)) for address in brokers]]
     if channel:
         plan.append([Step(address, api.act("create", topic, channel)) for address in brokers])

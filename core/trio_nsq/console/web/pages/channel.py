@@ -5,7 +5,7 @@ from functools import partial
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.clients import Client, Clients, ask_clients
 from ...fleet.latencies import latencies
 from ..listing import Column, listing
@@ -29,7 +29,7 @@ async def channel(request: Request) -> View:
     """One channel on all brokers."""
     console = console_of(request)
     topic, name = request.path_params["topic"], request.path_params["channel"]
-    snapshot = console.watcher.snapshot
+    snapshot = snapshot_of(request)
     topic_state = find_topic(request, topic)
     state = topic_state.channels.get(name)
     if state is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ..listing import Column, listing
 from ..page import Page, View
 from .topic import charts
@@ -33,12 +33,12 @@ async def counter(request: Request) -> View:
     viewer, console = viewer_of(request), console_of(request)
     rows = [
         CounterRow(topic.name, channel.name, channel.sum.messages, channel.sum.out_rate)
-        for topic in console.watcher.snapshot.topics.values()
+        for topic in snapshot_of(request).topics.values()
         if viewer.sees(topic.name)
         for channel in topic.channels.values()
     ]
     rates = [row.out_rate for row in rows if row.out_rate is not None]
-    sees_all = all(viewer.sees(topic) for topic in console.watcher.snapshot.topics)
+    sees_all = all(viewer.sees(topic) for topic in snapshot_of(request).topics)
     return View(
         "counter.html",
         {

@@ -19,7 +19,7 @@ from ...actions import commands, dead_letters, impact, targets
 from ...actions.dead_letters import Filter, Letter
 from ...actions.report import Report
 from ...actions.run import record_action
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ...notices import Continuation
 from ...upstream.client import Results
 from ..confirming import Confirmation, finished, names_of, selected
@@ -34,7 +34,7 @@ _MAX_RULES = 500
 
 async def overview(request: Request) -> View:
     """The dead-letter topics, and the channels with a limit of attempts."""
-    viewer, snapshot = viewer_of(request), console_of(request).watcher.snapshot
+    viewer, snapshot = viewer_of(request), snapshot_of(request)
     rows = [
         {"name": name, "parts": parts, "sum": total_of(list(parts.values()))}
         for name, parts in dead_letters.topics_of(snapshot).items()
@@ -60,7 +60,7 @@ async def overview(request: Request) -> View:
 async def topic_page(request: Request) -> View | Response:
     """The letters of one topic; requeue and drop."""
     topic, _ = names_of(request)
-    found = targets.ours_with(console_of(request).watcher.snapshot, topic, CHANNEL)
+    found = targets.ours_with(snapshot_of(request), topic, CHANNEL)
     if request.method == "POST":
         return await _act(request, topic, found, await form(request))
     viewer = require(request, "read", topic)

@@ -16,7 +16,7 @@ from ...actions import commands, deferred, impact, targets
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.targets import Targets
-from ...console import console_of, upstream_of
+from ...console import snapshot_of, upstream_of
 from ...notices import Continuation
 from ..confirming import Confirmation, crumbs_of, finished, names_of, selected
 from ..forms import Form, form, whole
@@ -29,7 +29,7 @@ _LISTED = (50, 200, 1000)
 async def show(request: Request) -> View | Response:
     """The calendar and the list; cancellation."""
     topic, channel = names_of(request)
-    found = targets.ours_with(console_of(request).watcher.snapshot, topic, channel)
+    found = targets.ours_with(snapshot_of(request), topic, channel)
     if request.method == "POST":
         return await _cancel(request, topic, channel, found, await form(request))
     viewer = require(request, "read", topic, channel)

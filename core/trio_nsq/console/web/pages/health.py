@@ -5,7 +5,7 @@ from functools import partial
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.health import LEAST_FREE_SHARE, ask_memory, health_of
 from ..page import Page, View
 
@@ -13,7 +13,7 @@ from ..page import Page, View
 async def health(request: Request) -> View:
     """All brokers and discovery services."""
     viewer, console = viewer_of(request), console_of(request)
-    snapshot = console.watcher.snapshot
+    snapshot = snapshot_of(request)
     memory = await console.shared.once(
         "memory", snapshot.version, partial(ask_memory, console.upstream, snapshot)
     )

@@ -5,7 +5,7 @@ from functools import partial
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.jobs import ask_jobs, merge_jobs
 from ..page import Page, View
 
@@ -13,7 +13,7 @@ from ..page import Page, View
 async def jobs(request: Request) -> View:
     """All jobs on topics that the viewer sees; a job on all topics needs a role on all topics."""
     viewer, console = viewer_of(request), console_of(request)
-    snapshot = console.watcher.snapshot
+    snapshot = snapshot_of(request)
     found = await console.shared.once("jobs", snapshot.version, partial(ask_jobs, console.upstream, snapshot))
     shown = [
         job

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.inactive import find_channels, find_inactive
 from ..listing import Column, listing
 from ..page import Page, View
@@ -15,7 +15,7 @@ async def lookup(request: Request) -> View:
     """Topics without a producer."""
     viewer, console = viewer_of(request), console_of(request)
     lookupds = console.watcher.lookupds
-    found = await find_inactive(console.upstream, lookupds, console.watcher.snapshot)
+    found = await find_inactive(console.upstream, lookupds, snapshot_of(request))
     topics = [topic for topic in found.topics if viewer.sees(topic)]
     rows = listing(request, "lookup", topics, _COLUMNS, name=lambda name: name, default="name")
     channels = await find_channels(console.upstream, lookupds, rows.rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from ....fleet.snapshot import Snapshot
-from ...console import console_of
+from ...console import console_of, snapshot_of, take_snapshot
 from ..page import NotFound
 from .topic import missing
 
@@ -35,10 +35,10 @@ class TopicBrokers:
 
 async def brokers_of(request: Request, topic: str, channel: str = "", selected: str = "") -> TopicBrokers:
     """Return the brokers of a topic, or of a channel of it. Raises NotFound."""
-    watcher = console_of(request).watcher
-    found = _brokers_of(watcher.snapshot, topic, channel, selected)
+    found = _brokers_of(snapshot_of(request), topic, channel, selected)
     if not found.ours and not found.nsqds:  # it may be new
-        found = _brokers_of(await watcher.refresh(), topic, channel, selected)
+        await console_of(request).watcher.refresh()
+        found = _brokers_of(take_snapshot(request), topic, channel, selected)
     if not found.ours and not found.nsqds and not found.errors:
         raise missing(request, topic, channel)
     if selected and selected not in (*found.ours, *found.nsqds, *found.errors):

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ...access.viewer import Viewer, require
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ...messages.asked import COUNTS, Asked, asked
 from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
@@ -143,7 +143,7 @@ async def message(request: Request) -> PageView:
         if isinstance(row, Message)
         else None
     )
-    snapshot = console_of(request).watcher.snapshot
+    snapshot = snapshot_of(request)
     state = snapshot.brokers.get(log.address)
     tcp_address = _tcp_address(log.address, state.info) if state is not None else ""
     commands = {}

@@ -15,7 +15,7 @@ from ...access.viewer import require
 from ...actions import cluster, commands, impact
 from ...actions.report import Report
 from ...actions.run import fleet_of, record_action
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ..confirming import Confirmation, crumbs_of, finished, place
 from ..forms import form, whole
 from ..page import NotFound, Page, View
@@ -26,7 +26,7 @@ from .changes import cluster_report
 def _broker(request: Request) -> BrokerState:
     """Return the broker of a path. Raises NotFound."""
     address = request.path_params["node"]
-    broker = console_of(request).watcher.snapshot.brokers.get(address)
+    broker = snapshot_of(request).brokers.get(address)
     if broker is None:
         raise NotFound(f"There is no broker {address[:200]!r} in this fleet.")
     return broker

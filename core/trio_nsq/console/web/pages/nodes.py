@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from ....fleet.snapshot import BrokerState, Snapshot
 from ...access.viewer import Viewer, viewer_of
-from ...console import console_of
+from ...console import snapshot_of
 from ...fleet.rows import TopicRow, topic_row
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
@@ -81,7 +81,7 @@ def _visible(broker: BrokerState, viewer: Viewer) -> BrokerState:
 
 async def nodes(request: Request) -> View:
     """All brokers and discovery services."""
-    snapshot = console_of(request).watcher.snapshot
+    snapshot = snapshot_of(request)
     brokers = listing(
         request,
         "nodes",
@@ -95,9 +95,10 @@ async def nodes(request: Request) -> View:
 
 async def node(request: Request) -> View:
     """One broker, by its HTTP address; also by the address under which it is registered, as in nsqadmin."""
-    viewer, console = viewer_of(request), console_of(request)
-    snapshot, name = console.watcher.snapshot, request.path_params["node"]
-    row = next((row for row in broker_rows(snapshot, viewer) if _is_called(row.state, name)), None)
+    viewer, name = viewer_of(request), request.path_params["node"]
+    row = next(
+        (row for row in broker_rows(snapshot_of(request), viewer) if _is_called(row.state, name)), None
+    )
     if row is None:
         raise NotFound(f"There is no broker {name}. It may have left the fleet.")
     state = row.state

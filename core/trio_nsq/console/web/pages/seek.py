@@ -13,7 +13,7 @@ from ...access.viewer import require
 from ...actions import commands, impact, targets
 from ...actions.run import record_action
 from ...actions.seek import Destination, destination, done_text, limit_text
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ...upstream.client import Results
 from ..confirming import Confirmation, crumbs_of, finished, names_of, place
 from ..forms import form, whole
@@ -26,7 +26,7 @@ async def show(request: Request) -> View | Response:
     topic, channel = names_of(request)
     require(request, "manage", topic, channel)
     console, upstream = console_of(request), upstream_of(request)
-    found = targets.ours_with(console.watcher.snapshot, topic, channel)
+    found = targets.ours_with(snapshot_of(request), topic, channel)
     asked: Any = await form(request) if request.method == "POST" else request.query_params
     context = {
         "topic": topic,

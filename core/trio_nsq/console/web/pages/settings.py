@@ -13,7 +13,7 @@ from ...actions import commands, impact, settings, targets
 from ...actions.run import record_action
 from ...actions.settings import Preview
 from ...actions.targets import Targets
-from ...console import console_of, upstream_of
+from ...console import snapshot_of, upstream_of
 from ...upstream.client import Results
 from ..confirming import Confirmation, crumbs_of, finished, label, names_of
 from ..forms import form, whole
@@ -24,8 +24,8 @@ from ..rendering import path_of
 async def show(request: Request) -> View | Response:
     """The settings; a changed form, its preview, the change."""
     topic, channel = names_of(request)
-    console, upstream = console_of(request), upstream_of(request)
-    found = targets.ours_with(console.watcher.snapshot, topic, channel)
+    upstream = upstream_of(request)
+    found = targets.ours_with(snapshot_of(request), topic, channel)
     if request.method == "GET":
         viewer = require(request, "read", topic, channel)
         return await _page(request, viewer, topic, channel, found)

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ...access.viewer import require
-from ...console import console_of, upstream_of
+from ...console import console_of, snapshot_of, upstream_of
 from ...messages.paging import Start, read_page
 from ..page import Page, View
 from .message_brokers import brokers_of
@@ -27,7 +27,7 @@ async def tail(request: Request) -> View:
         deadline_s=console.options.request_timeout_ms / 1000,
     )
     interval_s = console.options.poll_interval_ms / 1000
-    state = console.watcher.snapshot.topics.get(topic)
+    state = snapshot_of(request).topics.get(topic)
     rate = state.sum.in_rate if state is not None else None
     context = {
         "topic": topic,

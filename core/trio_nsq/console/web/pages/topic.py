@@ -5,7 +5,7 @@ from starlette.requests import Request
 
 from ....fleet.snapshot import ChannelState, TopicState
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.history import STEP_S, Series
 from ...fleet.latencies import latencies
 from ...fleet.rows import row_of
@@ -37,7 +37,7 @@ async def topic(request: Request) -> View:
         request, "topic", state.channels.values(), _CHANNELS, name=lambda each: each.name, default="name"
     )
     history, row = console.history, row_of(state)
-    snapshot = console.watcher.snapshot
+    snapshot = snapshot_of(request)
     brokers, depth = snapshot.brokers, row.depth + snapshot.unanswered_depth(name)
     raw = {address: part.raw for address, part in state.parts.items()}
     context = {
@@ -64,7 +64,7 @@ async def topic(request: Request) -> View:
 
 def find_topic(request: Request, name: str) -> TopicState:
     """Return a topic that the viewer sees. Raises NotFound."""
-    snapshot = console_of(request).watcher.snapshot
+    snapshot = snapshot_of(request)
     state = snapshot.topics.get(name) if viewer_of(request).sees(name) else None
     if state is not None:
         return state
@@ -74,7 +74,7 @@ def find_topic(request: Request, name: str) -> TopicState:
 def missing(request: Request, topic: str, channel: str = "") -> NotFound:
     """Return the error for a topic or channel that no broker that answers has."""
     what = f"channel {channel} of topic {topic}" if channel else f"topic {topic}"
-    snapshot = console_of(request).watcher.snapshot
+    snapshot = snapshot_of(request)
     if unanswered := snapshot.unanswered_with(topic, channel):
         reasons = "; ".join(f"{address}: {reason}" for address, reason in list(unanswered.items())[:10])
         return Unanswered(

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
-from ...console import console_of
+from ...console import console_of, snapshot_of
 from ...fleet.rows import TopicRow, sum_up
 from ..charts import sparkline
 from ..listing import Column, listing
@@ -26,7 +26,7 @@ COLUMNS: dict[str, Column[TopicRow]] = {
 async def topics(request: Request) -> View:
     """All topics that the viewer sees, with their numbers."""
     viewer, console = viewer_of(request), console_of(request)
-    rows = [row for row in console.rows.topics(console.watcher.snapshot) if viewer.sees(row.name)]
+    rows = [row for row in console.rows.topics(snapshot_of(request)) if viewer.sees(row.name)]
     columns: dict[str, Column[TopicRow]] = {**COLUMNS, "brokers": Column(lambda row: row.brokers)}
     found = listing(request, "topics", rows, columns, name=lambda row: row.name, default="name")
     history = console.history
