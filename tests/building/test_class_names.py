@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WITH_FOLDERS = ("access", "broker", "client", "filters", "fleet", "http", "log", "lookup", "protocol", "tls")
+WITH_FOLDERS = (
+    *("access", "broker", "client", "connectors", "filters", "fleet", "http", "log", "lookup", "protocol"),
+    *("spark", "tls"),
+)
 """Packages of `trio_nsq` in which a public name of a class has one meaning, in all folders of the package."""
 
 ALLOWED = {

@@ -220,3 +220,8 @@ class RequestRefused(NSQError):
     def is_about_secret(self) -> bool:
         """Whether the broker requires a secret, or refused it or what it is for; retrying does not help."""
         return self.status == 401 or self.text.startswith("FORBIDDEN")
+
+    @property
+    def is_without_topic(self) -> bool:
+        """Whether the broker does not have the topic; another server may not know the path."""
+        return self.text == "TOPIC_NOT_FOUND"

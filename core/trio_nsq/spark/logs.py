@@ -6,14 +6,11 @@ from typing import Protocol, Self, runtime_checkable
 
 from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
-from ..client.errors import RequestRefused
 from ..client.reading.broker_log import Bounds, BrokerLog, broker_label
 from ..client.reading.log_stream import Found
 from ..event_loop.retries import PATIENCE_S
 from ..log.gaps import Span
 from ..log.positions import sequence_of
-
-_TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
 
 class Log(Protocol):
@@ -40,11 +37,6 @@ class Log(Protocol):
 
     def read(self, span: Span) -> Iterator[Found]:
         """Read the records and the gaps of a span, in order. Raises the errors of `bounds`."""
-
-
-def is_without_topic(error: Exception) -> bool:
-    """Whether a broker answers, and does not have the topic."""
-    return isinstance(error, RequestRefused) and error.text == _TOPIC_NOT_FOUND
 
 
 class ChannelLog(Log, Protocol):

@@ -293,7 +293,7 @@ class IdempotentProducer:
         except RequestRefused as exc:
             if exc.status != http.client.NOT_FOUND:
                 raise
-            self._remembers = exc.text == "TOPIC_NOT_FOUND"  # nsqd does not know the path
+            self._remembers = exc.is_without_topic  # nsqd does not know the path
 
     def _retry(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Repeat an attempt while its error may be temporary."""

@@ -296,7 +296,7 @@ class LogRequests:
         except RequestRefused as exc:
             if exc.status != 404:
                 raise
-            return FoundLog(self._topic, self.address, None, self) if exc.text == "TOPIC_NOT_FOUND" else None
+            return FoundLog(self._topic, self.address, None, self) if exc.is_without_topic else None
         return FoundLog(self._topic, self.address, bounds, self)
 
     async def known_as(self, bounds: Bounds, address: str, marks: Mapping[str, LogMark]) -> str | None:
@@ -307,20 +307,14 @@ class LogRequests:
         try:
             return await self._call(self._log.first_unfinished, channel)
         except RequestRefused as exc:
-            if not creates_topic or exc.status != 404 or exc.text != "TOPIC_NOT_FOUND":
+            if not (creates_topic and exc.is_without_topic):
                 raise
         # Not before it is needed: a token that may manage this channel only may not create topics.
         await self._call(self._log.create_topic)
         return await self._call(self._log.first_unfinished, channel)
 
     async def has_channel(self, channel: str) -> bool:
-        try:
-            await self._call(self._log.position_of, channel)
-        except RequestRefused as exc:
-            if exc.status != 404:
-                raise
-            return False
-        return True
+        return await self._call(self._log.has_channel, channel)
 
     async def first_for(self, channel: str, span: Span) -> int | None:
         """Return the first message of a span that is for a channel and can be read; None: there is none."""

@@ -145,7 +145,7 @@ def _end_of(log: BrokerLog) -> int:
     try:
         return log.bounds().end
     except RequestRefused as exc:
-        if exc.text == "TOPIC_NOT_FOUND":
+        if exc.is_without_topic:
             return 0
         raise
 

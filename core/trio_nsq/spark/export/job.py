@@ -11,7 +11,7 @@ from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ..log_names import name_logs
-from ..logs import ChannelLog, LogPlace, is_without_topic, resolve, starts_of
+from ..logs import ChannelLog, Log, LogPlace, resolve, starts_of
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
 from ..storage import Lease, Storage, StorageError, absolute_place, storage_at
@@ -165,7 +165,11 @@ class ExportJob:
 
     def _note_late(self) -> None:
         """Note the logs whose topic does not exist yet."""
-        self._late |= {where for where, error in self.failures.items() if is_without_topic(error)}
+        self._late |= {
+            where
+            for where, error in self.failures.items()
+            if isinstance(error, RequestRefused) and error.is_without_topic
+        }
 
     def _named(self, found: Sequence[tuple[LogPlace, Bounds]]) -> list[LogPlace]:
         """Give each log the label that its files have, wherever it was then; leave out a log that was found twice.
@@ -189,10 +193,13 @@ class ExportJob:
     def _resolve(self, place: LogPlace) -> _WantedSpan:
         """Determine the sequences of one log to export. Called in a thread."""
         request, log = self.request, place.open()
-        self._check_same_log(place)
+        bounds, end = resolve(
+            log, request.end
+        )  # fails if the topic does not exist: `open_channel` would create it
+        self._check_same_log(place, log, bounds)
         channel_at = 0
         if request.channel is not None:
-            first = channel_at = self._open_channel(place, request.channel)
+            first = channel_at = self._open_channel(place, request.channel, bounds.first)
         elif place.label in self._next:
             first = self._next[place.label]
         else:
@@ -200,14 +207,12 @@ class ExportJob:
         ranges = self._state.ranges_of(place.label)
         if request.channel is None and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
-        bounds, end = resolve(log, request.end)
         bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
         return _WantedSpan(place, first, bounds, channel_at, starts_of(log))
 
-    def _open_channel(self, place: LogPlace, channel: str) -> int:
-        """Create the channel if it does not exist, and return its position."""
+    def _open_channel(self, place: LogPlace, channel: str, oldest: int) -> int:
+        """Create the channel if it does not exist, and return its position; `oldest` is the log's first message."""
         log = _with_channels(place)
-        oldest = log.bounds().first  # fails if the topic does not exist: `open_channel` would create it
         is_new = place.where in self._late and not log.has_channel(channel)
         at = log.open_channel(channel)
         if is_new and oldest < at:
@@ -216,13 +221,10 @@ class ExportJob:
             at = oldest
         return at
 
-    def _check_same_log(self, place: LogPlace) -> None:
+    def _check_same_log(self, place: LogPlace, log: Log, bounds: Bounds) -> None:
         """Check that the messages in the folder are from this log. Raises LogReplaced."""
         ranges = self._state.ranges_of(place.label)
-        if not ranges.planned:
-            return
-        log = place.open()
-        if not ranges.mark.continues(log, log.bounds()):
+        if ranges.planned and not ranges.mark.continues(log, bounds):
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {place.where} is not the one that was exported to "
                 f"{self._shown} before: it was deleted and recreated, or lost its last messages, or another "

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
-from ..logs import Log, LogPlace, is_without_topic, resolve, starts_of
+from ..logs import Log, LogPlace, resolve, starts_of
 from ..options import OptionError
 from .columns import RowFormat
 from .fleet import Fleet, LogKey, ask_all_logs, check_topics
@@ -79,7 +79,7 @@ def _span(
         start, first = _resolve(options, log, key, options.starting, incarnation)
         end, _ = _resolve(options, log, key, options.ending, incarnation)
     except RequestRefused as error:
-        if is_without_topic(error):
+        if error.is_without_topic:
             return None
         raise
     span: Span | None = None

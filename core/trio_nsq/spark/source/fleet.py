@@ -11,7 +11,7 @@ from ...api import lookupd
 from ...api.lookupd import ProducerAddress
 from ...client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from ...client.http.broker_http import BrokerHTTP
-from ..logs import LogPlace, is_without_topic
+from ..logs import LogPlace
 from ..segments.places import places_of, topics_in
 from .fan_out_query import Answers, FanOutQuery
 from .options import ReadOptions, SourceError
@@ -203,7 +203,7 @@ def _lookup(http: BrokerHTTP, topic: str) -> list[ProducerAddress]:
     try:
         return http.ask(lookupd.lookup(topic))
     except RequestRefused as error:
-        if is_without_topic(error):
+        if error.is_without_topic:
             return []
         raise
 

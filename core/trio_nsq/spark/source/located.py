@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds
 from ..log_names import name_logs
-from ..logs import LogPlace, is_without_topic
+from ..logs import LogPlace
 from .fleet import LogKey
 from .offsets import LogOffset, LogOffsets
 
@@ -39,7 +39,7 @@ def bounds_at(key: LogKey, place: LogPlace) -> Bounds | None:
     try:
         return place.open().bounds()
     except RequestRefused as error:
-        if is_without_topic(error):
+        if error.is_without_topic:
             return None
         raise
 

@@ -8,13 +8,16 @@ from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
 from ...log.positions import Position, parse_position
-from ..logs import ChannelLog, Log, LogPlace, is_without_topic, resolve, starts_of
+from ..logs import ChannelLog, Log, LogPlace, resolve, starts_of
 from ..options import OptionError
 from .fleet import LogKey
 from .offsets import LogOffset, LogOffsets, NotReached
 from .options import ReadOptions, SourceError, position_on
 from .partitions import SizedSpan, log_replaced, size_of, without_lost
-from .sizes import count_within
+
+_TRIES = 12
+_ENOUGH = 0.9
+"""The share of the size at which the search for a number of messages ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class LogProbes:
                 start = self.starting_position(key, is_first=not before, log=log)
                 probe = self._probe_new(key, log, start)
         except RequestRefused as error:
-            if not is_without_topic(error) or self._is_missed(position):
+            if not error.is_without_topic or self._is_missed(position):
                 raise
             return None
         return probe
@@ -96,7 +99,7 @@ class LogProbes:
         try:
             bounds = log.bounds(str(position.sequence))
         except RequestRefused as error:
-            if is_without_topic(error) and self._is_missed(position):
+            if error.is_without_topic and self._is_missed(position):
                 raise log_replaced(key) from error
             raise
         nothing_new = position.sequence == bounds.end == self.ends.get(key)
@@ -156,10 +159,39 @@ def start_of(key: LogKey, log: Log, position: str) -> tuple[Bounds, int]:
 def advance(log: Log, probe: ProbedLog, count: int, max_bytes: int | None) -> LogOffset:
     """Return the position after some messages: `count`, or fewer that have about `max_bytes`."""
     if max_bytes is not None and count:
-        count = count_within(log, probe.bounds, count, max_bytes)
+        count = _count_within(log, probe.bounds, count, max_bytes)
     sequence = probe.offset.sequence + count
     last_id = log.id_at(sequence - 1) if sequence else None
     return LogOffset(probe.offset.first, sequence, last_id, probe.bounds.incarnation)
+
+
+def _count_within(log: Log, start: Bounds, count: int, max_bytes: int) -> int:
+    """Return about how many messages from `start.at` on have `max_bytes` together; from 1 to `count`.
+
+    Bodies may differ in size: the log is asked for the size at some positions, at most `_TRIES`. Raises the errors of
+    `Log.bounds`.
+    """
+
+    def size_of(messages: int) -> int:
+        return start.bytes_ahead - log.bounds(str(start.at + messages)).bytes_ahead
+
+    low, low_bytes = 0, 0
+    high, high_bytes = count, size_of(count)
+    if high_bytes <= max_bytes:
+        return count
+    for attempt in range(_TRIES):
+        if high - low <= 1 or low_bytes >= _ENOUGH * max_bytes:
+            break
+        middle = (low + high) // 2
+        if attempt % 2 == 0:  # in turn with halves, which end soon whatever the sizes are
+            middle = low + (high - low) * (max_bytes - low_bytes) // max(1, high_bytes - low_bytes)
+        middle = max(low + 1, min(middle, high - 1))
+        size = size_of(middle)
+        if size <= max_bytes:
+            low, low_bytes = middle, size
+        else:
+            high, high_bytes = middle, size
+    return max(1, low)
 
 
 def _is_relative(position: str) -> bool:

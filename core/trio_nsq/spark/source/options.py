@@ -28,7 +28,7 @@ from ..options import (
     parse_number,
     parse_patience,
 )
-from ..storage.places import shown_place
+from ..storage.storage_uri import shown_place
 from ..versions import HAS_READ_LIMITS, VERSION
 
 _NS_PER_S = 10**9

@@ -5,7 +5,7 @@ other reader checks in `latestOffset` is checked there, and all brokers must ans
 """
 
 from ...client.errors import RequestRefused
-from ..logs import LogPlace, is_without_topic
+from ..logs import LogPlace
 from .columns import RowFormat
 from .fleet import LogKey, ask_all_logs, check_topics
 from .located import with_names_of
@@ -67,6 +67,6 @@ class StreamReaderWithoutLimits(NsqStreamReader):
             last_id = log.id_at(bounds.end - 1) if bounds.end else None
             return LogOffset(first, bounds.end, last_id, bounds.incarnation)
         except RequestRefused as error:
-            if is_without_topic(error):
+            if error.is_without_topic:
                 return None
             raise

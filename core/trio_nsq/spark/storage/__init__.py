@@ -19,7 +19,7 @@ from .interface import (
 from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
 from .objects import ObjectStorage
 from .opening import storage_at
-from .places import absolute_place, local_path, shown_place, split_place
+from .storage_uri import absolute_place, local_path, shown_place, split_place
 
 __all__ = [
     "PRIVATE_MODE",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .aws_profile import profile_settings
 from .interface import StorageError
-from .places import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, local_path, parse_place
+from .storage_uri import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, local_path, parse_place
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 PROFILE, EXPIRES = "profile", "expires"

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from ...protocol.errors import NSQError
 from .interface import Lease, StorageError, Stored, StoredFile
 from .local import TEMPORARY, RenamedFile, RenamingStorage, version_of
-from .places import parse_place, shown_place
+from .storage_uri import parse_place, shown_place
 
 
 class HadoopStorage(RenamingStorage):

@@ -18,7 +18,7 @@ from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 from .lease import hold_lease
 from .object_files import NewObject, ObjectInput
-from .places import AZURE, GCS, S3, PlaceURI, parse_place
+from .storage_uri import AZURE, GCS, S3, PlaceURI, parse_place
 
 _MIN_BYTES_PER_S = 1 << 20
 """A slower upload or download is given up."""

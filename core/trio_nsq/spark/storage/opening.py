@@ -5,7 +5,7 @@ from .hadoop import HadoopStorage
 from .interface import Storage, StorageError
 from .local import LocalStorage
 from .objects import ObjectStorage
-from .places import AZURE, GCS, HADOOP, S3, local_path, parse_place
+from .storage_uri import AZURE, GCS, HADOOP, S3, local_path, parse_place
 
 
 def storage_at(place: str) -> Storage:

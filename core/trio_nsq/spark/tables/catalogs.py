@@ -12,7 +12,7 @@ from ...protocol.errors import NSQError
 from ..storage import Storage
 from ..storage.access import access_to
 from ..storage.objects import ObjectStorage
-from ..storage.places import parse_place
+from ..storage.storage_uri import parse_place
 from .target import TableBusy, TableError, TableUnavailable
 
 _FILE_OPTIONS = {
