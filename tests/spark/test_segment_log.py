@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import pickle
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.log.positions import parse_position
 from trio_nsq.spark.segments.log import SegmentLog
+from trio_nsq.spark.segments.places import parse_places
 
 
 def make_log(folder: Path, groups: Sequence[Sequence[RecordBatch]], segment_bytes: int) -> None:
@@ -150,8 +153,22 @@ def test_a_log_that_ends_before_the_span_is_another_one(tmp_path: Path) -> None:
     end = SegmentLog(tmp_path).bounds().end
     with pytest.raises(LogReplaced, match=f"ends before message {end}"):
         list(SegmentLog(tmp_path).read(Span(0, end + 1)))
+
+
+def test_a_planned_log_is_not_read_from_another_one_in_its_folder(tmp_path: Path) -> None:
+    """The topic is deleted and recreated after the plan, and soon has as many messages."""
+    folder = tmp_path / "t.topic"
+    make_log(folder, [[each] for each in numbered(0, 10)], 400)
+    (found,) = parse_places([str(folder)], "t")
+    bounds = found.open().bounds()
+    planned = pickle.loads(pickle.dumps(found.named("b", bounds.incarnation)))
+    span = Span(0, bounds.end)
+    assert list(planned.open().read(span)) == list(found.open().read(span))
+    shutil.rmtree(folder)
+    make_log(folder, [[each] for each in numbered(0, 10)], 400)
+    assert found.open().bounds().incarnation != bounds.incarnation
     with pytest.raises(LogReplaced, match="deleted and recreated"):
-        list(SegmentLog(tmp_path, incarnation=bytes(16)).read(Span(0, end)))
+        list(planned.open().read(span))
 
 
 def test_an_empty_last_segment(tmp_path: Path) -> None:

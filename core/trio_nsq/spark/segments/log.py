@@ -7,7 +7,9 @@ carried-forward segment has are not read, because brokers do not return them by 
 
 import time
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
+from typing import Self
 
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...client.reading.log_stream import Found, batches_and_gaps
@@ -29,21 +31,24 @@ class SegmentLog:
         folder: The topic's folder, with its segments and the file `incarnation`.
         files: The file system of the folder; None: the local one.
         shown: The folder for messages; None: its path.
-        incarnation: The topic's incarnation; reading another one fails. None: not checked.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        files: Files | None = None,
-        shown: str | None = None,
-        incarnation: bytes | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, files: Files | None = None, shown: str | None = None) -> None:
         self._folder = folder
         self._files = files or Files()
         self._shown = str(folder) if shown is None else shown
-        self._incarnation = incarnation
+        self._incarnation: str | None = None
         self._recovered: dict[tuple[Path, int], Segment] = {}
+
+    def expecting(self, incarnation: str | None) -> Self:
+        """Return the same log, with what it knows, which fails to read another incarnation of the topic.
+
+        Args:
+            incarnation: 32 hex digits; None: not checked.
+        """
+        found = copy(self)
+        found._incarnation = incarnation
+        return found
 
     # ------------------------------------------------------------------ the log
 
@@ -54,7 +59,6 @@ class SegmentLog:
             at: A position, see docs/how-to/read-and-replay.md.
 
         Raises:
-            LogReplaced: The folder has another incarnation of the topic.
             LogReadError, StorageError: The segments cannot be read.
             ValueError: `at` is not a position.
         """
@@ -85,17 +89,21 @@ class SegmentLog:
             LogReplaced: The folder has another incarnation of the topic, or the log ends before the span.
             LogReadError, StorageError: The segments cannot be read.
         """
-        log = self._open()
+        log = self._expected()
         at, kept_from = span.first, log.first_sequence
         for batch in log.batches(span):
+            if batch.base_sequence == at and batch.next_sequence <= span.end:
+                yield batch  # most are wanted as they are, and there may be one for each message
+                at = batch.next_sequence
+                continue
             if batch.base_sequence > at:
                 # A running broker may have deleted segments meanwhile.
-                kept_from = max(kept_from, self._open().first_sequence)
+                kept_from = max(kept_from, self._expected().first_sequence)
             for found in batches_and_gaps([batch], at, span.end, kept_from):
                 yield found
                 at = found.next_sequence
         if at < span.end:
-            log = self._open()
+            log = self._expected()
             if log.next_sequence < span.end:
                 raise LogReplaced(
                     f"the log in {self._shown} ends before message {log.next_sequence}, and had message "
@@ -108,9 +116,13 @@ class SegmentLog:
         return [segment.base_sequence for segment in self._open().files]
 
     def _open(self) -> InspectedLog:
-        """List the segments. Raises the errors of `read`."""
-        log = InspectedLog(self._folder, self._files, self._list(), self._recovered)
-        if self._incarnation and log.identity and log.identity.incarnation != self._incarnation:
+        """List the segments. Raises the errors of `bounds`."""
+        return InspectedLog(self._folder, self._files, self._list(), self._recovered)
+
+    def _expected(self) -> InspectedLog:
+        """List the segments of the expected log. Raises the errors of `read`."""
+        log = self._open()
+        if self._incarnation and log.identity and log.identity.incarnation.hex() != self._incarnation:
             raise LogReplaced(
                 f"the log in {self._shown} is not the one that was planned: the topic was deleted and recreated"
             )

@@ -35,22 +35,24 @@ class SegmentsPlace:
         folder: The folder of the segments: a path, or a URI without secrets, see `keep_secrets`.
         archived: Whether the segments have the names of an archive.
         given: The label before `named`; empty: `label`.
+        incarnation: The identity of the log, so that no task reads another log in this folder; None: unknown.
     """
 
     label: str
     folder: str
     archived: bool = False
     given: str = ""
+    incarnation: str | None = None
 
     @property
     def where(self) -> str:
         return self.given or self.label
 
     def named(self, label: str, incarnation: str | None) -> "SegmentsPlace":
-        return replace(self, label=label, given=self.where)
+        return replace(self, label=label, given=self.where, incarnation=incarnation)
 
     def open(self) -> SegmentLog:
-        return _open(self.folder, self.archived)
+        return _open(self.folder, self.archived).expecting(self.incarnation)
 
 
 @lru_cache(maxsize=64)
