@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from log.support import batch
 from trio_nsq.log import MemoryLog
-from trio_nsq.log.positions import EARLIEST, LATEST, Position, parse_position, parse_typed_position
+from trio_nsq.log.positions import (
+    EARLIEST,
+    LATEST,
+    Position,
+    parse_position,
+    parse_typed_position,
+    sequence_of,
+)
 from trio_nsq.text.durations import parse_duration_ns
 
 SECOND = 10**9
@@ -39,6 +46,7 @@ NOW = 1_700_000_000 * SECOND
 )
 def test_valid_positions(text: str, position: Position) -> None:
     assert parse_position(text, NOW) == position
+    assert sequence_of(text) == (position.value if position.kind == "sequence" else None)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,7 @@ def test_valid_positions(text: str, position: Position) -> None:
 def test_invalid_positions(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         parse_position(text, NOW)
+    assert sequence_of(text) is None
 
 
 @pytest.mark.parametrize(
