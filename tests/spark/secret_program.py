@@ -25,6 +25,7 @@ from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace
+from trio_nsq.spark.options import BrokerAccess
 from trio_nsq.spark.replay.job import open_job
 from trio_nsq.spark.replay.request import ReplayRequest
 from trio_nsq.spark.runtime.java import find_java_home, start_jvm
@@ -106,7 +107,7 @@ def use_tasks(spark: SparkSession, folder: Path, secret: str, plain: dict[str, s
     replay = ReplayRequest(str(folder / "files"), "replayed", address)
     with open_job(folder / "jobs", "j", replay) as job:
         job.plan(None)
-        job.run(engine, job.tasks(tls=tls, secret=Secret(secret)), lambda *_: None)
+        job.run(engine, job.tasks(access=BrokerAccess(tls, Secret(secret))), lambda *_: None)
         assert job.result.published == 1
 
 

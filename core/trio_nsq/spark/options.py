@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
+from ..client.http.idempotent_producer import IdempotentProducer
 from ..client.reading.broker_log import broker_label
 from ..event_loop.retries import PATIENCE_S
 from ..protocol.address import is_unix_path, parse_address
@@ -68,6 +69,17 @@ class BrokerAccess:
 
     tls: TLSFiles = field(default_factory=TLSFiles)
     secret: Secret = NO_SECRET
+
+    def producer(
+        self, address: str, topic: str, name: str, patience_s: float, max_resends: int = 0
+    ) -> IdempotentProducer:
+        """Make a producer. Arguments and errors as for `IdempotentProducer`."""
+        return IdempotentProducer(
+            *(address, topic, name, self.tls, patience_s),
+            max_resends=max_resends,
+            auth_secret=self.secret.text,
+            auth_secret_file=self.secret.file,
+        )
 
 
 def parse_access(options: Mapping[str, str]) -> BrokerAccess:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.client.http.job_reporter import JobProgress
+from trio_nsq.spark.options import BrokerAccess
 from trio_nsq.spark.replay.job import ReplayJob, RowSelector, open_job, remove_old_jobs
 from trio_nsq.spark.replay.request import ReplayRequest, ReplayResult
 from trio_nsq.spark.runtime.engine import Engine
@@ -49,7 +49,7 @@ class _FilesReplay:
         self._options = options
         self._stack = stack
         connecting = ConnectOptions.of_command()
-        self._tls, self._secret = connecting.tls_files(), connecting.secret
+        self._access = BrokerAccess(connecting.tls_files(), connecting.secret)
         self._engine_name: str | None = None
         self._spark: SparkEngine | None = None
         self._begun_s = time.monotonic()
@@ -63,18 +63,14 @@ class _FilesReplay:
         if not self._options.dry_run:
             self._check_broker()
             if not (job.is_new or self._options.allow_gaps):
-                job.check_destination(
-                    publish_missing=self._options.publish_missing, tls=self._tls, secret=self._secret
-                )
+                job.check_destination(publish_missing=self._options.publish_missing, access=self._access)
         self._plan()
         engine = self._choose_engine()
         local = self._spark is None or self._spark.is_local
         at_once = self._processes
         if self._spark is not None and self._engine_name == "spark":
             at_once = self._spark.slots
-        tasks = job.tasks(
-            at_once, save_results=local, dry_run=self._options.dry_run, tls=self._tls, secret=self._secret
-        )
+        tasks = job.tasks(at_once, save_results=local, dry_run=self._options.dry_run, access=self._access)
         self._begun_s = time.monotonic()
         progress = JobProgress(total=sum(task.messages for task in tasks))
         brokers = () if self._options.dry_run else (job.request.address,)
@@ -99,14 +95,8 @@ class _FilesReplay:
         """Check early that the broker is reachable, and warn if it ignores numbered batches."""
         request = self._job.request
         refuse_plain_http(request.address)
-        with IdempotentProducer(
-            request.address,
-            request.topic,
-            f"{self._job.name}:0",
-            self._tls,
-            patience_s=0,
-            auth_secret=self._secret.read(),
-        ) as publisher:
+        name = f"{self._job.name}:0"
+        with self._access.producer(request.address, request.topic, name, patience_s=0) as publisher:
             publisher.last_number()
             if not publisher.remembers and not self._options.quiet:
                 print_diagnostic(

@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...access.secret import NO_SECRET, Secret
-from ...client.connection.tls import TLSFiles
-from ...client.http.idempotent_producer import IdempotentProducer
 from ...event_loop.retries import PATIENCE_S
 from ...protocol.errors import NSQError
+from ..options import BrokerAccess
 from ..runtime.engine import Advance, Engine
 from ..storage import PRIVATE_MODE, LocalStorage, StoredFile, shown_place
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
@@ -180,8 +178,7 @@ class ReplayJob:
         *,
         save_results: bool = True,
         dry_run: bool = False,
-        tls: TLSFiles | None = None,
-        secret: Secret = NO_SECRET,
+        access: BrokerAccess | None = None,
         patience_s: float = PATIENCE_S,
     ) -> list[ReplayTask]:
         """Return the tasks of the pieces that are not complete, after `plan`. Count the others in the result.
@@ -212,9 +209,8 @@ class ReplayJob:
                     None if request.rate is None else request.rate / at_once,
                     str(self._folder) if save_results and not dry_run else None,
                     dry_run,
-                    tls or TLSFiles(),
+                    access or BrokerAccess(),
                     patience_s,
-                    secret=secret,
                 )
             )
         return tasks
@@ -225,8 +221,7 @@ class ReplayJob:
         self,
         *,
         publish_missing: bool = False,
-        tls: TLSFiles | None = None,
-        secret: Secret = NO_SECRET,
+        access: BrokerAccess | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """Check that the broker has what earlier runs have published, as far as it deduplicates.
@@ -243,12 +238,11 @@ class ReplayJob:
         if self._plan is None:
             return
 
+        request, connecting = self.request, access or BrokerAccess()
+
         def lacks(piece: PieceResult) -> bool:
-            with IdempotentProducer(
-                *(self.request.address, self.request.topic, self._producer(piece.piece), tls, patience_s),
-                auth_secret=secret.text,
-                auth_secret_file=secret.file,
-            ) as producer:
+            name = self._producer(piece.piece)
+            with connecting.producer(request.address, request.topic, name, patience_s) as producer:
                 last = producer.last_number()
                 return (-1 if last is None else last) < piece.batches - 1 and not producer.may_be_forgotten
 
@@ -258,8 +252,8 @@ class ReplayJob:
             lacking = [piece for piece, lost in zip(stored, threads.map(lacks, stored), strict=True) if lost]
         if lacking and not publish_missing:
             raise JobError(
-                f"the broker at {self.request.address} lacks messages that the job {self.name} has published to topic "
-                f"{self.request.topic}: it was restored from a backup, the topic was deleted, or it is another broker. "
+                f"the broker at {request.address} lacks messages that the job {self.name} has published to topic "
+                f"{request.topic}: it was restored from a backup, the topic was deleted, or it is another broker. "
                 "Give --publish-missing to publish them again, or --allow-gaps to go on without them"
             )
         for piece in lacking:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ...access.secret import NO_SECRET, Secret
-from ...client.connection.tls import TLSFiles
-from ...client.http.idempotent_producer import IdempotentProducer, PublishOutcome
+from ...client.http.idempotent_producer import PublishOutcome
 from ...event_loop.retries import PATIENCE_S
 from ...protocol.batcher import Batcher
 from ...protocol.limits import MIB
+from ..options import BrokerAccess
 from ..runtime.engine import Advance
 from ..storage import storage_at
 from .files import ReplayColumns
@@ -47,8 +46,8 @@ class ReplayTask:
         rate: The maximum messages per second of this task; None: no limit.
         results_folder: The folder for the result, see `storage_at`; None: the result is not saved.
         dry_run: Only count messages.
+        access: How to connect to the broker. A secret in a file is read where the task runs.
         patience_s: How long to wait for an unreachable broker.
-        secret: For a broker that requires authentication. If it is a file, tasks read it where they run.
         max_batch_bytes: The limit of a batch; a longer message is a batch by itself.
     """
 
@@ -61,11 +60,10 @@ class ReplayTask:
     rate: float | None = None
     results_folder: str | None = None
     dry_run: bool = False
-    tls: TLSFiles = field(default_factory=TLSFiles)
+    access: BrokerAccess = field(default_factory=BrokerAccess)
     patience_s: float = PATIENCE_S
     max_batch_bytes: int = _MAX_BATCH_BYTES
     chunk_bytes: int = CHUNK_BYTES
-    secret: Secret = NO_SECRET
 
     @property
     def messages(self) -> int:
@@ -93,15 +91,8 @@ class ReplayTask:
             result.complete = True
             return result
         request = self.request
-        with IdempotentProducer(
-            request.address,
-            request.topic,
-            self.producer,
-            self.tls,
-            self.patience_s,
-            max_resends=_MAX_RESENDS,
-            auth_secret=self.secret.text,
-            auth_secret_file=self.secret.file,
+        with self.access.producer(
+            request.address, request.topic, self.producer, self.patience_s, _MAX_RESENDS
         ) as producer:
             last = producer.last_number()
             next_number = max(saved.batches if saved is not None else 0, 0 if last is None else last + 1)

@@ -168,16 +168,9 @@ class _Producers(ExitStack):
 
     def _producer(self, topic: str) -> IdempotentProducer:
         if topic not in self._producers:
-            access = self._options.access
-            producer = IdempotentProducer(
-                self.address,
-                topic,
-                self._name,
-                access.tls,
-                self._options.patience_s,
-                max_resends=_MAX_RESENDS,
-                auth_secret=access.secret.text,
-                auth_secret_file=access.secret.file,
+            options = self._options
+            producer = options.access.producer(
+                self.address, topic, self._name, options.patience_s, _MAX_RESENDS
             )
             self._producers[topic] = self.enter_context(producer)
             self._checks[topic] = RetryCheck(producer.last_number(), self._numbers)
