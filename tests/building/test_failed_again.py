@@ -1,5 +1,6 @@
 """Check the run of tests in which what failed runs once more, alone."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,13 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Return the exit code of a run of these tests, and what it prints."""
     command = [sys.executable, str(PROGRAM), *arguments]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=60)
+    plugins = {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "xdist.plugin",
+    }  # the others start slowly
+    done = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=60, env=os.environ | plugins
+    )
     return done.returncode, done.stdout
 
 
