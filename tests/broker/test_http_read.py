@@ -19,7 +19,7 @@ from trio_nsq.log.files import Files
 from trio_nsq.log.raw import RawStreamReader
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.log.segment.identity import Identity
-from trio_nsq.server.bodies import ROOM_BYTES
+from trio_nsq.server.bodies import ROOM_BYTES, SMALL_PIECES_BYTES
 
 
 async def read(api: Api, **query: Any) -> list[dict[str, Any]]:
@@ -525,14 +525,19 @@ async def test_reading_does_not_fill_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/topic/read?topic=t", "/topic/read?topic=t&format=raw", "/channel/peek?topic=t&channel=c"]
 )
-async def test_readers_of_large_messages_that_do_not_read(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "count", "most"),
+    [(1_000_000, 60, ROOM_BYTES + 30_000_000), (100_000, 300, SMALL_PIECES_BYTES + 20_000_000)],
+    ids=["large pieces", "small pieces"],
+)
+async def test_readers_that_do_not_read(tmp_path: Path, path: str, size: int, count: int, most: int) -> None:
     """They hold a limited amount of memory, and do not keep it from others."""
-    body, count = b"x" * 1_000_000, 60  # more messages than the system buffers for a client
+    body = b"x" * size  # more messages than the system buffers for a client
     async with running_api(tmp_path / "d") as api:
         stalled = []
         await api.post("/topic/create", topic="t")
         await api.post("/channel/create", topic="t", channel="c")
-        for _ in range(16):
+        for _ in range(17):
             await api.post("/pub", topic="t", body=body)
         url = api.client.base_url
         expected = len((await api.client.get(path)).content)
@@ -546,7 +551,7 @@ async def test_readers_of_large_messages_that_do_not_read(tmp_path: Path, path: 
                 await sock.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             with trio.fail_after(PATIENCE_S):
                 assert len((await api.client.get(path)).content) == expected
-            assert tracemalloc.get_traced_memory()[1] < ROOM_BYTES + count * 500_000
+            assert tracemalloc.get_traced_memory()[1] < most
         finally:
             tracemalloc.stop()
             for sock in stalled:

@@ -22,7 +22,8 @@ LEAST_STALL_S = 0.25
 LEAST_BYTES_PER_S = 64 * 1024
 
 SMALL_PIECE_BYTES = 2 * MIB
-"""A piece that takes less memory needs no room: so much may be held for each client."""
+"""A piece that takes less memory needs no room, unless clients hold `SMALL_PIECES_BYTES` of such pieces."""
+SMALL_PIECES_BYTES = 64 * MIB
 
 _MANY_WAIT_S: Final = 3.0  # about the time in which all that wait get room, if no body of their share moves
 _CHECK_S: Final = 0.25
@@ -128,6 +129,18 @@ class Bodies:
         self._counts: dict[_Share, int] = {}  # of reservations
         self._waiting: dict[_Share, deque[_Waiter]] = {}  # oldest first; no empty ones
         self._watcher: _Waiter | None = None
+        self._small_bytes = 0
+
+    def take_small(self, size: int) -> bool:
+        """Count a piece for which no room is reserved, until `leave_small`. Returns whether it needs none."""
+        if size > SMALL_PIECE_BYTES or self._small_bytes + size > SMALL_PIECES_BYTES:
+            return False
+        self._small_bytes += size
+        return True
+
+    def leave_small(self, size: int) -> None:
+        """Stop counting a piece: it is sent, or its client is gone."""
+        self._small_bytes -= size
 
     def admit(self, client: Client, missing: int, body: int = 0) -> bool:
         """Reserve room for a client's body, or note its progress. Returns whether the client may go on.
@@ -303,7 +316,7 @@ def _share_of(client: Client, missing: int | None, kind: str = "") -> _Share:
 
 
 class PieceRoom:
-    """The memory for the large pieces of one generated answer, one at a time. Its generator reads them with it.
+    """The memory for the pieces of one generated answer, one at a time. Its generator reads them with it.
 
     Attributes:
         size: The bytes reserved; 0 for a small piece.
@@ -312,6 +325,7 @@ class PieceRoom:
     def __init__(self, held: Bodies, client: Client, kind: str) -> None:
         self.size = 0
         self._expected = 0
+        self._small = 0  # as counted by `take_small`
         self._held = held
         self._client = client
         self._kind = kind
@@ -328,15 +342,27 @@ class PieceRoom:
         """
         while True:
             self.leave()
-            if self._expected > SMALL_PIECE_BYTES:
+            if self._take_small():
+                self._leave_small()  # it may take another size by now
+            else:
                 await self._held.wait(self._client, self._expected, kind=self._kind)
                 self._held.hold(self._client)
                 self.size = self._expected
             found = await read()
             self._expected = sum(map(held, found))
-            if self._expected <= max(self.size, SMALL_PIECE_BYTES):
+            if self._expected <= self.size or self._take_small():
                 return found
             del found
+
+    def _take_small(self) -> bool:
+        if not self._held.take_small(self._expected):
+            return False
+        self._small = self._expected
+        return True
+
+    def _leave_small(self) -> None:
+        self._held.leave_small(self._small)
+        self._small = 0
 
     def begin(self) -> None:
         """Note that the piece is computed, and its client must read it."""
@@ -349,6 +375,7 @@ class PieceRoom:
 
     def leave(self) -> None:
         """Release the memory: the piece is sent, or the client is gone."""
+        self._leave_small()
         if self.size:
             self.size = 0
             self._held.leave(self._client)
