@@ -477,5 +477,11 @@ def test_column_names(fields: list[str], names: list[str]) -> None:
 def test_columns_that_cannot_be_inferred() -> None:
     with pytest.raises(LayoutError, match="no message of the sample"):
         infer_columns([b"x"], [])
-    with pytest.raises(LayoutError, match="501 different fields"):
-        infer_columns([json.dumps({f"k{n}": 1 for n in range(501)}).encode()], [])
+
+
+def test_columns_of_many_fields_are_those_of_most_messages() -> None:
+    """The others are in `rest`: a message with ids as names must not end an export."""
+    usual, ids = ["user", "amount"], [f"id{n}" for n in range(60_000)]
+    bodies = [dict.fromkeys(ids, 1), dict.fromkeys(usual, 1), dict.fromkeys(usual, 2)]
+    columns = infer_columns([json.dumps(body).encode() for body in bodies], [])
+    assert [column.field for column in columns] == [*ids[: MAX_COLUMNS - 2], *usual]

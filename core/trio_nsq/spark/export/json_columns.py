@@ -218,17 +218,20 @@ def infer_columns(
     """Infer columns from a sample.
 
     Args:
-        given: Fields, with a type or None to infer it; empty: all fields of the sample.
+        given: Fields, with a type or None to infer it; empty: all fields of the sample, or those in most messages if
+            there are more than `MAX_COLUMNS`.
 
     Raises:
-        LayoutError: There are no columns, or too many.
+        LayoutError: There are no columns.
     """
     types: dict[str, JsonType | None] = {}
+    counts = Counter[str]()
     for body in bodies:
         try:
             found = decode_object(body)
         except (ValueError, RecursionError):
             continue
+        counts.update(found.keys())
         for name, value in found.items():
             before = types.setdefault(name, None)
             if value is not None:
@@ -238,9 +241,8 @@ def infer_columns(
     if not asked:
         raise LayoutError("no message of the sample is a JSON object: columns cannot be inferred")
     if len(asked) > MAX_COLUMNS and not given:
-        raise LayoutError(
-            f"the messages of the sample have {len(asked)} different fields: list the columns explicitly"
-        )
+        kept = set(sorted((name for name, _ in asked), key=lambda name: -counts[name])[:MAX_COLUMNS])
+        asked = [(name, kind) for name, kind in asked if name in kept]
     names = name_columns(field for field, _ in asked)
     return [
         JsonColumn(field, kind or types.get(field) or JsonType.STRING, name, kind is None)
