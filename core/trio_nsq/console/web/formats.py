@@ -1,13 +1,18 @@
-"""Numbers, sizes and times as text: the filters of templates."""
+"""Numbers, sizes and times as text, and text of strangers as HTML: the filters of templates."""
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from markupsafe import Markup
+
 from ...text.wording import count_of
+from ..messages.visible import visible
 
 UNKNOWN = "\N{EN DASH}"
+_MAX_HTML = 8000
+"""Characters of the HTML of one text. The escape of a character is about 80 times as long as it."""
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -93,6 +98,12 @@ def since(unix_s: float | None) -> str:
     return age((time.time() - unix_s) * 1000) if unix_s else UNKNOWN
 
 
+def visible_text(text: Any) -> Markup:
+    """Return text of strangers as HTML, with its invisible characters escaped. In attributes, add `striptags`."""
+    html, shown = visible(str(text), _MAX_HTML)
+    return html if shown == len(str(text)) else html + "…"
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": number,
     "bytes": size,
@@ -103,4 +114,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "since": since,
     "nanoseconds": nanoseconds,
+    "visible": visible_text,
 }

@@ -1,0 +1,84 @@
+"""Pages show the invisible characters and bidirectional overrides of strangers as escapes."""
+
+import json
+import sys
+import time
+import unicodedata
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from broker.api import DONE, OK, Api, address
+from broker.support import connected, identify
+from console.message_support import ConsoleSite, browsing
+from trio_nsq.console.web.formats import visible_text
+
+HIDDEN = [
+    char
+    for char in map(chr, range(sys.maxunicode + 1))
+    if not char.isprintable() and char not in "\n\t" and unicodedata.category(char) not in ("Cn", "Co", "Cs")
+]
+TEXTS = [f"<i>{''.join(HIDDEN[start : start + 16])}\" onclick='x'" for start in range(0, len(HIDDEN), 16)]
+
+
+async def check(site: ConsoleSite, path: str) -> None:
+    """Wait until a page has the escapes of all hidden characters, and check that it has none of them raw."""
+    page = await site.until_shown(path, *(char.encode("unicode_escape").decode() for char in HIDDEN))
+    assert "i" not in page.tags
+    html = (await site.get(path)).text
+    assert not [char for char in html if not char.isprintable() and char not in "\n\t"]
+
+
+async def create(site: ConsoleSite, broker: Api) -> None:
+    """Create a topic and a channel, and wait until the console knows them."""
+    assert await broker.post("/topic/create", topic="t") == DONE
+    assert await broker.post("/channel/create", topic="t", channel="readers") == DONE
+    await site.until_shown("/counter", "readers")
+
+
+async def test_dead_letters(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, [broker]):
+        await create(site, broker)
+        rule = json.dumps({"max_attempts": 1, "dead_letter_topic": "dead"}).encode()
+        answer = await broker.client.put("/channel/settings?topic=t&channel=readers", content=rule)
+        assert answer.status_code == 200, answer.text
+        await broker.tcp.subscribe("t", "readers", ready_count=1)
+        for text in TEXTS:
+            assert await broker.post("/pub", text.encode(), topic="t") == OK
+            await broker.tcp.send(b"REQ %s 0\n" % (await broker.tcp.message()).id)
+        await check(site, "/dead-letters/dead")
+
+
+async def test_deferred_messages(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, [broker]):
+        await create(site, broker)
+        for text in TEXTS:
+            assert await broker.post("/pub", text.encode(), topic="t", defer=3_600_000) == OK
+        await check(site, "/topics/t/readers/deferred")
+
+
+async def test_jobs(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, [broker]):
+        for number, text in enumerate(TEXTS):
+            job = {"kind": "replay", "topic": "t", "started_at": time.time(), "unit": text[3:19]}
+            job |= dict.fromkeys(("name", "host", "message"), text)
+            answer = await broker.send("PUT", f"/jobs/{number}", body=json.dumps(job).encode())
+            assert answer.status_code == 200, answer.text
+        await check(site, "/jobs")
+
+
+async def test_clients(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as (site, [broker]), AsyncExitStack() as consumers:
+        await create(site, broker)
+        for text in TEXTS:
+            consumer = await consumers.enter_async_context(connected(address(broker)))
+            await consumer.send(identify(client_id=text, hostname=text, user_agent=text))
+            await consumer.ok()
+            await consumer.subscribe("t", "readers")
+        await check(site, "/topics/t/readers")
+
+
+def test_long_texts_are_cut() -> None:
+    found = visible_text("\u202e" * 10_000)
+    assert len(found) <= 8001
+    assert found.endswith("</span>…")
+    assert visible_text("a\nb & c") == "a\nb &amp; c"
