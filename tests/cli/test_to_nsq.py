@@ -227,6 +227,22 @@ def test_gap_is_allowed(qcli: Cli, topic: str, target: Broker, broker: Broker) -
     assert result.code == 0, result.err
 
 
+def test_messages_that_a_full_topic_has_dropped_are_left_out(
+    qcli: Cli, topic: str, target: Broker, broker: Broker
+) -> None:
+    """The broker has moved the channel, and nothing was restored: a mirror must go on by itself."""
+    qcli.publish(topic, [b"a"])
+    keeps_all(broker, topic)
+    assert qcli("topic", "set", topic, "max_messages=1", "when_full=drop-oldest").code == 0
+    assert qcli("to-nsq", topic, *to(target), "--no-follow").code == 0
+    for body in (b"b", b"c", b"d"):
+        qcli.publish(topic, [body])
+    result = qcli("to-nsq", topic, *to(target), "--no-follow")
+    assert result.code == 0, result.err
+    assert "sequences 1 to 2 are left out" in result.err
+    assert read(target, topic) == [b"a", b"d"]
+
+
 def test_messages_for_another_channel_are_no_gap(
     qcli: Cli, topic: str, target: Broker, broker: Broker
 ) -> None:

@@ -216,6 +216,14 @@ class BrokerLog:
         topics = self._http.ask(api.stats(self._topic, channel))["topics"]
         return any(each.get("paused") for topic in topics for each in (topic, *topic["channels"]))
 
+    def drops_messages(self) -> bool:
+        """Return whether the topic drops messages that are too old, or its oldest ones when it is full.
+
+        Raises the errors of `bounds`.
+        """
+        found = self._http.ask(api.settings(self._topic))
+        return bool(found.get("ttl_ms")) or found.get("when_full") == "drop-oldest"
+
     def move_channel(self, channel: str, sequence: int, incarnation: str | None = None) -> None:
         """Move a channel durably; its new position may be before `sequence`.
 

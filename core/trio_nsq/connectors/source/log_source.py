@@ -330,6 +330,13 @@ class LogRequests:
         except LogReplaced as exc:
             raise LogChanged(str(exc)) from exc
 
+    async def drops_messages(self) -> bool:
+        """See `BrokerLog.drops_messages`; False if the broker does not tell."""
+        try:
+            return await self._call(self._log.drops_messages)
+        except RequestRefused:
+            return False
+
     async def move_channel(self, channel: str, sequence: int, incarnation: str | None) -> None:
         """Move the channel, if the topic has this log; create it first if it was deleted."""
         try:
@@ -443,7 +450,7 @@ async def _check_gap(found: FoundLog, options: SourceOptions, passed: Span) -> N
         )
     if first is None:
         return  # the others are for other channels only
-    if options.refuses_gaps:
+    if options.refuses_gaps and not await requests.drops_messages():
         raise ChannelAhead(topic, channel, requests.address, first, passed.end)
     logger.warning(
         "channel %s/%s at %s is ahead of what is stored: sequences %d to %d are left out",
