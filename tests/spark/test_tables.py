@@ -257,6 +257,42 @@ def test_column_that_another_program_renamed(target: TableTarget, folder: Path) 
         table.commit(3, [write_range(folder, 2, AB, body=b"{}")], AB)
 
 
+def test_delta_table_with_a_constraint_is_refused(folder: Path) -> None:
+    table = opened(DELTA, folder)
+    table.commit(1, [write_range(folder, 0)], HOURS)
+    version = deltalake.DeltaTable(folder)
+    version.alter.add_constraint({"few": f"seq < {COUNT}"})
+    result = write_range(folder, 1)
+    refused = rf"has the CHECK constraint few \(seq < {COUNT}\), .* remove it, or choose another folder"
+    with pytest.raises(TableError, match=refused):
+        table.commit(2, [result], HOURS)
+    with pytest.raises(TableError, match=refused):
+        opened(DELTA, folder).check(1, unfinished=False, layout=HOURS)
+    assert table_rows(DELTA, folder).num_rows == COUNT
+    version.alter.drop_constraint("few")
+    table.commit(2, [result], HOURS)
+    assert table_rows(DELTA, folder).num_rows == 2 * COUNT
+
+
+@pytest.mark.parametrize(
+    ("metadata", "what"),
+    [
+        ({"delta.generationExpression": "seq + 1"}, "is generated"),
+        ({"delta.identity.start": 1, "delta.identity.step": 1}, "is an identity column"),
+        ({"delta.invariants": '{"expression": {"expression": "x > 3"}}'}, "has an invariant"),
+    ],
+)
+def test_delta_table_whose_writers_have_to_compute_is_refused(
+    folder: Path, metadata: dict[str, Any], what: str
+) -> None:
+    table = opened(DELTA, folder)
+    table.commit(1, [write_range(folder, 0)], HOURS)
+    field = {"name": "x", "type": "long", "nullable": True, "metadata": metadata}
+    change_fields(folder, lambda fields: [*fields, field])
+    with pytest.raises(TableError, match=f"the column x of .* {what}, .* choose another folder"):
+        table.commit(2, [write_range(folder, 1)], HOURS)
+
+
 def add_date(target: TableTarget, folder: Path, name: str) -> None:
     if target is DELTA:
         field = deltalake.Field(name, deltalake.schema.PrimitiveType("date"))

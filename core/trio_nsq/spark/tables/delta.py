@@ -34,6 +34,13 @@ _PARTITIONS = {
     PartitionBy.HOUR: [pa.field("date", pa.date32()), pa.field("hour", pa.int32())],
 }
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
+_CONSTRAINT = "delta.constraints."
+_COLUMN_RULES = {
+    "delta.generationExpression": "is generated",
+    "delta.identity.start": "is an identity column",
+    "delta.invariants": "has an invariant",
+}
+"""What the metadata of a column obliges writers to compute or to check."""
 _LIMITS = {"timeout": "30s", "connect_timeout": "10s", "max_retries": "5", "retry_timeout": "30s"}
 """How long deltalake waits for an object store."""
 _CAUSE = re.compile(r"^\s*(\x1b\[\d+m|↳)*")
@@ -134,6 +141,28 @@ class DeltaExportTable(Table):
 
     def _type_name(self, arrow: Any) -> str:
         return _name(Schema.from_arrow(pa.schema([pa.field("x", arrow)])).fields[0].type)
+
+    def _check_layout(self, layout: Layout) -> None:
+        self._check_rules()
+        super()._check_layout(layout)
+
+    def _check_rules(self) -> None:
+        """Check that the table wants nothing of the values of its writers: files are added as they are."""
+        if self._table is None:
+            return
+        rules = [
+            f"{self.shown} has the CHECK constraint {name.removeprefix(_CONSTRAINT)} ({condition})"
+            for name, condition in self._table.metadata().configuration.items()
+            if name.startswith(_CONSTRAINT)
+        ]
+        rules += [
+            f"the column {field.name} of {self.shown} {what}"
+            for field in self._table.schema().fields
+            for key, what in _COLUMN_RULES.items()
+            if key in field.metadata
+        ]
+        if rules:
+            raise TableError(f"{rules[0]}, which exports cannot apply: remove it, or choose another folder")
 
     def _check_partitions(self, layout: Layout) -> None:
         assert self._table is not None
