@@ -242,8 +242,19 @@ WHOLE = [
     CHUNKED + b"5\r\nhello\r\n0\r\n\r\n",
     CHUNKED + b"0\r\n\r\n",
     HEAD + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    CHUNKED + b"2\r\nno\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Content-Length: 1\r\n\r\nx",
+    HEAD.replace(b"\r\n", b"\n") + b"Content-Length: 0\n\n",
+    HEAD + b"Content-Length: 900\r\n\r\n" + b"x" * 900,
 ]
-STRAY = [b"", b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\n"]
+STRAY = [
+    b"",
+    b"\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"0\r\n\r\n",
+]
 
 
 @pytest.mark.parametrize("bytewise", [False, True])

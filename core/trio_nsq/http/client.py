@@ -254,7 +254,7 @@ class HTTPClient:
                 max_keepalive_connections=_MAX_KEPT if self._keep_alive_s else 0,
                 keepalive_expiry=self._keep_alive_s,
                 uds=unix_path or None,
-                network_backend=ExactBackend(),
+                network_backend=ExactBackend() if self._keep_alive_s else None,
             )
         return self._pools[key]
 

@@ -1,19 +1,20 @@
 """Connections of the HTTP client that are not used again if the server sent more than its answer.
 
 What is left after an answer would be taken for the answer to the next request: a receiver that refuses a message would
-seem to accept it. The library keeps such bytes for the next answer, and has no way to ask for them.
+seem to accept it. httpcore keeps such bytes for the next answer, and has no way to ask for them. So each answer is
+parsed a second time, with the parser that httpcore uses.
 """
 
 import ssl
 from collections.abc import Iterable
 from typing import Any
 
+import h11
 import httpcore
 from httpcore import SOCKET_OPTION
 
-_HEAD_END = b"\r\n\r\n"
-_LAST_CHUNK = b"\r\n0\r\n\r\n"
-_WITHOUT_BODY = ([b"204"], [b"304"])
+_MAX_HEAD_BYTES = 100 * 1024
+"""The limit of httpcore."""
 
 
 class ExactBackend(httpcore.AsyncNetworkBackend):
@@ -51,28 +52,30 @@ class ExactStream(httpcore.AsyncNetworkStream):
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
-        self._begin()
-
-    def _begin(self) -> None:
-        """Expect the next answer."""
-        self._head = bytearray()  # with what arrived together with its end
-        self._has_head = False
-        self._size = 0
-        self._end = b""
+        self._exchange: h11.Connection | None = (
+            None  # the last request, and its answer as far as it has arrived
+        )
+        self._has_answer = False
+        self._is_broken = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._stream.read(max_bytes, timeout)
-        if not self._has_head:
-            searched = max(0, len(self._head) + 1 - len(_HEAD_END))
-            self._head += data
-            self._has_head = self._head.find(_HEAD_END, searched) >= 0
-        self._size += len(data)
-        self._end = (self._end + data)[-len(_LAST_CHUNK) :]
+        self._has_answer = True
+        if self._exchange is not None and not self._is_broken:
+            try:
+                _parse(self._exchange, data)
+            except h11.RemoteProtocolError:
+                self._is_broken = True
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        if self._size:
-            self._begin()
+        if self._exchange is None or self._has_answer:
+            self._has_answer = False
+            self._exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+            # Of the request, only the method matters for the answer.
+            method = bytes(buffer).partition(b" ")[0]
+            self._exchange.send(h11.Request(method=method, target="/", headers=[("Host", "")]))
+            self._exchange.send(h11.EndOfMessage())
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
@@ -89,15 +92,16 @@ class ExactStream(httpcore.AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
     def _is_exact(self) -> bool:
-        """Whether what has arrived since the request is one answer; False also if that is not sure."""
-        if not self._size:
+        """Whether one whole answer has arrived since the request, and nothing else; True also before the first one."""
+        if self._exchange is None:
             return True
-        head, end, _ = bytes(self._head).partition(_HEAD_END)
-        status, *lines = head.lower().split(b"\r\n")
-        headers = {name.strip(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-        if b"transfer-encoding" in headers:
-            return self._end == _LAST_CHUNK
-        length = headers.get(b"content-length", b"")
-        if status.split(b" ")[1:2] in _WITHOUT_BODY:
-            length = b"0"
-        return length.isdigit() and self._size == len(head) + len(end) + int(length)
+        is_whole = self._exchange.their_state is h11.DONE and not self._is_broken
+        return is_whole and not self._exchange.trailing_data[0]
+
+
+def _parse(exchange: h11.Connection, data: bytes) -> None:
+    """Parse a part of an answer. Raises h11.RemoteProtocolError."""
+    exchange.receive_data(data)
+    event: object = None
+    while not (event is h11.NEED_DATA or event is h11.PAUSED or isinstance(event, h11.ConnectionClosed)):
+        event = exchange.next_event()
