@@ -138,6 +138,58 @@ def test_other_messages_of_a_restored_log_are_refused(
     assert archive(folder, tmp_path / "other", tail=True).findings == []
 
 
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("where", ["folder", "archive", "both"])
+@pytest.mark.parametrize("other", [False, True])
+def test_damaged_last_message_does_not_hide_another_history(tmp_path: Path, where: str, other: bool) -> None:
+    folder = topic_folder(tmp_path / "data")
+    batches = numbered(0, 90)
+    make_log(folder, batches[:30])
+    backup = shutil.copytree(folder, tmp_path / "backup")
+    make_log(folder, batches[30:])
+    archive(folder, tmp_path / "a")
+    if other:
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+        make_log(folder, [replace(each, first_id=each.first_id + 1_000_000) for each in batches[30:]])
+    make_log(folder, numbered(batches[-1].next_sequence, 90))
+    last = sorted((tmp_path / "a").rglob("*.seg"))[-1]
+    here = folder / f"{int(last.stem.split('-')[0]):020d}.log"
+    for path in ([here] if where != "archive" else []) + ([last] if where != "folder" else []):
+        flip(path, path.stat().st_size - 1)
+    before = names_in(tmp_path / "a")
+    report = archive(folder, tmp_path / "a")
+    assert (names_in(tmp_path / "a") == before) == other
+    assert any("in the archive is another one" in each.what for each in report.findings) == other
+    assert (report.copied == 0) == other
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_archive_keeps_a_segment_that_the_folder_has_lost(tmp_path: Path, lost: int) -> None:
+    """A segment before a lost one does not get the name of what it has not."""
+    folder = topic_folder(tmp_path / "data")
+    batches = make_log(folder, numbered(0, 60))
+    archive(folder, tmp_path / "a")
+    before = names_in(tmp_path / "a")
+    for path in segment_files(folder)[1 : 1 + lost]:
+        path.unlink()
+    report = archive(folder, tmp_path / "a")
+    assert (names_in(tmp_path / "a"), report.copied) == (before, 0)
+    assert archive(folder, tmp_path / "a", tail=True).copied == 1
+    (place,) = parse_places([str(tmp_path / "a")], "t")
+    assert batches_of(place) == batches
+    archive(folder, tmp_path / "new")
+    (place,) = parse_places([str(tmp_path / "new")], "t")
+    bounds = place.open().bounds()
+    gaps = [each for each in place.open().read(Span(0, bounds.end)) if isinstance(each, Gap)]
+    assert len(gaps) == 1
+
+
 def test_archive_with_messages_of_two_histories_is_refused(tmp_path: Path) -> None:
     """Versions that did not compare ids have made such archives."""
     folder = topic_folder(tmp_path / "data")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ...log.errors import LogReadError, NotASegmentError
 from ...log.files import Files
+from ...log.gaps import Span
 from ...log.inspection.findings import Finding, Kind
 from ...log.inspection.segments import SegmentPath, find_identity, scan_segment, segment_paths
+from ...log.records import RecordBatch
 from ...log.segment.format import base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
@@ -106,12 +108,8 @@ class TopicArchiver:
         there = {file.name for file in listed} if isinstance(listed, list) else set()
         if INCARNATION_FILE not in there:
             storage.put_new(INCARNATION_FILE, identity.encode())
-        elif (other := self._other_message(storage)) is not None:
-            what = (
-                f"not copied: message {other} in the archive is another one: the broker was restored from a backup, or "
-                "a power cut took its last messages. Copy to another archive"
-            )
-            report.findings.append(Finding(Kind.DAMAGE, self._folder, 0, 0, what))
+        elif reason := self._why_other(storage):
+            report.findings.append(Finding(Kind.DAMAGE, self._folder, 0, 0, f"not copied: {reason}"))
             return
         copies = [each for name in sorted(there) if (each := ArchivedName.parse(name)) is not None]
         archived = {each.first: each.last for each in copies if each.suffix == ARCHIVED_SUFFIX}
@@ -120,24 +118,42 @@ class TopicArchiver:
             base_sequence = base_in_name(segment.path)
             if limit is None or limit == base_sequence:
                 continue
-            name = ArchivedName(base_sequence, limit - 1, ARCHIVED_SUFFIX)
-            if archived.get(base_sequence, -1) >= name.last:
+            if archived.get(base_sequence, -1) >= limit - 1:
                 report.present += 1
-            elif not self._copy(segment, name, storage, identity, report, progress):
-                continue
-            report.next_sequence = limit
+                report.next_sequence = limit
+            else:
+                last = archived.get(base_sequence, -1)
+                self._copy(segment, limit, last, storage, identity, report, progress)
 
-    def _other_message(self, storage: Storage) -> int | None:
-        """Return a sequence that has another message in the archive; None: its messages are those of the folder.
+    def _why_other(self, storage: Storage) -> str:
+        """Return why the archive cannot have the messages of the folder: it has others; empty: it can.
 
-        The last one that both have tells: where one differs, all later ones do, because ids are not used again.
+        The last message that both have tells: where one differs, all later ones do, because ids are not used again.
         """
         archived, log = ArchivedLog(storage), SegmentLog(self._folder)
-        last = min(archived.bounds().end, log.bounds().end) - 1
-        if last < 0:
-            return None
-        ids = archived.id_at(last), log.id_at(last)
-        return last if None not in ids and ids[0] != ids[1] else None
+        there, here = archived.bounds(), log.bounds()
+        first, end = max(there.first, here.first), min(there.end, here.end)
+        if first >= end:
+            return ""
+        last, ids = end - 1, (archived.id_at(end - 1), log.id_at(end - 1))
+        is_same = ids[0] == ids[1]
+        if None in ids:  # damaged: an earlier one tells
+            compared = None
+            for begin in reversed([each for each in archived.starts() if each < end]):
+                span = Span(max(first, begin), end)
+                compared = _last_common(archived, log, span)
+                if compared or span.first == first:
+                    break
+                end = begin
+            if compared is None:
+                return "no message of the archive can be read in both, to compare them"
+            last, is_same = compared
+        if is_same:
+            return ""
+        return (
+            f"message {last} in the archive is another one: the broker was restored from a backup, or a power cut took "
+            "its last messages. Copy to another archive"
+        )
 
     def _end(self) -> int:
         return SegmentLog(self._folder).bounds().end
@@ -145,39 +161,51 @@ class TopicArchiver:
     def _copy(
         self,
         segment: SegmentPath,
-        name: ArchivedName,
+        limit: int,
+        archived_last: int,
         storage: Storage,
         identity: Identity,
         report: ArchivedTopic,
         progress: Progress | None,
-    ) -> bool:
-        """Check and copy a segment and its index; return whether the archive has it now."""
+    ) -> None:
+        """Check and copy a segment and its index.
+
+        Args:
+            limit: The sequence after the segment, if its last messages, or the segment after it, are not lost.
+            archived_last: The last sequence of the segment in the archive; -1: it is not there.
+        """
         path = segment.path
         try:
             fd = self._files.open_read_only(path)
         except FileNotFoundError:
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, "deleted before it was copied"))
-            return False
+            return
         except OSError as exc:
             raise LogReadError(path, exc) from exc
         try:
             size = self._check_header(fd, path, identity)
-            report.findings += [
-                found for found in scan_segment(segment, self._files) if isinstance(found, Finding)
-            ]
+            end = None
+            for found in scan_segment(segment, self._files):
+                if isinstance(found, Finding):
+                    report.findings.append(found)
+                else:
+                    end = found.header.next_sequence
+            # Messages between its last one and the next segment are lost, and the archive may have them.
+            name = ArchivedName(segment.base_sequence, min(end or limit, limit) - 1, ARCHIVED_SUFFIX)
+            report.next_sequence = limit
+            if archived_last >= name.last:
+                report.present += 1
+                return
             self._copy_index(path, name, storage)
             if self._copy_bytes(fd, size, str(name), storage, progress):
                 report.copied += 1
                 report.copied_bytes += size
             else:
                 report.present += 1
-            return True
         except NotASegmentError as exc:
             what = f"not copied: {exc.reason}"
-            report.findings.append(
-                Finding(Kind.DAMAGE, path, 0, 0, what, name.first, name.last + 1 - name.first)
-            )
-            return False
+            base = segment.base_sequence
+            report.findings.append(Finding(Kind.DAMAGE, path, 0, 0, what, base, limit - base))
         finally:
             self._files.close(fd)
 
@@ -212,6 +240,27 @@ class TopicArchiver:
             except BaseException:
                 file.discard()
                 raise
+
+
+def _last_common(one: SegmentLog, other: SegmentLog, span: Span) -> tuple[int, bool] | None:
+    """Return the last message of a span that two logs have, and whether it is the same; None: there is none."""
+    ours, theirs = _ids(one, span), _ids(other, span)
+    while ours and theirs:
+        (base, end, offset), (other_base, other_end, other_offset) = ours[-1], theirs[-1]
+        last = min(end, other_end) - 1
+        if last >= max(base, other_base):
+            return last, offset == other_offset
+        (ours if base > other_base else theirs).pop()
+    return None
+
+
+def _ids(log: SegmentLog, span: Span) -> list[tuple[int, int, int]]:
+    """Return the first and the next sequence of each record of a span, and how far its ids are ahead of them."""
+    return [
+        (each.base_sequence, each.next_sequence, each.first_id - each.base_sequence)
+        for each in log.read(span)
+        if isinstance(each, RecordBatch)
+    ]
 
 
 def _is_busy(place: str, process: str) -> StorageError:
