@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command_line
+from cli.support import Cli, command_line
 from log.support import HastyFiles, append_each, contents, numbered, segment_files
 from spark.support import until
 from trio_nsq.log import DiskLog, RecordBatch
@@ -144,7 +144,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("where", ["folder", "archive", "both"])
+@pytest.mark.parametrize("where", ["folder", "archive", "both", "incarnation"])
 @pytest.mark.parametrize("other", [False, True])
 def test_damaged_last_message_does_not_hide_another_history(tmp_path: Path, where: str, other: bool) -> None:
     folder = topic_folder(tmp_path / "data")
@@ -160,11 +160,13 @@ def test_damaged_last_message_does_not_hide_another_history(tmp_path: Path, wher
     make_log(folder, numbered(batches[-1].next_sequence, 90))
     last = sorted((tmp_path / "a").rglob("*.seg"))[-1]
     here = folder / f"{int(last.stem.split('-')[0]):020d}.log"
-    for path in ([here] if where != "archive" else []) + ([last] if where != "folder" else []):
+    if where == "incarnation":  # the oldest object, which a rule by age deletes first
+        last.with_name("incarnation").unlink()
+    for path in [here] * (where in ("folder", "both")) + [last] * (where in ("archive", "both")):
         flip(path, path.stat().st_size - 1)
     before = names_in(tmp_path / "a")
     report = archive(folder, tmp_path / "a")
-    assert (names_in(tmp_path / "a") == before) == other
+    assert (set(names_in(tmp_path / "a")) <= set(before)) == other
     assert any("in the archive is another one" in each.what for each in report.findings) == other
     assert (report.copied == 0) == other
 
@@ -188,6 +190,17 @@ def test_archive_keeps_a_segment_that_the_folder_has_lost(tmp_path: Path, lost: 
     bounds = place.open().bounds()
     gaps = [each for each in place.open().read(Span(0, bounds.end)) if isinstance(each, Gap)]
     assert len(gaps) == 1
+
+
+@pytest.mark.parametrize("name", ["file:/x", "dbfs:/x", "s3:/x"])
+def test_archive_in_a_folder_that_looks_like_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qcli: Cli, name: str
+) -> None:
+    make_log(topic_folder(tmp_path / "data"), numbered(0, 60))
+    monkeypatch.chdir(tmp_path)
+    result = qcli("log", "archive", "data", f"./{name}")
+    assert result.code == 0, result.err
+    assert len(list((tmp_path / name / "t").rglob("*.seg"))) > 1
 
 
 def test_archive_with_messages_of_two_histories_is_refused(tmp_path: Path) -> None:

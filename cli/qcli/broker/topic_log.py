@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trio_nsq.log.positions import sequence_of
 from trio_nsq.protocol.address import is_unix_path
 
 from ..framework.errors import leaf_exceptions, reason_of
@@ -55,6 +54,8 @@ def report_start(topic: str, reader: TopicReader, first: str | None) -> None:
 
     Sequences before the oldest message are reported later, as a gap.
     """
+    from trio_nsq.log.positions import sequence_of
+
     why = ""
     sequence = None if first is None else sequence_of(first)
     if first is not None and is_in_future(first, time.time()):

@@ -178,6 +178,6 @@ def _exists(folder: str) -> bool:
 def _join(place: str, *names: str) -> str:
     """Return the place below another one; the options of a URI stay."""
     if local_path(place) is not None:
-        return str(Path(place, *names))
+        return str(Path(absolute_place(place), *names))  # a relative one may look like a URL without its `./`
     head, mark, options = place.partition("?")
     return "/".join([head.rstrip("/"), *names]) + mark + options

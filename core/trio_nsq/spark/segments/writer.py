@@ -106,11 +106,11 @@ class TopicArchiver:
         report = self.report
         listed = storage.files()
         there = {file.name for file in listed} if isinstance(listed, list) else set()
-        if INCARNATION_FILE not in there:
-            storage.put_new(INCARNATION_FILE, identity.encode())
-        elif reason := self._why_other(storage):
+        if any(name.endswith(ARCHIVED_SUFFIX) for name in there) and (reason := self._why_other(storage)):
             report.findings.append(Finding(Kind.DAMAGE, self._folder, 0, 0, f"not copied: {reason}"))
             return
+        if INCARNATION_FILE not in there:
+            storage.put_new(INCARNATION_FILE, identity.encode())
         copies = [each for name in sorted(there) if (each := ArchivedName.parse(name)) is not None]
         archived = {each.first: each.last for each in copies if each.suffix == ARCHIVED_SUFFIX}
         for segment in segments:
