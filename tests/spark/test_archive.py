@@ -192,6 +192,14 @@ def test_archive_keeps_a_segment_that_the_folder_has_lost(tmp_path: Path, lost: 
     assert len(gaps) == 1
 
 
+@pytest.mark.parametrize("scheme", ["file:", "file://", "FILE://localhost"])
+def test_archive_at_a_url_of_a_folder(tmp_path: Path, qcli: Cli, scheme: str) -> None:
+    make_log(topic_folder(tmp_path / "data"), numbered(0, 60))
+    result = qcli("log", "archive", str(tmp_path / "data"), f"{scheme}{tmp_path}/a")
+    assert result.code == 0, result.err
+    assert len(list((tmp_path / "a" / "t").rglob("*.seg"))) > 1
+
+
 @pytest.mark.parametrize("name", ["file:/x", "dbfs:/x", "s3:/x"])
 def test_archive_in_a_folder_that_looks_like_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qcli: Cli, name: str

@@ -71,7 +71,8 @@ def test_dry_run_only_counts(qcli: Cli, topic: str, archive: Path, tmp_path: Pat
     assert count_in(qcli.http_address, f"{topic}.again") == 0
     assert not (tmp_path / "jobs").exists()
     nobody = Cli("127.0.0.1:1", "127.0.0.1:1")
-    assert replayed(nobody, tmp_path, str(archive), "t", "--dry-run")["published"] == 1000
+    for place in (str(archive), f"file:{archive}", f"FILE://localhost{archive}"):
+        assert replayed(nobody, tmp_path, place, "t", "--dry-run")["published"] == 1000
 
 
 def test_select_by_hour(qcli: Cli, topic: str, tmp_path: Path) -> None:

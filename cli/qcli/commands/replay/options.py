@@ -260,6 +260,7 @@ class ReplayOptions:
             Failure: The source is a channel.
         """
         from trio_nsq.spark.replay.request import ReplayRequest
+        from trio_nsq.spark.storage import absolute_place
 
         request = None
         if self.source is not None and self.topic is not None:
@@ -269,7 +270,7 @@ class ReplayOptions:
                 raise click.UsageError("-n is for topics: files are read in parallel, without an order.")
             now_ns = time.time_ns()
             request = ReplayRequest(
-                self.source if self.iceberg else _absolute(without_secrets(self.source)),
+                self.source if self.iceberg else absolute_place(without_secrets(self.source)),
                 self.topic,
                 self._broker_for_files(),
                 self.from_topics,
@@ -299,11 +300,6 @@ class ReplayOptions:
 def default_jobs_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "qcli" / "replay"
-
-
-def _absolute(place: str) -> str:
-    """Return a place that does not depend on the current folder."""
-    return place if "://" in place else str(Path(place).absolute())
 
 
 def _time(position: str | None, now_ns: int, no_bound: str) -> int | None:
