@@ -922,3 +922,22 @@ async def test_sync_request_does_not_get_the_failure_of_the_previous_one(tmp_pat
             files.gates = {}
             gate.set()
         assert told == {"first": False, "second": True}
+
+
+async def test_checkpoint_leaves_an_unused_new_topic_to_its_request(tmp_path: Path) -> None:
+    """A saved one would not be forgotten if the request is refused."""
+    files = FailingFiles()
+    async with running_write_path(tmp_path, files=files) as running, trio.open_nursery() as nursery:
+        server, topics = running.server, tmp_path / "d" / "topics"
+        nursery.start_soon(server.checkpointer.save_on_schedule, 0.0)
+        topic = await server.topics.until_publishable("t")
+        for name in ("a", "b", "c"):  # each is saved by a checkpoint, one after the other
+            server.broker.channel(name, "c")
+            await until((topics / f"{name}.topic" / "state.json").exists)
+        assert not (topics / "t.topic" / "state.json").exists()
+        files.sync_fails = True
+        with pytest.raises(PublishRefused):
+            await server.write_path.publish(topic, [Publication([pack_messages([b"x"])])])
+        await until(lambda: "t" not in server.broker.topics)
+        assert not (topics / "t.topic").exists()
+        nursery.cancel_scope.cancel()

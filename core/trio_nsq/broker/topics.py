@@ -236,7 +236,7 @@ class Topics:
 
     async def forget_new(self, topic: Topic) -> None:
         """Delete a topic that is new and was not used: a refused request must leave no topic."""
-        if self._is_new(topic) and topic not in self.broker.incomplete:
+        if self.broker.is_unused(topic) and topic not in self.broker.incomplete:
             try:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
@@ -244,12 +244,8 @@ class Topics:
 
     def forget_new_soon(self, topic: Topic) -> None:
         """As `forget_new`, after a publish to the topic was refused."""
-        if self._is_new(topic):
+        if self.broker.is_unused(topic):
             self.nursery.start_soon(self.forget_new, topic)
-
-    def _is_new(self, topic: Topic) -> bool:
-        """Whether a topic was never saved, and has neither messages nor channels."""
-        return topic in self.broker.never_saved and not (topic.channels or topic.log.next_sequence)
 
     # ------------------------------------------------------------------ deleting
 
@@ -281,7 +277,7 @@ class Topics:
 
     async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
         await self.write_path.until_idle(topic)
-        if only_if_unused and not self._is_new(topic):
+        if only_if_unused and not self.broker.is_unused(topic):
             return
         retired: Path | None = None
         if not topic.ephemeral:

@@ -158,6 +158,10 @@ class Broker:
             self.never_saved.add(topic)
         self.on_names_changed(topic.name, None)
 
+    def is_unused(self, topic: Topic) -> bool:
+        """Whether a topic was never saved, and has neither messages nor channels: a request has not finished yet."""
+        return topic in self.never_saved and not (topic.channels or topic.log.next_sequence)
+
     def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
         """Return the channel of this name, creating it and its topic if needed. Raises LogError."""
         topic = self.topic(topic_name)

@@ -356,12 +356,12 @@ class Checkpointer:
 
     async def save_all(self) -> None:
         self._due.update(self._broker.topics)
-        await self._save_changed(_WRITERS_AT_THE_END)
+        await self._save_changed(_WRITERS_AT_THE_END, with_unused=True)
         await self._reserve_ids(
             self._ids.next
         )  # if this fails, the earlier reservation is above every id in use
 
-    async def _save_changed(self, writers: int) -> None:
+    async def _save_changed(self, writers: int, *, with_unused: bool = False) -> None:
         names = iter(self._broker.changed | self._due)
 
         async def work() -> None:
@@ -371,6 +371,8 @@ class Checkpointer:
                     self._due.discard(name)
                     self._errors.pop(name, None)
                     continue
+                if self._broker.is_unused(topic) and not with_unused:
+                    continue  # if its request is refused, it is forgotten, unless it is saved
                 try:
                     await self.save(topic)
                 except SaveError:
