@@ -131,12 +131,13 @@ class Bodies:
         self._watcher: _Waiter | None = None
         self._small_bytes = 0
 
-    def take_small(self, size: int) -> bool:
-        """Count a piece for which no room is reserved, until `leave_small`. Returns whether it needs none."""
-        if size > SMALL_PIECE_BYTES or self._small_bytes + size > SMALL_PIECES_BYTES:
-            return False
+    def needs_room(self, size: int) -> bool:
+        """Whether room must be reserved for a piece."""
+        return size > SMALL_PIECE_BYTES or self._small_bytes + size > SMALL_PIECES_BYTES
+
+    def take_small(self, size: int) -> None:
+        """Count a piece for which no room is reserved, until `leave_small`."""
         self._small_bytes += size
-        return True
 
     def leave_small(self, size: int) -> None:
         """Stop counting a piece: it is sent, or its client is gone."""
@@ -342,27 +343,19 @@ class PieceRoom:
         """
         while True:
             self.leave()
-            if self._take_small():
-                self._leave_small()  # it may take another size by now
-            else:
+            if self._held.needs_room(self._expected):
                 await self._held.wait(self._client, self._expected, kind=self._kind)
                 self._held.hold(self._client)
                 self.size = self._expected
             found = await read()
             self._expected = sum(map(held, found))
-            if self._expected <= self.size or self._take_small():
+            if self._expected <= self.size:
+                return found
+            if not self._held.needs_room(self._expected):
+                self._small = self._expected
+                self._held.take_small(self._small)
                 return found
             del found
-
-    def _take_small(self) -> bool:
-        if not self._held.take_small(self._expected):
-            return False
-        self._small = self._expected
-        return True
-
-    def _leave_small(self) -> None:
-        self._held.leave_small(self._small)
-        self._small = 0
 
     def begin(self) -> None:
         """Note that the piece is computed, and its client must read it."""
@@ -375,7 +368,8 @@ class PieceRoom:
 
     def leave(self) -> None:
         """Release the memory: the piece is sent, or the client is gone."""
-        self._leave_small()
+        self._held.leave_small(self._small)
+        self._small = 0
         if self.size:
             self.size = 0
             self._held.leave(self._client)
