@@ -140,7 +140,7 @@ class Fixture:
         self.watched: dict[Channel, int] = {}
 
     def watch_deadlines(self) -> None:
-        """Note in `watched` when each channel has to be called next, as the broker's alarms do."""
+        """Note in `watched` when each channel has to be called next, as the broker's deadlines do."""
 
         def watch(channel: Channel, at_ns: int) -> None:
             self.watched[channel] = min(at_ns, self.watched.get(channel, at_ns))

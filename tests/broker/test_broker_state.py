@@ -1,4 +1,4 @@
-"""Tests for the topics of a broker, message ids, and alarms."""
+"""Tests for the topics of a broker, message ids, and deadlines."""
 
 import gc
 import tracemalloc
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, ids_in_flight, next_record
 from trio_nsq.broker.options import BrokerOptions
-from trio_nsq.broker.state import alarms as alarms_module
+from trio_nsq.broker.state import deadline_heap as deadlines_module
 from trio_nsq.broker.state.broker import Broker, MessageIds
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.consumer import Consumer
@@ -33,7 +33,7 @@ def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1)
     topic.log.append([record], sync=True)
     topic.accept([record])
     for channel in topic.channels.values():
-        broker.alarms.watch(channel, channel.next_due_ns)
+        broker.deadlines.watch(channel, channel.next_due_ns)
 
 
 class Connection:
@@ -57,7 +57,7 @@ def deliver(
     consumer.ready_count = ready
     channel.add(consumer)
     if grants := channel.dispatcher.dispatch(now_ns):
-        broker.alarms.watch(channel, now_ns + min(to.msg_timeout_ns for to, _ in grants))
+        broker.deadlines.watch(channel, now_ns + min(to.msg_timeout_ns for to, _ in grants))
     return consumer
 
 
@@ -180,7 +180,7 @@ def test_recreated_topic_has_nothing_of_the_old_one() -> None:
     assert ids_in_flight(consumer) == [b"%016x" % record.first_id]
 
 
-# ---------------------------------------------------------------------- alarms
+# ---------------------------------------------------------------------- deadlines
 
 
 @pytest.mark.uncompiled
@@ -189,7 +189,7 @@ def test_idle_channels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for topic in range(100):
         for channel in range(100):
             broker.channel(f"t{topic}", f"c{channel}")
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
     looked: list[Channel] = []
     tick = Channel.tick
 
@@ -213,12 +213,12 @@ def test_channel_is_processed_when_something_is_due() -> None:
     channel = broker.channel("t", "c")
     publish(broker, "t")
     consumer = deliver(broker, channel, 0)
-    assert broker.alarms.next_ns == SECOND
+    assert broker.deadlines.next_ns == SECOND
     assert broker.tick(SECOND - 1) == []
     assert len(consumer.in_flight) == 1
     assert broker.tick(SECOND) == [channel]
     assert (len(consumer.in_flight), channel.depth) == (0, 1)
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
 
 
 def test_earlier_alarm_rings_first_and_the_later_one_still_rings() -> None:
@@ -228,17 +228,17 @@ def test_earlier_alarm_rings_first_and_the_later_one_still_rings() -> None:
     deliver(broker, channel, 0, timeout_ms=60_000)
     publish(broker, "t", due_ns=SECOND)
     publish(broker, "t", due_ns=3 * SECOND)
-    assert broker.alarms.next_ns == SECOND
+    assert broker.deadlines.next_ns == SECOND
     assert broker.tick(SECOND) == [channel]
-    assert (channel.deferred_count, broker.alarms.next_ns) == (1, 3 * SECOND)
+    assert (channel.deferred_count, broker.deadlines.next_ns) == (1, 3 * SECOND)
     assert broker.tick(3 * SECOND) == [channel]
-    assert (channel.deferred_count, broker.alarms.next_ns) == (0, 60 * SECOND)
+    assert (channel.deferred_count, broker.deadlines.next_ns) == (0, 60 * SECOND)
     assert broker.tick(60 * SECOND) == [channel]
     assert channel.timeout_count == 1
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
 
 
-def test_channel_with_two_due_alarms_is_processed_once() -> None:
+def test_channel_with_two_due_deadlines_is_processed_once() -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t", due_ns=2 * SECOND)
@@ -250,9 +250,9 @@ def test_channel_with_two_due_alarms_is_processed_once() -> None:
 def test_first_channel_is_watched_for_earlier_deferred_messages() -> None:
     broker = make_broker()
     publish(broker, "t", due_ns=SECOND)
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
     channel = broker.channel("t", "c")
-    assert broker.alarms.next_ns == SECOND
+    assert broker.deadlines.next_ns == SECOND
     assert broker.tick(SECOND) == [channel]
 
 
@@ -265,7 +265,7 @@ def test_deleted_channel_is_not_processed() -> None:
     assert gone.depth == gone.deferred_count == 0
 
 
-def test_recreated_channel_has_its_own_alarms() -> None:
+def test_recreated_channel_has_its_own_deadlines() -> None:
     broker = make_broker()
     old = broker.channel("t", "c")
     publish(broker, "t", due_ns=SECOND)
@@ -278,9 +278,9 @@ def test_recreated_channel_has_its_own_alarms() -> None:
 
 
 @pytest.fixture
-def alarm_bytes() -> Iterator[Callable[[], int]]:
-    """Return the memory that was allocated in the module of alarms."""
-    only = [tracemalloc.Filter(inclusive=True, filename_pattern=alarms_module.__file__)]
+def deadline_bytes() -> Iterator[Callable[[], int]]:
+    """Return the memory that was allocated in the module of deadlines."""
+    only = [tracemalloc.Filter(inclusive=True, filename_pattern=deadlines_module.__file__)]
 
     def measure() -> int:
         return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(only).traces)
@@ -290,17 +290,17 @@ def alarm_bytes() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
-def test_short_alarms_do_not_accumulate_behind_a_long_one(alarm_bytes: Callable[[], int]) -> None:
+def test_short_deadlines_do_not_accumulate_behind_a_long_one(deadline_bytes: Callable[[], int]) -> None:
     broker = make_broker()
     channel = broker.channel("t", "c")
     publish(broker, "t", due_ns=3600 * SECOND)
     for second in range(1, 1000):
         publish(broker, "t", due_ns=second * SECOND)
         if second == 10:
-            before = alarm_bytes()
+            before = deadline_bytes()
         assert broker.tick(second * SECOND) == [channel]
-    assert alarm_bytes() < before + 10_000
-    assert broker.alarms.next_ns == 3600 * SECOND
+    assert deadline_bytes() < before + 10_000
+    assert broker.deadlines.next_ns == 3600 * SECOND
 
 
 @given(st.data())
@@ -331,7 +331,7 @@ def test_channel_is_never_processed_later_than_its_next_deadline(data: st.DataOb
                 if what == "requeue":
                     delay_ms = data.draw(st.integers(1, 300))
                     channel.requeue(consumer, message_id, delay_ms, now_ns)
-                    broker.alarms.watch(channel, now_ns + delay_ms * MS)
+                    broker.deadlines.watch(channel, now_ns + delay_ms * MS)
                 elif what == "touch":
                     channel.touch(consumer, message_id, now_ns, 250)
                 else:
@@ -339,11 +339,11 @@ def test_channel_is_never_processed_later_than_its_next_deadline(data: st.DataOb
         for channel in channels:
             at_ns = channel.next_deadline_ns
             assert at_ns is None or at_ns > now_ns
-            assert at_ns is None or (broker.alarms.next_ns or 0) <= at_ns
+            assert at_ns is None or (broker.deadlines.next_ns or 0) <= at_ns
             deadlines = [d.deadline_ns for c in channel.consumers for _, d in c.in_flight]
             assert not deadlines or (at_ns is not None and at_ns <= min(deadlines))
     broker.tick(now_ns + 1000 * SECOND)
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
     assert all(channel.in_flight_count == channel.deferred_count == 0 for channel in channels)
 
 
@@ -360,10 +360,10 @@ def test_many_due_channels_are_processed_in_steps() -> None:
         steps += 1
         assert len(due) <= 200
         moved = sum(channel.depth for channel in channels)
-        assert (broker.alarms.next_ns == SECOND) is (moved < 1000)
+        assert (broker.deadlines.next_ns == SECOND) is (moved < 1000)
     assert steps == 5
     assert all(channel.depth == 1 for channel in channels)
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
 
 
 @pytest.mark.parametrize("what", ["deferred", "timeouts"])
@@ -381,27 +381,27 @@ def test_many_due_messages_of_one_channel_are_processed_in_steps(what: str) -> N
         ready = channel.depth
     assert channel.depth == (5500 if what == "deferred" else 500 + 5000 + 500)
     assert channel.in_flight_count == channel.deferred_count == 0
-    assert broker.alarms.next_ns is None
+    assert broker.deadlines.next_ns is None
     if what == "timeouts":
         assert channel.timeout_count == 5000
         assert all(consumer.window == 1000 for consumer in consumers)
 
 
-def test_alarms_of_deleted_channels_do_not_accumulate() -> None:
+def test_deadlines_of_deleted_channels_do_not_accumulate() -> None:
     broker = make_broker()
     kept = broker.channel("t", "kept")
     gc.collect()
     channels_before = sum(isinstance(each, Channel) for each in gc.get_objects())
     publish(broker, "t", due_ns=3600 * SECOND)
-    for begin_s in (3601, 10_001):  # rung alarms are not counted as pending
+    for begin_s in (3601, 10_001):  # rung deadlines are not counted as pending
         for second in range(begin_s, begin_s + 2000):
             channel = broker.channel("t", "c#ephemeral")
             publish(broker, "t", due_ns=second * SECOND)
             broker.delete_channel(channel)
         del channel
         gc.collect()
-        # Those without an alarm are gone.
+        # Those without an deadline are gone.
         assert sum(isinstance(each, Channel) for each in gc.get_objects()) - channels_before < 500
-        while broker.alarms.next_ns is not None:
-            assert broker.tick(broker.alarms.next_ns) in ([kept], [])
+        while broker.deadlines.next_ns is not None:
+            assert broker.tick(broker.deadlines.next_ns) in ([kept], [])
     assert kept.depth == 4001

@@ -15,12 +15,12 @@ import trio
 from broker.api import OK, Api, address, running_api
 from broker.support import PATIENCE_S, FailingFiles, RawClient, connected, identify, pub, running_broker
 from faults.small_disk import SmallFiles
-from trio_nsq.broker.storage.spare_room import SPARE_BYTES, SpareRoom
+from trio_nsq.broker.storage.disk_reserve import RESERVE_BYTES, DiskReserve
 from trio_nsq.log import Files
 
 FULL = "No space left on device"
 _REFUSALS = 20
-"""One may be temporary, while a state is saved in the spare room."""
+"""One may be temporary, while a state is saved in the disk reserve."""
 FAST: dict[str, Any] = {"checkpoint_interval_ms": 10}
 
 
@@ -65,7 +65,7 @@ async def until_well(api: Api) -> None:
             await trio.lowlevel.checkpoint()
 
 
-# ---------------------------------------------------------------------- spare room
+# ---------------------------------------------------------------------- disk reserve
 
 
 class FullFiles(Files):
@@ -104,7 +104,7 @@ async def test_ephemeral_topics_accept_messages_on_a_full_disk(tmp_path: Path) -
 
 
 def no_room_once(path: Path) -> Any:
-    """Return a job that fails once, before the spare room is released."""
+    """Return a job that fails once, before the disk reserve is released."""
 
     def work() -> str:
         if path.exists():
@@ -116,9 +116,9 @@ def no_room_once(path: Path) -> Any:
 
 def test_nothing_is_appended_while_the_room_is_incomplete(tmp_path: Path) -> None:
     files, path = FullFiles(), tmp_path / "spare-room"
-    room = SpareRoom(path, files)
+    room = DiskReserve(path, files)
     room.start()
-    assert path.stat().st_size == SPARE_BYTES
+    assert path.stat().st_size == RESERVE_BYTES
     assert room.begin_append() == ""
     room.end_append()
     files.full = True
@@ -131,12 +131,12 @@ def test_nothing_is_appended_while_the_room_is_incomplete(tmp_path: Path) -> Non
     files.full = False
     room.reclaim()
     assert room.begin_append() == room.shortage == ""
-    assert path.stat().st_size == SPARE_BYTES
+    assert path.stat().st_size == RESERVE_BYTES
 
 
 def test_room_is_used_only_without_a_running_append(tmp_path: Path) -> None:
     path = tmp_path / "spare-room"
-    room = SpareRoom(path, Files())
+    room = DiskReserve(path, Files())
     room.start()
     assert room.begin_append() == ""
     thread = threading.Thread(target=room.use, args=[no_room_once(path)])
@@ -153,7 +153,7 @@ def test_room_is_used_only_without_a_running_append(tmp_path: Path) -> None:
 
 
 def test_other_errors_do_not_use_the_room(tmp_path: Path) -> None:
-    room = SpareRoom(tmp_path / "spare-room", Files())
+    room = DiskReserve(tmp_path / "spare-room", Files())
     room.start()
 
     def work() -> None:
@@ -167,18 +167,18 @@ def test_other_errors_do_not_use_the_room(tmp_path: Path) -> None:
 def test_room_that_cannot_be_allocated_for_another_reason_does_not_block_publishes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = SpareRoom(tmp_path / "missing" / "spare-room", Files())
+    room = DiskReserve(tmp_path / "missing" / "spare-room", Files())
     room.start()
     assert room.begin_append() == ""
     assert "a full disk may stay full" in caplog.text
 
 
 def test_room_grows_with_the_saved_states(tmp_path: Path) -> None:
-    room = SpareRoom(tmp_path / "spare-room", Files())
+    room = DiskReserve(tmp_path / "spare-room", Files())
     room.start()
     room.replace(tmp_path / "state", bytes(2_000_000))
     assert (tmp_path / "spare-room").stat().st_size == 4_000_000
-    room = SpareRoom(tmp_path / "spare-room", Files())
+    room = DiskReserve(tmp_path / "spare-room", Files())
     room.start()
     assert (tmp_path / "spare-room").stat().st_size == 4_000_000  # the state still exists
 
@@ -287,8 +287,8 @@ async def test_kept_messages_stay_on_a_full_disk(tmp_path: Path) -> None:
         assert logs(tmp_path) == [f"{0:020}.log"]
 
 
-async def test_broker_starts_on_a_full_disk_without_spare_room(tmp_path: Path) -> None:
-    """As after a kill while the spare room was in use, if others then took the space: there is no free byte."""
+async def test_broker_starts_on_a_full_disk_without_its_reserve(tmp_path: Path) -> None:
+    """As after a kill while the disk reserve was in use, if others then took the space: there is no free byte."""
     files = small_files(tmp_path)
     bodies = [b"%d" % number for number in range(3)]
     async with running_api(tmp_path / "d", files=files) as api:
@@ -342,7 +342,7 @@ async def test_new_topic_does_not_take_the_room_of_others(tmp_path: Path) -> Non
     async with running_api(tmp_path / "d", files=files) as api:
         await api.post("/topic/create", topic="t")
         files.unlink(tmp_path / "d" / "spare-room")
-        files.disk_bytes -= files.free_bytes - SPARE_BYTES // 2
+        files.disk_bytes -= files.free_bytes - RESERVE_BYTES // 2
     async with running_api(tmp_path / "d", files=files) as api:
         status, text = await api.post("/topic/create", topic="new")
         assert (status, text[-23:]) == (503, FULL)

@@ -38,7 +38,7 @@ async def test_tasks_shows_the_stack_of_each_task(tmp_path: Path) -> None:
         (timers,) = [i for i, line in enumerate(lines) if line.endswith("Deliverer.run_timers")]
         assert lines[timers + 1].strip().startswith("_keep_running (trio_nsq.broker.serve:")
         assert lines[timers + 2].strip().startswith("Deliverer.run_timers (trio_nsq.broker.delivery:")
-        assert lines[timers + 3].strip().startswith("Timers.wait (trio_nsq.broker.timers:")
+        assert lines[timers + 3].strip().startswith("BrokerClock.wait (trio_nsq.broker.clock:")
         assert lines[timers + 4].strip().startswith("Event.wait (trio._sync:")
 
 

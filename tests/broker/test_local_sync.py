@@ -68,16 +68,16 @@ class Committing:
     def _topic(self, name: str) -> Topic:
         if name not in self._topics:
             log = DiskLog(self._folder / f"{name}.topic", files=self.files)
-            log.begin_file()
+            log.rotate()
             self._topics[name] = Topic(name, log, BatchCache(10**7), 10)
         return self._topics[name]
 
-    def begin_file(self, name: str) -> None:
+    def rotate(self, name: str) -> None:
         """Begin a new file of a topic's log, for which the last one is synced. Raises LogWriteError."""
         log = self._topic(name).log
         assert isinstance(log, DiskLog)
         log.commit(log.written_sequence)
-        log.begin_file()
+        log.rotate()
 
     async def sync_alone(self, name: str) -> None:
         """Sync a topic's own log."""
@@ -170,7 +170,7 @@ async def committing_ahead(folder: Path, **pacing: Any) -> AsyncIterator[tuple[C
 
 
 async def test_many_topics_of_a_round_share_one_sync(tmp_path: Path) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=3) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=3) as (running, synced):
         with running.a_round():
             running.write("t1", "t2", "t3")
         running.committer.begin()
@@ -180,7 +180,7 @@ async def test_many_topics_of_a_round_share_one_sync(tmp_path: Path) -> None:
 
 
 async def test_few_topics_of_a_round_are_synced_by_themselves(tmp_path: Path) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=3) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=3) as (running, synced):
         with running.a_round():
             running.write("t1", "t2")
         running.committer.begin()
@@ -191,7 +191,7 @@ async def test_few_topics_of_a_round_are_synced_by_themselves(tmp_path: Path) ->
 async def test_writes_too_large_for_the_write_ahead_log_are_synced_although_smaller_ones_follow(
     tmp_path: Path,
 ) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=2, small_sync_bytes=100, **threads(1)) as (
+    async with committing_ahead(tmp_path, wal_topics=2, small_sync_bytes=100, **threads(1)) as (
         running,
         synced,
     ):
@@ -211,7 +211,7 @@ async def test_writes_too_large_for_the_write_ahead_log_are_synced_although_smal
 
 
 async def test_topics_share_the_next_sync_of_a_write_ahead_log_that_is_being_synced(tmp_path: Path) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=2, **threads(2)) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=2, **threads(2)) as (running, synced):
         gate = running.files.gates[tmp_path.stem] = threading.Event()
         with running.a_round():
             running.write("t1", "t2")
@@ -389,7 +389,7 @@ async def test_two_files_wait_for_the_same_topic(tmp_path: Path) -> None:
         running.committer.begin()
         await settle()
 
-    async with committing_ahead(tmp_path, ahead_topics=2, ahead_file_bytes=500, **threads(3)) as (running, _):
+    async with committing_ahead(tmp_path, wal_topics=2, wal_file_bytes=500, **threads(3)) as (running, _):
         await in_a_round("t1", "t2", "t3")
         gate_1, gate_2 = running.hold("t1", "t2")
         await in_a_round("t2", "t3")  # the file is full, so the next one begins
@@ -461,7 +461,7 @@ async def test_the_event_loop_does_not_sync_many_bytes(tmp_path: Path) -> None:
 
 
 async def test_the_event_loop_does_not_sync_many_bytes_of_the_write_ahead_log(tmp_path: Path) -> None:
-    options = {"ahead_topics": 2, "fast_sync_s": inf, "small_sync_bytes": 500}
+    options = {"wal_topics": 2, "fast_sync_s": inf, "small_sync_bytes": 500}
     async with committing_ahead(tmp_path, **options) as (running, _):
         for names, in_loop in ((("t1", "t2"), True), (("t1", "t2", "t3", "t4", "t5"), False)):
             with running.a_round():
@@ -472,7 +472,7 @@ async def test_the_event_loop_does_not_sync_many_bytes_of_the_write_ahead_log(tm
 
 
 async def test_the_event_loop_syncs_the_write_ahead_log_of_many_topics(tmp_path: Path) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=3, fast_sync_s=inf) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=3, fast_sync_s=inf) as (running, synced):
         with running.a_round():
             running.write("t1", "t2", "t3")
         assert running.committer.sync_in_loop()
@@ -482,7 +482,7 @@ async def test_the_event_loop_syncs_the_write_ahead_log_of_many_topics(tmp_path:
 
 
 async def test_the_event_loop_leaves_failed_syncs_of_the_write_ahead_log_to_threads(tmp_path: Path) -> None:
-    async with committing_ahead(tmp_path, ahead_topics=3, fast_sync_s=inf) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=3, fast_sync_s=inf) as (running, synced):
         running.files.failing.add("write-ahead.1")
         with running.a_round():
             running.write("t1", "t2", "t3")
@@ -495,7 +495,7 @@ async def test_the_event_loop_leaves_failed_syncs_of_the_write_ahead_log_to_thre
 
 async def test_write_ahead_file_is_cut_back_after_the_sync_that_runs(tmp_path: Path) -> None:
     """What a sync is about to report as stored must not be discarded."""
-    async with committing_ahead(tmp_path, ahead_topics=2, **threads(2)) as (running, _):
+    async with committing_ahead(tmp_path, wal_topics=2, **threads(2)) as (running, _):
         gate = running.files.gates[tmp_path.stem] = threading.Event()
         with running.a_round():
             running.write("t1", "t2")
@@ -519,7 +519,7 @@ async def test_write_ahead_file_is_cut_back_after_the_sync_that_runs(tmp_path: P
 
 async def test_topic_in_the_write_ahead_log_is_not_synced_by_itself_meanwhile(tmp_path: Path) -> None:
     """If that failed, the message would be refused, and the write-ahead log would bring it back."""
-    async with committing_ahead(tmp_path, ahead_topics=2, **threads(3)) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=2, **threads(3)) as (running, synced):
         gate = running.files.gates[tmp_path.stem] = threading.Event()
         with running.a_round():
             running.write("t1", "t2")
@@ -545,14 +545,14 @@ async def test_file_is_kept_if_the_sync_of_a_full_segment_failed(tmp_path: Path,
         await running.idle()
 
     kept = tmp_path / "write-ahead.1"
-    async with committing_ahead(tmp_path, ahead_topics=2, ahead_file_bytes=500) as (running, synced):
+    async with committing_ahead(tmp_path, wal_topics=2, wal_file_bytes=500) as (running, synced):
         await in_a_round("t1", "t2")
         assert [path.name for path in synced] == ["write-ahead.1"]
         running.files.failing.add("t1")
         with pytest.raises(LogWriteError):
-            running.begin_file("t1")
+            running.rotate("t1")
         running.files.failing.clear()
-        running.begin_file("t1")
+        running.rotate("t1")
         await in_a_round("t1")
         assert synced[-1].parent.name == "t1.topic"
         for _ in range(3):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from log.support import FailingFiles, HastyFiles
-from trio_nsq.broker.state.alarms import Alarms
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.checkpoint import Checkpoint
+from trio_nsq.broker.state.deadline_heap import DeadlineHeap
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage import retention
@@ -120,7 +120,7 @@ def test_next_check() -> None:
 
 
 def test_schedule_returns_each_topic_when_it_is_due() -> None:
-    schedule: Alarms[str] = Alarms()
+    schedule: DeadlineHeap[str] = DeadlineHeap()
     schedule.watch("a", 30)
     schedule.watch("b", 10)
     schedule.watch("a", 20)
@@ -134,7 +134,7 @@ def test_schedule_returns_each_topic_when_it_is_due() -> None:
 
 
 def test_schedule_does_not_grow_with_repeated_checks() -> None:
-    schedule: Alarms[str] = Alarms()
+    schedule: DeadlineHeap[str] = DeadlineHeap()
     for now in range(1000):
         schedule.watch("a", 10_000)
         schedule.watch("a", now + 1)
@@ -159,7 +159,7 @@ class Kept:
             self.now_ns = NOW + 5 * sequence * MINUTE * MS
             batch = RecordBatch(sequence, 1 + sequence, self.now_ns, 0, pack_messages([b"x" * 1000]))
             self.log.append([batch], sync=True)
-        self.log.rotate()
+        self.log.rotate_unless_empty()
         self.log.close()
         self.log = DiskLog(folder, files=files, now_ns=lambda: self.now_ns)
         self.topic = Topic("t", self.log, BatchCache(0), 0, 0, settings)

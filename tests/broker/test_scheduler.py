@@ -18,7 +18,7 @@ from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.ingest.write_path import WritePath
 from trio_nsq.broker.scheduler import Scheduler
 from trio_nsq.broker.state.broker import Broker, MessageIds
-from trio_nsq.broker.storage.spare_room import SpareRoom
+from trio_nsq.broker.storage.disk_reserve import DiskReserve
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.log import Files, MemoryLog
@@ -45,7 +45,7 @@ class HeldLog(MemoryLog):
     Attributes:
         go_on: Set to release it.
         syncing: Set when a sync has begun.
-        is_broken: `begins_file` fails, as after a defect.
+        is_broken: `needs_rotation` fails, as after a defect.
     """
 
     files: Sequence[LogFileFacts] = [OneFile()]
@@ -56,12 +56,12 @@ class HeldLog(MemoryLog):
         self.syncing = threading.Event()
         self.is_broken = False
 
-    def begins_file(self, size: int) -> bool:
+    def needs_rotation(self, size: int) -> bool:
         if self.is_broken:
             raise ZeroDivisionError("a defect")
         return False
 
-    def new_file(self) -> DiskWork:
+    def rotation(self) -> DiskWork:
         def create() -> Callable[[], None]:
             assert self.go_on.wait(PATIENCE_S)
             return lambda: None
@@ -92,7 +92,7 @@ class Scheduled:
         self.topic = broker.topic("t")
         self.poller = Poller(options.pacing, clock_s)
         self.delivery = a_delivery(broker, options, self.poller, nursery)
-        room = SpareRoom(options.data_path / "spare-room", Files())
+        room = DiskReserve(options.data_path / "spare-room", Files())
         self.write_path = WritePath(options, MessageIds(0, 0), nursery, room, self.poller, self.delivery)
         self.scheduler = Scheduler(
             self.poller, self.write_path, self.delivery, options.pacing, syncs_first=options.sync == "always"
@@ -258,12 +258,12 @@ async def test_no_busy_wait_while_others_need_the_event_loop() -> None:
             if others is not None:
                 others.start_soon(trio.lowlevel.checkpoint)
 
-    async def waits(at_most_s: float = 100, sleep_s: float = 0, *, begins_file: bool = False) -> bool:
+    async def waits(at_most_s: float = 100, sleep_s: float = 0, *, needs_rotation: bool = False) -> bool:
         nonlocal looks, slept_s
         pacing = Pacing(spin_s=1, spin_at_most_s=at_most_s, turn_s=100)
         async with scheduling(pacing, clock_s) as running, trio.open_nursery() as nursery:
             client = Waking("client", [], running.poller)
-            if begins_file:
+            if needs_rotation:
                 nursery.start_soon(running.write_path.rotate, running.topic)
             await settle()
             looks = 0
@@ -279,7 +279,7 @@ async def test_no_busy_wait_while_others_need_the_event_loop() -> None:
     assert await waits()
     assert not await waits(at_most_s=0)
     assert not await waits(sleep_s=10)  # it arrives rarely
-    assert not await waits(begins_file=True)
+    assert not await waits(needs_rotation=True)
     async with trio.open_nursery() as nursery:
         others = nursery
         assert not await waits()

@@ -22,8 +22,8 @@ from trio_nsq.log import DiskLog
 from trio_nsq.log.files import Space
 
 TOPICS = [f"t{n}" for n in range(6)]
-ALWAYS = Pacing(ahead_topics=1, ahead_retry_s=0.0)
-SMALL_FILES = Pacing(ahead_topics=1, ahead_file_bytes=3000, ahead_retry_s=0.0)
+ALWAYS = Pacing(wal_topics=1, wal_retry_s=0.0)
+SMALL_FILES = Pacing(wal_topics=1, wal_file_bytes=3000, wal_retry_s=0.0)
 
 
 class CountingFiles(HastyFiles):
@@ -263,7 +263,7 @@ async def test_files_are_few_and_end_when_the_topics_are_synced(tmp_path: Path) 
 
 async def test_old_file_ends_without_further_publishes(tmp_path: Path) -> None:
     files = CountingFiles()
-    pacing = Pacing(ahead_topics=1, ahead_file_s=0.3)
+    pacing = Pacing(wal_topics=1, wal_file_s=0.3)
     async with publishing(tmp_path / "d", files, pacing=pacing):
         first = tmp_path / "d" / "write-ahead.1"
         await until(lambda: not first.exists())
@@ -400,7 +400,7 @@ async def test_missing_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFi
 async def test_without_a_file_none_is_missing(tmp_path: Path) -> None:
     """After an error of the write-ahead log, there is none until the next is begun."""
     files = CountingFiles()
-    pacing = Pacing(ahead_topics=1, ahead_retry_s=1000)
+    pacing = Pacing(wal_topics=1, wal_retry_s=1000)
     async with publishing(tmp_path / "d", files, pacing=pacing) as publishers:
         files.failing = {("sync", "write-ahead"): errno.EIO}
         await publishers.publish()

@@ -276,7 +276,7 @@ async def test_exception_while_distributing_does_not_affect_publishers(
 
 async def test_few_threads_store_for_all_topics_separately(tmp_path: Path) -> None:
     files = TopicsFiles()
-    pacing = Pacing(min_commit_threads=2, max_commit_threads=2, ahead_topics=1000)
+    pacing = Pacing(min_commit_threads=2, max_commit_threads=2, wal_topics=1000)
     topics = [f"t{n}" for n in range(20)]
     async with (
         running_broker(tmp_path / "d", files=files, pacing=pacing, checkpoint_interval_ms=3_600_000) as bound,
@@ -390,7 +390,7 @@ class Busy:
         self._publisher = server.write_path
         self.topic = server.broker.topic(name)
         if isinstance(self.topic.log, DiskLog):  # not of an ephemeral topic
-            self.topic.log.begin_file()
+            self.topic.log.rotate()
 
     def publish(self, size: int = 1) -> None:
         """Publish a message."""

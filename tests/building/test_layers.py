@@ -32,8 +32,8 @@ LAYERS = (
 WITHIN = {
     "trio_nsq.broker.state": {"errors", "options"},
     "trio_nsq.broker.storage": {"errors", "state"},
-    "trio_nsq.broker.timers": {"state"},
-    "trio_nsq.broker.delivery": {"options", "readers", "state", "timers"},
+    "trio_nsq.broker.clock": {"state"},
+    "trio_nsq.broker.delivery": {"options", "readers", "state", "clock"},
     "trio_nsq.broker.ingest": {"delivery", "errors", "monitoring", "options", "state", "storage", "topics"},
     "trio_nsq.broker.session": {
         "delivery",
@@ -41,7 +41,7 @@ WITHIN = {
         "ingest",
         "options",
         "state",
-        "timers",
+        "clock",
         "topics",
     },
     "trio_nsq.client.connection": {"arguments", "errors"},

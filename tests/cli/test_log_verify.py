@@ -298,7 +298,7 @@ def ahead(data: Path) -> Path:
     file = WriteAheadFile.create(HastyFiles(), data, 1)
     for sequence in (4, 5):
         log.write([batch(sequence, b"later")])
-        part = log.unlogged()
+        part = log.pending_wal()
         assert part is not None
         file.append([(b"clicks", part)])
         sync_now(file)

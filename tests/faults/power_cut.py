@@ -20,8 +20,8 @@ AHEAD = "always, write-ahead"
 IN_LOOP = "always, in the event loop"
 """The mode `always`, where the event loop syncs whenever it may."""
 EVERY_OK_SYNCED = ("always", AHEAD, IN_LOOP)
-_AHEAD_PACING = Pacing(ahead_topics=1, ahead_file_bytes=1500, ahead_file_s=4.0, ahead_retry_s=0.0)
-_IN_LOOP_PACING = Pacing(turn_s=10, ahead_topics=1000, fast_sync_s=math.inf)
+_AHEAD_PACING = Pacing(wal_topics=1, wal_file_bytes=1500, wal_file_s=4.0, wal_retry_s=0.0)
+_IN_LOOP_PACING = Pacing(turn_s=10, wal_topics=1000, fast_sync_s=math.inf)
 
 
 def sync_options(sync: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def sync_options(sync: str) -> dict[str, Any]:
         return {"sync": "always", "pacing": _AHEAD_PACING}
     if sync == IN_LOOP:
         return {"sync": "always", "pacing": _IN_LOOP_PACING}
-    return {"sync": sync, "pacing": Pacing(ahead_topics=1000, small_sync_bytes=-1)}
+    return {"sync": sync, "pacing": Pacing(wal_topics=1000, small_sync_bytes=-1)}
 
 
 def carry_forward_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from faults.small_disk import small_disk
 from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.broker.storage.spare_room import SPARE_BYTES
+from trio_nsq.broker.storage.disk_reserve import RESERVE_BYTES
 from trio_nsq.log import Files
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
@@ -262,7 +262,7 @@ async def test_finished_messages_can_be_saved_on_a_full_disk(tmp_path: Path) -> 
         with trio.fail_after(PATIENCE_S):
             while (await ping(bound))[0] != 200:
                 await trio.lowlevel.checkpoint()
-        assert (tmp_path / "d" / "spare-room").stat().st_size == SPARE_BYTES
+        assert (tmp_path / "d" / "spare-room").stat().st_size == RESERVE_BYTES
 
 
 # ---------------------------------------------------------------------- with a real file system

@@ -225,7 +225,7 @@ def test_reader_keeps_a_discarded_file_until_it_is_done(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, segment_bytes=10**6, files=HastyFiles())
     batches = numbered(0, 3000, size=100)  # more than one window
     append_each(log, batches)
-    log.begin_file()
+    log.rotate()
     log.append([batch(log.next_sequence, b"in another segment")], sync=False)
     headers = log.headers(0)
     found = [next(headers)]
@@ -251,7 +251,7 @@ def test_discarded_file_is_closed_at_once_in_spite_of_references_from_an_error(t
     with pytest.raises(LogWriteError) as kept:
         log.append([batch(log.next_sequence, b"refused")], sync=True)
     files.heal()
-    log.rotate()
+    log.rotate_unless_empty()
     assert open_descriptors() == before + 1
     log.discard_before(log.next_sequence)
     assert open_descriptors() == before

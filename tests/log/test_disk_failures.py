@@ -382,7 +382,7 @@ def test_next_sync_covers_the_data_of_a_failed_sync(tmp_path: Path, by: str) -> 
         log.append(FAILED[1:], sync=True)
         expected.append(FAILED[1])
     else:
-        log.begin_file()
+        log.rotate()
         log.append(FAILED[1:], sync=False)
     assert after_a_power_cut(disk, tmp_path / "cut") == expected
     log.close()

@@ -73,7 +73,7 @@ def test_file_stays_open_while_it_has_unsynced_data(tmp_path: Path) -> None:
 def test_a_sync_after_a_failed_one_counts_only_if_it_writes_the_bytes_again(tmp_path: Path) -> None:
     """The kernel reports an error once, and drops the bytes: the next sync of the same file succeeds without them."""
     log = DiskLog(tmp_path / "t")
-    log.begin_file()
+    log.rotate()
     log.write([batch(0, b"first")])
     failed, stale = log.sync_point(), log.sync_point()
     assert log.end_sync(failed, OSError(EIO, "broken")) is not None
@@ -87,11 +87,11 @@ def test_a_sync_after_a_failed_one_counts_only_if_it_writes_the_bytes_again(tmp_
 
 def test_uncommitted_data_counts_for_the_size_of_a_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t", segment_bytes=1000)
-    log.begin_file()
+    log.rotate()
     log.write([batch(0, bytes(800))])
-    assert log.begins_file(800)
+    assert log.needs_rotation(800)
     log.commit(1)
-    assert log.begins_file(800)
+    assert log.needs_rotation(800)
 
 
 class NoNewNames(Files):

@@ -38,18 +38,18 @@ class Ahead:
             log = self.logs.get(topic)
             if log is None:
                 log = self.logs[topic] = self.open(topic)
-                log.begin_file()
+                log.rotate()
             one = batch(log.written_sequence, b"%d of %s" % (log.written_sequence, topic.encode()))
-            if log.begins_file(one.record_bytes):
-                log.begin_file()
+            if log.needs_rotation(one.record_bytes):
+                log.rotate()
             log.write([one])
-            part = log.unlogged()
+            part = log.pending_wal()
             assert part is not None
             parts.append((topic.encode(), part))
             self.written.setdefault(topic, []).append(one)
         self.file.append(parts)
         for topic in topics:
-            self.logs[topic].mark_logged()
+            self.logs[topic].mark_in_wal()
         if sync:
             sync_now(self.file)
             for topic in topics:
@@ -127,7 +127,7 @@ def test_deleted_and_recreated_topic_gets_nothing(ahead: Ahead) -> None:
     for path in ahead.folder_of("a").iterdir():
         path.unlink()
     log = ahead.open("a")
-    log.begin_file()
+    log.rotate()
     log.close()
     assert ahead.replayed("a") == []
 
@@ -173,13 +173,13 @@ def test_refused_messages_do_not_replace_later_ones(tmp_path: Path) -> None:
     ahead.write("a", "b", sync=False)  # their sync fails, and the write-ahead file cannot be cut
     log = ahead.logs["a"]
     log.rollback()
-    assert log.unlogged() is None, "after a cut, the log needs a sync of its own"
+    assert log.pending_wal() is None, "after a cut, the log needs a sync of its own"
     ahead.written["a"][-1] = later = batch(log.next_sequence, b"something else, and longer than before")
     log.write([later])
     log.sync()
     log.commit(later.next_sequence)
     assert ahead.replayed("a") == ahead.written["a"]
-    assert log.unlogged() is not None
+    assert log.pending_wal() is not None
 
 
 def test_write_that_was_cut_needs_a_sync_of_the_log(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_write_that_was_cut_needs_a_sync_of_the_log(tmp_path: Path) -> None:
     log = ahead.logs["a"]
     log.write([batch(log.written_sequence, b"refused")])
     log.rollback()
-    assert log.unlogged() is None
+    assert log.pending_wal() is None
     log.sync()
-    part = log.unlogged()
+    part = log.pending_wal()
     assert part is not None
     assert part.size == 0
 
@@ -275,7 +275,7 @@ def test_message_with_the_bytes_of_an_entry_is_not_an_entry(tmp_path: Path) -> N
     ahead.next_file()
     log = ahead.logs["b"]
     log.write([batch(log.written_sequence, entry)])
-    part = log.unlogged()
+    part = log.pending_wal()
     assert part is not None
     ahead.file.append([(b"b", part)])
     sync_now(ahead.file)

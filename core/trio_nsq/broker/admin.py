@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from ..log.positions import Position
+from .clock import BrokerClock
 from .dead_letters import DEAD_LETTERS, refuse_loop
 from .delivery import Deliverer
 from .errors import DeletedError, OtherLog
@@ -25,7 +26,6 @@ from .state.steps import forget
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
 from .storage.checkpointer import Checkpointer
-from .timers import Timers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Admin:
     """Changes topics and channels for operators. One for a broker."""
 
     broker: Broker
-    timers: Timers
+    clock: BrokerClock
     delivery: Deliverer
     checkpointer: Checkpointer
     readers: Readers
@@ -176,7 +176,7 @@ class Admin:
 
     async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> SeekResult:
         """Move a channel, or compute the effect, in steps that let other tasks run. The topic must be locked."""
-        seek = Seek(channel, sequence, self.timers.now_ns())
+        seek = Seek(channel, sequence, self.clock.now_ns())
         moving: Iterator[None] = iter(())
 
         def plan(checkpoint: Checkpoint) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from ..event_loop.reactor import Poller
 from ..log import LogError, ReadWouldWaitError
+from .clock import BrokerClock, Lateness
 from .options import BrokerOptions
 from .readers import Readers
 from .state.broker import Broker
@@ -19,7 +20,6 @@ from .state.channel import Channel
 from .state.consumer import Subscriber
 from .state.topic import Topic
 from .state.withdrawn import Withdrawn
-from .timers import Lateness, Timers
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -46,7 +46,7 @@ class Deliverer:
         self,
         broker: Broker,
         options: BrokerOptions,
-        timers: Timers,
+        clock: BrokerClock,
         poller: Poller,
         readers: Readers,
         nursery: trio.Nursery,
@@ -55,7 +55,7 @@ class Deliverer:
         self.dead_letters_added = trio.Event()
         self._broker = broker
         self._pacing = options.pacing
-        self._timers = timers
+        self._clock = clock
         self._poller = poller
         self._clock_s = poller.clock_s
         self._readers = readers
@@ -139,10 +139,10 @@ class Deliverer:
                     # What clients sent in time is still in their sockets.
                     self._broker.extend_timeouts(late_ns)
                     await self._poller.until_served()
-                for channel in self._broker.tick(self._timers.now_ns()):
+                for channel in self._broker.tick(self._clock.now_ns()):
                     self.collect_dead_letters(channel)
                     self._enqueue(channel)
-                await self._timers.wait()
+                await self._clock.wait()
         finally:
             trio.lowlevel.remove_instrument(lateness)
 
@@ -206,7 +206,7 @@ class Deliverer:
             return self._refills_later(channel)
         if channel in self._waiting:
             return True
-        if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self._timers.now_ns():
+        if (until_ns := channel.dispatcher.buffering.wait_until_ns) <= self._clock.now_ns():
             return False
         self._broker.watch(channel, until_ns)
         return True
@@ -226,7 +226,7 @@ class Deliverer:
         return False
 
     def _deliver_now(self, channel: Channel) -> None:
-        now_ns = self._timers.now_ns()
+        now_ns = self._clock.now_ns()
         sent = 0
         over_s = self._clock_s() + self._pacing.turn_s
         while channel.dispatcher.can_deliver:
@@ -234,7 +234,7 @@ class Deliverer:
                 self._enqueue(channel)
                 break
             try:
-                grants = channel.dispatcher.dispatch(now_ns, self._timers.ahead_ns())
+                grants = channel.dispatcher.dispatch(now_ns, self._clock.ahead_ns())
             except ReadWouldWaitError:
                 self._read(channel)
                 break
@@ -291,7 +291,7 @@ class Deliverer:
 
     def _mark_unreadable(self, channel: Channel, error: LogError) -> None:
         """Schedule the next attempt to read a channel's messages, and log the first of several failures in a row."""
-        self._broker.watch(channel, self._timers.now_ns() + _READ_AGAIN_NS)
+        self._broker.watch(channel, self._clock.now_ns() + _READ_AGAIN_NS)
         deleted = channel.topic.name in self._broker.deleting  # its files are renamed already
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)

@@ -18,6 +18,7 @@ from ..log import RecordBatch
 from ..log.interface import READ_BYTES
 from ..log.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from ..log.records import split_batch
+from .clock import BrokerClock
 from .delivery import Deliverer
 from .errors import DeletedError, MoveRefused, SaveError
 from .ingest.idempotent import refuse_unless_remembered
@@ -32,7 +33,6 @@ from .state.move import Move, MovePlan
 from .state.producers import LastBatch
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
-from .timers import Timers
 from .topics import Topics
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -73,7 +73,7 @@ class Moves:
     """The moves of a broker's topics to other brokers."""
 
     broker: Broker
-    timers: Timers
+    clock: BrokerClock
     write_path: WritePath
     delivery: Deliverer
     checkpointer: Checkpointer
@@ -97,7 +97,7 @@ class Moves:
             move = topic.moving.current
             is_new = move is None
             if move is None:
-                move = Move(os.urandom(8).hex(), to, topic.end, self.timers.now_ns())
+                move = Move(os.urandom(8).hex(), to, topic.end, self.clock.now_ns())
                 topic.moving.begin(move)
             try:
                 # Otherwise a power cut could let other messages have sequences of this move.
@@ -195,7 +195,7 @@ class Moves:
         await self.checkpointer.change_channel(channel, Channel.fix_stream, with_others=True)
 
     async def _read(self, topic: Topic, plan: MovePlan, max_bytes: int) -> MoveBatch:
-        builder = GroupBuilder(self.timers.ahead_ns())
+        builder = GroupBuilder(self.clock.ahead_ns())
         found = _Records(self.readers, topic, time.time_ns())
         until_s = trio.current_time() + _READ_S
         through = -1
@@ -367,7 +367,7 @@ class MovedMessages:
     def _publication(self, producer: str, group: MovedGroup) -> Publication:
         due_ns = group.due_ns
         if due_ns:
-            due_ns = max(IN_SEQUENCE_NS + 1, due_ns - self.topics.timers.ahead_ns())
+            due_ns = max(IN_SEQUENCE_NS + 1, due_ns - self.topics.clock.ahead_ns())
         elif group.channel is not None:
             due_ns = IN_SEQUENCE_NS
         metadata = metadata_for_moved(producer, group.last, group.channel, group.letters)

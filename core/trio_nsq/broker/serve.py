@@ -130,7 +130,7 @@ async def _serve_folder(
             opened["HTTPS"] = await listen("--https-address", options.https_address)
         addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
-        ports = server.services.wrong_ports
+        ports = server.session_deps.wrong_ports
         ports.tcp, ports.http, ports.https = bound.tcp_address, bound.http_address, bound.https_address
         for job in server.jobs:
             workers.start_soon(_keep_running, job, name=job)
@@ -182,8 +182,8 @@ async def _serve_folder(
 
 
 async def _reload_certificate(server: Server) -> None:
-    if server.services.tls_context is not None:
-        server.services.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
+    if server.session_deps.tls_context is not None:
+        server.session_deps.tls_context = await trio.to_thread.run_sync(_tls_context, server.options)
         logger.info("reload: read the certificate %s and its key", server.options.tls_cert)
 
 

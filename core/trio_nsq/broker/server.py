@@ -18,6 +18,7 @@ from ..platform.checksum import crc32
 from ..protocol import is_ephemeral
 from ..server.admission import Admission
 from .admin import Admin
+from .clock import BrokerClock
 from .dead_letters import DeadLetterMover
 from .delivery import Deliverer
 from .drain import DrainMode
@@ -30,14 +31,13 @@ from .options import BrokerOptions
 from .readers import Readers
 from .recovery import TopicLoader
 from .scheduler import Scheduler
-from .session.services import Services
+from .session.deps import SessionDeps
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
 from .state.moved_letters import MovedLetters
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import BROKER_FILE, ID_RESERVE, MISSING_WRITE_AHEAD, DataFolder
-from .timers import Timers
 from .topics import Topics
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Server:
     Attributes:
         instance: A random name of this run, by which clients recognize the broker at another address.
         start_time_s: Start time, Unix seconds.
-        start_time_ns: Start time by `Timers.now_ns`, to measure the uptime.
+        start_time_ns: Start time by `BrokerClock.now_ns`, to measure the uptime.
         node_id: The first ten bits of every message id.
         admissions: Connection limits, by the kind of listener.
         authentication: Identifies clients; without one, every client may do everything.
@@ -84,7 +84,7 @@ class Server:
         self.audit = audit or AuditWriter("")
         self.admissions: dict[str, Admission] = {}
         self._folder = folder
-        folder.spare_room.start()
+        folder.disk_reserve.start()
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
         ids = self._first_ids()
         replay = self._replay()
@@ -95,14 +95,14 @@ class Server:
 
         self.broker = broker = Broker(options, self._make_log)
         broker.waits_for_disk = False
-        self.timers = timers = Timers(broker)
-        self.start_time_ns = timers.now_ns()
+        self.clock = clock = BrokerClock(broker)
+        self.start_time_ns = clock.now_ns()
         self.instance = os.urandom(8).hex()
         self.poller = poller = Poller(options.pacing)
         self.readers = Readers(broker)
-        self.delivery = delivery = Deliverer(broker, options, timers, poller, self.readers, nursery)
+        self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
-            options, ids, nursery, folder.spare_room, poller, delivery, self._write_ahead
+            options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead
         )
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync
@@ -115,19 +115,19 @@ class Server:
             poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"
         )
         self.topics = Topics(
-            broker, options, folder, timers, write_path, delivery, self.checkpointer, self._loader, self.readers,
+            broker, options, folder, clock, write_path, delivery, self.checkpointer, self._loader, self.readers,
             nursery,
         )  # fmt: skip
         write_path.on_refused = self.topics.forget_new_soon
         self.drain_mode = DrainMode(broker, self.topics, write_path)
-        self.admin = Admin(broker, timers, delivery, self.checkpointer, self.readers)
-        self.moves = Moves(broker, timers, write_path, delivery, self.checkpointer, self.readers)
+        self.admin = Admin(broker, clock, delivery, self.checkpointer, self.readers)
+        self.moves = Moves(broker, clock, write_path, delivery, self.checkpointer, self.readers)
         self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers, moved_letters)
-        self.services = Services(
-            options, broker, timers, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
+        self.session_deps = SessionDeps(
+            options, broker, clock, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
         )  # fmt: skip
-        self.sessions = Sessions(self.services)
+        self.sessions = Sessions(self.session_deps)
         self._loader.load_all()
         self.process = ProcessFigures()
         self.reported_jobs = ReportedJobs()
@@ -176,7 +176,7 @@ class Server:
         try:
             if (
                 folder.files.space(folder.path).free_bytes
-                < MOST_BYTES_IN_FILES * self.options.pacing.ahead_file_bytes
+                < MOST_BYTES_IN_FILES * self.options.pacing.wal_file_bytes
             ):
                 return None
             folder.begin_write_ahead()
@@ -201,7 +201,7 @@ class Server:
     @property
     def health(self) -> str:
         """`OK`, or `NOK - ` and the error of the last write, or the name of an unavailable topic."""
-        room = self._folder.spare_room
+        room = self._folder.disk_reserve
         error = self.write_path.error or room.failed_with or room.shortage or self.checkpointer.error
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"

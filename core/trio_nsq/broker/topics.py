@@ -12,6 +12,7 @@ import trio
 
 from ..log import LogError
 from ..protocol import is_ephemeral
+from .clock import BrokerClock
 from .delivery import Deliverer
 from .errors import DeletedError, Draining, LimitReached, PublishRefused, SaveError
 from .ingest.publication import Publication
@@ -26,7 +27,6 @@ from .state.consumer import Consumer
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import DataFolder
-from .timers import Timers
 
 if TYPE_CHECKING:
     from ..lookup.registration import LookupRegistration
@@ -36,7 +36,7 @@ logger = logging.getLogger("trio_nsq.broker")
 _SYNC_RETRY_S = 1.0
 """Delay before the next attempt after a failed sync."""
 _DUE_AT_ONCE = 256
-"""A new channel gets this many of the due messages that waited for it at once; further ones at the next alarm."""
+"""A new channel gets this many of the due messages that waited for it at once; further ones at the next deadline."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +51,7 @@ class Topics:
     broker: Broker
     options: BrokerOptions
     folder: DataFolder
-    timers: Timers
+    clock: BrokerClock
     write_path: WritePath
     delivery: Deliverer
     checkpointer: Checkpointer
@@ -365,5 +365,5 @@ class Topics:
         channel = self.broker.channel(topic_name, channel_name, private=private)
         if channel.next_due_ns is not None:
             # The first consumer may subscribe before the timer runs.
-            channel.tick(self.timers.now_ns(), _DUE_AT_ONCE)
+            channel.tick(self.clock.now_ns(), _DUE_AT_ONCE)
         return channel

@@ -39,10 +39,10 @@ class Pacing:
             slow syncs stop the event loop for at most 1 % of the time.
         cut_retry_s, cut_retry_max_s: Pause after the first failure to remove refused messages from the disk; each
             further pause is twice as long, up to the maximum.
-        ahead_topics: If so many topics wait for a sync, one sync of the write-ahead log serves all.
-        ahead_file_bytes, ahead_file_s: Size and age at which the next write-ahead file is begun. A file may have twice
+        wal_topics: If so many topics wait for a sync, one sync of the write-ahead log serves all.
+        wal_file_bytes, wal_file_s: Size and age at which the next write-ahead file is begun. A file may have twice
             this size. At the start after a crash, up to three files are read.
-        ahead_retry_s: Pause after an error of the write-ahead log.
+        wal_retry_s: Pause after an error of the write-ahead log.
     """
 
     turn_s: float = 0.005
@@ -65,10 +65,10 @@ class Pacing:
     loop_pause: int = 100
     cut_retry_s: float = 0.1
     cut_retry_max_s: float = 10.0
-    ahead_topics: int = 3
-    ahead_file_bytes: int = 16 * 1024 * 1024
-    ahead_file_s: float = 10.0
-    ahead_retry_s: float = 10.0
+    wal_topics: int = 3
+    wal_file_bytes: int = 16 * 1024 * 1024
+    wal_file_s: float = 10.0
+    wal_retry_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.fast_sync_s <= 0:

@@ -131,10 +131,10 @@ class Log(Protocol):
     def last_bytes(self, size: int) -> int:
         """Estimate the sequence from which on the log has at most `size` bytes, without reading."""
 
-    def begins_file(self, size: int) -> bool:
-        """Whether a write of `size` bytes needs a new file first: see `new_file`."""
+    def needs_rotation(self, size: int) -> bool:
+        """Whether a write of `size` bytes needs a new file first: see `rotation`."""
 
-    def new_file(self) -> DiskWork:
+    def rotation(self) -> DiskWork:
         """Begin a new file for the next writes. All writes must be synced and committed, and none may follow meanwhile.
 
         They are synced so that only the last file can be torn.
@@ -143,7 +143,7 @@ class Log(Protocol):
     def write(self, batches: Sequence[RecordBatch]) -> None:
         """Write batches at the end; the first begins at `written_sequence`.
 
-        A crash of the machine may lose them until the next sync. If `begins_file`, use `new_file` before.
+        A crash of the machine may lose them until the next sync. If `needs_rotation`, use `rotation` before.
 
         Raises:
             LogWriteError: No batch is stored, and the log is unchanged. A crash can bring the batches back while
@@ -174,15 +174,15 @@ class Log(Protocol):
             LogWriteError: It is still there.
         """
 
-    def unlogged(self) -> UnsyncedPart | None:
-        """Return the uncommitted writes that no write-ahead log has, see `mark_logged`. Not during a sync.
+    def pending_wal(self) -> UnsyncedPart | None:
+        """Return the uncommitted writes that no write-ahead log has, see `mark_in_wal`. Not during a sync.
 
         Returns:
             None if a write-ahead log cannot take them: the log must be synced itself. `size` is 0 if there are none.
         """
 
-    def mark_logged(self) -> None:
-        """Record that a write-ahead log has what `unlogged` returned last; without a write in between."""
+    def mark_in_wal(self) -> None:
+        """Record that a write-ahead log has what `pending_wal` returned last; without a write in between."""
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """Write batches, sync if requested, and commit. All earlier writes must be committed.

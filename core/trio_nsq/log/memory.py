@@ -68,11 +68,11 @@ class MemoryLog:
         """As `Log.carry_forward`; does nothing, because there are no files to discard."""
         return lambda: None
 
-    def begins_file(self, size: int) -> bool:
-        """As `Log.begins_file`; always False."""
+    def needs_rotation(self, size: int) -> bool:
+        """As `Log.needs_rotation`; always False."""
         return False
 
-    def new_file(self) -> DiskWork:
+    def rotation(self) -> DiskWork:
         """Nothing to do."""
         return lambda: lambda: None
 
@@ -110,10 +110,10 @@ class MemoryLog:
             self._drop_first()
         self._update_first()
 
-    def unlogged(self) -> None:
+    def pending_wal(self) -> None:
         """Nothing of it goes to disk."""
 
-    def mark_logged(self) -> None:
+    def mark_in_wal(self) -> None:
         """Nothing to do."""
 
     def sync_point(self) -> SyncPoint:

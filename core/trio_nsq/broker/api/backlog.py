@@ -60,7 +60,7 @@ async def deferred(server: Server, request: Request) -> Response:
 async def deferred_counts(server: Server, request: Request) -> Response:
     """Return how many messages of a channel are deferred, and how many are due before each of some times."""
     topic, channel = find_topic_and_channel(server, request)
-    messages, ahead_ns = channel.messages.deferred, server.timers.ahead_ns()
+    messages, ahead_ns = channel.messages.deferred, server.clock.ahead_ns()
     times_ns = [time_ns - ahead_ns for time_ns in _times_given(request)]
     return Response.json(
         {
@@ -126,7 +126,7 @@ def _incarnation_given(request: Request) -> bytes | None:
 
 
 def _by_system_clock(due_ns: int | None, ahead_ns: int) -> int | None:
-    """Return a due time, which is by `Timers.now_ns`, as the clients' clocks show it; None for none."""
+    """Return a due time, which is by `BrokerClock.now_ns`, as the clients' clocks show it; None for none."""
     return max(1, due_ns + ahead_ns) if due_ns else None
 
 
@@ -209,8 +209,8 @@ class _WaitingLines:
     ) -> None:
         self._room = room
         self._readers = server.readers
-        self._timers = server.timers
-        self._ahead_ns = server.timers.ahead_ns()
+        self._clock = server.clock
+        self._ahead_ns = server.clock.ahead_ns()
         self._topic = topic
         self._channel = channel.name
         self._waiting = waiting
@@ -257,7 +257,7 @@ class _WaitingLines:
         if waiting.state == "fresh" and record.due_ns:  # the channel was moved back over it
             if only_channel(record.metadata) not in (None, self._channel):
                 return b""
-            is_due = record.due_ns <= self._timers.now_ns()
+            is_due = record.due_ns <= self._clock.now_ns()
             waiting = waiting._replace(due_ns=0 if is_due else record.due_ns)
         index = sequence - record.base_sequence
         return self._message_line(

@@ -226,7 +226,7 @@ async def _requeue_to(
         return 0
     publication = Publication([pack_messages(bodies)])
     if name is not None:
-        publication = Publication(publication.sets, server.timers.now_ns(), metadata_for_channel(name))
+        publication = Publication(publication.sets, server.clock.now_ns(), metadata_for_channel(name))
     try:
         with trio.CancelScope(shield=True):  # waits only for the disk; stored letters must be dropped here
             await server.topics.publish_durably(topic, publication)

@@ -58,4 +58,4 @@ def _may_see(identity: Identity | None, topic: str) -> bool:
 
 
 def _now_s(server: Server) -> float:
-    return server.timers.now_ns() / _NS_PER_S
+    return server.clock.now_ns() / _NS_PER_S

@@ -69,7 +69,7 @@ class Publishing:
         """Publish the body as one message to a single channel; `defer` in milliseconds. nsqd does not have this."""
         messages = _message(request)
         channel = find_channel(self._server, request)
-        due_ns = self._due_ns(request) or self._server.timers.now_ns()
+        due_ns = self._due_ns(request) or self._server.clock.now_ns()
         publication = Publication([messages], due_ns, metadata_for_channel(channel.name))
         await self._server.topics.publish(channel.topic.name, [publication])
         return _OK
@@ -117,7 +117,7 @@ class Publishing:
         defer_ms = int(match[1]) if match else -1
         if not 0 <= defer_ms <= self._limits.max_defer_ms or (defer_ms and text.startswith("-")):
             raise HTTPError(400, "INVALID_DEFER")
-        return self._server.timers.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
+        return self._server.clock.now_ns() + defer_ms * _NS_PER_MS if defer_ms else 0
 
     def _messages(self, request: Request) -> MessageSet:
         return MessageSet.join(list(self._pieces(request)))

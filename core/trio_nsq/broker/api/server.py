@@ -68,7 +68,7 @@ class HTTPServer:
     def __init__(self, server: Server, bound: BoundAddresses) -> None:
         self._server = server
         self._poller = server.poller
-        self._bodies = server.services.bodies
+        self._bodies = server.session_deps.bodies
         self.hosts = HostNames(_host_names(server, bound))
         # A browser cannot connect to a unix socket.
         on_socket = is_unix_path(server.options.http_address)
@@ -106,7 +106,7 @@ class HTTPServer:
         if (request.method, request.path) in _UNLOGGED:  # first, as most are publishes
             return
         if isinstance(request, ForeignRequest):
-            self._server.services.wrong_ports.report(request.peer, request.spoken, "HTTP")
+            self._server.session_deps.wrong_ports.report(request.peer, request.spoken, "HTTP")
         else:
             log_unless_publish(request, status, elapsed_s)
 
@@ -116,7 +116,7 @@ class HTTPServer:
         from ...tls.session import TLSError
         from ...tls.stream import TLSStream
 
-        tls_context = self._server.services.tls_context
+        tls_context = self._server.session_deps.tls_context
         assert tls_context is not None  # without it there is no HTTPS listener
         peer = peer_of(stream)
         secure = TLSStream(stream, tls_context)

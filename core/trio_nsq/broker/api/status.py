@@ -97,7 +97,7 @@ class Status:
             stats["disk"] = await disk_space(self._server.broker, self._server.options.data_path)
         if query.get("format") == "json":
             return await _in_steps(stats)
-        uptime_ns = self._server.timers.now_ns() - self._server.start_time_ns
+        uptime_ns = self._server.clock.now_ns() - self._server.start_time_ns
         return Response.text(render_text(stats, now_ns, uptime_ns))
 
     async def metrics(self, request: Request) -> Response:

@@ -225,7 +225,7 @@ class LocalSync:
                 if not (log in self._active or log in self._ahead or isinstance(log, WriteAheadFile))
                 and self._alone.isdisjoint(job.serves)
             ]
-            is_few = len(jobs) < self._pacing.ahead_topics and write_ahead.current not in self._unreported
+            is_few = len(jobs) < self._pacing.wal_topics and write_ahead.current not in self._unreported
             if not jobs or is_few:
                 return
             for job in jobs:

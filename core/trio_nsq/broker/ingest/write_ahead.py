@@ -115,7 +115,7 @@ class WriteAhead:
         parts: list[tuple[bytes, UnsyncedPart]] = []
         logged: dict[Topic, int] = {}
         for topic in topics:
-            part = topic.log.unlogged()
+            part = topic.log.pending_wal()
             if part is not None and 0 < part.size <= self._pacing.small_sync_bytes:
                 parts.append((topic.name.encode(), part))
                 logged[topic] = topic.log.writes
@@ -128,7 +128,7 @@ class WriteAhead:
             return None, {}
         needed = self._needed[file]
         for topic, last in logged.items():
-            topic.log.mark_logged()
+            topic.log.mark_in_wal()
             if topic in needed:
                 needed[topic].last = last
             else:
@@ -144,19 +144,19 @@ class WriteAhead:
         if (
             file is None
             or self._is_full(file, 1)
-            or self._clock_s() > self._begun_s + self._pacing.ahead_file_s
+            or self._clock_s() > self._begun_s + self._pacing.wal_file_s
         ):
-            self._begin_file()
+            self._rotate()
         return file if file is not None and not self._is_full(file, _MOST_SIZES) else None
 
     def _is_full(self, file: WriteAheadFile, times: int) -> bool:
         """Whether a file has this many times what a file should have."""
         return (
-            file.size >= times * self._pacing.ahead_file_bytes
+            file.size >= times * self._pacing.wal_file_bytes
             or len(self._needed[file]) >= times * self._most_topics
         )
 
-    def _begin_file(self) -> None:
+    def _rotate(self) -> None:
         if self._closed or self._tasks or len(self._needed) >= _MOST_FILES or self._clock_s() < self._retry_s:
             return
         self._start(self._replace_file)
@@ -169,7 +169,7 @@ class WriteAhead:
             logger.warning("%s; each topic is synced alone", exc)
             file = None
         if file is None:
-            self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
+            self._retry_s = self._clock_s() + self._pacing.wal_retry_s
             await self._record_end()
             return
         before, self.current = self.current, file
@@ -181,9 +181,9 @@ class WriteAhead:
 
     async def _end_when_old(self, file: WriteAheadFile) -> None:
         """Begin the next file, even if no topic is written to any more."""
-        await trio.sleep(self._pacing.ahead_file_s)
+        await trio.sleep(self._pacing.wal_file_s)
         if file is self.current and self._needed[file]:
-            self._begin_file()
+            self._rotate()
 
     async def give_up(self, file: WriteAheadFile, error: Exception) -> None:
         """After a failed sync: use the file no longer, and cut off durably what is not synced. Logs errors."""
@@ -194,7 +194,7 @@ class WriteAhead:
         if file is self.current:
             logger.error("%s; each topic is synced alone", error)
             self.current = None
-            self._retry_s = self._clock_s() + self._pacing.ahead_retry_s
+            self._retry_s = self._clock_s() + self._pacing.wal_retry_s
             self._start(self._retire, file)
 
     # ------------------------------------------------------------------ earlier files

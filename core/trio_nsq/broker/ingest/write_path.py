@@ -33,7 +33,7 @@ from ..monitoring.histogram import Histogram
 from ..options import BrokerOptions
 from ..state.broker import MessageIds
 from ..state.topic import Topic
-from ..storage.spare_room import SpareRoom
+from ..storage.disk_reserve import DiskReserve
 from .local_sync import LocalSync, SyncJob
 from .publication import Group, Publication, Write, records_for
 from .scheduled_syncs import ScheduledSyncs
@@ -62,7 +62,7 @@ class WritePath:
         write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
 
     Attributes:
-        error: Why the last write or sync failed; empty if it succeeded. A full disk is in `SpareRoom.failed_with`.
+        error: Why the last write or sync failed; empty if it succeeded. A full disk is in `DiskReserve.failed_with`.
         append_duration: Durations of writes to logs; with `--sync=always` they include the sync.
         sync_count: Number of successful syncs.
         local: The local sync.
@@ -76,7 +76,7 @@ class WritePath:
         options: BrokerOptions,
         ids: MessageIds,
         nursery: trio.Nursery,
-        spare_room: SpareRoom,
+        disk_reserve: DiskReserve,
         poller: Poller,
         delivery: Deliverer,
         write_ahead: WriteAhead | None = None,
@@ -88,7 +88,7 @@ class WritePath:
         self._pacing = options.pacing
         self._ids = ids
         self._nursery = nursery
-        self._spare_room = spare_room
+        self._disk_reserve = disk_reserve
         self._poller = poller
         self._delivery = delivery
         self._write_ahead = write_ahead if self._is_synced_first else None
@@ -152,7 +152,7 @@ class WritePath:
         """
         if self._closed:
             raise self._refuse(topic, PublishRefused("exiting"))
-        if (reason := self._spare_room.closed_because) and not topic.ephemeral:
+        if (reason := self._disk_reserve.closed_because) and not topic.ephemeral:
             raise self._refuse(topic, PublishRefused(reason))
         size = 0
         for publication in publications:
@@ -224,9 +224,9 @@ class WritePath:
         group = self._gathered[topic][0]
         began_s = perf_counter()
         try:
-            if topic.log.begins_file(group.size):
+            if topic.log.needs_rotation(group.size):
                 if topic not in self._stage.topics:  # otherwise after the written ones are committed
-                    self._nursery.start_soon(self._begin_file_for_group, topic)
+                    self._nursery.start_soon(self._rotate_for_group, topic)
                     self._holds[topic] = trio.Semaphore(0)
                 return False
             records = self._write(topic, group)
@@ -257,14 +257,14 @@ class WritePath:
             del self._gathered[topic]
 
     def _write(self, topic: Topic, group: Group) -> Sequence[RecordBatch]:
-        if not topic.ephemeral and (reason := self._spare_room.begin_append()):
+        if not topic.ephemeral and (reason := self._disk_reserve.begin_append()):
             raise PublishRefused(reason)
         try:
             records = records_for(group.publications, topic.log.written_sequence, self._ids)
             topic.log.write(records)
         finally:
             if not topic.ephemeral:
-                self._spare_room.end_append()
+                self._disk_reserve.end_append()
         return records
 
     # ------------------------------------------------------------------ committing
@@ -302,7 +302,7 @@ class WritePath:
         try:
             topic.log.commit(write.records[-1].next_sequence)
             if not topic.ephemeral:
-                self.error = self._spare_room.failed_with = ""
+                self.error = self._disk_reserve.failed_with = ""
             topic.accept(write.records)
         except Exception as exc:
             error = self._refusal(topic, exc, write.group.size)
@@ -371,10 +371,10 @@ class WritePath:
     def _record_error(self, error: LogError, size: int = 0) -> None:
         """Log and record why a write of `size` bytes, or a sync, failed."""
         text = str(error)
-        if text not in (self.error, self._spare_room.failed_with):
+        if text not in (self.error, self._disk_reserve.failed_with):
             logger.error("%s", text)
         if is_disk_full(error):
-            self._spare_room.record_failure(text, size)
+            self._disk_reserve.record_failure(text, size)
         else:
             self.error = text
 
@@ -405,7 +405,7 @@ class WritePath:
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             if files and files[-1].next_sequence > files[-1].base_sequence:
-                await self._begin_file(topic, self._spare_room.use)
+                await self._rotate(topic, self._disk_reserve.use)
         except LogError as exc:
             self._record_error(exc)
             return False
@@ -413,12 +413,12 @@ class WritePath:
             self._release(topic)
         return True
 
-    async def _begin_file_for_group(self, topic: Topic) -> None:
+    async def _rotate_for_group(self, topic: Topic) -> None:
         """Begin a file for the publications of a topic whose log is held."""
         error: Exception | None = None
         try:
             with trio.CancelScope(shield=True):  # submitted publications are stored even if cancelled
-                await self._begin_file(topic, self._append)
+                await self._rotate(topic, self._append)
         except Exception as exc:
             error = exc
         if error is not None:
@@ -426,23 +426,23 @@ class WritePath:
                 group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
-    async def _begin_file(self, topic: Topic, in_room: Callable[[DiskWork], Callable[[], None]]) -> None:
+    async def _rotate(self, topic: Topic, in_room: Callable[[DiskWork], Callable[[], None]]) -> None:
         """Sync a held log's last file, so that only the last one can be torn, and begin a new one. Raises LogError."""
         log = topic.log
         log.finish_cut()
         needs_sync = log.unsynced_bytes > 0 or log.has_unsynced_cut
         if needs_sync and (error := await self.local.sync(topic, alone=True)) is not None:
             raise error
-        (await trio.to_thread.run_sync(in_room, log.new_file(), limiter=self._threads))()
+        (await trio.to_thread.run_sync(in_room, log.rotation(), limiter=self._threads))()
 
     def _append(self, work: Callable[[], _Result]) -> _Result:
         """Do work that takes space on the disk; in any thread. Raises PublishRefused."""
-        if reason := self._spare_room.begin_append():
+        if reason := self._disk_reserve.begin_append():
             raise PublishRefused(reason)
         try:
             return work()
         finally:
-            self._spare_room.end_append()
+            self._disk_reserve.end_append()
 
     async def _hold(self, topic: Topic) -> None:
         """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`."""

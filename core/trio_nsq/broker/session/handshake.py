@@ -15,7 +15,7 @@ from ...protocol.identify import (
     negotiate,
     parse_identify,
 )
-from .services import Services
+from .deps import SessionDeps
 from .transport import Transport
 
 _LARGE_BODY_BYTES = 4096
@@ -31,13 +31,13 @@ class Handshake:
         under_way: A TLS handshake is running: no frames may be sent.
     """
 
-    def __init__(self, services: Services, reader: CommandReader, transport: Transport, host: str) -> None:
+    def __init__(self, deps: SessionDeps, reader: CommandReader, transport: Transport, host: str) -> None:
         self.identity = IdentifyRequest(client_id=host, hostname=host)
-        self.settings = self._negotiated = IdentifySettings.default(services.options.limits)
+        self.settings = self._negotiated = IdentifySettings.default(deps.options.limits)
         self.upgrades = Upgrades()
         self.under_way = False
         self._is_identified = False
-        self._services = services
+        self._deps = deps
         self._reader = reader
         self._transport = transport
 
@@ -46,7 +46,7 @@ class Handshake:
 
         Returns the data received after the command, for the new layers to decode; None without new layers.
         """
-        services, limits = self._services, self._services.options.limits
+        deps, limits = self._deps, self._deps.options.limits
         self.identity = request = await self._parse(body)
         self._negotiated = settings = negotiate(request, limits, self._negotiated)
         self._reader.heartbeats = settings.heartbeat_interval_ms > 0
@@ -59,8 +59,8 @@ class Handshake:
             return None
         upgrades = Upgrades()
         if self._transport.bare:  # a connection is upgraded only once
-            upgrades = choose_upgrades(request, limits, tls=services.tls_context is not None)
-        auth_required = not services.access.is_open
+            upgrades = choose_upgrades(request, limits, tls=deps.tls_context is not None)
+        auth_required = not deps.access.is_open
         reply = identify_reply(request, settings, upgrades, limits, __version__, auth_required=auth_required)
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
@@ -71,7 +71,7 @@ class Handshake:
         """Parse the body. A large one takes milliseconds, so only one is parsed at a time. Raises CommandError."""
         if len(body) <= _LARGE_BODY_BYTES:
             return parse_identify(body)
-        async with self._services.parsing:
+        async with self._deps.parsing:
             await trio.lowlevel.checkpoint()
             return parse_identify(body)
 
@@ -82,9 +82,9 @@ class Handshake:
         buffer.flush()
         received = self._reader.take_buffered()  # a correct client has sent nothing yet
         if upgrades.tls:
-            assert self._services.tls_context is not None
+            assert self._deps.tls_context is not None
             self.under_way = True
-            await self._transport.start_tls(self._services.tls_context, received)
+            await self._transport.start_tls(self._deps.tls_context, received)
             self.under_way = False
             received = b""
             self._reader.tls_required = False

@@ -32,8 +32,8 @@ from ..ingest.publication import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
 from .authorizer import Authorizer
+from .deps import SessionDeps
 from .handshake import Handshake
-from .services import Services
 from .transport import LARGE_RECEIVE_BYTES, Transport
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -90,30 +90,30 @@ class Session(PolledEndpoint):
         scope: Cancelled to close the connection.
     """
 
-    def __init__(self, services: Services, sock: socket.socket, peer: str) -> None:
-        super().__init__(sock, services.poller)
+    def __init__(self, deps: SessionDeps, sock: socket.socket, peer: str) -> None:
+        super().__init__(sock, deps.poller)
         self.peer = peer
         self.connected_s = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
-        self.authorizer = Authorizer(services.access, peer)
+        self.authorizer = Authorizer(deps.access, peer)
         self.transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
-        self.reader = CommandReader(services.options.limits)
-        self.reader.tls_required = services.options.required_tls != "false"
+        self.reader = CommandReader(deps.options.limits)
+        self.reader.tls_required = deps.options.required_tls != "false"
         self.reader.auth_required = not self.authorizer.allows_all
         host = peer.rpartition(":")[0].strip("[]")
-        self.handshake = Handshake(services, self.reader, self.transport, host)
+        self.handshake = Handshake(deps, self.reader, self.transport, host)
         self.rested_s = 0.0
         self.handed: bytes | Exception | None = None
         self.publishes: list[Publish] = []
         self.next: Command | CommandError | None = None
         self.answered = False
         self.scope = trio.CancelScope()
-        self._services = services
-        self._timers = services.timers
-        self._delivery = services.delivery
-        self._pacing = services.options.pacing
+        self._deps = deps
+        self._clock = deps.clock
+        self._delivery = deps.delivery
+        self._pacing = deps.options.pacing
         self._takes_room = False  # has a reservation in the broker's `Bodies`, or waits for one
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
@@ -126,7 +126,7 @@ class Session(PolledEndpoint):
     def rest(self) -> None:
         """Return the client to the poller, and wait for its data."""
         PolledEndpoint.rest(self)
-        self.rested_s = self._timers.clock_s()
+        self.rested_s = self._clock.clock_s()
 
     def serve_data(self, data: bytes | None) -> None:
         """As `PolledEndpoint.serve_data`."""
@@ -169,7 +169,7 @@ class Session(PolledEndpoint):
         if not missing and not self._takes_room:
             return True
         self._takes_room = missing > 0
-        return self._services.bodies.admit(self, missing, self.reader.large_bodies)
+        return self._deps.bodies.admit(self, missing, self.reader.large_bodies)
 
     def _hand_over(self, what: bytes | Exception | None) -> None:
         """Wake the task: to execute this data, to raise this exception, or (None) to execute the commands read."""
@@ -249,7 +249,7 @@ class Session(PolledEndpoint):
     def leave_channel(self) -> None:
         """Unsubscribe: requeue the client's messages in flight, and deliver no more to it."""
         if self.subscription is not None:
-            self._services.topics.unsubscribe(*self.subscription)
+            self._deps.topics.unsubscribe(*self.subscription)
 
     # ------------------------------------------------------------------ commands
 
@@ -299,11 +299,11 @@ class Session(PolledEndpoint):
         """Have the log store the publishes: `STORING`, `BLOCKED`, or `IDLE` if they are refused, and answered."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
-        topic = self._services.broker.publishable(name)
+        topic = self._deps.broker.publishable(name)
         if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
             return BLOCKED
         try:
-            self._services.write_path.submit(topic, self._publications(), self._complete_publishes)
+            self._deps.write_path.submit(topic, self._publications(), self._complete_publishes)
         except PublishRefused as exc:
             self.answer_publishes(exc)
             return IDLE
@@ -312,7 +312,7 @@ class Session(PolledEndpoint):
     def _publications(self) -> list[Publication]:
         """Convert the publishes for the write path."""
         return [
-            Publication([p.messages], self._timers.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
+            Publication([p.messages], self._clock.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
             for p in self.publishes
         ]
 
@@ -364,12 +364,12 @@ class Session(PolledEndpoint):
         elif isinstance(command, Ready):
             self._set_ready(subscription, command.count)
         elif isinstance(command, Requeue):
-            now_ns = self._timers.now_ns()
+            now_ns = self._clock.now_ns()
             if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
                 self.answer(_failure_frames("REQ", [(command.id, why_not)]))
         elif isinstance(command, Touch):
-            longest_ms = self._services.options.limits.max_msg_timeout_ms
-            if why_not := channel.touch(consumer, command.id, self._timers.now_ns(), longest_ms):
+            longest_ms = self._deps.options.limits.max_msg_timeout_ms
+            if why_not := channel.touch(consumer, command.id, self._clock.now_ns(), longest_ms):
                 self.answer(_failure_frames("TOUCH", [(command.id, why_not)]))
         elif isinstance(command, StartClose):
             self.reader.state = State.CLOSING

@@ -19,7 +19,7 @@ from ...protocol.spoken import protocol_of
 from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
 from ..state.consumer import Consumer
-from .services import Services
+from .deps import SessionDeps
 from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -31,9 +31,9 @@ LOGIN_TIMEOUT_S = 60.0
 class ClientTask:
     """Serves a client until it disconnects, violates the protocol, or its session is closed."""
 
-    def __init__(self, session: Session, services: Services) -> None:
+    def __init__(self, session: Session, deps: SessionDeps) -> None:
         self._session = session
-        self._services = services
+        self._deps = deps
         self._settings_changed = trio.Event()
         self._is_refused = False  # the final error frame is sent, so no heartbeats follow
         self._turn_over_s = 0.0  # by `perf_counter`
@@ -62,7 +62,7 @@ class ClientTask:
         finally:
             session.transport.finish_sending()
             session.send_buffer.abandon()
-            self._services.bodies.leave(session)
+            self._deps.bodies.leave(session)
             try:
                 session.leave_channel()
             finally:
@@ -136,7 +136,7 @@ class ClientTask:
         session = self._session
         if not session.has_room():
             reader = session.reader
-            await self._services.bodies.wait(session, reader.missing_bytes, reader.large_bodies)
+            await self._deps.bodies.wait(session, reader.missing_bytes, reader.large_bodies)
 
     async def _until_handed_over(self) -> None:
         """Wait until the client needs this task, or its publishes are stored."""
@@ -146,7 +146,7 @@ class ClientTask:
 
     def _begin_turn(self) -> None:
         """Start a new turn, after other tasks have run."""
-        self._turn_over_s = perf_counter() + self._services.options.pacing.turn_s
+        self._turn_over_s = perf_counter() + self._deps.options.pacing.turn_s
 
     async def _end_turn(self) -> None:
         """Let other tasks run."""
@@ -173,7 +173,7 @@ class ClientTask:
             session.authorizer.record_missing_auth(error)
         spoken = "" if session.reader.greeted else protocol_of(session.reader.take_buffered())
         if spoken in ("HTTP", "TLS"):
-            self._services.wrong_ports.report(session.peer, spoken, "NSQ")
+            self._deps.wrong_ports.report(session.peer, spoken, "NSQ")
         else:  # a logged exception object would keep the session alive
             logger.error("[%s] - %s", session.peer, str(error))
         if not isinstance(error, LineTooLong):
@@ -247,7 +247,7 @@ class ClientTask:
         session = self._session
         await session.authorizer.check(first.verb, first.topic)
         try:
-            await self._services.topics.until_publishable(first.topic)
+            await self._deps.topics.until_publishable(first.topic)
         except PublishRefused as exc:
             session.answer_publishes(exc)
             return
@@ -299,7 +299,7 @@ class ClientTask:
             settings.output_buffer_timeout_ms,
         )
         try:
-            channel = await self._services.topics.subscribe(
+            channel = await self._deps.topics.subscribe(
                 command.topic, command.channel, consumer, private=private
             )
         except (PublishRefused, LogError, SaveError) as exc:
@@ -317,9 +317,9 @@ class Sessions:
         connected: The sessions, oldest first.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, deps: SessionDeps) -> None:
         self.connected: dict[Session, None] = {}
-        self._services = services
+        self._deps = deps
         self._all_closed = trio.Event()  # set while there is no session
         self._all_closed.set()
 
@@ -328,7 +328,7 @@ class Sessions:
         # The plain socket lets frames be sent without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
-        if self._services.broker.stopping:
+        if self._deps.broker.stopping:
             sock.close()
             return
         try:
@@ -338,13 +338,13 @@ class Sessions:
         except OSError:
             sock.close()  # the client has disconnected already
             return
-        session = Session(self._services, sock, peer)
+        session = Session(self._deps, sock, peer)
         self.connected[session] = None
         if self._all_closed.is_set():
             self._all_closed = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         try:
-            await ClientTask(session, self._services).run()
+            await ClientTask(session, self._deps).run()
         except Exception:
             # A bug in the broker, not the client's fault: it must not affect other clients.
             logger.exception("TCP: client(%s): internal error", peer)

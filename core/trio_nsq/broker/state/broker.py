@@ -8,9 +8,9 @@ from ...log import Log
 from ...protocol import is_valid_name
 from ..errors import DeletedError, PublishRefused, TopicUnavailable
 from ..options import BrokerOptions
-from .alarms import Alarms
 from .cache import BatchCache
 from .channel import Channel
+from .deadline_heap import DeadlineHeap
 from .message_store import MessageStore
 from .topic import Topic
 
@@ -57,7 +57,7 @@ class MessageIds:
 
 
 class Broker:
-    """The topics of a broker, and the alarms of their channels.
+    """The topics of a broker, and the deadlines of their channels.
 
     Args:
         make_log: Opens the log of a new topic, by name. May raise LogError.
@@ -71,8 +71,8 @@ class Broker:
             it.
         on_names_changed: Called with the names of a topic and a channel when the channel, or if that is None the topic,
             was created or deleted. Not called for the channels of a deleted topic.
-        alarms: When channels are due, see `watch` and `tick`.
-        on_earlier_alarm: Called when the first alarm is earlier than before.
+        deadlines: When channels are due, see `watch` and `tick`.
+        on_earlier_deadline: Called when the first deadline is earlier than before.
         draining: The broker refuses the publishes of clients.
         incomplete: New topics that do not have the channels yet that they have on other brokers.
         deleting: Topics that are being deleted, by name: whether only if they are unused, because they were created for
@@ -97,8 +97,8 @@ class Broker:
         measured = bool(options.e2e_processing_latency_percentiles)
         self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
         self.cache = BatchCache(options.cache_bytes)
-        self.alarms: Alarms[Channel] = Alarms()
-        self.on_earlier_alarm: Callable[[], None] = lambda: None
+        self.deadlines: DeadlineHeap[Channel] = DeadlineHeap()
+        self.on_earlier_deadline: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ topics and channels
 
@@ -192,7 +192,7 @@ class Broker:
         if topic is None:
             return
         topic.remove_channel(channel)
-        self.alarms.forget(channel)
+        self.deadlines.forget(channel)
         self.on_names_changed(topic.name, channel.name)
         waited_for = channel.private and topic.high_watermark < topic.end
         if topic.ephemeral and not topic.channels and not waited_for:
@@ -203,7 +203,7 @@ class Broker:
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             for channel in topic.channels.values():
-                self.alarms.forget(channel)
+                self.deadlines.forget(channel)
             topic.version.report_to(None, "")
             topic.close()
             topic.log.close()
@@ -230,8 +230,8 @@ class Broker:
 
     def watch(self, channel: Channel, at_ns: int) -> None:
         """Have `tick` call a channel at this time at the latest. Channels report their own deadlines here."""
-        if self.alarms.watch(channel, at_ns):
-            self.on_earlier_alarm()
+        if self.deadlines.watch(channel, at_ns):
+            self.on_earlier_deadline()
 
     def extend_timeouts(self, by_ns: int) -> None:
         """Give all messages in flight more time: the broker could not read their answers for so long."""
@@ -242,20 +242,20 @@ class Broker:
     def tick(self, now_ns: int) -> list[Channel]:
         """Move due messages of all channels; returns the channels to dispatch.
 
-        Does about 1 ms of work. If more is due, `alarms.next_ns` is not in the future.
+        Does about 1 ms of work. If more is due, `deadlines.next_ns` is not in the future.
         """
         woken: dict[Channel, None] = {}
         moved = 0
         while len(woken) < _CHANNELS_AT_ONCE and moved < _MESSAGES_AT_ONCE:
-            channel = self.alarms.take_due(now_ns)
+            channel = self.deadlines.take_due(now_ns)
             if channel is None:
                 break
             try:
                 moved += channel.tick(now_ns, _MESSAGES_AT_ONCE - moved)
-                self.alarms.watch(channel, channel.next_deadline_ns)
+                self.deadlines.watch(channel, channel.next_deadline_ns)
             except Exception:
                 # A defect in the broker must not stop the other channels.
                 logger.exception("%s/%s: moving due messages failed", channel.topic.name, channel.name)
-                self.alarms.watch(channel, now_ns + _AGAIN_NS)
+                self.deadlines.watch(channel, now_ns + _AGAIN_NS)
             woken[channel] = None
         return list(woken)

@@ -271,7 +271,7 @@ class Topic:
             for consumer in list(channel.consumers):
                 channel.remove(consumer)
                 consumer.subscriber.close()
-            channel.empty()  # frees the messages now: an alarm may keep the channel in memory for a while
+            channel.empty()  # frees the messages now: a deadline may keep the channel in memory for a while
             self.version.increment()
 
     def pause(self) -> None:

@@ -99,8 +99,8 @@ class Checkpointer:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._spare_room = folder.spare_room
-        self.retention = RetentionManager(now_ns, rotate, lambda: self._spare_room.is_short)
+        self._disk_reserve = folder.disk_reserve
+        self.retention = RetentionManager(now_ns, rotate, lambda: self._disk_reserve.is_short)
         self._now_ns = now_ns
         self._broker = broker
         self._folder = folder
@@ -313,7 +313,7 @@ class Checkpointer:
                 self._mark_due,
                 self._mark_reclaimable,
                 partial(self._save_changed, 1),
-                self._reclaim_spare_room,
+                self._reclaim_disk_reserve,
             ):
                 try:
                     await step()
@@ -322,15 +322,15 @@ class Checkpointer:
                     logger.exception("a checkpoint step failed; the next checkpoint retries")
             took_s = trio.current_time() - started_s
 
-    async def _reclaim_spare_room(self) -> None:
+    async def _reclaim_disk_reserve(self) -> None:
         """After the disk was full: check whether it has space again."""
-        if not self._spare_room.is_well:
-            await trio.to_thread.run_sync(self._spare_room.reclaim, limiter=self._threads)
+        if not self._disk_reserve.is_well:
+            await trio.to_thread.run_sync(self._disk_reserve.reclaim, limiter=self._threads)
 
     async def _mark_reclaimable(self) -> None:
         """On a disk that is full, or nearly: mark topics for saving if that lets the broker delete their files."""
-        await trio.to_thread.run_sync(self._spare_room.measure, limiter=self._threads)
-        if not self._spare_room.is_short:
+        await trio.to_thread.run_sync(self._disk_reserve.measure, limiter=self._threads)
+        if not self._disk_reserve.is_short:
             return
         for number, topic in enumerate(list(self._broker.topics.values())):
             if not topic.ephemeral and self.retention.has_room_to_give(topic):

@@ -3,7 +3,7 @@
 broker.json                     {"crc32": C, "format": F, "next_id": N}: message ids below N may have been used; the
                                 format is 2 while there may be a write-ahead log, which older versions would ignore
 broker.json.copy                a copy, used if broker.json is damaged
-spare-room                      see `SpareRoom`
+spare-room                      see `DiskReserve`
 write-ahead.N                   what the topics' segments may lack after a power cut, see `WriteAhead`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32"
@@ -41,7 +41,7 @@ from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
 from ..state.checkpoint import Checkpoint
 from ..state.topic import StateError
-from .spare_room import SpareRoom
+from .disk_reserve import DiskReserve
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -57,7 +57,7 @@ DAMAGED_STATE_FILE = "state.json.damaged"
 BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
-SPARE_ROOM_FILE = "spare-room"
+RESERVE_FILE = "spare-room"  # older than the name of `DiskReserve`, and stays on disk
 TOPICS_FOLDER = "topics"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
 DAMAGE = NO_FILE | {EIO, EBADMSG, EUCLEAN, EFBIG}
@@ -80,7 +80,7 @@ ID_RESERVE = 2**32
 def is_own_name(name: str) -> bool:
     """Whether the broker uses this name in a data folder, or refuses a folder that has it."""
     name = name.removesuffix(".tmp").removesuffix(".probe")
-    names = (BROKER_FILE, BROKER_COPY_FILE, SPARE_ROOM_FILE, TOPICS_FOLDER, NSQD_FILE)
+    names = (BROKER_FILE, BROKER_COPY_FILE, RESERVE_FILE, TOPICS_FOLDER, NSQD_FILE)
     return name in names or bool(write_ahead_files(Path(), [name]))
 
 
@@ -102,7 +102,7 @@ class DataFolder:
 
     Attributes:
         open_files: Shared by the topics' logs.
-        spare_room: Must permit every append to a log.
+        disk_reserve: Must permit every append to a log.
         lacks_write_ahead: `broker.json` says that there may be a write-ahead log, and there is none. Set by `first_id`.
 
     Raises:
@@ -112,7 +112,7 @@ class DataFolder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         self.files = files or Files()
-        self.spare_room = SpareRoom(path / SPARE_ROOM_FILE, self.files)
+        self.disk_reserve = DiskReserve(path / RESERVE_FILE, self.files)
         self.open_files = OpenFiles(self.files, reasonable_limit())
         try:
             self.files.make_folder(path)
@@ -221,7 +221,7 @@ class DataFolder:
         format_now = FORMAT_WITH_WRITE_AHEAD if has_write_ahead else FORMAT
         content = encode_checked(json.dumps({"format": format_now, "next_id": below}).encode())
         for name in (BROKER_FILE, BROKER_COPY_FILE):
-            self.spare_room.replace(self.path / name, content + b"\n")
+            self.disk_reserve.replace(self.path / name, content + b"\n")
         self._reserved_below = below
         self._has_write_ahead = has_write_ahead
 
@@ -323,7 +323,7 @@ class DataFolder:
                 f"the state of topic {name} has {len(content):,} bytes; the maximum is {MAX_STATE_BYTES:,}"
             )
             raise OSError(EFBIG, reason)
-        if self.spare_room.shortage and not folder.is_dir():
+        if self.disk_reserve.shortage and not folder.is_dir():
             # A new topic would take the space that the others need to free theirs.
             raise OSError(ENOSPC, os.strerror(ENOSPC))
         self.files.make_folder(folder)
@@ -334,7 +334,7 @@ class DataFolder:
             for each in (linked, previous):
                 if each.exists():
                     self.files.unlink(each)
-        self.spare_room.make_fit(len(content))
+        self.disk_reserve.make_fit(len(content))
 
         def replace() -> None:
             try:
@@ -347,7 +347,7 @@ class DataFolder:
                         self._remove(previous)
                 raise
 
-        self.spare_room.use(replace)
+        self.disk_reserve.use(replace)
         if kept:
             try:
                 self.files.rename(linked, previous)

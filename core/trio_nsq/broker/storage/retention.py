@@ -22,7 +22,7 @@ from ...log.interface import LogFileFacts
 from ...log.record_metadata import is_about_messages
 from ...platform.checksum import crc32
 from ...text.wording import count_of
-from ..state.alarms import Alarms
+from ..state.deadline_heap import DeadlineHeap
 from ..state.settings import TopicSettings
 from ..state.topic import Topic
 from .data_folder import SavedCheckpoint
@@ -130,7 +130,7 @@ class RetentionManager:
         rotate: Callable[[Topic], Awaitable[bool]],
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.schedule: Alarms[str] = Alarms()
+        self.schedule: DeadlineHeap[str] = DeadlineHeap()
         self._now_ns = now_ns
         self._rotate = rotate
         self._is_short = is_short

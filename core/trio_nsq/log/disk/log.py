@@ -88,7 +88,7 @@ class DiskLog:
             first_sequence = self._segments[-1].next_sequence
         self.next_sequence = self.written_sequence = first_sequence
         if first_sequence and not self._segments:
-            self.begin_file()  # which stores the sequence
+            self.rotate()  # which stores the sequence
 
     @property
     def incarnation(self) -> bytes | None:
@@ -134,12 +134,12 @@ class DiskLog:
             following = segment.base_sequence
         return following
 
-    def rotate(self) -> None:
-        """As `begin_file`, unless the last file is empty, so that it can be discarded later."""
+    def rotate_unless_empty(self) -> None:
+        """As `rotate`, unless the last file is empty, so that it can be discarded later."""
         if self._segments and not self._segments[-1].is_empty:
-            self.begin_file()
+            self.rotate()
 
-    def begins_file(self, size: int) -> bool:
+    def needs_rotation(self, size: int) -> bool:
         writer = self._writer
         if writer is None or writer.segment.header.incarnation is None:
             return True  # segments of format 1 are never appended to
@@ -149,9 +149,9 @@ class DiskLog:
         )
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
-        if self.begins_file(sum([batch.record_bytes for batch in batches])):
+        if self.needs_rotation(sum([batch.record_bytes for batch in batches])):
             check_order(batches, self.written_sequence)
-            self.begin_file()
+            self.rotate()
         self.write(batches)
         if sync:
             try:
@@ -163,7 +163,7 @@ class DiskLog:
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         check_order(batches, self.written_sequence)
-        assert self._writer is not None  # the caller has called `begin_file`
+        assert self._writer is not None  # the caller has called `rotate`
         self._writer.write(batches)
         self.written_sequence = batches[-1].next_sequence
         self.writes += 1
@@ -186,7 +186,7 @@ class DiskLog:
         if self._writer is not None:
             self._writer.finish_cut()
 
-    def begin_file(self) -> None:
+    def rotate(self) -> None:
         """Sync the last file and begin a new one for the next writes. All writes must be committed. Blocks.
 
         Raises:
@@ -194,9 +194,9 @@ class DiskLog:
         """
         self.finish_cut()
         self.sync()  # so that only the last segment can be torn
-        self.new_file()()()
+        self.rotation()()()
 
-    def new_file(self) -> DiskWork:
+    def rotation(self) -> DiskWork:
         full = self._writer.segment if self._writer is not None else None
         known, sequence = self._identity, self.next_sequence
 
@@ -239,12 +239,12 @@ class DiskLog:
         old, self._segments = self._segments, segments
         return old
 
-    def unlogged(self) -> UnsyncedPart | None:
-        return self._writer.unlogged() if self._writer is not None else None
+    def pending_wal(self) -> UnsyncedPart | None:
+        return self._writer.pending_wal() if self._writer is not None else None
 
-    def mark_logged(self) -> None:
+    def mark_in_wal(self) -> None:
         if self._writer is not None:
-            self._writer.mark_logged()
+            self._writer.mark_in_wal()
 
     def sync_point(self) -> SyncPoint:
         return self._writer.sync_point() if self._writer is not None else NothingToSync()

@@ -92,7 +92,7 @@ class SegmentWriter:
         self._seed = segment.seed
         # Uncommitted writes: the batches of each, the offset of its end, and its bytes.
         self._uncommitted: deque[tuple[Sequence[RecordBatch], int, Sequence[bytes]]] = deque()
-        self._logged_to = 0  # the end of the last part that a write-ahead log has
+        self._in_wal_to = 0  # the end of the last part that a write-ahead log has
         # How often the file was cut, and how often before its last good sync.
         self._cuts = self._synced_cuts = 0
         self._synced_to = synced_to
@@ -151,8 +151,8 @@ class SegmentWriter:
         self.written_size = start + sum([batch.record_bytes for batch in batches])
         self._uncommitted.append((batches, self.written_size, parts))
 
-    def unlogged(self) -> UnsyncedPart | None:
-        """As `Log.unlogged`.
+    def pending_wal(self) -> UnsyncedPart | None:
+        """As `Log.pending_wal`.
 
         After a cut, the segment needs a sync of its own: until then the disk may have intact records in the place of
         the next ones, and replay could not tell which are the newer.
@@ -160,7 +160,7 @@ class SegmentWriter:
         header = self.segment.header
         if self.has_unsynced_cut or header.incarnation is None:
             return None
-        start = max(self.segment.size, self._logged_to)
+        start = max(self.segment.size, self._in_wal_to)
         data: list[bytes] = []
         for _, end, parts in self._uncommitted:
             if end > start:
@@ -173,9 +173,9 @@ class SegmentWriter:
         """As `Log.unsynced_bytes`."""
         return self.written_size - self._synced_to
 
-    def mark_logged(self) -> None:
-        """As `Log.mark_logged`."""
-        self._logged_to = self.written_size
+    def mark_in_wal(self) -> None:
+        """As `Log.mark_in_wal`."""
+        self._in_wal_to = self.written_size
 
     def commit(self, sequence: int) -> None:
         """Make writes below a sequence visible to readers, as `Log.commit`."""
@@ -200,7 +200,7 @@ class SegmentWriter:
         self._uncommitted.clear()
         self.written_size = self.segment.size
         self._synced_to = min(self._synced_to, self.segment.size)
-        self._logged_to = min(self._logged_to, self.segment.size)
+        self._in_wal_to = min(self._in_wal_to, self.segment.size)
         self._try_cut()
 
     @property

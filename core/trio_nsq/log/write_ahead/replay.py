@@ -6,7 +6,7 @@ A broker that stops cleanly removes its write-ahead files. After a crash, each e
 - The segment ends within the entry, or has other bytes there that are no undamaged record: the bytes are written.
 - The segment has another undamaged record there, or the place is inside of one: the entry is out of date. Its messages
   were refused and removed from the log, which then continued; or the log did not reach the entry at an earlier start.
-  While an entry is needed, its place cannot have another record: see `SegmentWriter.unlogged`.
+  While an entry is needed, its place cannot have another record: see `SegmentWriter.pending_wal`.
 - The segment does not reach the entry, does not exist, or has another incarnation: the topic or its old messages were
   deleted, or the folder is a backup whose files were copied one after the other.
 

@@ -233,7 +233,7 @@ class _NsqdLog:
             self._save_recent()
             self._saved_at = self.disk_log.next_sequence
         if sequence >= self.disk_log.next_sequence:
-            self.disk_log.rotate()  # the new, empty segment keeps the next sequence
+            self.disk_log.rotate_unless_empty()  # the new, empty segment keeps the next sequence
         self.disk_log.discard_before(sequence)
 
     def _add(self, messages: Iterable[tuple[int, int]]) -> None:

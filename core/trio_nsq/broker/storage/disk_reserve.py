@@ -1,4 +1,4 @@
-"""Spare room: disk space reserved for saved state, so that the broker can free space on a full disk.
+"""Disk reserve: disk space reserved for saved state, so that the broker can free space on a full disk.
 
 The broker deletes a log's file after all its messages are finished and a checkpoint says so. If messages took the last
 block of a disk, no checkpoint could be written, and nothing could be deleted. So a file reserves the room. When other
@@ -18,7 +18,7 @@ from ...log import Files, LogError, is_disk_full
 
 logger = logging.getLogger("trio_nsq.broker")
 
-SPARE_BYTES = 1024 * 1024
+RESERVE_BYTES = 1024 * 1024
 """Room for a state with about 10,000 unfinished messages."""
 _MIN_PROBE_BYTES = 64 * 1024
 """A disk with less free space than this counts as full."""
@@ -30,7 +30,7 @@ _SHORT_BYTES = 1024**3
 _Result = TypeVar("_Result")
 
 
-class SpareRoom:
+class DiskReserve:
     """The reserved file, and whether appends may use the disk. Thread-safe; `use` and `reclaim` block.
 
     Args:
@@ -52,7 +52,7 @@ class SpareRoom:
         self._path = path
         self._probe = path.with_name(f"{path.name}.probe")
         self._files = files
-        self._size = SPARE_BYTES
+        self._size = RESERVE_BYTES
         self._is_whole = False
         self._reported = ""
         self._using = Lock()
@@ -107,7 +107,7 @@ class SpareRoom:
                 self._appends_ended.wait()
 
     def use(self, work: Callable[[], _Result]) -> _Result:
-        """Do work that must succeed on a full disk. If it finds the disk full, repeats it in the spare room.
+        """Do work that must succeed on a full disk. If it finds the disk full, repeats it in the disk reserve.
 
         Raises the exceptions of `work`.
         """
@@ -129,13 +129,13 @@ class SpareRoom:
                     self._reserve()
 
     def replace(self, path: Path, content: bytes) -> None:
-        """As `Files.replace`, in the spare room if the disk is full. Raises OSError."""
+        """As `Files.replace`, in the disk reserve if the disk is full. Raises OSError."""
         self.make_fit(len(content))
         self.use(lambda: self._files.replace(path, content))
 
     def make_fit(self, size: int) -> None:
         """Enlarge the room so that a file of this size can be replaced, which needs space for a second one."""
-        if size + SPARE_BYTES // 2 > self._size:
+        if size + RESERVE_BYTES // 2 > self._size:
             with self._using:
                 self._size = max(self._size, size * 2)
                 if self._is_whole:
@@ -200,7 +200,7 @@ class SpareRoom:
             else:
                 self.closed_because = self.shortage = ""  # messages can still be stored
                 self._report(
-                    f"cannot write {self._path}: {exc.strerror}: without this spare room, a full disk may stay full"
+                    f"cannot write {self._path}: {exc.strerror}: without this disk reserve, a full disk may stay full"
                 )
             self._release()  # a partly allocated file
         else:

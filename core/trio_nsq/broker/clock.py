@@ -56,7 +56,7 @@ class Lateness(trio.abc.Instrument):
         return int(late_s * _NS_PER_S)
 
 
-class Timers:
+class BrokerClock:
     """Returns the time, and waits for the next timer of the broker's channels."""
 
     def __init__(self, broker: Broker) -> None:
@@ -66,7 +66,7 @@ class Timers:
         self._offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
         self._broker = broker
         self._moved = trio.Event()  # the next timer is earlier than before
-        broker.on_earlier_alarm = self._end_wait
+        broker.on_earlier_deadline = self._end_wait
 
     def now_ns(self) -> int:
         """Unix nanoseconds by a clock that never steps."""
@@ -86,7 +86,7 @@ class Timers:
     async def wait(self) -> None:
         """Wait until the next timer is due, or another one is the next."""
         self._moved = trio.Event()
-        due_ns = self._broker.alarms.next_ns
+        due_ns = self._broker.deadlines.next_ns
         wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)
         with trio.move_on_after(wait_s):
             await self._moved.wait()

@@ -8,11 +8,11 @@ import trio
 from ...access.access import Access
 from ...event_loop.reactor import Poller
 from ...server.bodies import Bodies
+from ..clock import BrokerClock
 from ..delivery import Deliverer
 from ..ingest.write_path import WritePath
 from ..options import BrokerOptions
 from ..state.broker import Broker
-from ..timers import Timers
 from ..topics import Topics
 from .wrong_ports import WrongPorts
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Services:
+class SessionDeps:
     """The parts of a broker that its sessions use.
 
     Attributes:
@@ -34,7 +34,7 @@ class Services:
 
     options: BrokerOptions
     broker: Broker
-    timers: Timers
+    clock: BrokerClock
     poller: Poller
     write_path: WritePath
     delivery: Deliverer

@@ -1,14 +1,14 @@
-"""Alarms: the times at which channels or topics are next due."""
+"""The times at which channels or topics are next due."""
 
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
-_MAX_STALE_ALARMS = 100
-"""Alarms of forgotten items that may stay in the heap, in addition to half of its size."""
+_MAX_STALE = 100
+"""Deadlines of forgotten items that may stay in the heap, in addition to half of its size."""
 
 
-class Alarms(Generic[_Item]):
+class DeadlineHeap(Generic[_Item]):
     """A priority queue of due times. A forgotten item must not be watched again."""
 
     def __init__(self) -> None:
@@ -17,18 +17,18 @@ class Alarms(Generic[_Item]):
         # lists descend and the last entry is due first.
         self._times: dict[_Item, list[int]] = {}
         self._made = 0
-        self._stale = 0  # alarms of forgotten items in the heap
+        self._stale = 0  # deadlines of forgotten items in the heap
 
     @property
     def next_ns(self) -> int | None:
-        """The earliest due time; None if there is no alarm."""
+        """The earliest due time; None if there is no deadline."""
         return self._heap[0][0] if self._heap else None
 
     def watch(self, item: _Item, at_ns: int | None) -> bool:
-        """Add an alarm for an item, unless it has an earlier one; None adds none.
+        """Add a deadline for an item, unless it has an earlier one; None adds none.
 
         Returns:
-            Whether this alarm is now the earliest of all.
+            Whether this deadline is now the earliest of all.
         """
         if at_ns is None:
             return False
@@ -41,7 +41,7 @@ class Alarms(Generic[_Item]):
         return self._heap[0][1] == self._made
 
     def take_due(self, now_ns: int) -> _Item | None:
-        """Remove the earliest alarm that is due, and return its item; None if no alarm is due."""
+        """Remove the earliest deadline that is due, and return its item; None if no deadline is due."""
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, item = heappop(self._heap)
             times = self._times.get(item)
@@ -55,16 +55,16 @@ class Alarms(Generic[_Item]):
         return None
 
     def take_all_due(self, now_ns: int) -> list[_Item]:
-        """Remove all due alarms, and return their items without duplicates."""
+        """Remove all due deadlines, and return their items without duplicates."""
         due: dict[_Item, None] = {}
         while (item := self.take_due(now_ns)) is not None:
             due[item] = None
         return list(due)
 
     def forget(self, item: _Item) -> None:
-        """Discard the alarms of a deleted item."""
+        """Discard the deadlines of a deleted item."""
         self._stale += len(self._times.pop(item, ()))
-        if self._stale > len(self._heap) // 2 + _MAX_STALE_ALARMS:
-            self._heap = [alarm for alarm in self._heap if alarm[2] in self._times]
+        if self._stale > len(self._heap) // 2 + _MAX_STALE:
+            self._heap = [deadline for deadline in self._heap if deadline[2] in self._times]
             heapify(self._heap)
             self._stale = 0
