@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -10,14 +9,13 @@ import tarfile
 import zipfile
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from shutil import copy, copytree, ignore_patterns
 from types import ModuleType
 
 import pytest
 
+from building.build_tree import PROJECT, copy_project
 from trio_nsq.protocol import bulk
 
-PROJECT = Path(__file__).parents[2]
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 COMPILED = ("trio_nsq.event_loop.pacing", "trio_nsq.protocol.bulk")
 """Instead of all modules, whose compilation takes minutes: the installation of the checkout has done that."""
@@ -30,19 +28,9 @@ BUILD = "import sys, hatchling.build as it; print(getattr(it, sys.argv[1])(*sys.
 def tree(tmp_path: Path) -> Path:
     """The files of a build, with the extension of an earlier installation."""
     tree = tmp_path / "tree"
-    tree.mkdir()
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        copy(PROJECT / name, tree)
-    for name in ("core", "cli", "man", "completions"):
-        copytree(PROJECT / name, tree / name, ignore=ignore_patterns("*.so", "__pycache__", ".mypy_cache"))
+    copy_project(tree, COMPILED)
     for name in FILES:
         (tree / "core" / name).write_bytes(b"old")
-    hook = tree / "hatch_build.py"
-    text, replaced = re.subn(
-        r"\nMODULES = \(.*?\n\)\n", f"\nMODULES = {COMPILED}\n", hook.read_text(), flags=re.DOTALL
-    )
-    assert replaced == 1
-    hook.write_text(text)
     return tree
 
 

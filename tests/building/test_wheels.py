@@ -9,35 +9,24 @@ import sysconfig
 import tempfile
 import venv
 from pathlib import Path
-from shutil import copy, copytree, ignore_patterns
 
 import pytest
 
+from building.build_tree import copy_project
 from trio_nsq import __version__
 from trio_nsq.protocol.bulk import COMPILED
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Path(__file__).parents[2]
-FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements-dev.txt")
-FOLDERS = ("core", "cli", "man", "completions", "tools", "examples")
 NO_COMPILER = {"CC": "/nonexistent/cc"}
 TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is built, in which one module is compiled: all of them take minutes."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in FILES:
-        copy(PROJECT / name, tree)
-    for name in FOLDERS:
-        copytree(PROJECT / name, tree / name, ignore=ignore_patterns("*.so", "__pycache__", ".mypy_cache"))
-    hook = tree / "hatch_build.py"
-    one = '\nMODULES = ("trio_nsq.protocol.bulk",)\n'
-    text, replaced = re.subn(r"\nMODULES = \(.*?\n\)\n", one, hook.read_text(), flags=re.DOTALL)
-    assert replaced == 1
-    hook.write_text(text)
+    """A copy of what is built, in which one module is compiled."""
+    tree = tmp_path_factory.mktemp("project") / "tree"
+    copy_project(tree, ["trio_nsq.protocol.bulk"], "requirements-dev.txt", "tools", "examples")
     return tree
 
 
