@@ -20,4 +20,4 @@ def _nothing(self: Files, fd: int, size: int, offset: int) -> bytes | None:
 
 
 Files.read = _slow_read  # type: ignore[method-assign]
-Files.read_now = _nothing  # type: ignore[method-assign]
+Files.read_cached = _nothing  # type: ignore[method-assign]

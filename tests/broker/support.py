@@ -20,7 +20,7 @@ import trio.testing
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
 from trio_nsq.broker.clock import BrokerClock
 from trio_nsq.broker.delivery import Deliverer
-from trio_nsq.broker.readers import Readers
+from trio_nsq.broker.reader_pool import ReaderPool
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.event_loop.reactor import PolledEndpoint, Poller
 from trio_nsq.log import DiskLog, Files
@@ -279,7 +279,7 @@ async def serve_clients(poller: Poller) -> None:
 
 def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Deliverer:
     """Return a `Deliverer` for a broker's state."""
-    return Deliverer(broker, options, BrokerClock(broker), poller, Readers(broker), nursery)
+    return Deliverer(broker, options, BrokerClock(broker), poller, ReaderPool(broker), nursery)
 
 
 class HeldFiles(Files):

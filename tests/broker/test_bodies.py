@@ -16,7 +16,7 @@ from broker.support import RawClient, connected, identify, mpub, running_broker,
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.protocol import Limits
 from trio_nsq.protocol.limits import MIB
-from trio_nsq.server.bodies import LEAST_BYTES_PER_S, PATIENCE_S, STALL_S, Bodies
+from trio_nsq.server.body_memory import LEAST_BYTES_PER_S, PATIENCE_S, STALL_S, BodyMemoryLimit
 
 LARGE = mpub("t", *5 * [bytes(1_000_000)])
 AT_ONCE = 6
@@ -265,7 +265,7 @@ class _Client:
     def close(self) -> None:
         self.closed.set()
 
-    async def transfer(self, bodies: Bodies, size: int, bytes_per_s: float) -> bool:
+    async def transfer(self, bodies: BodyMemoryLimit, size: int, bytes_per_s: float) -> bool:
         """Transfer a body; returns whether the client was not closed."""
         if not bodies.admit(self, size):
             await bodies.wait(self, size)
@@ -287,7 +287,7 @@ class _Client:
 
 
 async def test_each_body_needs_its_own_room() -> None:
-    bodies = Bodies(20)
+    bodies = BodyMemoryLimit(20)
     client, other = _Client(), _Client()
     assert bodies.admit(client, 1, 1)
     assert bodies.admit(other, 5, 1)
@@ -297,7 +297,7 @@ async def test_each_body_needs_its_own_room() -> None:
 
 
 async def test_each_body_has_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
-    bodies = Bodies(10)
+    bodies = BodyMemoryLimit(10)
     busy, other = _Client(), _Client()
     for number in range(5):
         assert bodies.admit(busy, 10, number)
@@ -311,7 +311,7 @@ async def test_each_body_has_its_own_time(autojump_clock: trio.testing.MockClock
 
 
 async def test_cancelled_wait_lets_the_next_in(autojump_clock: trio.testing.MockClock) -> None:
-    bodies = Bodies(10)
+    bodies = BodyMemoryLimit(10)
     first, large, small = _Client(), _Client(), _Client()
     assert bodies.admit(first, 2)
     async with trio.open_nursery() as nursery:
@@ -325,7 +325,7 @@ async def test_cancelled_wait_lets_the_next_in(autojump_clock: trio.testing.Mock
 
 
 async def test_body_larger_than_all_room_is_admitted_alone() -> None:
-    bodies = Bodies(10)
+    bodies = BodyMemoryLimit(10)
     large, small, other = _Client(), _Client(), _Client()
     assert bodies.admit(large, 11)
     assert not bodies.admit(small, 1)
@@ -341,7 +341,7 @@ async def test_body_larger_than_all_room_is_admitted_alone() -> None:
 
 
 async def test_disconnected_client_waits_no_more() -> None:
-    bodies = Bodies(10)
+    bodies = BodyMemoryLimit(10)
     first, gone, last = _Client(), _Client(), _Client()
     assert bodies.admit(first, 10)
     async with trio.open_nursery() as nursery:
@@ -354,7 +354,7 @@ async def test_disconnected_client_waits_no_more() -> None:
 
 
 async def test_a_large_body_is_not_overtaken_without_end(autojump_clock: trio.testing.MockClock) -> None:
-    bodies = Bodies(10 * MIB)
+    bodies = BodyMemoryLimit(10 * MIB)
     large = _Client("10.0.0.9")
     async with trio.open_nursery() as nursery:
 
@@ -373,7 +373,7 @@ async def test_a_large_body_is_not_overtaken_without_end(autojump_clock: trio.te
 async def test_a_slow_body_ends_only_if_others_wait_for_its_room(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    bodies = Bodies(10 * MIB)
+    bodies = BodyMemoryLimit(10 * MIB)
     slow, moving, crawling = _Client(), _Client("10.0.0.2"), _Client("10.0.0.3")
     ended: dict[_Client, tuple[bool, float]] = {}
 
@@ -408,7 +408,7 @@ def test_every_moving_body_arrives_within_seconds(
     stalled: list[tuple[str, int]], honest: list[tuple[str, int]]
 ) -> None:
     async def attack() -> None:
-        bodies = Bodies()
+        bodies = BodyMemoryLimit()
 
         async def stall(host: str, size: int) -> None:
             assert not await _Client(host).transfer(bodies, size, 0)

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
-from trio_nsq.broker.state.in_flight import Delivery, InFlight
+from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch
 from trio_nsq.protocol.encode import encode_finish
 
 NOT_IN_FLIGHT = "ID not in flight"
@@ -535,7 +535,7 @@ def test_disconnect_leaves_nothing_to_time_out() -> None:
 
 def test_delivery_finds_each_of_its_sequences() -> None:
     ids = [b"%016x" % number for number in (5, 6, 7, 50, 51, 900)]  # ids of other topics are in between
-    delivery = Delivery(encode_finish(ids), 100, 1, 0, 10)
+    delivery = InFlightBatch(encode_finish(ids), 100, 1, 0, 10)
     assert [delivery.id_of(sequence) for sequence in range(100, 106)] == ids
     assert delivery.split() == ids
     assert [delivery.sequence_of(message_id) for message_id in ids] == [100, 101, 102, 103, 104, 105]

@@ -31,7 +31,7 @@ class ColdFiles(Files):
         self._go_on = threading.Event()
         self._go_on.set()
 
-    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | None:
         return None
 
     def read(self, fd: int, size: int, offset: int) -> bytes:

@@ -11,7 +11,7 @@ from broker.letters import client_of, configure, fail
 from broker.support import connected, identify, running_broker, until
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.channel import Channel
-from trio_nsq.broker.topics import Topics
+from trio_nsq.broker.topic_registry import TopicRegistry
 from trio_nsq.log import Files
 
 
@@ -91,14 +91,14 @@ async def test_exception_in_the_dead_letter_mover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It retries after a pause, not continuously."""
-    publish, is_broken = Topics.publish_durably, True
+    publish, is_broken = TopicRegistry.publish_durably, True
 
-    async def break_it(topics: Topics, *args: Any, **kwargs: Any) -> None:
+    async def break_it(topics: TopicRegistry, *args: Any, **kwargs: Any) -> None:
         if is_broken:
             raise ZeroDivisionError("a defect")
         await publish(topics, *args, **kwargs)
 
-    monkeypatch.setattr(Topics, "publish_durably", break_it)
+    monkeypatch.setattr(TopicRegistry, "publish_durably", break_it)
     async with running_api(tmp_path / "d") as api, client_of(api) as reader:
         await reader.subscribe("dead", "any", 1)
         await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")

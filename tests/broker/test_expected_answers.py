@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.support import finish, read_all, reader_in, single_bytes, split_at
-from trio_nsq.broker.state.in_flight import Delivery, InFlight
+from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch
 from trio_nsq.protocol.commands import Ready
 from trio_nsq.protocol.encode import encode_finish, encode_rdy
 from trio_nsq.protocol.states import State
@@ -21,7 +21,7 @@ def in_flight_with(*runs: int) -> InFlight:
     in_flight, first = InFlight(), 0
     known = ids(sum(runs))
     for count in runs:
-        in_flight.put(Delivery(encode_finish(known[first : first + count]), first, 1, 0, 0))
+        in_flight.put(InFlightBatch(encode_finish(known[first : first + count]), first, 1, 0, 0))
         first += count
     return in_flight
 

@@ -19,7 +19,7 @@ from trio_nsq.log.files import Files
 from trio_nsq.log.raw import RawStreamReader
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.log.segment.identity import Identity
-from trio_nsq.server.bodies import ROOM_BYTES, SMALL_PIECES_BYTES
+from trio_nsq.server.body_memory import ROOM_BYTES, SMALL_PIECES_BYTES
 
 
 async def read(api: Api, **query: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from broker.state import Fixture, UnreadableLog, damage, disk_log
 from trio_nsq.broker import BrokerOptions
-from trio_nsq.broker.readers import Readers, Reading
+from trio_nsq.broker.reader_pool import ReaderPool, Reading
 from trio_nsq.broker.state.broker import Broker
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.http import CutOff
@@ -22,7 +22,7 @@ from trio_nsq.log.records import RawRecord
 
 
 def reading(
-    readers: Readers,
+    readers: ReaderPool,
     topic: Topic,
     start: int,
     end: int | None = None,
@@ -41,8 +41,8 @@ def broker_of(*fixtures: Fixture) -> Broker:
     return broker
 
 
-def readers_of(*fixtures: Fixture) -> Readers:
-    return Readers(broker_of(*fixtures))
+def readers_of(*fixtures: Fixture) -> ReaderPool:
+    return ReaderPool(broker_of(*fixtures))
 
 
 async def read_all(way: Reading[RecordBatch]) -> tuple[list[int], list[Gap]]:
@@ -201,7 +201,7 @@ async def test_deleted_topic_ends_the_read(tmp_path: Path) -> None:
     """Its closed log looks damaged."""
     fixture = filled(disk_log(tmp_path / "log"), [1] * 3)
     broker = broker_of(fixture)
-    way = reading(Readers(broker), fixture.topic, 0, 3, max_bytes=0)
+    way = reading(ReaderPool(broker), fixture.topic, 0, 3, max_bytes=0)
     assert len(await way.next()) == 1
     broker.delete_topic(fixture.topic)
     with pytest.raises(CutOff, match="topic topic was deleted, or the broker is stopping"):
@@ -270,7 +270,7 @@ async def test_read_without_waiting_ends_at_the_end(autojump_clock: MockClock) -
 async def test_waiting_reader_is_notified_of_the_end_of_the_topic(autojump_clock: MockClock) -> None:
     fixture = in_memory(1)
     broker = broker_of(fixture)
-    readers = Readers(broker)
+    readers = ReaderPool(broker)
     way = reading(readers, fixture.topic, 1, None, wait_s=60)
     async with trio.open_nursery() as nursery:
 

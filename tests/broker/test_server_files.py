@@ -118,8 +118,8 @@ class BadSector(HeldFiles):
             size = min(size, 4096 - offset)
         return super().read(fd, size, offset)
 
-    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
-        return None if self.bad else super().read_now(fd, size, offset)
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | None:
+        return None if self.bad else super().read_cached(fd, size, offset)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.api import Api, address, running_api
 from broker.support import PATIENCE_S, connected, dpub, identify, mpub, pub, threads_done
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.broker.topics import Topics
+from trio_nsq.broker.topic_registry import TopicRegistry
 from trio_nsq.log import DiskLog
 
 LIMIT = 6
@@ -57,14 +57,14 @@ CLIENTS = st.tuples(
 def waited() -> Iterator[list[str]]:
     """The topics that publishes have waited for."""
     names: list[str] = []
-    until_publishable = Topics.until_publishable
+    until_publishable = TopicRegistry.until_publishable
 
-    async def noted(self: Topics, name: str, **options: Any) -> Any:
+    async def noted(self: TopicRegistry, name: str, **options: Any) -> Any:
         names.append(name)
         return await until_publishable(self, name, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Topics, "until_publishable", noted)
+        patch.setattr(TopicRegistry, "until_publishable", noted)
         yield names
 
 

@@ -189,8 +189,8 @@ class UnreadableFiles(Files):
             raise OSError(errno.EIO, "Input/output error")
         return super().read(fd, size, offset)
 
-    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
-        return None if self.fails else super().read_now(fd, size, offset)
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | None:
+        return None if self.fails else super().read_cached(fd, size, offset)
 
 
 async def test_consumer_waits_until_unreadable_messages_can_be_read(

@@ -28,7 +28,7 @@ from trio_nsq.http import (
     Router,
     serve_connection,
 )
-from trio_nsq.server.bodies import Bodies
+from trio_nsq.server.body_memory import BodyMemoryLimit
 
 SLOW_S = 10_000.0
 
@@ -104,7 +104,7 @@ ROUTES = [
 ]
 
 
-class NoRoom(Bodies):
+class NoRoom(BodyMemoryLimit):
     """Has no room for large bodies until `room` is set."""
 
     def __init__(self) -> None:

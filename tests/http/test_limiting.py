@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
 from trio_nsq.http import AnswerLimiter, Request, Response, Route, Router, serve_connection
-from trio_nsq.server.bodies import LEAST_BYTES_PER_S, PATIENCE_S, STALL_S
+from trio_nsq.server.body_memory import LEAST_BYTES_PER_S, PATIENCE_S, STALL_S
 
 HELD_BYTES = 1000
 CLIENTS = 5

@@ -36,7 +36,7 @@ from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import Checkpoint, first_needed
 from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.state.topic import Topic
-from trio_nsq.broker.state.withdrawn import Withdrawn
+from trio_nsq.broker.state.withdrawn import WithdrawnMessage
 from trio_nsq.log import Log, MemoryLog, RecordBatch
 from trio_nsq.protocol import is_ephemeral
 from trio_nsq.protocol.encode import encode_finish
@@ -84,7 +84,7 @@ TOPIC_OPERATIONS = ["pause topic", "unpause topic", "unpause topic", "empty topi
 # The stored records, the number of messages, when they are due, and the only channel that gets them.
 Stored = tuple[list[RecordBatch], int, int, str | None]
 # Withdrawn messages: the channel in both models, the messages, and the naive copies.
-Taken = tuple[NaiveChannel, Channel, list[Withdrawn], dict[int, Copy]]
+Taken = tuple[NaiveChannel, Channel, list[WithdrawnMessage], dict[int, Copy]]
 
 
 def encoded(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -347,7 +347,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert sorted(message.sequence for message in taken) == sorted(expected)
         self.note_taken(naive, real, taken)
 
-    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[Withdrawn]) -> None:
+    def note_taken(self, naive: NaiveChannel, real: Channel, taken: list[WithdrawnMessage]) -> None:
         copies = {message.sequence: naive.copies[message.sequence] for message in taken}
         for message in taken:
             copy = copies[message.sequence]

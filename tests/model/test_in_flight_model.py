@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_nsq.broker.state.in_flight import Delivery, InFlight, InFlightCopy
+from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch, InFlightCopy
 from trio_nsq.protocol.encode import encode_finish
 
 TIMEOUT_NS = 20
@@ -26,13 +26,13 @@ class Sent(NamedTuple):
     deadline_ns: int
 
 
-def kept(in_flight: InFlight) -> set[Delivery]:
+def kept(in_flight: InFlight) -> set[InFlightBatch]:
     """Return the deliveries that messages in flight keep in memory."""
-    found: set[Delivery] = set()
+    found: set[InFlightBatch] = set()
     unseen: list[object] = [in_flight]
     while unseen:
         for each in gc.get_referents(unseen.pop()):
-            if isinstance(each, Delivery):
+            if isinstance(each, InFlightBatch):
                 found.add(each)
             elif isinstance(each, dict | deque | list | tuple):
                 unseen.append(each)
@@ -77,7 +77,7 @@ class InFlightMachine(RuleBasedStateMachine):
         self.next_id += 10 * len(gaps)
         self.deliveries += 1
         lines, deadline_ns = encode_finish(ids), self.now_ns + TIMEOUT_NS
-        self.real.put(Delivery(lines, self.sequence, self.deliveries, 0, deadline_ns))
+        self.real.put(InFlightBatch(lines, self.sequence, self.deliveries, 0, deadline_ns))
         for message_id in ids:
             self.naive[message_id] = Sent(self.sequence, self.deliveries, self.now_ns + TIMEOUT_NS)
             self.sequence += 1
@@ -110,7 +110,7 @@ class InFlightMachine(RuleBasedStateMachine):
     @rule(data=st.data(), counted=st.booleans())
     def finish(self, data: st.DataObject, counted: bool) -> None:
         ids = self.picked(data)
-        finished: Counter[Delivery] = Counter()
+        finished: Counter[InFlightBatch] = Counter()
         failed = self.real.finish(encode_finish(ids), finished if counted else None)
         gone = [self.naive.pop(message_id, None) for message_id in ids]
         assert failed == [message_id for message_id, sent in zip(ids, gone, strict=True) if sent is None]
@@ -208,11 +208,11 @@ InFlightMachine.TestCase.settings = settings(
 TestInFlight = InFlightMachine.TestCase
 
 
-def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[Delivery]]:
+def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[InFlightBatch]]:
     """Put messages in flight, `each` per delivery; also returns the deliveries."""
     in_flight = InFlight()
     deliveries = [
-        Delivery(encode_finish(ids[start : start + each]), start, 1, 0, 10)
+        InFlightBatch(encode_finish(ids[start : start + each]), start, 1, 0, 10)
         for start in range(0, len(ids), each)
     ]
     for delivery in deliveries:
@@ -220,7 +220,7 @@ def in_flight_of(ids: Sequence[bytes], each: int) -> tuple[InFlight, list[Delive
     return in_flight, deliveries
 
 
-def splits(deliveries: Sequence[Delivery]) -> int:
+def splits(deliveries: Sequence[InFlightBatch]) -> int:
     """Return how many of these runs were split, which costs only time."""
     return sum(delivery.is_split for delivery in deliveries)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protocol.support import message_frame
 from trio_nsq.broker.state.batch import Batch
-from trio_nsq.broker.state.in_flight import Delivery
+from trio_nsq.broker.state.in_flight import InFlightBatch
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import bulk, pack_messages
 from trio_nsq.protocol.commands import finish_line_ids, finish_run_bytes
@@ -38,7 +38,7 @@ def test_frames_and_fin_lines(bodies: list[bytes], first_id: int, timestamp_ns: 
         )
         assert tuple(map(bytes, batch.take(number, 1, 0))) == (lines[number], frames[number])
 
-    delivery = Delivery(taken, 7, 1, 0, 0)
+    delivery = InFlightBatch(taken, 7, 1, 0, 0)
     assert [delivery.id_of(7 + number) for number in range(len(ids))] == ids
     assert all(map(delivery.holds, ids))
     assert finish_line_ids(taken) == delivery.split() == ids

@@ -17,14 +17,14 @@ from .clock import BrokerClock
 from .dead_letters import DEAD_LETTERS, refuse_loop
 from .delivery import Deliverer
 from .errors import DeletedError, OtherLog
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.checkpoint import Checkpoint
 from .state.seek import Seek, SeekResult
 from .state.steps import forget
 from .state.topic import Topic
-from .state.withdrawn import Withdrawn
+from .state.withdrawn import WithdrawnMessage
 from .storage.checkpointer import Checkpointer
 
 
@@ -36,7 +36,7 @@ class Admin:
     clock: BrokerClock
     delivery: Deliverer
     checkpointer: Checkpointer
-    readers: Readers
+    readers: ReaderPool
 
     # ------------------------------------------------------------------ topics
 
@@ -127,7 +127,7 @@ class Admin:
             await self.checkpointer.save(topic)  # messages that came due meanwhile are kept, but not saved
         return cancelled
 
-    async def dispose(self, channel: Channel, messages: Sequence[Withdrawn]) -> int:
+    async def dispose(self, channel: Channel, messages: Sequence[WithdrawnMessage]) -> int:
         """Finish withdrawn messages, durably. On an error, put them back.
 
         Returns the number of messages finished; messages dropped meanwhile do not count.

@@ -19,15 +19,15 @@ from ..protocol import pack_messages
 from .delivery import Deliverer
 from .errors import PublishRefused, SaveError
 from .ingest.publication import Publication
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .state.batch import Batch
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.message_store import MessageStore, Wanted
 from .state.moved_letters import MovedLetters
 from .state.settings import SettingsError
-from .state.withdrawn import Withdrawn
-from .topics import Topics
+from .state.withdrawn import WithdrawnMessage
+from .topic_registry import TopicRegistry
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -46,9 +46,9 @@ class DeadLetterMover:
     """Moves dead letters from channels to dead-letter topics. One for a broker."""
 
     broker: Broker
-    topics: Topics
+    topics: TopicRegistry
     delivery: Deliverer
-    readers: Readers
+    readers: ReaderPool
     moved_letters: MovedLetters
     _moving: set[Channel] = field(default_factory=set, init=False)
     _failure_logged: set[Channel] = field(default_factory=set, init=False)
@@ -125,7 +125,7 @@ class DeadLetterMover:
         return ""
 
     async def _batches(
-        self, store: MessageStore, messages: Sequence[Withdrawn]
+        self, store: MessageStore, messages: Sequence[WithdrawnMessage]
     ) -> tuple[dict[int, Batch | None], LogReadError | None]:
         """Return the batches that hold these messages, without messages that need another read or cannot be read."""
         batches = {each.sequence: each.held or store.in_memory(each.sequence) for each in messages}
@@ -138,15 +138,15 @@ class DeadLetterMover:
 
 
 def _read(
-    channel: Channel, messages: Iterable[Withdrawn], batches: Mapping[int, Batch | None]
-) -> tuple[list[tuple[Withdrawn, Origin, bytes]], list[Withdrawn]]:
+    channel: Channel, messages: Iterable[WithdrawnMessage], batches: Mapping[int, Batch | None]
+) -> tuple[list[tuple[WithdrawnMessage, Origin, bytes]], list[WithdrawnMessage]]:
     """Return the first `_MOVE_BYTES` of these messages with their origins and bodies, and the damaged messages.
 
     Messages without a batch could not be read now; they are skipped, so that they do not block the others.
     """
     topic = channel.topic
-    letters: list[tuple[Withdrawn, Origin, bytes]] = []
-    gone: list[Withdrawn] = []
+    letters: list[tuple[WithdrawnMessage, Origin, bytes]] = []
+    gone: list[WithdrawnMessage] = []
     size = 0
     for message in messages:
         if message.sequence not in batches:

@@ -14,12 +14,12 @@ from ..event_loop.reactor import Poller
 from ..log import LogError, ReadWouldWaitError
 from .clock import BrokerClock, Lateness
 from .options import BrokerOptions
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.consumer import Subscriber
 from .state.topic import Topic
-from .state.withdrawn import Withdrawn
+from .state.withdrawn import WithdrawnMessage
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -48,7 +48,7 @@ class Deliverer:
         options: BrokerOptions,
         clock: BrokerClock,
         poller: Poller,
-        readers: Readers,
+        readers: ReaderPool,
         nursery: trio.Nursery,
     ) -> None:
         self.with_dead_letters: dict[Channel, None] = {}
@@ -189,7 +189,7 @@ class Deliverer:
         if channel.dispatcher.can_deliver and not self._broker.stopping:
             self._deliver_now(channel)
 
-    def put_back(self, channel: Channel, messages: Iterable[Withdrawn]) -> None:
+    def put_back(self, channel: Channel, messages: Iterable[WithdrawnMessage]) -> None:
         """Return withdrawn messages to their channel, which requeues or dead-letters them by its current settings."""
         channel.put_back(messages)
         self.deliver(channel)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .ingest.write_path import WritePath
 from .state.broker import Broker
-from .topics import Topics
+from .topic_registry import TopicRegistry
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -16,7 +16,7 @@ class DrainMode:
     """Switches the drain mode on and off. One for a broker. A restart switches it off."""
 
     broker: Broker
-    topics: Topics
+    topics: TopicRegistry
     write_path: WritePath
 
     async def set(self, draining: bool) -> None:

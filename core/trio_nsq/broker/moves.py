@@ -25,7 +25,7 @@ from .ingest.idempotent import refuse_unless_remembered
 from .ingest.publication import Publication
 from .ingest.write_path import WritePath
 from .moved_groups import GroupBuilder, MovedGroup
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.message_store import REDELIVERY_READ_BYTES
@@ -33,7 +33,7 @@ from .state.move import Move, MovePlan
 from .state.producers import LastBatch
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
-from .topics import Topics
+from .topic_registry import TopicRegistry
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -77,7 +77,7 @@ class Moves:
     write_path: WritePath
     delivery: Deliverer
     checkpointer: Checkpointer
-    readers: Readers
+    readers: ReaderPool
     _locks: dict[str, trio.Lock] = field(default_factory=dict, init=False)  # by topic; few topics are moved
 
     def _locked(self, topic: Topic) -> trio.Lock:
@@ -239,7 +239,7 @@ class _Records:
         damaged, expired: Messages left out.
     """
 
-    def __init__(self, readers: Readers, topic: Topic, now_ns: int) -> None:
+    def __init__(self, readers: ReaderPool, topic: Topic, now_ns: int) -> None:
         self.damaged = self.expired = 0
         self._readers = readers
         self._topic = topic
@@ -305,7 +305,7 @@ class MovedMessages:
     """Stores the messages that other brokers move here."""
 
     broker: Broker
-    topics: Topics
+    topics: TopicRegistry
     checkpointer: Checkpointer
     _storing: dict[tuple[str, str], trio.Event] = field(default_factory=dict, init=False)
 

@@ -28,7 +28,7 @@ from .ingest.write_path import WritePath
 from .monitoring.process import ProcessFigures
 from .moves import MovedMessages, Moves
 from .options import BrokerOptions
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .recovery import TopicLoader
 from .scheduler import Scheduler
 from .session.deps import SessionDeps
@@ -38,7 +38,7 @@ from .state.moved_letters import MovedLetters
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import BROKER_FILE, ID_RESERVE, MISSING_WRITE_AHEAD, DataFolder
-from .topics import Topics
+from .topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
@@ -99,7 +99,7 @@ class Server:
         self.start_time_ns = clock.now_ns()
         self.instance = os.urandom(8).hex()
         self.poller = poller = Poller(options.pacing)
-        self.readers = Readers(broker)
+        self.readers = ReaderPool(broker)
         self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead
@@ -114,7 +114,7 @@ class Server:
         self.scheduler = Scheduler(
             poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"
         )
-        self.topics = Topics(
+        self.topics = TopicRegistry(
             broker, options, folder, clock, write_path, delivery, self.checkpointer, self._loader, self.readers,
             nursery,
         )  # fmt: skip

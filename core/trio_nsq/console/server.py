@@ -13,7 +13,7 @@ from ..http import WaitingClients, peer_of, serve_connection
 from ..platform.requirements import require_trio
 from ..protocol.address import host_of
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal
-from ..server.bodies import Bodies
+from ..server.body_memory import BodyMemoryLimit
 from ..server.listening import Listening, listen
 from ..server.reloading import reload_on_request
 from ..tls.accepting import Acceptor, NotAccepted
@@ -130,7 +130,7 @@ async def _serve_http(
     # The other half of the descriptors is for connections to brokers.
     most = connection_limit(console.options.max_connections, listeners=2, logs=False)
     site = make_site(console)
-    waiting, bodies = WaitingClients(), Bodies()
+    waiting, bodies = WaitingClients(), BodyMemoryLimit()
 
     scheme = "http" if acceptor.context is None else "https"
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import trio
 
-from ..server.bodies import Bodies, PieceRoom
+from ..server.body_memory import BodyMemoryLimit, PieceRoom
 from .decisions import Deny
 from .messages import INTERNAL_ERROR, CutOff, EndOfAnswer, HTTPError, Request, Response, encode_head
 from .parsing import Exchange, RequestReader
@@ -89,7 +89,7 @@ class Connection:
         stream: trio.abc.Stream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        bodies: Bodies,
+        bodies: BodyMemoryLimit,
         *,
         waiting: WaitingClients | None = None,
         send_timeout_s: float = IDLE_TIMEOUT_S,

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import trio
 
-from ..server.bodies import ROOM_BYTES, Bodies, Client
+from ..server.body_memory import ROOM_BYTES, BodyMemoryLimit, Client
 from .messages import Response
 
 
@@ -14,7 +14,7 @@ class AnswerLimiter:
     Other requests wait; those of an address that holds little go first. Meanwhile the event loop is free for other
     clients, also between two answers, and between two pieces of a generated one. An answer is held until its client has
     accepted it. If there are too many bytes, no further answer is computed, and clients that are slow to read are
-    disconnected; see `Bodies`. Each address has a share for each path.
+    disconnected; see `BodyMemoryLimit`. Each address has a share for each path.
 
     Args:
         most: Maximum bytes held at a time. A single answer may be larger.
@@ -22,7 +22,7 @@ class AnswerLimiter:
 
     def __init__(self, most: int = ROOM_BYTES) -> None:
         self._turn = trio.Lock()  # held for each computation; never while waiting for a client
-        self._held = Bodies(most, late="it reads its answer too slowly")
+        self._held = BodyMemoryLimit(most, late="it reads its answer too slowly")
 
     async def answer(self, client: Client, path: str, compute: Callable[[], Awaitable[Response]]) -> Response:
         """Compute an answer, and reserve its memory until `leave`."""

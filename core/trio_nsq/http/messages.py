@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..access.policy import Identity
 from ..protocol import is_valid_name
-from ..server.bodies import PieceRoom
+from ..server.body_memory import PieceRoom
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 """The body of a response: complete, or a generator of its pieces."""

@@ -14,7 +14,7 @@ import httptools
 
 from ..protocol.spoken import protocol_of
 from .decisions import ALLOW, Allow, Decision, Deny, NeedsLookup, RequestGuard
-from .known_heads import KnownHeads, repeatable_head
+from .head_cache import HeadCache, repeatable_head
 from .messages import INTERNAL_ERROR, ForeignRequest, HTTPError, Request, Response
 from .routing import DEFAULT_MAX_BODY_BYTES, INVALID_REQUEST, Route, Router
 
@@ -88,7 +88,7 @@ def _decode(text: str) -> str:
 _KNOWN_TARGETS, _KNOWN_TARGET_BYTES = 256, 256
 _split_known = lru_cache(_KNOWN_TARGETS)(split_target)
 _parse_known = lru_cache(_KNOWN_TARGETS)(parse_query)
-_known_heads = KnownHeads()
+_head_cache = HeadCache()
 
 # ---------------------------------------------------------------------- requests
 
@@ -173,7 +173,7 @@ class RequestReader:
     def _read_known(self, data: bytes) -> int:
         """Read the complete requests at the start of the data whose heads are known. Returns where the others begin."""
         start = 0
-        while (head := _known_heads.find(data, start)) is not None:
+        while (head := _head_cache.find(data, start)) is not None:
             body = start + head.head_bytes
             end = body + head.body_bytes
             route = self._router.resolve(head.method, head.path)
@@ -204,7 +204,7 @@ class RequestReader:
             and isinstance(exchange.answer, Route)
             and exchange.answer.parses_query
         ):
-            _known_heads.add(head, exchange.request, chunked=exchange.chunked)
+            _head_cache.add(head, exchange.request, chunked=exchange.chunked)
 
     def _parse(self, data: bytes) -> None:
         if self.at_rest and data.startswith(_HTTP2):

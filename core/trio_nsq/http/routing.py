@@ -12,7 +12,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from ..access.policy import Rule
-from ..server.bodies import Bodies
+from ..server.body_memory import BodyMemoryLimit
 from .limiting import AnswerLimiter
 from .messages import HTTPError, Request, Response
 
@@ -60,7 +60,7 @@ class Route:
     begin: Begin | None = None
     rule: Rule | None = None
     limiter: AnswerLimiter | None = None
-    pieces: Bodies | None = None
+    pieces: BodyMemoryLimit | None = None
     parses_query: bool = True
     notices_end: bool = False
 

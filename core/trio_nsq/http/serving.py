@@ -8,7 +8,7 @@ import trio
 
 from ..event_loop.reactor import IN_TASK, PolledEndpoint, Poller
 from ..protocol.address import format_peer
-from ..server.bodies import Bodies
+from ..server.body_memory import BodyMemoryLimit
 from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest, WaitingClients, head_of
 from .decisions import RequestGuard
 from .messages import HTTPError, Request, Response
@@ -33,7 +33,7 @@ class PolledConnection(PolledEndpoint, Connection):
         stream: trio.SocketStream,
         reader: RequestReader,
         on_request: OnRequest | None,
-        bodies: Bodies,
+        bodies: BodyMemoryLimit,
         *,
         sock: socket.socket,
         poller: Poller,
@@ -185,7 +185,7 @@ async def serve_connection(
     peer: str | None = None,
     on_request: OnRequest | None = None,
     poller: Poller | None = None,
-    bodies: Bodies | None = None,
+    bodies: BodyMemoryLimit | None = None,
     guard: RequestGuard | None = None,
     waiting: WaitingClients | None = None,
     send_timeout_s: float = IDLE_TIMEOUT_S,
@@ -204,7 +204,7 @@ async def serve_connection(
         waiting: Has the connection while it waits for a request. Without a poller only, as the next one.
         send_timeout_s: Limit for the client to accept an answer, or one piece of a generated one.
     """
-    bodies = bodies or Bodies()
+    bodies = bodies or BodyMemoryLimit()
     reader = RequestReader(router, peer_of(stream) if peer is None else peer, guard)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):

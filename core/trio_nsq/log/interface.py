@@ -8,7 +8,7 @@ from .records import RawRecord, RecordBatch, RecordHeader, UnsyncedPart
 
 READ_BYTES = 256 * 1024
 """The default size of a read: large enough that a system call costs little per message."""
-READ_SOON_BYTES = 1024 * 1024
+PREFETCH_BYTES = 1024 * 1024
 """Size of the read-ahead after a reader had to wait for the disk."""
 
 
@@ -217,7 +217,7 @@ class Log(Protocol):
             LogReadError: The operating system failed to read.
         """
 
-    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+    def read_cached(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         """As `read`, without waiting for the disk; may return fewer batches. Only for the event loop's thread.
 
         Raises:
@@ -225,7 +225,7 @@ class Log(Protocol):
             LogReadError: The log was closed.
         """
 
-    def read_soon(self, sequence: int) -> None:
+    def prefetch(self, sequence: int) -> None:
         """Start reading ahead from `sequence`, at which a `read` has just ended, without waiting."""
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:

@@ -136,10 +136,10 @@ class MemoryLog:
             found.append(batch)
         return found
 
-    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+    def read_cached(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         return self.read(sequence, max_bytes)
 
-    def read_soon(self, sequence: int) -> None:
+    def prefetch(self, sequence: int) -> None:
         """Nothing to do."""
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:

@@ -15,7 +15,7 @@ from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
 from ...log.positions import EARLIEST, Position, parse_position
 from ...log.record_metadata import only_channel
-from ...server.bodies import PieceRoom
+from ...server.body_memory import PieceRoom
 from ..server import Server
 from ..state.batch import Batch
 from ..state.channel import Channel

@@ -28,7 +28,7 @@ from ..ingest.publication import Publication
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
-from ..state.withdrawn import Withdrawn
+from ..state.withdrawn import WithdrawnMessage
 from .backlog import find_sequences, ids_given
 from .json_lines import message_line
 from .read import NDJSON
@@ -176,7 +176,7 @@ async def drop(server: Server, request: Request) -> Response:
     selection = await _selection(server, request, topic, channel)
     left = whole_number(request, "max_messages", least=1)
     reader = _LetterReader(server, topic, selection, left)
-    taken: list[Withdrawn] = []
+    taken: list[WithdrawnMessage] = []
     try:
         while reader.goes_on:
             letters = await reader.next()

@@ -18,7 +18,7 @@ from ...log.raw import encode_raw
 from ...log.records import RawRecord
 from ...log.selection import Selection
 from ...text.durations import parse_duration_ns
-from ..readers import Reading
+from ..reader_pool import Reading
 from ..server import Server
 from ..state.topic import Topic
 from .json_lines import gap_line, message_lines

@@ -29,7 +29,7 @@ from ...http import (
 )
 from ...log import LogError
 from ...protocol.address import is_unix_path
-from ...server.bodies import Bodies
+from ...server.body_memory import BodyMemoryLimit
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import BatchOverlaps, DeletedError, MoveRefused, OtherLog, PublishRefused, SaveError
@@ -224,7 +224,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
     # A count of dead letters waits for a disk, and `/stats` and `/metrics` must not wait for it.
     limiter, slow_limiter = AnswerLimiter(), AnswerLimiter()
-    pieces = Bodies(late="it reads large messages too slowly")
+    pieces = BodyMemoryLimit(late="it reads large messages too slowly")
     letters = partial(dead_letters.overview, server)
     metrics_rule = _OPEN if server.options.http_open_metrics else _READ_ALL
     routes = [

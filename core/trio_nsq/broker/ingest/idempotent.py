@@ -13,7 +13,7 @@ from ..errors import BatchOverlaps, PublishRefused
 from ..state.broker import Broker
 from ..state.producers import KEPT_S, MAX_PRODUCERS
 from ..state.topic import Topic
-from ..topics import Topics
+from ..topic_registry import TopicRegistry
 from .publication import Publication
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -49,7 +49,7 @@ class IdempotentPublisher:
     the earlier one would count as a duplicate.
     """
 
-    def __init__(self, broker: Broker, topics: Topics) -> None:
+    def __init__(self, broker: Broker, topics: TopicRegistry) -> None:
         self._broker = broker
         self._topics = topics
         self._in_progress: dict[tuple[str, str], _InProgress] = {}  # by topic and producer

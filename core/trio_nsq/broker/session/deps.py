@@ -7,13 +7,13 @@ import trio
 
 from ...access.access import Access
 from ...event_loop.reactor import Poller
-from ...server.bodies import Bodies
+from ...server.body_memory import BodyMemoryLimit
 from ..clock import BrokerClock
 from ..delivery import Deliverer
 from ..ingest.write_path import WritePath
 from ..options import BrokerOptions
 from ..state.broker import Broker
-from ..topics import Topics
+from ..topic_registry import TopicRegistry
 from .wrong_ports import WrongPorts
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class SessionDeps:
     poller: Poller
     write_path: WritePath
     delivery: Deliverer
-    topics: Topics
+    topics: TopicRegistry
     tls_context: "ServerContext | None" = None
     access: Access = field(default_factory=Access)
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: BodyMemoryLimit = field(default_factory=BodyMemoryLimit)
     wrong_ports: WrongPorts = field(default_factory=WrongPorts)
     parsing: trio.Lock = field(default_factory=trio.Lock)

@@ -114,7 +114,7 @@ class Session(PolledEndpoint):
         self._clock = deps.clock
         self._delivery = deps.delivery
         self._pacing = deps.options.pacing
-        self._takes_room = False  # has a reservation in the broker's `Bodies`, or waits for one
+        self._takes_room = False  # has a reservation in the broker's `BodyMemoryLimit`, or waits for one
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
     def close(self) -> None:

@@ -216,7 +216,7 @@ def _follows(record: RecordBatch, last: RecordBatch) -> bool:
         not record.due_ns
         and not last.due_ns
         and record.base_sequence == last.next_sequence
-        # `Delivery` searches ids by bisection, so they must ascend. They descend where the node id was changed.
+        # `InFlightBatch` searches ids by bisection, so they must ascend. They descend where the node id was changed.
         and record.first_id >= last.first_id + last.count
     )
 

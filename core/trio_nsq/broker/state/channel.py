@@ -17,7 +17,7 @@ from .checkpoint import ChannelState
 from .consumer import Consumer
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
-from .in_flight import Delivery
+from .in_flight import InFlightBatch
 from .message_store import MessageStore
 from .move import MoveStream
 from .quantiles import RecentSketch
@@ -26,7 +26,7 @@ from .settings import ChannelSettings, SettingsError, change
 from .timeouts import TimedOut, Timeouts
 from .topic_view import TopicView
 from .version import Version
-from .withdrawn import Withdrawn
+from .withdrawn import WithdrawnMessage
 
 _NS_PER_MS: Final = 1_000_000
 _OWNER_SEARCH_IDS: Final = 64
@@ -240,7 +240,7 @@ class Channel:
         if not self.consumers:
             self.read_ahead.drop_batches()
 
-    def _return(self, message: Withdrawn, due_ns: int = 0) -> None:
+    def _return(self, message: WithdrawnMessage, due_ns: int = 0) -> None:
         """Requeue a message: deferred until `due_ns`, or at once if 0. If its attempts are exhausted, withdraw it."""
         sequence, attempts, reason, held = message
         most = self.settings.max_attempts
@@ -264,7 +264,7 @@ class Channel:
         in_flight = consumer.in_flight
         before = in_flight.count
         # Collected only for latency metrics.
-        finished: Counter[Delivery] | None = None if self.e2e_latency is None else Counter()
+        finished: Counter[InFlightBatch] | None = None if self.e2e_latency is None else Counter()
         failed = in_flight.finish(lines, finished)
         count = before - in_flight.count
         consumer.finish_count += count
@@ -391,7 +391,7 @@ class Channel:
         """Drop the deferred messages among these, and return their sequences."""
         return [sequence for sequence, _, _ in self.messages.deferred.withdraw(sequences)]
 
-    def withdraw(self, sequences: Collection[int]) -> list[Withdrawn]:
+    def withdraw(self, sequences: Collection[int]) -> list[WithdrawnMessage]:
         """Withdraw the messages among these that are not in flight. Then call `dispose` or `put_back`."""
         holding = self.store.batch_holding if self.topic.ephemeral else None
         self._forget_plan()
@@ -408,15 +408,15 @@ class Channel:
         self.messages.drop_moved(stream.moved, now=stream.drops_now(waiting))
         self._version.increment()
 
-    def dispose(self, messages: Iterable[Withdrawn]) -> int:
+    def dispose(self, messages: Iterable[WithdrawnMessage]) -> int:
         """Remove withdrawn messages; returns how many of them were not dropped meanwhile."""
         return len(self.messages.withdrawn.release(messages))
 
-    def dispose_dead_letters(self, messages: Iterable[Withdrawn]) -> None:
+    def dispose_dead_letters(self, messages: Iterable[WithdrawnMessage]) -> None:
         """Remove withdrawn messages that are now in the dead-letter topic."""
         self.dead_letter_count += self.dispose(messages)
 
-    def put_back(self, messages: Iterable[Withdrawn]) -> None:
+    def put_back(self, messages: Iterable[WithdrawnMessage]) -> None:
         """Requeue withdrawn messages, except those dropped meanwhile."""
         for message in self.messages.withdrawn.release(messages):
             self._return(message)
@@ -492,7 +492,7 @@ class Channel:
         moved = state.get("moved")
         for sequence, attempts, reason in unfinished:
             # A message of a stream may be at the target: it must not go to a dead-letter topic.
-            self._return(Withdrawn(sequence, attempts, reason if moved is None else None))
+            self._return(WithdrawnMessage(sequence, attempts, reason if moved is None else None))
         self.messages.deferred.merge(DeferredMessages.restore(state["deferred"], log_end))
         if moved is not None:
             self.hold(MoveStream(int(moved), is_fixed=True))

@@ -19,7 +19,7 @@ from .in_flight import OLDEST_SEARCH_LIMIT, InFlightCopy
 from .steps import Runs, in_steps
 from .topic_view import TopicView
 from .version import Version
-from .withdrawn import Withdrawn, WithdrawnMessages
+from .withdrawn import WithdrawnMessage, WithdrawnMessages
 
 _COUNTED: Final = 10_000
 MAX_PREFETCHED: Final = 100_000
@@ -325,24 +325,24 @@ class ChannelMessages:
 
     def withdraw(
         self, sequences: Collection[int], holding: Callable[[int], Batch | None] | None
-    ) -> list[Withdrawn]:
+    ) -> list[WithdrawnMessage]:
         """Withdraw and return the messages among these that are not in flight.
 
         Args:
             holding: Returns the batch that holds a message that is only in memory. None: all are in the log.
         """
         wanted = set(sequences)
-        found = [Withdrawn(*entry[:2], None, entry[2]) for entry in self.requeued.withdraw(wanted)]
+        found = [WithdrawnMessage(*entry[:2], None, entry[2]) for entry in self.requeued.withdraw(wanted)]
         found += self.withdrawn.take_of(wanted)
         found += [
-            Withdrawn(sequence, attempts, None, held)
+            WithdrawnMessage(sequence, attempts, None, held)
             for sequence, attempts, held in self.deferred.withdraw(wanted)
         ]
         wanted.difference_update([message.sequence for message in found])
         if fresh := self.cursor.ahead_among(sorted(wanted), self.end):
             self.cursor.skip_among(fresh)
             held = map(holding, fresh) if holding is not None else [None] * len(fresh)
-            found += [Withdrawn(each, 0, None, batch) for each, batch in zip(fresh, held, strict=True)]
+            found += [WithdrawnMessage(each, 0, None, batch) for each, batch in zip(fresh, held, strict=True)]
         if found:
             self.withdrawn.hold(found)
         return found

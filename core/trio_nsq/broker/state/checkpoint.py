@@ -13,7 +13,7 @@ from .in_flight import InFlightCopy
 from .producers import LastBatch
 from .settings import TopicSettings
 from .waiting_messages import PendingRange, WaitingMessages
-from .withdrawn import Withdrawn
+from .withdrawn import WithdrawnMessage
 
 STATE_FORMAT = 1
 _CHANNEL_COST = 10
@@ -57,7 +57,7 @@ class ChannelState:
     requeued: Sequence[tuple[int, int, Batch | None]] = ()
     in_flight: Sequence[InFlightCopy] = ()
     deferred: Sequence[Block] = ()
-    withdrawn: Sequence[Withdrawn] = ()
+    withdrawn: Sequence[WithdrawnMessage] = ()
     moved: int | None = None
     prefetched: Sequence[tuple[int, int]] = ()
     parts: list[bytes] = field(init=False, default_factory=list)

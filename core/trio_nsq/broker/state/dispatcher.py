@@ -11,7 +11,7 @@ from ...protocol.bulk import FINISH_LINE_BYTES, MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import Consumer
-from .in_flight import Delivery
+from .in_flight import InFlightBatch
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
 from .topic_view import TopicView
@@ -247,7 +247,7 @@ class Dispatcher:
             raise error
         return []
 
-    def _put_in_flight(self, consumer: Consumer, delivery: Delivery) -> None:
+    def _put_in_flight(self, consumer: Consumer, delivery: InFlightBatch) -> None:
         consumer.in_flight.put(delivery)
         consumer.message_count += delivery.left
         self._timeouts.add_delivery(delivery.deadline_ns)
@@ -289,7 +289,8 @@ class Dispatcher:
                 timestamp_ns = batch.timestamp_ns(index) if measured else 0
                 line = b"FIN %s\n" % message_id
                 self._put_in_flight(
-                    consumer, Delivery(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns)
+                    consumer,
+                    InFlightBatch(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns),
                 )
             else:
                 self.budget_exhausted = len(requeued.entries) > done and len(frames) < count
@@ -348,13 +349,13 @@ class Dispatcher:
             held = batch if topic.ephemeral else None
             taken = len(lines) // FINISH_LINE_BYTES
             if not topic.e2e_window_ns:
-                self._put_in_flight(consumer, Delivery(lines, first, 1, now_ns, deadline_ns, held))
+                self._put_in_flight(consumer, InFlightBatch(lines, first, 1, now_ns, deadline_ns, held))
             else:  # one delivery per timestamp; large records have only one
                 at = 0
                 for timestamp_ns, same in batch.timestamps_ns(first - batch.base_sequence, taken):
                     run = lines[at * FINISH_LINE_BYTES : (at + same) * FINISH_LINE_BYTES]
                     self._put_in_flight(
-                        consumer, Delivery(run, first + at, 1, now_ns, deadline_ns, held, timestamp_ns)
+                        consumer, InFlightBatch(run, first + at, 1, now_ns, deadline_ns, held, timestamp_ns)
                     )
                     at += same
             cursor.move_to(first + taken)

@@ -21,13 +21,13 @@ from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES
 from ...protocol.commands import finish_line_ids
 from .batch import Batch
 from .version import Version
-from .withdrawn import Withdrawn
+from .withdrawn import WithdrawnMessage
 
 OLDEST_SEARCH_LIMIT: Final = 1000
 """Deliveries, or messages at the head of a queue, examined to find the oldest; bounds the cost."""
 
 
-class Delivery:
+class InFlightBatch:
     """The messages of one send: one object for hundreds of messages.
 
     Args:
@@ -108,15 +108,15 @@ class Delivery:
             return self.next_sequence - 1
         return self.next_sequence - len(self._ids) + bisect_left(self._ids, message_id)
 
-    def touched(self, sequence: int, deadline_ns: int) -> "Delivery":
+    def touched(self, sequence: int, deadline_ns: int) -> "InFlightBatch":
         """Return a delivery of only this message, with another deadline."""
         line = b"FIN %s\n" % self.id_of(sequence)
-        return Delivery(
+        return InFlightBatch(
             line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
         )
 
-    def returned(self, sequence: int, reason: Reason | None) -> Withdrawn:
-        return Withdrawn(sequence, self.attempts, reason, self.held)
+    def returned(self, sequence: int, reason: Reason | None) -> WithdrawnMessage:
+        return WithdrawnMessage(sequence, self.attempts, reason, self.held)
 
 
 _LEFT: Final = attrgetter("left")
@@ -136,25 +136,25 @@ class InFlight:
     def __init__(self) -> None:
         self.version = Version()
         self.count = 0
-        self._deliveries: dict[Delivery, None] = {}  # all, in the order of their deadlines
-        self._runs: deque[Delivery] = deque()  # the runs among them, in the same order
+        self._deliveries: dict[InFlightBatch, None] = {}  # all, in the order of their deadlines
+        self._runs: deque[InFlightBatch] = deque()  # the runs among them, in the same order
         self._ascends = True  # ids ascend from run to run; False if the node id was changed in between
-        self._by_id: dict[bytes, Delivery] = {}  # messages of deliveries that are not runs
+        self._by_id: dict[bytes, InFlightBatch] = {}  # messages of deliveries that are not runs
         self._split_count = 0  # number of split runs
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[tuple[int, Delivery]]:
+    def __iter__(self) -> Iterator[tuple[int, InFlightBatch]]:
         """Yield (sequence, delivery) of each message."""
-        left: dict[Delivery, list[int]] = {}
+        left: dict[InFlightBatch, list[int]] = {}
         for message_id, delivery in self._by_id.items():
             left.setdefault(delivery, []).append(delivery.sequence_of(message_id))
         for delivery in self._deliveries:
             for sequence in left[delivery] if delivery in left else self._left_of(delivery):
                 yield sequence, delivery
 
-    def put(self, delivery: Delivery) -> None:
+    def put(self, delivery: InFlightBatch) -> None:
         self.version.increment()
         self._deliveries[delivery] = None
         self.count += delivery.left
@@ -198,7 +198,7 @@ class InFlight:
             break
         return start
 
-    def finish(self, lines: bytes, finished: Counter[Delivery] | None = None) -> list[bytes]:
+    def finish(self, lines: bytes, finished: Counter[InFlightBatch] | None = None) -> list[bytes]:
         """Remove the messages of these FIN lines. Returns the ids that are not in flight, in order.
 
         Adds the number of finished messages of each delivery to `finished`.
@@ -233,7 +233,7 @@ class InFlight:
                 at = upto
         return failed
 
-    def _finish_run(self, run: Delivery, count: int, finished: Counter[Delivery] | None) -> None:
+    def _finish_run(self, run: InFlightBatch, count: int, finished: Counter[InFlightBatch] | None) -> None:
         if finished is not None:
             finished[run] += count
         self.count -= count
@@ -242,14 +242,16 @@ class InFlight:
             self._runs.popleft()
             del self._deliveries[run]
 
-    def _finish_by_id(self, lines: bytes, finished: Counter[Delivery] | None, failed: list[bytes]) -> None:
+    def _finish_by_id(
+        self, lines: bytes, finished: Counter[InFlightBatch] | None, failed: list[bytes]
+    ) -> None:
         if len(lines) == FINISH_LINE_BYTES and finished is None:
             message_id = lines[FINISH_ID_AT : FINISH_LINE_BYTES - 1]
             if self._take_by_id(message_id) is None:
                 failed.append(message_id)
             return
         ids = iter(finish_line_ids(lines))
-        found: deque[Delivery] = deque()
+        found: deque[InFlightBatch] = deque()
         while True:
             try:
                 # One C loop over all ids; a KeyError consumes only the missing id.
@@ -271,7 +273,7 @@ class InFlight:
         else:
             deque(map(self._deliveries.pop, found), maxlen=0)  # each delivery has one message
 
-    def _remove(self, delivery: Delivery) -> None:
+    def _remove(self, delivery: InFlightBatch) -> None:
         """Remove a delivery that is not a run and has no messages left."""
         del self._deliveries[delivery]
         self._split_count -= delivery.is_split
@@ -290,14 +292,14 @@ class InFlight:
             return index if index >= 0 and runs[index].holds(message_id) else None
         return next((index for index, run in enumerate(runs) if run.holds(message_id)), None)
 
-    def _find_by_id(self, message_id: bytes) -> Delivery | None:
+    def _find_by_id(self, message_id: bytes) -> InFlightBatch | None:
         delivery = self._by_id.get(message_id)
         if delivery is None and (index := self._run_holding(message_id)) is not None:
             delivery = self._runs[index]
             self._split_run(index)
         return delivery
 
-    def find(self, message_id: bytes) -> Delivery | None:
+    def find(self, message_id: bytes) -> InFlightBatch | None:
         """Return the delivery of a message; None if it is not in flight."""
         return self._runs[0] if self._comes_next(message_id) else self._find_by_id(message_id)
 
@@ -309,7 +311,7 @@ class InFlight:
         """Whether this is the next message of the oldest run."""
         return bool(self._runs) and self._runs[0].id_of(self._runs[0].begins_at) == message_id
 
-    def take(self, message_id: bytes) -> tuple[int, Delivery] | None:
+    def take(self, message_id: bytes) -> tuple[int, InFlightBatch] | None:
         """Remove one message, and return its sequence and delivery; None if it is not in flight."""
         self.version.increment()
         if self._comes_next(message_id):
@@ -320,7 +322,7 @@ class InFlight:
         delivery = self._take_by_id(message_id)
         return (delivery.sequence_of(message_id), delivery) if delivery is not None else None
 
-    def _take_by_id(self, message_id: bytes) -> Delivery | None:
+    def _take_by_id(self, message_id: bytes) -> InFlightBatch | None:
         delivery = self._find_by_id(message_id)
         if delivery is not None:
             del self._by_id[message_id]
@@ -352,16 +354,16 @@ class InFlight:
             delivery.deadline_ns += by_ns
             delivery.delivered_ns += by_ns
 
-    def time_out(self, now_ns: int, at_most: int) -> list[tuple[int, Delivery]]:
+    def time_out(self, now_ns: int, at_most: int) -> list[tuple[int, InFlightBatch]]:
         """Remove due messages up to the first delivery that is not due; returns (sequence, delivery) of each."""
-        due: list[Delivery] = []
+        due: list[InFlightBatch] = []
         count = 0
         for delivery in self._deliveries:
             if delivery.deadline_ns > now_ns or count >= at_most:
                 break
             due.append(delivery)
             count += delivery.left
-        taken: list[tuple[int, Delivery]] = []
+        taken: list[tuple[int, InFlightBatch]] = []
         if due:
             self.version.increment()
         for delivery in due:
@@ -380,7 +382,7 @@ class InFlight:
 
     # ------------------------------------------------------------------ inspection
 
-    def _left_of(self, delivery: Delivery) -> Iterator[int]:
+    def _left_of(self, delivery: InFlightBatch) -> Iterator[int]:
         """Yield the sequences of a delivery that are in flight, ascending."""
         begins_at = delivery.begins_at
         if not delivery.is_split:
@@ -402,13 +404,13 @@ class InFlight:
             oldest = next(self._left_of(delivery))
         return oldest
 
-    def begun(self, msg_timeout_ns: int) -> list[tuple[int, Delivery]]:
+    def begun(self, msg_timeout_ns: int) -> list[tuple[int, InFlightBatch]]:
         """Return the messages that the client most likely works on: those it touched, or else the one it got first.
 
         The client has received the others too; whether it has begun them is not known.
         """
-        touched: list[tuple[int, Delivery]] = []
-        first: tuple[int, Delivery] | None = None
+        touched: list[tuple[int, InFlightBatch]] = []
+        first: tuple[int, InFlightBatch] | None = None
         for each in self:
             delivery = each[1]
             if delivery.deadline_ns > delivery.delivered_ns + msg_timeout_ns:
@@ -427,7 +429,7 @@ class InFlightCopy:
     __slots__ = ("_by_id", "_left", "_runs")
 
     def __init__(
-        self, runs: tuple[Delivery, ...], left: tuple[int, ...], by_id: dict[bytes, Delivery]
+        self, runs: tuple[InFlightBatch, ...], left: tuple[int, ...], by_id: dict[bytes, InFlightBatch]
     ) -> None:
         self._runs = runs
         self._left = left

@@ -154,7 +154,7 @@ class MessageStore:
         """
         if (cached := self.in_memory(sequence)) is not None:
             return [cached]
-        records = self.log.read(sequence) if self.waits_for_disk else self.log.read_now(sequence)
+        records = self.log.read(sequence) if self.waits_for_disk else self.log.read_cached(sequence)
         batches = _batches_from(records, sequence)
         self.remember_read(batches)
         return batches
@@ -183,7 +183,7 @@ class MessageStore:
                 records = self.log.read(wanted.ahead)
                 found.ahead = _batches_from(records, wanted.ahead)
                 if records:
-                    self.log.read_soon(records[-1].next_sequence)
+                    self.log.prefetch(records[-1].next_sequence)
             except LogReadError as exc:
                 found.error = exc
         if wanted.since_ns is not None:
@@ -232,7 +232,7 @@ class MessageStore:
             return self.read_scattered(sequence, REDELIVERY_READ_BYTES)
         records: list[RecordBatch] = []
         if sequence >= self.log.first_sequence:
-            records = self.log.read_now(sequence, REDELIVERY_READ_BYTES)
+            records = self.log.read_cached(sequence, REDELIVERY_READ_BYTES)
         if self.log.has_carried_forward and (not records or records[0].base_sequence > sequence):
             raise ReadWouldWaitError(Path(self.name))
         return records

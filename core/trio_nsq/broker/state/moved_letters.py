@@ -21,7 +21,7 @@ from ...log.record_metadata import origins
 from .broker import Broker
 from .channel import Channel
 from .topic import Topic
-from .withdrawn import Withdrawn
+from .withdrawn import WithdrawnMessage
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -32,7 +32,7 @@ class MovedLetters:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def finish(self, channel: Channel, letters: Sequence[Withdrawn], to: str, metadata: bytes) -> None:
+    def finish(self, channel: Channel, letters: Sequence[WithdrawnMessage], to: str, metadata: bytes) -> None:
         """Finish letters in their channel, after they are stored with this metadata in topic `to`, durably."""
         channel.dispose_dead_letters(letters)
         stored_in = self._broker.topics.get(to)
@@ -89,7 +89,7 @@ def _finish_in(channel: Channel, found: Iterable[Origin]) -> bool:
     """Finish stored letters in their channel. Returns False if some could not be read; these stay."""
     ids = {origin["sequence"]: origin["id"] for origin in found}
     taken = channel.withdraw(ids)
-    same: list[Withdrawn] = []
+    same: list[WithdrawnMessage] = []
     error: LogReadError | None = None
     try:
         for each in taken:

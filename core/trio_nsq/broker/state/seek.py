@@ -11,7 +11,7 @@ from .cursor import spans
 from .deferred import Block, DeferredMessages, Requeued
 from .steps import Runs, forget, in_steps
 from .waiting_messages import WaitingMessages
-from .withdrawn import Withdrawn
+from .withdrawn import WithdrawnMessage
 
 
 class SeekResult(NamedTuple):
@@ -128,7 +128,7 @@ class Seek:
         again = max(0, messages.end - self._to - self._undistributed_count - (waiting - self._before))
         return SeekResult(messages.cursor.position, self._to, again, skipped, in_flight)
 
-    def _kept_before(self) -> tuple[DeferredMessages, list[Requeued], list[Withdrawn]]:
+    def _kept_before(self) -> tuple[DeferredMessages, list[Requeued], list[WithdrawnMessage]]:
         """Return the unfinished messages before the beginning of the log that the channel keeps."""
         messages, to = self._messages, self._to
         if not self._keeps_before or not to:

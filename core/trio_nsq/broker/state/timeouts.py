@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from .consumer import Consumer
-from .in_flight import Delivery
+from .in_flight import InFlightBatch
 
-TimedOut = list[tuple[int, Delivery]]
+TimedOut = list[tuple[int, InFlightBatch]]
 """(sequence, delivery) of each message."""
 
 

@@ -9,7 +9,7 @@ from .batch import Batch
 from .version import Version
 
 
-class Withdrawn(NamedTuple):
+class WithdrawnMessage(NamedTuple):
     """A withdrawn message.
 
     Attributes:
@@ -33,8 +33,8 @@ class WithdrawnMessages:
 
     def __init__(self, version: Version) -> None:
         self._version = version
-        self._waiting: deque[Withdrawn] = deque()
-        self._taken: dict[int, Withdrawn] = {}
+        self._waiting: deque[WithdrawnMessage] = deque()
+        self._taken: dict[int, WithdrawnMessage] = {}
 
     def copy_from(self, other: "WithdrawnMessages") -> None:
         self._waiting, self._taken = other._waiting.copy(), other._taken.copy()
@@ -42,7 +42,7 @@ class WithdrawnMessages:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._taken)
 
-    def __iter__(self) -> Iterator[Withdrawn]:
+    def __iter__(self) -> Iterator[WithdrawnMessage]:
         yield from self._taken.values()
         yield from self._waiting
 
@@ -50,17 +50,17 @@ class WithdrawnMessages:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add_exhausted(self, message: Withdrawn) -> None:
+    def add_exhausted(self, message: WithdrawnMessage) -> None:
         self._waiting.append(message)
         self._version.increment()
 
-    def take(self, at_most: int) -> list[Withdrawn]:
+    def take(self, at_most: int) -> list[WithdrawnMessage]:
         """Take the messages that have waited longest."""
         found = [self._waiting.popleft() for _ in range(min(at_most, len(self._waiting)))]
         self.hold(found)
         return found
 
-    def take_of(self, sequences: Collection[int]) -> list[Withdrawn]:
+    def take_of(self, sequences: Collection[int]) -> list[WithdrawnMessage]:
         """Take the waiting messages among these."""
         found = [message for message in self._waiting if message.sequence in sequences]
         if found:
@@ -68,12 +68,12 @@ class WithdrawnMessages:
             self._version.increment()
         return found
 
-    def hold(self, messages: Iterable[Withdrawn]) -> None:
+    def hold(self, messages: Iterable[WithdrawnMessage]) -> None:
         """Add messages as taken."""
         self._taken.update((message.sequence, message) for message in messages)
         self._version.increment()
 
-    def release(self, messages: Iterable[Withdrawn]) -> list[Withdrawn]:
+    def release(self, messages: Iterable[WithdrawnMessage]) -> list[WithdrawnMessage]:
         """Remove taken messages; returns those that were still here."""
         # Compare by identity: after a seek, a dropped message may have been taken again as a new object.
         released = [message for message in messages if self._taken.get(message.sequence) is message]
@@ -83,7 +83,7 @@ class WithdrawnMessages:
             self._version.increment()
         return released
 
-    def take_all_waiting(self) -> list[Withdrawn]:
+    def take_all_waiting(self) -> list[WithdrawnMessage]:
         waiting = list(self._waiting)
         self._waiting.clear()
         if waiting:

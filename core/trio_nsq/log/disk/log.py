@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from ..errors import LogReadError, LogWriteError
 from ..files import Files, OpenFiles, reasonable_limit
 from ..interface import (
+    PREFETCH_BYTES,
     READ_BYTES,
-    READ_SOON_BYTES,
     DiskWork,
     LogFileFacts,
     NothingToSync,
@@ -267,14 +267,14 @@ class DiskLog:
     def read(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         return self._read(sequence, max_bytes, Segment.read)
 
-    def read_now(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
+    def read_cached(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RecordBatch]:
         return self._read(sequence, max_bytes, Segment.read, waits=False)
 
-    def read_soon(self, sequence: int) -> None:
+    def prefetch(self, sequence: int) -> None:
         base, offset = self._hints.get(sequence, (-1, 0))
         segment = self._segment_holding(sequence)
         if segment is not None and segment.base_sequence == base:
-            segment.read_soon(offset, READ_SOON_BYTES)
+            segment.prefetch(offset, PREFETCH_BYTES)
 
     def read_raw(self, sequence: int, max_bytes: int = READ_BYTES) -> list[RawRecord]:
         return self._read(sequence, max_bytes, Segment.read_raw)

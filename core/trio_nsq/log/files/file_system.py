@@ -50,7 +50,7 @@ class Files:
     """
 
     is_read_only = False
-    _buffer = bytearray()  # for `read_now`: allocating a buffer takes as long as the read
+    _buffer = bytearray()  # for `read_cached`: allocating a buffer takes as long as the read
 
     def create(self, path: Path) -> int:
         """Create a file, private to the user, for reading and writing; it must not exist."""
@@ -112,7 +112,7 @@ class Files:
         finally:
             self.close(fd)
 
-    def read_now(self, fd: int, size: int, offset: int) -> bytes | None:
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | None:
         """As `read`, without waiting for the disk: only bytes in the page cache. For one thread only.
 
         Returns:
@@ -132,7 +132,7 @@ class Files:
             return None
         return bytes(room[:count])
 
-    def read_soon(self, fd: int, size: int, offset: int) -> None:
+    def prefetch(self, fd: int, size: int, offset: int) -> None:
         """Ask the operating system to load these bytes into memory."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)

@@ -59,14 +59,14 @@ class TolerantReader:
                 del self._failing[block]
         return data
 
-    def read_now(self, size: int, offset: int, needed: int) -> bytes:
+    def read_cached(self, size: int, offset: int, needed: int) -> bytes:
         """As `read`, without waiting for the disk. Raises ReadWouldWaitError."""
         data = b""
         while len(data) < max(1, needed):
             more = None
             if self._file.is_open and not self._failing and not self._skipped:
                 with self._file as fd:
-                    more = self._files.read_now(fd, size - len(data), offset + len(data))
+                    more = self._files.read_cached(fd, size - len(data), offset + len(data))
             if more is None:
                 raise ReadWouldWaitError(self._file.path)
             if not more:

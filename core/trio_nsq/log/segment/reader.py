@@ -188,7 +188,7 @@ class Segment:
         try:
             if waits:
                 return self._reader.read(size, offset, needed, self.size)
-            return self._reader.read_now(size, offset, needed)
+            return self._reader.read_cached(size, offset, needed)
         except OSError as exc:
             raise LogReadError(self.path, exc) from exc
 
@@ -363,11 +363,11 @@ class Segment:
                 else:
                     self.damage.record_damaged(offset, offset + header.record_bytes, self.size)
 
-    def read_soon(self, offset: int, size: int) -> None:
+    def prefetch(self, offset: int, size: int) -> None:
         """Ask the operating system to load these bytes into memory, without waiting."""
         try:
             with self.file as fd:
-                self._files.read_soon(fd, size, offset)
+                self._files.prefetch(fd, size, offset)
         except OSError:
             pass  # the read itself raises the error again
 

@@ -98,7 +98,9 @@ class SegmentWriter:
         self._synced_to = synced_to
         self._sync_failed = False
         self.failed_syncs = 0
-        self._torn = False  # a failed write could not be truncated: there are bytes after `written_size`
+        self._has_torn_tail = (
+            False  # a failed write could not be truncated: there are bytes after `written_size`
+        )
 
     @classmethod
     def create(
@@ -206,11 +208,11 @@ class SegmentWriter:
     @property
     def has_unsynced_cut(self) -> bool:
         """As `Log.has_unsynced_cut`."""
-        return self._torn or self._cuts != self._synced_cuts
+        return self._has_torn_tail or self._cuts != self._synced_cuts
 
     def finish_cut(self) -> None:
         """As `Log.finish_cut`."""
-        if self._torn:
+        if self._has_torn_tail:
             self.cut()
 
     def _try_cut(self) -> None:
@@ -222,14 +224,14 @@ class SegmentWriter:
 
     def cut(self) -> None:
         """Truncate the file to `written_size`. Raises LogWriteError."""
-        self._torn = True
+        self._has_torn_tail = True
         self._cuts += 1
         try:
             with self._file as fd:
                 self._files.truncate(fd, self.written_size)
         except OSError as exc:
             raise LogWriteError(self.segment.path, exc) from exc
-        self._torn = False
+        self._has_torn_tail = False
 
     def sync_point(self) -> SegmentSync:
         """As `Log.sync_point`."""
@@ -248,7 +250,7 @@ class SegmentWriter:
         self._sync_failed = False
         self._synced_cuts = point.cuts
         self._synced_to = max(self._synced_to, point.size)
-        if self._synced_to == self.written_size and not self._torn:
+        if self._synced_to == self.written_size and not self._has_torn_tail:
             self._file.hold(False)
         return None
 
@@ -271,7 +273,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Truncate a failed write, if there is one. The caller closes the segment separately."""
-        if self._torn:
+        if self._has_torn_tail:
             self._try_cut()
 
 

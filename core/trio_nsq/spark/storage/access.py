@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .aws_profile import profile_settings
 from .interface import StorageError
-from .storage_uri import AZURE, GCS, PUBLIC_OPTIONS, S3, PlaceURI, local_path, parse_place
+from .storage_uri import AZURE, GCS, PUBLIC_OPTIONS, S3, StorageURI, local_path, parse_place
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 PROFILE, EXPIRES = "profile", "expires"
@@ -125,7 +125,7 @@ def keep_secrets(place: str) -> str:
     return place
 
 
-def access_to(uri: PlaceURI) -> Access:
+def access_to(uri: StorageURI) -> Access:
     """Return the settings to reach a bucket; find them unless they are known. Raises the errors of `keep_secrets`."""
     bucket = str(uri._replace(scheme=uri.kind, path="", options={}).without_secrets())
     if uri.secret or uri.options.keys() - PUBLIC_OPTIONS or bucket not in known:
@@ -133,13 +133,13 @@ def access_to(uri: PlaceURI) -> Access:
     return known[bucket][1]
 
 
-def _find(uri: PlaceURI) -> Access:
+def _find(uri: StorageURI) -> Access:
     _check_options(uri)
     find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}[uri.kind]
     return Access(tuple(sorted(find(uri).items())))
 
 
-def _check_options(uri: PlaceURI) -> None:
+def _check_options(uri: StorageURI) -> None:
     """Check the names of options, which are not shown: they may be secret. Raises StorageError."""
     names = {*_URI_OPTIONS, "scheme"} if uri.kind == S3 else set()
     if unknown := len(uri.options.keys() - names):
@@ -166,7 +166,7 @@ def _environment(names: re.Pattern[str]) -> dict[str, str]:
 # ---------------------------------------------------------------------- S3
 
 
-def _s3_settings(uri: PlaceURI) -> dict[str, str]:
+def _s3_settings(uri: StorageURI) -> dict[str, str]:
     settings = {_URI_OPTIONS[name]: value for name, value in uri.options.items() if name in _URI_OPTIONS}
     if uri.secret:
         settings[_KEY], settings[_SECRET] = uri.user, uri.secret
@@ -218,7 +218,7 @@ def _hadoop_s3(bucket: str) -> dict[str, str]:
 # ---------------------------------------------------------------------- Google and Azure
 
 
-def _google_settings(uri: PlaceURI) -> dict[str, str]:
+def _google_settings(uri: StorageURI) -> dict[str, str]:
     settings = _environment(_GOOGLE)
     for name in ("google_service_account", "google_service_account_path"):
         if path := settings.pop(name, None):
@@ -247,7 +247,7 @@ def _google_settings(uri: PlaceURI) -> dict[str, str]:
     return settings
 
 
-def _azure_settings(uri: PlaceURI) -> dict[str, str]:
+def _azure_settings(uri: StorageURI) -> dict[str, str]:
     settings = _environment(_AZURE)
     for part in settings.pop("azure_storage_connection_string", "").split(";"):
         name, _, value = part.partition("=")

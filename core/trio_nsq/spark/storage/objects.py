@@ -18,7 +18,7 @@ from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 from .lease import hold_lease
 from .object_files import NewObject, ObjectInput
-from .storage_uri import AZURE, GCS, S3, PlaceURI, parse_place
+from .storage_uri import AZURE, GCS, S3, StorageURI, parse_place
 
 _MIN_BYTES_PER_S = 1 << 20
 """A slower upload or download is given up."""
@@ -290,7 +290,7 @@ class ObjectStorage(Storage):
             raise StorageError(f"{what}: it was changed meanwhile") from None
 
 
-def _open_store(uri: PlaceURI, bucket: str, access: Access, timeout_s: float) -> Any:
+def _open_store(uri: StorageURI, bucket: str, access: Access, timeout_s: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options = access.options()

@@ -28,7 +28,7 @@ _USER_OF_S3 = re.compile(r"[^/@]*@|[^/@:]*:[^@]*@")
 """A key and a secret, which may have slashes: AWS's secrets do."""
 
 
-class PlaceURI(NamedTuple):
+class StorageURI(NamedTuple):
     """The parts of a URI.
 
     Attributes:
@@ -49,7 +49,7 @@ class PlaceURI(NamedTuple):
     path: str
     options: dict[str, str]
 
-    def without_secrets(self) -> "PlaceURI":
+    def without_secrets(self) -> "StorageURI":
         options = {name: value for name, value in self.options.items() if name in PUBLIC_OPTIONS}
         return self._replace(user=self.user if self.kind == AZURE else "", secret="", options=options)
 
@@ -101,7 +101,7 @@ def absolute_place(place: str) -> str:
     return place if local is None else str(local.absolute())
 
 
-def parse_place(place: str) -> PlaceURI:
+def parse_place(place: str) -> StorageURI:
     """Parse the URI of a place that is not local."""
     scheme, _, rest = place.partition("://")
     rest, _, query = rest.partition("?")
@@ -112,7 +112,7 @@ def parse_place(place: str) -> PlaceURI:
         user, _, secret = found.group()[:-1].partition(":")
     host, _, path = rest.partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    return PlaceURI(scheme.lower(), kind, unquote(user), unquote(secret), host, path.strip("/"), options)
+    return StorageURI(scheme.lower(), kind, unquote(user), unquote(secret), host, path.strip("/"), options)
 
 
 def shown_place(place: str) -> str:

@@ -105,7 +105,7 @@ class _Waiter:
         self.woken = trio.Event()
 
 
-class Bodies:
+class BodyMemoryLimit:
     """Reserves memory for bodies that are being transferred. A client without a reservation waits: it is not read.
 
     Each address has a share for bodies up to 1 MiB, and one for larger ones. A share may hold as much as is then still
@@ -323,7 +323,7 @@ class PieceRoom:
         size: The bytes reserved; 0 for a small piece.
     """
 
-    def __init__(self, held: Bodies, client: Client, kind: str) -> None:
+    def __init__(self, held: BodyMemoryLimit, client: Client, kind: str) -> None:
         self.size = 0
         self._expected = 0
         self._small = 0  # as counted by `take_small`

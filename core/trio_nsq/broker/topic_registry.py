@@ -18,7 +18,7 @@ from .errors import DeletedError, Draining, LimitReached, PublishRefused, SaveEr
 from .ingest.publication import Publication
 from .ingest.write_path import WritePath
 from .options import BrokerOptions
-from .readers import Readers
+from .reader_pool import ReaderPool
 from .recovery import TopicLoader
 from .state.broker import Broker
 from .state.channel import Channel
@@ -40,7 +40,7 @@ _DUE_AT_ONCE = 256
 
 
 @dataclass(eq=False, slots=True)
-class Topics:
+class TopicRegistry:
     """Creates and deletes topics and channels. One for a broker.
 
     Attributes:
@@ -56,7 +56,7 @@ class Topics:
     delivery: Deliverer
     checkpointer: Checkpointer
     loader: TopicLoader
-    readers: Readers
+    readers: ReaderPool
     nursery: trio.Nursery
     lookup: "LookupRegistration | None" = field(default=None, init=False)
     # Names of channels that are being created.

@@ -27,7 +27,7 @@ _NOT_KEPT = frozenset(
 
 
 @dataclass(slots=True)
-class KnownHead:
+class CachedHead:
     """A valid head of a request that keeps its connection open. Must not be changed. Fields as in `Request`.
 
     Attributes:
@@ -46,13 +46,13 @@ class KnownHead:
     chunked: bool
 
 
-class KnownHeads:
+class HeadCache:
     """Heads by their bytes. Bounded in number, and in the size of each."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, KnownHead] = {}
+        self._heads: dict[bytes, CachedHead] = {}
 
-    def find(self, data: bytes, start: int) -> KnownHead | None:
+    def find(self, data: bytes, start: int) -> CachedHead | None:
         """Return the head of the request that begins at `start`; None if it is unknown or incomplete."""
         end = data.find(_END, start, start + _MOST_BYTES)
         return self._heads.get(data[start : end + len(_END)]) if end >= 0 else None
@@ -62,7 +62,7 @@ class KnownHeads:
         if len(self._heads) >= _MOST_HEADS:
             oldest = next(iter(self._heads))  # if it is in use, it is soon added again
             del self._heads[oldest]
-        self._heads[head] = KnownHead(
+        self._heads[head] = CachedHead(
             request.method,
             request.path,
             request.query,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trio_nsq.access.access import Access
 from trio_nsq.http import Guard, HostNames, Request, Response, Route, Router
-from trio_nsq.http.known_heads import KnownHeads, repeatable_head
+from trio_nsq.http.head_cache import HeadCache, repeatable_head
 from trio_nsq.http.parsing import Exchange, RequestReader
 
 
@@ -151,7 +151,7 @@ def test_idle_connection_keeps_no_copy_of_a_secret_or_large_head(header: bytes) 
 
 
 def test_number_of_heads_is_bounded() -> None:
-    heads = KnownHeads()
+    heads = HeadCache()
     requests = [post(b"", b"Host: h%d\r\n" % number) for number in range(1000)]
     for data in requests:
         (exchange,) = unremembered(data)

@@ -11,7 +11,7 @@ from ..http import CutOff
 from ..log import LogReadError, RecordBatch
 from ..log.gaps import Gap, gaps
 from ..log.records import RawRecord
-from ..server.bodies import PieceRoom
+from ..server.body_memory import PieceRoom
 from .state.broker import Broker
 from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
@@ -31,7 +31,7 @@ class _ColdRead:
     found: Found | None = None
 
 
-class Readers:
+class ReaderPool:
     """Runs all reads of a broker's logs. One for a broker.
 
     Attributes:
@@ -130,7 +130,7 @@ class Reading(Generic[_Record]):
         room: For large records.
     """
 
-    readers: Readers
+    readers: ReaderPool
     topic: Topic
     read_log: Callable[[int], list[_Record]]
     position: int
