@@ -20,7 +20,7 @@ LAYERS = (
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
     ("trio_nsq.http", "trio_nsq.filters"),
-    ("trio_nsq.server",),
+    ("trio_nsq.server", "trio_nsq.replication"),
     ("trio_nsq.log", "trio_nsq.access", "trio_nsq.tls"),
     ("trio_nsq.api",),
     ("trio_nsq.event_loop",),

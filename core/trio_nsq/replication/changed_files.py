@@ -1,0 +1,121 @@
+"""The files and folders that a replica has changed and not synced."""
+
+from pathlib import Path
+from typing import Final
+
+from ..log.files import Files
+
+_MOST_OPEN: Final = 512
+
+
+def _is_at_or_below(path: bytes, folder: bytes) -> bool:
+    return path == folder or path.startswith(folder + b"/")
+
+
+class ChangedFiles:
+    """Changes files below a folder. Paths are relative, as operations have them. Methods may raise OSError.
+
+    A changed file stays open until it is synced: only then does the kernel report its write errors.
+    """
+
+    def __init__(self, files: Files, root: Path) -> None:
+        self._files = files
+        self._root = root
+        self._open: dict[bytes, int] = {}
+        self._folders: set[bytes] = set()  # names in them were changed
+
+    def path(self, path: bytes) -> Path:
+        """Return the absolute path."""
+        return self._root / path.decode(errors="surrogateescape")
+
+    @property
+    def are_many(self) -> bool:
+        """Whether so many files are changed that they should be synced."""
+        return len(self._open) + len(self._folders) > _MOST_OPEN
+
+    # ------------------------------------------------------------------ changes
+
+    def write(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
+        self._files.write(self._descriptor(path), offset, [bytes(data)])
+
+    def truncate(self, path: bytes, size: int) -> None:
+        self._files.truncate(self._descriptor(path), size)
+
+    def allocate(self, path: bytes, size: int) -> None:
+        """As `Files.allocate`; a file that is larger stays as it is."""
+        fd = self._descriptor(path)
+        if self._files.size(fd) < size:
+            self._files.allocate(fd, size)
+
+    def _descriptor(self, path: bytes) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._open[path] = self._files.open(self.path(path))
+        return fd
+
+    def create(self, path: bytes) -> None:
+        """Create an empty file, or empty the existing one."""
+        self._close(path)
+        self._open[path] = self._files.create_or_empty(self.path(path))
+        self._change_name(path)
+
+    def create_folder(self, path: bytes) -> None:
+        self._files.create_folder(self.path(path))
+        self._change_name(path)
+
+    def rename(self, path: bytes, to: bytes) -> None:
+        self._files.rename(self.path(path), self.path(to))
+        self._close(to)
+        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+            self._open[to + each[len(path) :]] = self._open.pop(each)
+        for each in [each for each in self._folders if _is_at_or_below(each, path)]:
+            self._folders.remove(each)
+            self._folders.add(to + each[len(path) :])
+        self._change_name(path)
+        self._change_name(to)
+
+    def unlink(self, path: bytes) -> None:
+        self._files.unlink(self.path(path))
+        self._close(path)
+        self._change_name(path)
+
+    def remove_folder(self, path: bytes) -> None:
+        """Remove a folder, and what is in it; does nothing if there is none."""
+        self._files.remove_folder(self.path(path))
+        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+            self._close(each)
+        self._folders = {each for each in self._folders if not _is_at_or_below(each, path)}
+        self._change_name(path)
+
+    def _change_name(self, path: bytes) -> None:
+        self._folders.add(path.rpartition(b"/")[0])
+
+    # ------------------------------------------------------------------ syncs
+
+    def sync(self) -> None:
+        """Make all changes durable, and close all files."""
+        for path in list(self._open):
+            self._files.sync(self._open[path])
+            self._close(path)
+        # A folder is synced before the one that has its name; the order makes no difference after all of it.
+        for path in sorted(self._folders, reverse=True):
+            self._files.sync_folder(self.path(path))
+        self._folders.clear()
+
+    def sync_below(self, path: bytes) -> None:
+        """Make the changes at and below a path durable."""
+        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+            self._files.sync(self._open[each])
+            self._close(each)
+        for each in [each for each in self._folders if _is_at_or_below(each, path)]:
+            self._files.sync_folder(self.path(each))
+            self._folders.remove(each)
+
+    def _close(self, path: bytes) -> None:
+        if (fd := self._open.pop(path, None)) is not None:
+            self._files.close(fd)
+
+    def close(self) -> None:
+        """Close all files."""
+        for path in list(self._open):
+            self._close(path)

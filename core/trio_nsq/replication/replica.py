@@ -1,0 +1,337 @@
+"""A follower's data folder: it repeats the operations of the leader, durably and in their order.
+
+Operations are first written to the journal and synced; then they are acknowledged. They are done in the files after
+that, unsynced. When the journal is large, the files are synced and an empty journal follows. After a crash,
+`Replica.open` does all operations in the journal again. The files may have any of them already, whole or torn, so doing
+them again must give the same result:
+
+- A file or folder that is created gets its whole content from the journal.
+- LINK would give the new name to a newer file, so the journal has a copy of the file instead.
+- Before a file or folder that is older than the journal is renamed, what is below it is synced: the journal's writes
+  will not find it any more. Before its old name is used again, or it goes into a created folder, a new journal begins.
+- What is missing was removed or renamed already.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..log.errors import LogReadError
+from ..log.files import Files
+from ..protocol.errors import NSQError
+from .changed_files import ChangedFiles
+from .journal import Journal, JournalDamaged, Position, read_journal, remove_journals
+from .operations import MOST_DATA_BYTES, InvalidOperation, Kind, Operation, decode_all, encode
+
+_JOURNAL_BYTES: Final = 16 * 1024 * 1024
+"""A journal of this size is followed by an empty one."""
+
+
+class ReplicaError(NSQError):
+    """The folder cannot follow; the text says why. Close it and open it again."""
+
+
+class Diverged(ReplicaError):
+    """The folder is not what the leader's operations assume: it must catch up anew."""
+
+
+class _Stored(NamedTuple):
+    """An operation in the journal that is not done yet; `renames_older` is the result of `_NamesSince.add`."""
+
+    operation: Operation
+    renames_older: bool
+
+
+class _NamesSince:
+    """What happened to names since the journal began.
+
+    Attributes:
+        created: Files and folders that are younger than the journal; what is in the folders is not listed.
+    """
+
+    def __init__(self) -> None:
+        self.created: set[bytes] = set()
+        self._folders: set[bytes] = set()  # those of `created`
+        self._vacated: set[bytes] = set()  # names of older files and folders, which were renamed
+
+    def needs_new(self, operation: Operation) -> bool:
+        """Whether a new journal must begin before this operation.
+
+        It gives a name that something older had; or it moves something older into a folder that is created.
+        """
+        kind, to = operation.kind, operation.to
+        if kind in (Kind.CREATE, Kind.CREATE_FOLDER):
+            return operation.path in self._vacated
+        if kind is Kind.RENAME and not self._is_created(operation.path) and self._is_created(_parent(to)):
+            return True
+        return kind in (Kind.RENAME, Kind.LINK) and to in self._vacated
+
+    def add(self, operation: Operation) -> bool:
+        """Record an operation; returns whether it renames something older."""
+        kind, path, created = operation.kind, operation.path, self.created
+        match kind:
+            case Kind.CREATE:
+                created.add(path)
+            case Kind.CREATE_FOLDER:
+                created.add(path)
+                self._folders.add(path)
+            case Kind.UNLINK:
+                created.discard(path)
+            case Kind.REMOVE_FOLDER:
+                self._forget_below(path)
+            case Kind.RENAME:
+                created.discard(operation.to)
+                if not self._is_created(path):
+                    self._vacated.add(path)
+                    return True
+                if path in self._folders:
+                    self._forget_below(path)
+                    self._folders.add(operation.to)
+                created.discard(path)
+                created.add(operation.to)
+        return False
+
+    def _is_created(self, path: bytes) -> bool:
+        while path:
+            if path in self.created:
+                return True
+            path = _parent(path)
+        return False
+
+    def _forget_below(self, path: bytes) -> None:
+        for names in (self.created, self._folders):
+            names -= {name for name in names if name == path or name.startswith(path + b"/")}
+
+
+class Replica:
+    """A locked data folder that follows. Blocking; one thread has it. After an error, only `close` may be called.
+
+    Args:
+        folder: The data folder.
+        journal_bytes: See `_JOURNAL_BYTES`.
+
+    Attributes:
+        position: Which operations the folder has durably; None if that is unknown, so that it must catch up.
+    """
+
+    def __init__(self, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> None:
+        self.position: Position | None = None
+        self._files = files
+        self._folder = folder
+        self._journal_bytes = journal_bytes
+        self._journal: Journal | None = None
+        self._names = _NamesSince()
+        self._changed = ChangedFiles(files, folder)
+        self._stored: list[_Stored] = []
+
+    @classmethod
+    def open(cls, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> "Replica":
+        """Open a folder, and bring its files up to date with its journal.
+
+        Raises:
+            ReplicaError: A file cannot be read or written.
+        """
+        replica = cls(files, folder, journal_bytes)
+        try:
+            with replica._errors():
+                replica._redo_journal()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    def _redo_journal(self) -> None:
+        try:
+            stored = read_journal(self._files, self._folder)
+        except JournalDamaged:
+            return  # the position stays unknown
+        except LogReadError as exc:
+            raise ReplicaError(str(exc)) from exc
+        if stored is None:
+            return
+        number = stored.base.number
+        for each in stored.rounds:
+            number = each.last_number
+            for operation in decode_all(each.operations):
+                self._redo(operation)
+        self._begin(Position(stored.base.epoch, number))
+
+    def begin(self, position: Position) -> None:
+        """Follow from here on: the files have all operations up to this one, not necessarily durably yet.
+
+        Raises:
+            ReplicaError: A file cannot be written.
+        """
+        with self._errors():
+            self._begin(position)
+
+    def _begin(self, position: Position) -> None:
+        """Make the files durable, and begin an empty journal."""
+        assert not self._stored
+        self._changed.sync()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self._journal = Journal.begin(self._files, self._folder, position)
+        self.position = position
+        self._names = _NamesSince()
+
+    def end(self) -> None:
+        """Follow no longer: make the files durable, and remove the journal. Then a broker may open the folder.
+
+        Raises:
+            ReplicaError: A file cannot be written.
+        """
+        with self._errors():
+            self._do_stored()
+            self._changed.sync()
+            self.close()
+            self.position = None
+            remove_journals(self._files, self._folder)
+
+    def close(self) -> None:
+        """Close all files. What is stored stays so."""
+        self._changed.close()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise Diverged(f"{self._folder} lacks what the leader has: {exc}") from exc
+        except OSError as exc:
+            raise ReplicaError(f"cannot write to {self._folder}: {exc.strerror or exc}") from exc
+
+    # ------------------------------------------------------------------ following
+
+    def store(self, operations: bytes | memoryview) -> Position:
+        """Store operations, durably. Then acknowledge them, and call `apply`.
+
+        Args:
+            operations: At least one, as `encode` makes them; their numbers follow the position's.
+
+        Returns:
+            The new position.
+
+        Raises:
+            InvalidOperation: They are not what may come next; nothing was stored.
+            Diverged: The folder lacks a file.
+            ReplicaError: They cannot be stored.
+        """
+        if self.position is None:
+            raise Diverged(f"{self._folder} has no known position")
+        decoded, number = list(decode_all(operations)), self.position.number
+        for each in decoded:
+            number += 1
+            if each.number != number:
+                raise InvalidOperation(f"operation {each.number} follows operation {number - 1}")
+        if not decoded:
+            raise InvalidOperation("a round has no operations")
+        with self._errors():
+            self._store(operations, decoded)
+        return self.position
+
+    def _store(self, operations: bytes | memoryview, decoded: Sequence[Operation]) -> None:
+        """Write operations to the journal; those before a LINK, or that need a new journal, are done first."""
+        whole, pending = True, list[_Stored]()
+        for each in decoded:
+            needs_new, is_link = self._names.needs_new(each), each.kind is Kind.LINK
+            if needs_new or is_link:
+                self._append(_encoded(pending), pending)
+                self._do_stored()
+                whole, pending = False, []
+            if needs_new:
+                assert self.position is not None
+                self._begin(self.position)
+            for one in self._copy(each) if is_link else (each,):
+                pending.append(_Stored(one, self._names.add(one)))
+        self._append([operations] if whole else _encoded(pending), pending)
+
+    def _append(self, content: Sequence[bytes | memoryview], operations: Sequence[_Stored]) -> None:
+        if not operations:
+            return
+        assert self._journal is not None
+        assert self.position is not None
+        number = operations[-1].operation.number
+        self._journal.append(content, number)
+        self.position = Position(self.position.epoch, number)
+        self._stored += operations
+
+    def _copy(self, link: Operation) -> Iterator[Operation]:
+        """Yield what makes a copy of a file instead of a second name."""
+        yield Operation(link.number, Kind.CREATE, link.to)
+        fd = self._files.open_read_only(self._changed.path(link.path))
+        try:
+            offset = 0
+            while data := self._files.read_fully(fd, MOST_DATA_BYTES, offset):
+                yield Operation(link.number, Kind.WRITE, link.to, offset, data=data)
+                offset += len(data)
+        finally:
+            self._files.close(fd)
+
+    def apply(self) -> None:
+        """Do what was stored. Raises ReplicaError: a file cannot be written; Diverged."""
+        with self._errors():
+            self._do_stored()
+            assert self._journal is not None
+            assert self.position is not None
+            if self._journal.size >= self._journal_bytes or self._changed.are_many:
+                self._begin(self.position)
+
+    def _do_stored(self) -> None:
+        stored, self._stored = self._stored, []
+        for each in stored:
+            self._do(each)
+
+    # ------------------------------------------------------------------ one operation
+
+    def _redo(self, operation: Operation) -> None:
+        """Do an operation of which the files may have any part."""
+        stored = _Stored(operation, self._names.add(operation))
+        is_folder = self._changed.path(operation.path).is_dir()
+        if is_folder and operation.kind is Kind.CREATE_FOLDER:
+            self._changed.remove_folder(operation.path)  # a later one, or with what comes later
+        if is_folder and operation.kind is Kind.RENAME and not stored.renames_older:
+            self._changed.remove_folder(operation.to)  # otherwise the folder cannot get the name again
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._do(stored)
+
+    def _do(self, stored: _Stored) -> None:
+        files, operation = self._changed, stored.operation
+        match operation.kind:
+            case Kind.WRITE:
+                files.write(operation.path, operation.position, operation.data)
+            case Kind.CREATE:
+                files.create(operation.path)
+            case Kind.TRUNCATE:
+                files.truncate(operation.path, operation.position)
+            case Kind.ALLOCATE:
+                files.allocate(operation.path, operation.position)
+            case Kind.RENAME:
+                if stored.renames_older:
+                    files.sync_below(operation.path)
+                files.rename(operation.path, operation.to)
+            case Kind.UNLINK:
+                files.unlink(operation.path)
+            case Kind.CREATE_FOLDER:
+                files.create_folder(operation.path)
+            case Kind.REMOVE_FOLDER:
+                files.remove_folder(operation.path)
+            case Kind.LINK:
+                raise AssertionError("the journal has a copy instead")
+
+
+def _parent(path: bytes) -> bytes:
+    return path.rpartition(b"/")[0]
+
+
+def _encoded(stored: Sequence[_Stored]) -> list[bytes]:
+    pieces: list[bytes] = []
+    for operation, _ in stored:
+        number, kind, path, position, to, data = operation
+        pieces += encode(number, kind, path, position, to, [bytes(data)] if data else ())
+    return pieces

@@ -1,0 +1,82 @@
+"""The newest file operations of a leader, numbered, for the members that follow it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+from .operations import Kind, encode
+
+
+class TooFarBehind(Exception):
+    """Operations that a member lacks are no longer kept: it must catch up anew."""
+
+
+class OperationStream:
+    """The operations of one epoch, as bytes. Thread-safe.
+
+    Args:
+        most_bytes: How many bytes of operations are kept. A member that lacks older ones has lost its place.
+        on_append: Called after each operation, in the thread that added it; must not block.
+
+    Attributes:
+        last_number: The number of the newest operation; 0: none yet.
+    """
+
+    def __init__(self, most_bytes: int, on_append: Callable[[], None] = lambda: None) -> None:
+        self.last_number = 0
+        self._most_bytes = most_bytes
+        self._on_append = on_append
+        self._lock = Lock()
+        self._operations: deque[tuple[int, Sequence[bytes]]] = deque()  # the size, and the pieces
+        self._kept_bytes = 0
+
+    def append(
+        self, kind: Kind, path: bytes, position: int = 0, to: bytes = b"", data: Sequence[bytes] = ()
+    ) -> None:
+        """Add an operation. Operations of one file must be added in the order in which they are done."""
+        with self._lock:
+            number = self.last_number + 1
+            pieces = encode(number, kind, path, position, to, data)
+            size = sum(map(len, pieces))
+            self._operations.append((size, pieces))
+            self._kept_bytes += size
+            while self._kept_bytes > self._most_bytes:
+                self._kept_bytes -= self._operations.popleft()[0]
+            self.last_number = number
+        self._on_append()
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes are kept."""
+        return self._kept_bytes
+
+    def has_after(self, number: int) -> bool:
+        """Whether all operations after this one are kept."""
+        with self._lock:
+            return self._first_kept <= number + 1 <= self.last_number + 1
+
+    @property
+    def _first_kept(self) -> int:
+        return self.last_number - len(self._operations) + 1
+
+    def after(self, number: int, most_bytes: int) -> tuple[int, list[bytes]]:
+        """Return the operations after a number, in order: at least one if there is any, and about this many bytes.
+
+        Returns:
+            The number of the last one, and their pieces.
+
+        Raises:
+            TooFarBehind: Not all of them are kept.
+        """
+        found: list[bytes] = []
+        with self._lock:
+            first = self._first_kept
+            if number + 1 < first:
+                raise TooFarBehind
+            index, size = number + 1 - first, 0
+            while index < len(self._operations) and (not found or size < most_bytes):
+                more, pieces = self._operations[index]
+                found += pieces
+                size += more
+                index += 1
+            return first + index - 1, found

@@ -1,0 +1,236 @@
+"""A replica has what its leader had, also after power cuts."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from faults.disk import Disk, Image, disk_at, write_image
+from faults.disk import RecordingFiles as RecordedDisk
+from log.support import HastyFiles
+from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of
+from trio_nsq.log.files import Files
+from trio_nsq.platform.checksum import crc32
+from trio_nsq.replication.journal import JournalDamaged, Position, read_journal
+from trio_nsq.replication.operations import InvalidOperation, Kind, decode_all, encode
+from trio_nsq.replication.recorder import RecordingFiles
+from trio_nsq.replication.replica import Diverged, Replica
+from trio_nsq.replication.stream import OperationStream
+
+EPOCH = 7
+
+
+class HastyRecordingFiles(RecordingFiles, HastyFiles):
+    """Records, and syncs nothing."""
+
+
+def random_stream(root: Path, seed: int, steps: int) -> OperationStream:
+    """Return the operations of a folder that changed at random."""
+    root.mkdir()
+    stream = OperationStream(1 << 30)
+    changes = RandomChanges(HastyRecordingFiles(root, stream), root, seed)
+    for _ in range(steps):
+        changes.step()
+    changes.close()
+    return stream
+
+
+def trees_of(stream: OperationStream) -> list[Tree]:
+    """Return the folder after each number of operations."""
+    folder = NaiveFolder()
+    trees = [folder.tree]
+    for operation in decode_all(b"".join(stream.after(0, 1 << 40)[1])):
+        folder.apply([operation])
+        trees.append(folder.tree)
+    return trees
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_replica_has_the_same_files(tmp_path: Path, seed: int) -> None:
+    stream = random_stream(tmp_path / "leader", seed, 200)
+    chance = random.Random(seed)
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    replica = Replica.open(HastyFiles(), folder)
+    assert replica.position is None
+    replica.begin(Position(EPOCH, 0))
+    number = 0
+    while number < stream.last_number:
+        number, pieces = stream.after(number, chance.choice((1, 500, 5000)))
+        assert replica.store(b"".join(pieces)) == Position(EPOCH, number)
+        if chance.random() < 0.8:
+            replica.apply()
+        if chance.random() < 0.1:
+            replica.close()
+            replica = Replica.open(HastyFiles(), folder)
+            assert replica.position == Position(EPOCH, number)
+    replica.apply()
+    assert tree_of(folder) == tree_of(tmp_path / "leader")
+    replica.end()
+    assert tree_of(folder) == tree_of(tmp_path / "leader")
+    assert not list(folder.glob("replica-journal*"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, seed: int) -> None:
+    """After a power cut at any moment, also of the start that follows, the replica has a state that its leader had."""
+    trees = trees_of(stream := random_stream(tmp_path / "leader", seed, 50))
+    chance = random.Random(seed)
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = RecordedDisk(root, sync_takes_s=0)
+    disk.create_folder(root / "data")
+    disk.sync_folder(root)
+    replica = Replica.open(disk, root / "data", journal_bytes=chance.choice((400, 3000, 10**6)))
+    replica.begin(Position(EPOCH, 0))
+    begun = disk.position
+    acknowledged = [(begun, 0)]  # the position on the disk, and the number
+    number = 0
+    while number < stream.last_number:
+        number, pieces = stream.after(number, chance.choice((1, 300, 2000)))
+        replica.store(b"".join(pieces))
+        acknowledged.append((disk.position, number))
+        replica.apply()
+    replica.close()
+    for moment, now in disk_at(disk.journal, sorted(chance.sample(range(begun, disk.position), 6))):
+        least = max(number for at, number in acknowledged if at <= moment)
+        for name, image in now.power_cuts(chance):
+            where = f"seed {seed}, {name} at {moment} of {disk.position}"
+            check(image, tmp_path / "cut", trees, least, where)
+            if chance.random() < 0.2:
+                check_second_cut(image, tmp_path / "cut", trees, least, where, chance)
+
+
+def check_second_cut(
+    image: Image, root: Path, trees: list[Tree], least: int, where: str, chance: random.Random
+) -> None:
+    """Check also after another power cut, during the start."""
+    write_image(image, root)
+    files = RecordedDisk(root, sync_takes_s=0)
+    Replica.open(files, root / "data").close()
+    files.remove_folder(root)
+    disk, moment = Disk(image), chance.randrange(files.position)
+    for operation in files.journal[:moment]:
+        disk.apply(operation)
+    for name, after in disk.power_cuts(chance):
+        check(after, root, trees, least, f"{where}, then {name} at {moment} of the start")
+
+
+def check(image: Image, root: Path, trees: list[Tree], least: int, where: str) -> None:
+    """Open a folder, and check that it has at least this many operations, and nothing else."""
+    write_image(image, root)
+    replica = Replica.open(HastyFiles(), root / "data")
+    assert replica.position is not None, where
+    assert replica.position.epoch == EPOCH
+    assert replica.position.number >= least, where
+    assert tree_of(root / "data") == trees[replica.position.number], where
+    replica.close()
+    Files().remove_folder(root)
+
+
+def operations(*made: tuple[Kind, bytes, int, bytes, bytes]) -> bytes:
+    """Return operations, numbered from 1 on."""
+    pieces: list[bytes] = []
+    for number, (kind, path, position, to, data) in enumerate(made, 1):
+        pieces += encode(number, kind, path, position, to, [data] if data else ())
+    return b"".join(pieces)
+
+
+def test_something_older_moves_into_a_new_folder(tmp_path: Path) -> None:
+    """Creating the folder again after a crash must not remove it."""
+    (tmp_path / "old").write_bytes(b"old")
+    replica = Replica.open(Files(), tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    replica.store(
+        operations(
+            (Kind.CREATE_FOLDER, b"new", 0, b"", b""),
+            (Kind.RENAME, b"old", 0, b"new/old", b""),
+            (Kind.WRITE, b"new/old", 3, b"", b"er"),
+        )
+    )
+    replica.apply()
+    replica.close()
+    again = Replica.open(Files(), tmp_path)
+    assert tree_of(tmp_path) == {b"new": None, b"new/old": b"older"}
+    again.close()
+
+
+INVALID = {
+    "cut off": operations((Kind.CREATE, b"f", 0, b"", b""))[:-1],
+    "size": b"\xff" + operations((Kind.CREATE, b"f", 0, b"", b""))[1:],
+    "a flipped bit": operations((Kind.CREATE, b"f", 0, b"", b""))[:-1] + b"g",
+    "number": operations((Kind.CREATE, b"f", 0, b"", b"")) * 2,
+    "above": operations((Kind.CREATE, b"../f", 0, b"", b"")),
+    "absolute": operations((Kind.CREATE, b"/f", 0, b"", b"")),
+    "here": operations((Kind.CREATE, b"./f", 0, b"", b"")),
+    "empty": operations((Kind.CREATE, b"", 0, b"", b"")),
+    "zero byte": operations((Kind.CREATE, b"f\0g", 0, b"", b"")),
+    "long": operations((Kind.CREATE, b"f" * 256, 0, b"", b"")),
+    "to above": operations((Kind.RENAME, b"f", 0, b"g/../../h", b"")),
+    "without to": operations((Kind.RENAME, b"f", 0, b"", b"")),
+    "second path": operations((Kind.UNLINK, b"f", 0, b"g", b"")),
+    "data": operations((Kind.UNLINK, b"f", 0, b"", b"x")),
+    "the journal": operations((Kind.UNLINK, b"replica-journal.1", 0, b"", b"")),
+    "spare room": operations((Kind.CREATE, b"spare-room", 0, b"", b"")),
+    "own identity": operations((Kind.RENAME, b"f", 0, b"cluster.json", b"")),
+    "far": operations((Kind.WRITE, b"f", (1 << 63) - 1, b"", b"x")),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", INVALID.values(), ids=INVALID)
+def test_operations_that_may_not_be_done(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    replica = Replica.open(Files(), tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    with pytest.raises(InvalidOperation):
+        replica.store(bytes(content))
+    replica.close()
+    assert tree_of(tmp_path) == {b"f": b""}
+    assert Replica.open(Files(), tmp_path).position == Position(EPOCH, 0)
+
+
+def test_an_unknown_kind(tmp_path: Path) -> None:
+    content = bytearray(operations((Kind.CREATE, b"f", 0, b"", b"")))
+    content[24] = 99
+    content[4:8] = crc32(bytes(content[8:])).to_bytes(4, "big")
+    replica = Replica.open(Files(), tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    with pytest.raises(InvalidOperation, match="kind 99"):
+        replica.store(bytes(content))
+    replica.close()
+
+
+def test_a_folder_that_lacks_a_file_has_diverged(tmp_path: Path) -> None:
+    replica = Replica.open(Files(), tmp_path)
+    with pytest.raises(Diverged):
+        replica.store(operations((Kind.CREATE, b"f", 0, b"", b"")))
+    replica.begin(Position(EPOCH, 0))
+    replica.store(operations((Kind.WRITE, b"f", 0, b"", b"x")))
+    with pytest.raises(Diverged):
+        replica.apply()
+    replica.close()
+
+
+def test_a_journal_whose_acknowledged_part_is_damaged(tmp_path: Path) -> None:
+    """Each byte is flipped: then the position is unknown, or not below what was acknowledged before the last round."""
+    replica = Replica.open(Files(), tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    replica.store(b"".join(encode(1, Kind.CREATE, b"f")))
+    for number in (2, 3, 4):
+        replica.store(b"".join(encode(number, Kind.WRITE, b"f", number, data=[b"x"])))
+    replica.apply()
+    replica.close()
+    journal = next(tmp_path.glob("replica-journal.*"))
+    whole = journal.read_bytes()
+    for at in range(len(whole)):
+        journal.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            stored = read_journal(Files(), tmp_path)
+        except JournalDamaged:
+            continue
+        assert stored is not None
+        assert stored.rounds, at
+        assert stored.rounds[-1].last_number == 3, at  # the last round may be an unfinished write
+    journal.write_bytes(whole)
+    assert Replica.open(Files(), tmp_path).position == Position(EPOCH, 4)
