@@ -53,7 +53,7 @@ def test_save_use_list_and_delete(cli: Cli, file: Path) -> None:
     assert [each["name"] for each in cli("context", "list", "--format", "json").records] == ["local"]
     missing = cli("context", "delete", "local", "prod")
     assert (missing.code, missing.err) == (
-        1,
+        2,
         f"Error: There is no context prod. {file} has local. Nothing was deleted.\n",
     )
     assert cli("context", "delete", "local").code == 0
@@ -190,4 +190,6 @@ def test_use_says_what_overrides_it(cli: Cli) -> None:
     assert shown(cli)["nsqd-http-address"] == ("127.0.0.1:4151", "default")
     for args in ([], ["a", "--none"]):
         assert cli("context", "use", *args).code == 2
-    assert cli("context", "use", "aa").err.startswith("Error: There is no context aa (did you mean a?). ")
+    unknown = cli("context", "use", "aa")
+    assert (unknown.code, cli("context", "show", "aa").code) == (2, 2)
+    assert unknown.err.startswith("Error: There is no context aa (did you mean a?). ")

@@ -96,6 +96,7 @@ def test_requeue(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:
     assert broker.channel_stats(topic, "d")["depth"] == before
     assert qcli("dlq", "list", dead).out == b""
     assert qcli("dlq", "requeue", dead).err == f"{dead}: 0 requeued: no dead letters\n"
+    assert qcli("dlq", "list", dead).err == f"There are no dead letters in {dead}.\n"
 
 
 def test_requeue_to_the_topic_for_all_channels(qcli: Cli, broker: Broker, topic: str, dead: str) -> None:

@@ -224,7 +224,7 @@ def test_too_large_state_file_is_not_read(log_here: Run, data: Path) -> None:
 def test_an_empty_data_folder(log_here: Run, tmp_path: Path) -> None:
     (tmp_path / "topics").mkdir()
     result = log_here("verify", str(tmp_path))
-    assert (result.code, result.out) == (0, b"There are no topics.\n")
+    assert (result.code, result.out, result.err) == (0, b"", f"There are no topics in {tmp_path}.\n")
 
 
 @pytest.mark.parametrize("command", ["verify", "dump"])

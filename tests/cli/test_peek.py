@@ -66,22 +66,25 @@ def test_newest_messages_of_a_topic(qcli: Cli, topic: str) -> None:
 def test_no_messages(qcli: Cli, run_here: Run, broker: Broker, topic: str) -> None:
     broker.create(topic, "c")
     broker.create(f"{topic}.used", "c")
+    broker.create(f"{topic}.none")
     broker.post("/mpub", b"1\n2", topic=f"{topic}.used")
-    for args, why in (
-        ([topic], f"{topic} has no messages"),
-        ([f"{topic}/c"], f"there are no messages in {topic}/c"),
-        ([f"{topic}/c", "--state", "deferred"], f"there are no deferred messages in {topic}/c"),
+    for args, what in (
+        (["peek", topic], f"messages in {topic}."),
+        (["peek", f"{topic}/c"], f"messages in {topic}/c."),
+        (["peek", f"{topic}/c", "--state", "deferred"], f"deferred messages in {topic}/c."),
+        (["deferred", "list", f"{topic}/c"], f"deferred messages in {topic}/c."),
+        (["channel", "list", f"{topic}.none"], f"channels in {topic}.none."),
         (
-            [f"{topic}.used", "--from", "2"],
-            f"{topic}.used: there are no messages after --from; the newest message is 1",
+            ["peek", f"{topic}.used", "--from", "2"],
+            f"messages in {topic}.used after --from. The newest message is 1.",
         ),
         (
-            [f"{topic}.used", "--from", "2100-01-01"],
-            f"{topic}.used: --from is in the future; the newest message is 1",
+            ["peek", f"{topic}.used", "--from", "2100-01-01"],
+            f"messages in {topic}.used after --from, which is in the future. The newest message is 1.",
         ),
     ):
-        result = run_here(qcli, "peek", *args)
-        assert (result.code, result.out, result.err) == (0, b"", f"Note: {why}.\n")
+        result = run_here(qcli, *args)
+        assert (result.code, result.out, result.err) == (0, b"", f"There are no {what}\n")
 
 
 def test_json_and_raw(qcli: Cli, broker: Broker, topic: str) -> None:

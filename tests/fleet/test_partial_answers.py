@@ -86,7 +86,7 @@ CASES = [
     Case("nodes", ["WELL ", "NSQD ", "SILENT ", "DOWN ", "REFUSING "]),
     Case("nodes --format json", ['"address": "REFUSING", "status": "refused"'], by_discovery=True),
     Case("nodes --check", ["CRITICAL: 3 problems (5 brokers, 0 nsqlookupds)\n"], err=()),
-    Case("clients TOPIC", ["no clients are connected"], answers=2),
+    Case("clients TOPIC", err=["There are no connected clients in TOPIC."], answers=2),
     # topics
     Case("topic list", ["\nsource "]),
     Case("topic list --format json", ['{"topic": "source", "channels": ["c"], "paused": false}'], by_discovery=True),

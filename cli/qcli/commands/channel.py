@@ -15,7 +15,7 @@ from ..broker.requests import ask
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
-from ..framework.output import json_lines, write, write_lines
+from ..framework.output import json_lines, report_none, write, write_lines
 from ..framework.params import Source, channel_source, topic_name
 from ..framework.positions import POSITIONS_NOTE, BrokerPosition, refuse_sequence
 from ..terminal.confirm import UNCONFIRMED, confirm
@@ -136,6 +136,8 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
         write(json_lines(records))
     else:
         write_lines(str(Source(each["topic"], each["channel"])) for each in records)
+    if not records:
+        report_none("channels", topic or "")
     answers.check()
 
 

@@ -92,6 +92,8 @@ def command(wanted: Source | None, brokers: Brokers, form: str, interval_ms: int
         output.write(_tables(records, wanted, output_width(), with_broker=brokers.is_fleet))
     else:
         output.write_records(records, KEYS, form)
+    if not records:
+        output.report_none("connected clients", wanted or "")
     answers.check()
 
 
@@ -196,7 +198,7 @@ def _tables(records: Sequence[Record], wanted: Source | None, width: int | None,
     for kind in ("consumer", "producer"):
         if rows := [record for record in records if record["kind"] == kind]:
             texts.append(fitted_table(_columns(kind, wanted, with_broker), rows, width))
-    return "\n".join(texts) or "no clients are connected\n"
+    return "\n".join(texts)
 
 
 def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column[Record]]:

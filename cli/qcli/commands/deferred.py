@@ -16,7 +16,7 @@ from ..broker.requests import ask, perform
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
-from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
+from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, report_none, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
 from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
@@ -94,7 +94,7 @@ def list_deferred(
         )
         write(plain_table(with_body_column(headings, rows, messages), 5))
     if not messages:
-        print_diagnostic(f"Note: there are no deferred messages in {wanted}.")
+        report_none("deferred messages", wanted)
     found.check()
 
 

@@ -15,7 +15,7 @@ from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import count_option, option
-from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
+from ..framework.output import RawOutput, json_lines, plain_table, report_none, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
 from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
@@ -109,7 +109,7 @@ def command(
         write(_table(messages))
     if not lines:
         for address in found.results:
-            print_diagnostic(_why_none(address, wanted, first, states))
+            _report_none_of(address, wanted, first, states)
     found.check()
     return ExitCode.DAMAGED if damaged else ExitCode.OK
 
@@ -127,18 +127,18 @@ def _rank(state: str) -> int:
     return STATES.index(state) if state in STATES else len(STATES)
 
 
-def _why_none(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> str:
-    """Return a line for the user that says why no message is shown."""
+def _report_none_of(address: str, wanted: Source, first: str | None, states: Sequence[str]) -> None:
+    """Say why no message of a broker is shown."""
     if wanted.channel is not None:
-        state = f"{' or '.join(states)} " if states else ""
-        return f"Note: there are no {state}messages in {wanted}."
+        report_none(f"{' or '.join(states)} messages" if states else "messages", wanted)
+        return
     bounds = ask(address, api.bounds(wanted.topic))
     if bounds["first_sequence"] == bounds["next_sequence"]:
-        return f"Note: {wanted} has no messages."
-    newest = f"the newest message is {bounds['next_sequence'] - 1}"
-    if first is not None and is_in_future(first, time.time()):
-        return f"Note: {wanted}: --from is in the future; {newest}."
-    return f"Note: {wanted}: there are no messages after --from; {newest}."
+        report_none("messages", wanted)
+        return
+    future = ", which is in the future" if first is not None and is_in_future(first, time.time()) else ""
+    newest = bounds["next_sequence"] - 1
+    report_none("messages", f"{wanted} after --from{future}", f"The newest message is {newest}.")
 
 
 def _newest(address: str, wanted: Source, count: int) -> str:

@@ -8,7 +8,7 @@ from ..broker.brokers import Brokers, broker_http_options
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
-from ..framework.output import json_lines, plain_table, write
+from ..framework.output import json_lines, plain_table, report_none, write
 from .shared.admin_action import Action, action_command
 from .shared.stored_settings import settings_commands
 
@@ -116,4 +116,6 @@ def list_topics(brokers: Brokers, form: str) -> None:
         write(json_lines(records))
     else:
         write(plain_table([(each["topic"], " ".join(each["channels"])) for each in records], 2))
+    if not records:
+        report_none("topics")
     answers.check()

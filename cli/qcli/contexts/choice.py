@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from ..framework.errors import ExitCode, Failure
+from ..framework.errors import Failure
 from ..framework.options import DEFAULTS_ORIGIN, IGNORED_VARIABLES, GroupedOption
 from .context import ADDRESSES, KEYS, SECRETS, Context, option_of
 from .store import read_contexts, writable_by_others
@@ -124,11 +124,10 @@ class ContextOption(GroupedOption):
         contexts = read_contexts()
         context = contexts.get(name)
         if context is None:
-            text = contexts.unknown(name)
+            error = contexts.unknown(name, "To choose one: qcli context use NAME" if origin == BY_USE else "")
             if origin == BY_USE:
-                text = f"{contexts.current_place()}: {text} To choose one: qcli context use NAME"
-                raise Failure(text, ExitCode.USAGE)  # as for another origin
-            raise click.BadParameter(text, ctx, self)
+                raise Failure(f"{contexts.current_place()}: {error.message}", error.exit_code)
+            raise click.BadParameter(error.message, ctx, self)
         if "auth_secret_command" in context.values and writable_by_others(contexts.path):
             raise Failure(
                 f"{contexts.path}: other users can change this file or its folder, and with it the auth_secret_command "

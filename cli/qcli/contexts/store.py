@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..framework.command import did_you_mean
-from ..framework.errors import Failure
+from ..framework.errors import ExitCode, Failure
 from .context import Context, ContextError, checked_context
 
 _MAX_BYTES = 1024 * 1024
@@ -57,12 +57,14 @@ class Contexts:
             what = f"{error.key}: {error}" if error.key else f"the context {name}: {error}"
             raise Failure(f"{self._place((TABLE, name), error.key)}: {what}.") from error
 
-    def unknown(self, name: str) -> str:
-        """Return the text of the error that a context does not exist."""
-        if not self.tables:
-            return f"There is no context {name}: create it with 'qcli context save {name}'."
-        hint = did_you_mean(name, list(self.tables))
-        return f"There is no context {name}{hint}. {self.path} has {', '.join(self.tables)}."
+    def unknown(self, name: str, effect: str = "") -> Failure:
+        """Return the error that a context does not exist; `effect` ends its text."""
+        if self.tables:
+            hint = did_you_mean(name, list(self.tables))
+            text = f"There is no context {name}{hint}. {self.path} has {', '.join(self.tables)}."
+        else:
+            text = f"There is no context {name}: create it with 'qcli context save {name}'."
+        return Failure(f"{text} {effect}".rstrip(), ExitCode.USAGE)
 
     def current_place(self) -> str:
         """Return the file and line of `current`, for errors."""

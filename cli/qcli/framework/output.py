@@ -61,6 +61,17 @@ def print_diagnostic(text: str) -> None:
         pass
 
 
+def report_none(what: str, where: object = "", hint: str = "") -> None:
+    """Say that there is nothing to show: standard output stays empty, which programs expect of an empty list.
+
+    Args:
+        what: The plural noun.
+        where: The topic or channel that has none; empty: all.
+        hint: A sentence that follows.
+    """
+    print_diagnostic(f"There are no {what}{f' in {where}' if where else ''}.{f' {hint}' if hint else ''}")
+
+
 def silence_library() -> None:
     """Do not print the library's warnings: the command itself reports the error."""
     import logging

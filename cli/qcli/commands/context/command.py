@@ -10,7 +10,7 @@ from ...contexts.store import CURRENT, TABLE, Contexts, change_contexts, read_co
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
-from ...framework.output import json_lines, plain_table, print_diagnostic, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, write
 from .save import report_use, save
 from .show import show
 
@@ -90,9 +90,7 @@ def list_contexts(form: str) -> None:
         rows = [row for c in valid for row in _rows(c, c.name == contexts.current)]
         write(plain_table([head, *rows], len(head)))
     elif not failures:
-        print_diagnostic(
-            "There are no contexts. 'qcli context save NAME' and the options of a command save one."
-        )
+        report_none("contexts", hint="'qcli context save NAME' and the options of a command save one.")
     for failure in failures[:-1]:
         print_diagnostic(f"Error: {failure.message}")
     if failures:
@@ -129,7 +127,7 @@ def use_context(name: str | None, none: bool) -> None:
 
     def change(contexts: Contexts, text: str) -> str:
         if name is not None and contexts.get(name) is None:
-            raise Failure(contexts.unknown(name))
+            raise contexts.unknown(name)
         return set_keys(text, (), {CURRENT: name})
 
     if none and not read_contexts().path.exists():
@@ -154,14 +152,14 @@ def delete(names: tuple[str, ...]) -> None:
         nonlocal was_current
         for name in names:
             if name not in contexts.tables:
-                raise Failure(f"{contexts.unknown(name)} Nothing was deleted.")
+                raise contexts.unknown(name, "Nothing was deleted.")
         for name in dict.fromkeys(names):
             text = remove_table(text, (TABLE, name))
         was_current = contexts.current in names
         return set_keys(text, (), {CURRENT: None}) if was_current else text
 
-    if not read_contexts().tables:  # not to be created
-        raise Failure("There are no contexts. Nothing was deleted.")
+    if not (contexts := read_contexts()).tables:  # the file is not to be created
+        raise contexts.unknown(names[0], "Nothing was deleted.")
     change_contexts(change)
     for name in dict.fromkeys(names):
         print_diagnostic(f"context {name} deleted")

@@ -16,7 +16,7 @@ from ...broker.requests import ask, perform
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, output_format
-from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, write
+from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, report_none, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
 from ...terminal.fitted_table import Column, fitted_table, output_width
@@ -87,7 +87,7 @@ def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
     elif records:
         write(fitted_table(_COLUMNS, records, output_width()))
     if not records:
-        print_diagnostic(f"{topic or 'All topics'}: no dead letters")
+        report_none("dead letters", topic or "")
     found.check()
 
 

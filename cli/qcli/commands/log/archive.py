@@ -12,7 +12,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
-from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, size, write
 from ...terminal.progress import byte_progress
 from ..shared.engine import library_errors
 from ..shared.places import without_secrets
@@ -96,6 +96,8 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
             )
     reports = [archiver.report for archiver in archivers]
     write(json_lines(map(_record, reports)) if form == "json" else _text(reports))
+    if not reports and failure is None:
+        report_none("topics", path)
     if failure is not None:
         raise failure
     if not tail and any(report.incarnation and not report.copied + report.present for report in reports):
@@ -129,7 +131,7 @@ def _record(report: ArchivedTopic) -> dict[str, Any]:
 
 def _text(reports: list[ArchivedTopic]) -> str:
     if not reports:
-        return "There are no topics.\n"
+        return ""
     rows = [
         (
             report.topic,

@@ -13,7 +13,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
-from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, size, write
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
@@ -95,6 +95,8 @@ def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool
     with closing(NsqdFolder(nsqd_data_path)) as source:
         reports, failure = _import(source, data_path, if_exists, dry_run)
         write(_json(source, reports) if form == "json" else _text(source, reports))
+        if not reports and failure is None:
+            report_none("topics", nsqd_data_path)
     if any(report.outcome in ("imported", "planned") and report.messages for report in reports):
         print_diagnostic(
             "Note: nsqd does not store the times of deferred messages: the broker delivers them at once."
@@ -194,6 +196,6 @@ def _text(source: NsqdFolder, reports: Sequence[TopicReport]) -> str:
         for channel in report.channels:
             counts = (f"{channel.messages:,}", f"{channel.attempted:,}", "")
             rows.append((report.name, channel.name, "paused" if channel.paused else "", "", *counts))
-    table = plain_table([HEADINGS, *rows], _LEFT_COLUMNS) if rows else "There are no topics.\n"
+    table = plain_table([HEADINGS, *rows], _LEFT_COLUMNS) if rows else ""
     findings = [*source.findings, *(finding for report in reports for finding in report.findings)]
     return table + finding_lines(findings)

@@ -10,7 +10,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
-from ...framework.output import json_lines, plain_table, size, write
+from ...framework.output import json_lines, plain_table, report_none, size, write
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places, total_bytes
@@ -74,6 +74,8 @@ def command(path: Path, form: str) -> int:
         write(json_lines(_record(topic, report) for topic, report in reports))
     else:
         write(_text(reports))
+    if not reports:
+        report_none("topics", path)
     return ExitCode.DAMAGED if any(report.damaged for _, report in reports) else ExitCode.OK
 
 
@@ -120,7 +122,7 @@ def _record(topic: str | None, report: LogReport) -> dict[str, Any]:
 
 def _text(reports: list[tuple[str | None, LogReport]]) -> str:
     if not reports:
-        return "There are no topics.\n"
+        return ""
     rows = [
         (
             topic or shown(report.path),
