@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio.testing
@@ -18,6 +19,9 @@ from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
 from trio_nsq.protocol.bulk import COMPILED
+
+if TYPE_CHECKING:
+    from storage.stores import Store
 
 # A shell starts background processes with SIGINT ignored, which would also be so for the commands that tests
 # interrupt.
@@ -48,7 +52,7 @@ spark.sql.codegen.wholeStage false
 spark.sql.shuffle.partitions 1
 """
 """Spark's defaults for the tests, which have few rows: query plans are not compiled."""
-_SLOW_FOLDERS = {"browser", "cli", "faults", "fleet", "interop", "model", "spark"}
+_SLOW_FOLDERS = {"browser", "cli", "faults", "fleet", "interop", "model", "spark", "storage"}
 """Folders in which most tests start processes or repeat a scenario."""
 _SPARK_FOLDERS = {"spark", "documents"}
 """Folders with the slowest files."""
@@ -189,3 +193,39 @@ def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
 
     monkeypatch.setattr(clock, "_autojump", jump_unless_threads_work)  # the class cannot be subclassed
     return clock
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Store]":
+    """An S3 server that enforces signatures and conditions."""
+    from storage.stores import versitygw
+
+    with versitygw(tmp_path_factory.mktemp("versitygw")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> "Iterator[Store]":
+    """Another S3 server."""
+    from storage.stores import moto
+
+    with moto() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def azure() -> "Iterator[Store]":
+    """An emulator of Azure Blob Storage."""
+    from storage.stores import azurite
+
+    with azurite() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def gcs() -> "Iterator[Store]":
+    """An imitation of Google Cloud Storage."""
+    from storage.stores import google
+
+    with google() as store:
+        yield store

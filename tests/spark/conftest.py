@@ -11,7 +11,6 @@ import pytest
 from cli.support import Cli
 from interop.peers import Broker, qcli_serve
 from spark.class_archive import fast_starts
-from spark.stores import Store, azurite, google, moto, versitygw
 from spark.support import ToParquet, run_in_process
 from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
 
@@ -60,34 +59,6 @@ def spark(engine: SparkEngine) -> "SparkSession":
     session = engine.session()
     session.conf.set("spark.sql.session.timeZone", "UTC")
     return session
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """An S3 server that enforces signatures and conditions."""
-    with versitygw(tmp_path_factory.mktemp("versitygw")) as store:
-        yield store
-
-
-@pytest.fixture(scope="session")
-def moto_s3() -> Iterator[Store]:
-    """Another S3 server."""
-    with moto() as store:
-        yield store
-
-
-@pytest.fixture(scope="session")
-def azure() -> Iterator[Store]:
-    """An emulator of Azure Blob Storage."""
-    with azurite() as store:
-        yield store
-
-
-@pytest.fixture(scope="session")
-def gcs() -> Iterator[Store]:
-    """An imitation of Google Cloud Storage."""
-    with google() as store:
-        yield store
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.storage import LocalStorage
 
 
 class Killed(BaseException):

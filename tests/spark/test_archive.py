@@ -18,7 +18,7 @@ from trio_nsq.log.gaps import Gap, Span
 from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.spark.segments.places import SegmentsError, SegmentsPlace, parse_places, topics_in
 from trio_nsq.spark.segments.writer import ArchivedTopic, TopicArchiver
-from trio_nsq.spark.storage import LocalStorage, StorageError
+from trio_nsq.storage import LocalStorage, StorageError
 
 
 def make_log(folder: Path, batches: Sequence[RecordBatch], segment_bytes: int = 500) -> list[RecordBatch]:

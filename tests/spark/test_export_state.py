@@ -13,8 +13,8 @@ from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, range_name, safe_name
 from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
 from trio_nsq.spark.export.state import ExportState
-from trio_nsq.spark.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
 from trio_nsq.spark.tables.table import Compacted
+from trio_nsq.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
 
 
 class ListTable:

@@ -38,7 +38,7 @@ from trio_nsq.spark.segments.places import parse_places
 from trio_nsq.spark.segments.writer import TopicArchiver
 from trio_nsq.spark.source.batch import NsqReader
 from trio_nsq.spark.source.options import SourceError
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.storage import LocalStorage
 
 BODIES = [b"%06d" % number + b"x" * (number % 300) for number in range(5000)]
 OFFLINE = Cli("", "")

@@ -20,8 +20,8 @@ from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.segments.places import parse_places
-from trio_nsq.spark.storage import StorageError
 from trio_nsq.spark.tables.target import TableKind, TableTarget
+from trio_nsq.storage import StorageError
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from trio_nsq.spark.replay.pieces import split_into_pieces
 from trio_nsq.spark.replay.request import PieceResult, ReplayRequest
 from trio_nsq.spark.replay.rows import RowReader, pack_bits, unpack_bits
 from trio_nsq.spark.runtime.engine import run_inline
-from trio_nsq.spark.storage import ChangedMeanwhile, LocalStorage, StoredFile
+from trio_nsq.storage import ChangedMeanwhile, LocalStorage, StoredFile
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=100), st.data())

@@ -21,9 +21,9 @@ from spark.table_support import (
     use_catalog,
     write_range,
 )
-from trio_nsq.spark.storage import LocalStorage
 from trio_nsq.spark.tables.opening import open_table
 from trio_nsq.spark.tables.target import TableTarget
+from trio_nsq.storage import LocalStorage
 
 
 @pytest.fixture(params=[DELTA, ICEBERG], ids=["delta", "iceberg"])

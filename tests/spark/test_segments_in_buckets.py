@@ -13,13 +13,13 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli, Result
 from log.support import HastyFiles, append_each, link, numbered, segment_files
-from spark.stores import Fault, Proxy, Store, proxy
 from spark.support import export, rows, run_in_process
+from storage.stores import Fault, Proxy, Store, proxy
 from trio_nsq.log import DiskLog
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.places import storage_at
 from trio_nsq.spark.segments.places import parse_places
-from trio_nsq.spark.storage import storage_at
 
 OFFLINE = Cli("", "")
 WORKER = """

@@ -16,7 +16,7 @@ from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
-from trio_nsq.spark.storage import StorageError
+from trio_nsq.storage import StorageError
 
 
 class OtherMachine:

@@ -37,11 +37,11 @@ from trio_nsq.spark.export.layout import (
     PartitionBy,
 )
 from trio_nsq.spark.export.manifest import RangeResult
-from trio_nsq.spark.storage import LocalStorage
 from trio_nsq.spark.tables.iceberg_expiry import history
 from trio_nsq.spark.tables.opening import open_table
 from trio_nsq.spark.tables.table import Compacted, Table
 from trio_nsq.spark.tables.target import TableError, TableTarget
+from trio_nsq.storage import LocalStorage
 
 DEADLINE_S = 60.0
 BROKERS = ["b"]

@@ -14,11 +14,11 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker
-from spark.stores import KEY, SECRET, Fault, Store, proxy
 from spark.support import numbers, replayed, run_in_process, until
 from spark.table_support import COUNT, DELTA, ICEBERG, catalog_environment, write_range
+from storage.stores import KEY, SECRET, Fault, Store, proxy
 from trio_nsq.spark.export.layout import Layout
-from trio_nsq.spark.storage import keep_secrets, storage_at
+from trio_nsq.spark.places import keep_secrets, storage_at
 from trio_nsq.spark.tables.catalogs import load
 from trio_nsq.spark.tables.delta import delta_options
 from trio_nsq.spark.tables.opening import open_table

@@ -19,10 +19,10 @@ import pytest
 
 from cli.support import Cli, Running
 from interop.peers import Broker
-from spark.stores import KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from spark.support import export, jobs_of, numbers, replayed, run_in_process, until
+from storage.stores import KEY, SECRET, Fault, Judge, Proxy, Store, proxy
+from trio_nsq.spark.places import storage_at
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
-from trio_nsq.spark.storage import storage_at
 
 SMALL = ["--target-file-size", "64KiB", "--compression", "none"]
 """Several ranges for some hundred messages of 1 kB."""

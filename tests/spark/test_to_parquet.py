@@ -33,10 +33,10 @@ from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
+from trio_nsq.spark.hadoop import HadoopStorage
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
-from trio_nsq.spark.storage import LocalStorage, StorageError
-from trio_nsq.spark.storage.hadoop import HadoopStorage
+from trio_nsq.storage import LocalStorage, StorageError
 
 # ---------------------------------------------------------------------- content of files
 

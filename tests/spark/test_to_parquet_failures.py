@@ -25,7 +25,7 @@ from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
-from trio_nsq.spark.storage import LocalStorage, NewFile
+from trio_nsq.storage import LocalStorage, NewFile
 
 
 def test_usage_errors(to_parquet: ToParquet, topic: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
-from trio_nsq.spark.storage import LocalStorage, StorageError
+from trio_nsq.storage import LocalStorage, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

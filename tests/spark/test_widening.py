@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trio_nsq.spark.export.widening import widen_file
-from trio_nsq.spark.storage import LocalStorage
+from trio_nsq.storage import LocalStorage
 
 
 class TakenOver(LocalStorage):

@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 import click
 from click.globals import pop_context, push_context
 
-from trio_nsq.fleet.fan_out import MAX_THREADS, start_all
+from trio_nsq.event_loop.fan_out import MAX_THREADS, start_all
 
 from ..framework.errors import Failure
 from .connection_options import ConnectOptions

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import click
 from click.shell_completion import CompletionItem
 
-from trio_nsq.fleet.fan_out import start_all
+from trio_nsq.event_loop.fan_out import start_all
 
 from ..framework.errors import Failure
 from ..framework.params import duration

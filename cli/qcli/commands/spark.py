@@ -63,7 +63,7 @@ def bundle(folder: Path) -> None:
     import qcli
     import trio_nsq
     from trio_nsq.spark.runtime.spark_engine import write_zip
-    from trio_nsq.spark.storage import make_folder, naming_file
+    from trio_nsq.storage import make_folder, naming_file
 
     make_folder(folder)
     with naming_file(folder):

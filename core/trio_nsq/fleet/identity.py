@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..api.broker import info
 from ..client.errors import BrokerUnreachable, RequestRefused
+from ..event_loop.fan_out import start_all
 from ..protocol.address import parse_address
-from .fan_out import start_all
 
 if TYPE_CHECKING:  # slow to import, and every start of qcli imports this
     from concurrent.futures import Future

@@ -3,7 +3,7 @@
 `export` writes topics to Parquet files, and `tables` adds these to Delta and Iceberg tables; `replay` publishes Parquet
 files. `runtime` runs their tasks, in this process, in several, or on Spark. `logs` has the places that topics are read
 from: brokers; copies and archives of data folders (`segments`); and messages of an nsqd, which `spool` stores until
-they are exported. `ranges` has the exported ranges. `storage` reads and writes files on disks and in buckets.
+they are exported. `ranges` has the exported ranges. `places` opens the storage of disks and buckets for them.
 
 `data_source` is the entry point of Spark's data source `nsq`: `source` reads topics and `sink` writes them, `options`
 parses their common options, and `versions` has what differs between versions of Spark.

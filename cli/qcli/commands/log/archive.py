@@ -110,7 +110,7 @@ def command(path: Path, archive: str, tail: bool, form: str) -> int:
 
 def _check_is_outside(archive: str, path: Path) -> None:
     """Raises UsageError if the archive is in the folder to copy: a broker would find foreign files in it."""
-    from trio_nsq.spark.storage import local_path
+    from trio_nsq.storage import local_path
 
     local = local_path(archive)
     if local is not None and local.resolve().is_relative_to(path.resolve()):

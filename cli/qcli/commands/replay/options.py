@@ -260,7 +260,7 @@ class ReplayOptions:
             Failure: The source is a channel.
         """
         from trio_nsq.spark.replay.request import ReplayRequest
-        from trio_nsq.spark.storage import absolute_place
+        from trio_nsq.storage import absolute_place
 
         request = None
         if self.source is not None and self.topic is not None:

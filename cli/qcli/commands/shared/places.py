@@ -11,7 +11,7 @@ def without_secrets(place: str) -> str:
     """
     if ":" not in place:
         return place
-    from trio_nsq.spark.storage import keep_secrets
+    from trio_nsq.spark.places import keep_secrets
 
     with library_errors():
         return keep_secrets(place)

@@ -8,8 +8,8 @@ import click
 from trio_nsq.client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from trio_nsq.client.reading.broker_log import LogReplaced, broker_label
 from trio_nsq.protocol.address import format_address
-from trio_nsq.spark.storage import ChangedMeanwhile, LeaseLost, StorageError
 from trio_nsq.spark.tables.target import TableUnavailable
+from trio_nsq.storage import ChangedMeanwhile, LeaseLost, StorageError
 
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from ...broker.admin_client import AdminClient, channels_by_topic

@@ -15,8 +15,8 @@ from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine
 from trio_nsq.spark.runtime.processes import ProcessDied
-from trio_nsq.spark.storage import StorageError
 from trio_nsq.spark.tables.target import TableUnavailable
+from trio_nsq.storage import StorageError
 from trio_nsq.text.wording import count_of
 
 from ...broker.topic_log import report_gap

@@ -195,7 +195,7 @@ class ToParquetOptions:
             return self.spool
 
         from trio_nsq.spark.export.manifest import manifest_path
-        from trio_nsq.spark.storage import local_path, shown_place
+        from trio_nsq.storage import local_path, shown_place
 
         if (folder := local_path(self.folder)) is None:
             raise click.UsageError(

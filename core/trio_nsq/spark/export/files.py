@@ -10,7 +10,7 @@ import pyarrow as pa
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
-from ..storage import NewFile, Storage, naming_file
+from ...storage import NewFile, Storage, naming_file
 from .columns import TableBuilder
 from .layout import Layout, partition_folder, partition_key, range_name
 from .request import ExportRequest

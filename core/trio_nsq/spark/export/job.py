@@ -10,11 +10,12 @@ from typing import cast
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
+from ...storage import Lease, Storage, StorageError, absolute_place
 from ..log_names import name_logs
 from ..logs import ChannelLog, Log, LogPlace, resolve, starts_of
+from ..places import storage_at
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
-from ..storage import Lease, Storage, StorageError, absolute_place, storage_at
 from ..tables.target import TableOptions
 from .log_queries import LogQueries, Skipped, TolerantTask
 from .manifest import Manifest, RangeResult, manifest_path

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import LogReplaced
+from ...event_loop.fan_out import start
 from ...event_loop.retries import Delays
-from ...fleet.fan_out import start
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
 from ..logs import LogPlace

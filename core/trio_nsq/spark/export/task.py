@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from ...client.reading.log_stream import is_for_all_channels
 from ...log.gaps import Gap, Span
+from ...storage import Storage, not_shared
 from ..logs import LogPlace
+from ..places import storage_at
 from ..runtime.engine import Advance
-from ..storage import Storage, not_shared, storage_at
 from .files import RangeFiles
 from .layout import Layout
 from .manifest import Manifest, RangeResult, manifest_path, result_path

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..storage import ChangedMeanwhile, Storage, StorageError
+from ...storage import ChangedMeanwhile, Storage, StorageError
 from .columns import DICTIONARY_COLUMNS
 from .json_columns import doubles_of
 from .layout import BODY, span_of_file

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...protocol.errors import NSQError
+from ...storage import Storage, StoredFile, absolute_place, not_utf8, shown_place, split_place
 from ..export.layout import MESSAGE_COLUMNS, UNPARSED
-from ..storage import Storage, StoredFile, absolute_place, not_utf8, shown_place, split_place, storage_at
+from ..places import storage_at
 from ..tables.snapshots import version_files
 from ..tables.target import TableVersion
 

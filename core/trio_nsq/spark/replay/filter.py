@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 
 from ...protocol.errors import NSQError
 from ...protocol.limits import MIB
+from ...storage import Storage
+from ..places import storage_at
 from ..runtime.engine import Advance
 from ..runtime.processes import ProcessDied, ProcessEngine
-from ..storage import Storage, storage_at
 from .files import ReplayFile, ReplayFiles, is_bytes
 from .rows import as_binary, open_parquet, read_row_group
 

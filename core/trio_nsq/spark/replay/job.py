@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ...event_loop.retries import PATIENCE_S
 from ...protocol.errors import NSQError
+from ...storage import PRIVATE_MODE, LocalStorage, StoredFile, shown_place
 from ..options import BrokerAccess
 from ..runtime.engine import Advance, Engine
-from ..storage import PRIVATE_MODE, LocalStorage, StoredFile, shown_place
 from .files import ReplayColumns, ReplayFileError, ReplayFiles, open_files, select_topics
 from .pieces import Piece, split_into_pieces
 from .request import PieceResult, ReplayRequest, ReplayResult

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ..storage import Storage
+from ...storage import Storage
 from ..tables.target import TableKind, TableVersion
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...protocol.limits import MIB
-from ..storage import Storage, StoredFile, storage_at
+from ...storage import Storage, StoredFile
+from ..places import storage_at
 from .files import ReplayColumns, ReplayFileError, times_ns
 
 CHUNK_BYTES = 4 * MIB

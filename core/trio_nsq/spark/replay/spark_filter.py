@@ -8,9 +8,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from ...storage import local_path
+from ..places import storage_at
 from ..runtime.failures import SparkFailed, failure
 from ..runtime.spark_engine import SparkEngine
-from ..storage import local_path, storage_at
 from .files import ReplayFiles
 from .filter import ROW, FilterError
 from .rows import open_parquet

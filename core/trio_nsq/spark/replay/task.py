@@ -19,8 +19,8 @@ from ...event_loop.retries import PATIENCE_S
 from ...protocol.batcher import Batcher
 from ...protocol.limits import MIB
 from ..options import BrokerAccess
+from ..places import storage_at
 from ..runtime.engine import Advance
-from ..storage import storage_at
 from .files import ReplayColumns
 from .request import MAX_EXAMPLES, PieceResult, ReplayRequest
 from .rows import CHUNK_BYTES, RowGroupRange, RowReader, Rows

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ...protocol.errors import NSQError
-from ..storage import KnownAccess
+from ...storage import KnownAccess
 
 Advance = Callable[[int, int], None]
 """A progress callback, called with the number of messages and the size of their bodies."""

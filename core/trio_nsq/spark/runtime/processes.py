@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from ...protocol.errors import NSQError
-from ..storage import known_access
+from ...storage import known_access
 from .engine import Advance, Done, Task
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import serve; serve(int(sys.argv[1]))"

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import trio_nsq
 
 from ...platform.extras import install_hint
-from ..storage import known_access
+from ...storage import known_access
 from .engine import Advance, Done, Task, attempt
 from .failures import SparkFailed, failure, start_failure
 from .java import (

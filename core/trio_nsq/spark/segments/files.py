@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...log.files import Files
-from ..storage import LocalStorage, Storage, StoredFile
+from ...storage import LocalStorage, Storage, StoredFile
 from .archive import segment_name_of
 
 _BLOCK_BYTES = 8 * 1024 * 1024

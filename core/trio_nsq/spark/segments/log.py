@@ -19,7 +19,7 @@ from ...log.inspection.log import InspectedLog
 from ...log.inspection.segments import SegmentPath, find_identity, segment_paths
 from ...log.positions import parse_position
 from ...log.segment.reader import Segment
-from ..storage import Storage, StorageError
+from ...storage import Storage, StorageError
 from .archive import ArchivedName, parse_incarnation
 from .files import StoredFiles
 

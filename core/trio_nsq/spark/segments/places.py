@@ -8,7 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...protocol.errors import NSQError
-from ..storage import Storage, absolute_place, keep_secrets, local_path, shown_place, storage_at
+from ...storage import Storage, absolute_place, local_path, shown_place
+from ..places import keep_secrets, storage_at
 from .archive import ARCHIVED_SUFFIX, parse_incarnation
 from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog

@@ -20,7 +20,7 @@ from ...log.segment.format import base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
-from ..storage import LocalStorage, Storage, StorageError, naming_file
+from ...storage import LocalStorage, Storage, StorageError, naming_file
 from .archive import ARCHIVED_SUFFIX, ArchivedName
 from .log import ArchivedLog, SegmentLog
 

@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Generic, NamedTuple, TypeVar
 
 from ...client.errors import BrokerUnreachable
+from ...event_loop.fan_out import start
 from ...event_loop.retries import Delays
-from ...fleet.fan_out import start
 
 PROMPT_S = 1.0
 """How long others are waited for, once a server has answered."""

@@ -14,6 +14,7 @@ from ...client.connection.tls import TLSFiles
 from ...event_loop.retries import PATIENCE_S
 from ...protocol.errors import NSQError
 from ...protocol.names import is_valid_name
+from ...storage.storage_uri import shown_place
 from ...text.durations import parse_duration_ns
 from ..logs import BrokerPlace, LogPlace
 from ..options import (
@@ -28,7 +29,6 @@ from ..options import (
     parse_number,
     parse_patience,
 )
-from ..storage.storage_uri import shown_place
 from ..versions import HAS_READ_LIMITS, VERSION
 
 _NS_PER_S = 10**9

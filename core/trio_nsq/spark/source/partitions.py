@@ -11,9 +11,9 @@ from ...client.reading.broker_log import Bounds, LogReplaced
 from ...client.reading.log_stream import is_for_all_channels
 from ...log.gaps import Gap, Span
 from ...protocol.limits import MIB
+from ...storage import known_access
 from ..logs import LogPlace
 from ..ranges import split
-from ..storage import known_access
 from .columns import RowFormat
 from .fleet import LogKey
 from .options import SourceError

@@ -23,8 +23,8 @@ from urllib.parse import quote, unquote
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
 from ...platform.checksum import crc32
 from ...protocol.errors import NSQError
+from ...storage import lock_file, make_folder
 from ..ranges import BrokerRanges, covered_up_to
-from ..storage import lock_file, make_folder
 from .records import HOUR_NS, SpooledMessage, SpoolLog, SpoolPlace, columns_of, parse_ids, record_of
 
 WINDOW = 100_000

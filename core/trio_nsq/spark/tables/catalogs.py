@@ -9,10 +9,10 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.utils.config import Config
 
 from ...protocol.errors import NSQError
-from ..storage import Storage
-from ..storage.access import access_to
-from ..storage.objects import ObjectStorage
-from ..storage.storage_uri import parse_place
+from ...storage import Storage
+from ...storage.objects import ObjectStorage
+from ...storage.storage_uri import parse_place
+from ..places import access_to
 from .target import TableBusy, TableError, TableUnavailable
 
 _FILE_OPTIONS = {

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...storage import Storage, StorageError
 from ..export.columns import DICTIONARY_COLUMNS
 from ..export.layout import merged_name
-from ..storage import Storage, StorageError
 from .target import TableOptions
 
 LARGE_BYTES = 64 * 1024 * 1024

@@ -18,9 +18,9 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from ...storage import ObjectStorage, Storage
 from ..export.columns import schema_of
 from ..export.layout import Layout, PartitionBy
-from ..storage import ObjectStorage, Storage
 from .columns import TableColumn
 from .compaction import TableFile
 from .locations import table_location

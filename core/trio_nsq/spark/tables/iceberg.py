@@ -29,9 +29,9 @@ from pyiceberg.transforms import (
     YearTransform,
 )
 
+from ...storage import Storage
 from ..export.columns import schema_of
 from ..export.layout import Layout, PartitionBy
-from ..storage import Storage
 from .catalogs import explained, file_options, load
 from .columns import TableColumn
 from .compaction import TableFile

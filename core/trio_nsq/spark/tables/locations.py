@@ -2,7 +2,7 @@
 
 import re
 
-from ..storage import Storage, local_path
+from ...storage import Storage, local_path
 from .target import TableError, TableKind
 
 _CONTROL = r"[\x00-\x1f\x7f]"

@@ -1,6 +1,6 @@
 """Open a table of any kind."""
 
-from ..storage import Storage
+from ...storage import Storage
 from .table import Table
 from .target import TableKind, TableOptions, TableTarget, missing_extra
 

@@ -7,7 +7,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..storage import StoredFile, shown_place, storage_at
+from ...storage import StoredFile, shown_place
+from ..places import storage_at
 from .locations import table_location
 from .target import TableError, TableKind, TableVersion, missing_extra
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...event_loop.retries import Delays
+from ...storage import Storage
 from ..export.columns import schema_of
 from ..export.layout import Layout, is_file_of
 from ..export.manifest import RangeResult
-from ..storage import Storage
 from .columns import TableColumn, TableColumns
 from .compaction import AT_ONCE, TableFile, merge_files, small_files
 from .target import TableBusy, TableError, TableOptions

@@ -12,8 +12,8 @@ from io import BufferedWriter, FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...log import Files
-from ...protocol.errors import NSQError
+from ..log import Files
+from ..protocol.errors import NSQError
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 
 TEMPORARY = ".tmp-"

@@ -1,19 +1,18 @@
-"""Open the storage of a place: a local folder, an object store, or Hadoop's file system."""
+"""Open the storage of a place: a local folder, or an object store."""
 
-from .access import access_to
-from .hadoop import HadoopStorage
+from .access import HadoopSettings, access_to
 from .interface import Storage, StorageError
 from .local import LocalStorage
 from .objects import ObjectStorage
 from .storage_uri import AZURE, GCS, HADOOP, S3, local_path, parse_place
 
 
-def storage_at(place: str) -> Storage:
+def storage_at(place: str, hadoop: HadoopSettings = dict) -> Storage:
     """Return the storage of a place, which need not exist.
 
     Args:
-        place: A path, or a URI: `file://`, `s3://` (or `s3a://`), `gs://`, `az://` (or `abfs://`, `abfss://`), or
-            `hdfs://`.
+        place: A path, or a URI: `file://`, `s3://` (or `s3a://`), `gs://`, or `az://` (or `abfs://`, `abfss://`).
+        hadoop: See `keep_secrets`.
 
     Raises:
         StorageError: The URI is not supported, or cannot be used.
@@ -26,9 +25,9 @@ def storage_at(place: str) -> Storage:
             raise StorageError(
                 f"the URL {uri.without_secrets()} has no bucket: write {uri.scheme}://BUCKET/FOLDER"
             )
-        return ObjectStorage(str(uri.without_secrets()), access_to(uri))
+        return ObjectStorage(str(uri.without_secrets()), access_to(uri, hadoop))
     if uri.kind == HADOOP:
-        return HadoopStorage(place)
+        raise StorageError(f"the URL {uri.without_secrets()} can only be used for exports and replays")
     raise StorageError(
         f"the URL {uri.without_secrets()} is not supported: use a path, or a URL that begins with s3://, gs://, "
         "az://, abfss:// or hdfs://"

@@ -1,4 +1,4 @@
-"""The places that exports write to and replays read from: local folders, object stores, and Hadoop's file system.
+"""Places for files that several machines may use: local folders and object stores.
 
 A file gets its final name only when its content is complete, and no complete file is replaced by accident: see
 `Storage`.

@@ -1,15 +1,14 @@
 """How to reach an object store: its endpoint, its region, and credentials, found where each platform keeps them.
 
-Settings come from, in this order: the URI, the environment, Spark's configuration (`spark.hadoop.fs.*`), and for S3 the
-profile of AWS. If there are no credentials among them, obstore asks the platform: web identity, the container, or the
-machine. That happens on each machine by itself; everything else travels with tasks (`KnownAccess`).
+Settings come from, in this order: the URI, the environment, Hadoop's settings (`fs.*`) if a job has some, and for S3
+the profile of AWS. If there are no credentials among them, obstore asks the platform: web identity, the container, or
+the machine. That happens on each machine by itself; everything else travels with tasks (`KnownAccess`).
 """
 
 import json
 import os
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,6 +48,8 @@ _URI_OPTIONS = {
     "endpoint_override": "aws_endpoint",
     "allow_http": "aws_allow_http",
 }
+HadoopSettings = Callable[[], Mapping[str, str]]
+"""Returns the settings of Hadoop's file systems, such as `fs.s3a.endpoint`."""
 _HADOOP_S3 = {
     "access.key": _KEY,
     "secret.key": _SECRET,
@@ -109,34 +110,35 @@ def known_access() -> KnownAccess:
     return KnownAccess(tuple((bucket, access) for bucket, (_, access) in list(known.items())))
 
 
-def keep_secrets(place: str) -> str:
+def keep_secrets(place: str, hadoop: HadoopSettings = dict) -> str:
     """Find the settings to reach a place, keep them in this process, and return the place without secrets.
 
     Args:
         place: A path or a URI, see `storage_at`. The secrets of its URI are used in this process from now on.
+        hadoop: Returns Hadoop's settings, if they may have some for the place.
 
     Raises:
         StorageError: A profile or a file of credentials cannot be used, a setting is missing, the place is not one
             of `local_path`, or an option after its question mark is unknown.
     """
     if local_path(place) is None and (uri := parse_place(place)).kind in (S3, GCS, AZURE):
-        access_to(uri)
+        access_to(uri, hadoop)
         return str(uri.without_secrets())
     return place
 
 
-def access_to(uri: StorageURI) -> Access:
+def access_to(uri: StorageURI, hadoop: HadoopSettings = dict) -> Access:
     """Return the settings to reach a bucket; find them unless they are known. Raises the errors of `keep_secrets`."""
     bucket = str(uri._replace(scheme=uri.kind, path="", options={}).without_secrets())
     if uri.secret or uri.options.keys() - PUBLIC_OPTIONS or bucket not in known:
-        known[bucket] = str(uri), _find(uri)
+        known[bucket] = str(uri), _find(uri, hadoop)
     return known[bucket][1]
 
 
-def _find(uri: StorageURI) -> Access:
+def _find(uri: StorageURI, hadoop: HadoopSettings) -> Access:
     _check_options(uri)
     find = {S3: _s3_settings, GCS: _google_settings, AZURE: _azure_settings}[uri.kind]
-    return Access(tuple(sorted(find(uri).items())))
+    return Access(tuple(sorted(find(uri, hadoop).items())))
 
 
 def _check_options(uri: StorageURI) -> None:
@@ -166,7 +168,7 @@ def _environment(names: re.Pattern[str]) -> dict[str, str]:
 # ---------------------------------------------------------------------- S3
 
 
-def _s3_settings(uri: StorageURI) -> dict[str, str]:
+def _s3_settings(uri: StorageURI, hadoop: HadoopSettings) -> dict[str, str]:
     settings = {_URI_OPTIONS[name]: value for name, value in uri.options.items() if name in _URI_OPTIONS}
     if uri.secret:
         settings[_KEY], settings[_SECRET] = uri.user, uri.secret
@@ -180,7 +182,7 @@ def _s3_settings(uri: StorageURI) -> dict[str, str]:
     if "aws_default_region" in ambient:
         ambient.setdefault("aws_region", ambient.pop("aws_default_region"))
     _add(settings, ambient)
-    _add(settings, _hadoop_s3(uri.host))
+    _add(settings, _hadoop_s3(uri.host, hadoop()))
     machine = "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ
     _add(settings, profile_settings(with_keys=_KEY not in settings and not machine))
     if (bundle := os.environ.get("AWS_CA_BUNDLE")) is not None:
@@ -202,8 +204,7 @@ def _add(settings: dict[str, str], more: Mapping[str, str]) -> None:
             settings.setdefault(name, value)
 
 
-def _hadoop_s3(bucket: str) -> dict[str, str]:
-    conf = _spark_settings()
+def _hadoop_s3(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for prefix in ("fs.s3a.", f"fs.s3a.bucket.{bucket}."):
         found |= {
@@ -218,13 +219,13 @@ def _hadoop_s3(bucket: str) -> dict[str, str]:
 # ---------------------------------------------------------------------- Google and Azure
 
 
-def _google_settings(uri: StorageURI) -> dict[str, str]:
+def _google_settings(uri: StorageURI, hadoop: HadoopSettings) -> dict[str, str]:
     settings = _environment(_GOOGLE)
     for name in ("google_service_account", "google_service_account_path"):
         if path := settings.pop(name, None):
             settings.setdefault("google_application_credentials", path)
     if not settings.keys() - {"google_base_url"}:
-        conf = _spark_settings()
+        conf = hadoop()
         for name in (
             "fs.gs.auth.service.account.json.keyfile",
             "google.cloud.auth.service.account.json.keyfile",
@@ -247,7 +248,7 @@ def _google_settings(uri: StorageURI) -> dict[str, str]:
     return settings
 
 
-def _azure_settings(uri: StorageURI) -> dict[str, str]:
+def _azure_settings(uri: StorageURI, hadoop: HadoopSettings) -> dict[str, str]:
     settings = _environment(_AZURE)
     for part in settings.pop("azure_storage_connection_string", "").split(";"):
         name, _, value = part.partition("=")
@@ -263,7 +264,7 @@ def _azure_settings(uri: StorageURI) -> dict[str, str]:
                 "azure_storage_endpoint", f"https://{account}.{domain.replace('dfs.', 'blob.', 1)}"
             )
     key = f"fs.azure.account.key.{settings.get('azure_storage_account_name')}"
-    for name, value in _spark_settings().items():
+    for name, value in hadoop().items():
         if name == key or name.startswith(f"{key}."):
             settings.setdefault("azure_storage_account_key", value)
     emulated = settings.get("azure_storage_use_emulator", "").lower() in ("1", "true")
@@ -288,33 +289,6 @@ _CONNECTION_STRING = {
 
 
 # ---------------------------------------------------------------------- files
-
-
-def _spark_settings() -> dict[str, str]:
-    """Return the settings of Hadoop's file systems in Spark's configuration, without `spark.hadoop.`."""
-    found: dict[str, str] = {}
-    folder = os.environ.get("SPARK_CONF_DIR")
-    if folder is None and (home := os.environ.get("SPARK_HOME")) is not None:
-        folder = f"{home}/conf"
-    if folder is not None:
-        try:
-            lines = (Path(folder) / "spark-defaults.conf").read_text().splitlines()
-        except OSError:
-            lines = []
-        for line in lines:
-            name, *value = line.replace("=", " ", 1).split(None, 1)[:2] if line.strip() else ("",)
-            found[name] = value[0].strip() if value else ""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # in spark-submit; its JVM has what the command line said
-        from pyspark import SparkConf, SparkContext
-
-        SparkContext._ensure_initialized()
-        found |= dict(SparkConf().getAll())
-    elif (spark := sys.modules.get("pyspark")) is not None:
-        context = getattr(getattr(spark, "SparkContext", None), "_active_spark_context", None)
-        if context is not None:
-            found |= dict(context.getConf().getAll())
-    prefix = "spark.hadoop."
-    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
 
 
 def _read(path: Path, source: str) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import IO, Any
 
-from ...protocol.errors import NSQError
+from ..protocol.errors import NSQError
 from .access import EXPIRES, Access
 from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
-from ...protocol.errors import NSQError
-from .interface import Lease, StorageError, Stored, StoredFile
-from .local import TEMPORARY, RenamedFile, RenamingStorage, version_of
-from .storage_uri import parse_place, shown_place
+from ..protocol.errors import NSQError
+from ..storage.interface import Lease, StorageError, Stored, StoredFile
+from ..storage.local import TEMPORARY, RenamedFile, RenamingStorage, version_of
+from ..storage.storage_uri import parse_place, shown_place
 
 
 class HadoopStorage(RenamingStorage):

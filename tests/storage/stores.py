@@ -27,7 +27,7 @@ import pytest
 from interop import build
 from interop.peers import Child, free_ports
 from spark.support import until
-from trio_nsq.spark.storage import access
+from trio_nsq.storage import access
 
 KEY, SECRET, BUCKET = "testkey", "test+se/cret", "archive"
 _ACCOUNT = "devstoreaccount1"

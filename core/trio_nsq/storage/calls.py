@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar
 
-from ...event_loop.retries import Delays
-from ...fleet.fan_out import start
+from ..event_loop.fan_out import start
+from ..event_loop.retries import Delays
 from .interface import StorageError
 
 DEADLINE_S = 30.0

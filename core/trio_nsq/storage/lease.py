@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...protocol.errors import NSQError
+from ..protocol.errors import NSQError
 from .interface import ChangedMeanwhile, Lease, LeaseLost, Storage, StorageError, Stored
 from .local import this_process
 

@@ -14,18 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from spark.stores import BUCKET, KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from spark.support import until
+from storage.stores import BUCKET, KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.storage import (
-    ChangedMeanwhile,
-    LeaseLost,
-    StorageError,
-    keep_secrets,
-    known_access,
-    shown_place,
-    storage_at,
-)
+from trio_nsq.spark.places import keep_secrets, storage_at
+from trio_nsq.storage import ChangedMeanwhile, LeaseLost, StorageError, known_access, shown_place
 
 
 class Held(NSQError):
@@ -146,7 +139,8 @@ def test_a_read_notices_that_the_object_was_replaced(s3: Store, place: str) -> N
 
 HOLDER = """
 import sys
-from trio_nsq.spark.storage import StorageError, storage_at
+from trio_nsq.storage import StorageError
+from trio_nsq.spark.places import storage_at
 storage = storage_at(sys.argv[1])
 version = storage.replace("book", b"of the first", None)
 with storage.hold("lock", StorageError) as lease:

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from spark.stores import Store
+from storage.stores import Store
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.storage import (
+from trio_nsq.spark.hadoop import HadoopStorage
+from trio_nsq.spark.places import keep_secrets, storage_at
+from trio_nsq.storage import (
     ChangedMeanwhile,
     LocalStorage,
     Storage,
     StorageError,
     StoredFile,
     absolute_place,
-    keep_secrets,
     local_path,
     shown_place,
     split_place,
-    storage_at,
 )
-from trio_nsq.spark.storage.hadoop import HadoopStorage
 
 
 @pytest.fixture(params=["local", "pyarrow", "s3", "moto_s3", "azure", "gcs"])
@@ -171,7 +170,7 @@ def test_a_local_folder_is_held_by_one_process(tmp_path: Path) -> None:
 
 
 def test_private_files(tmp_path: Path) -> None:
-    from trio_nsq.spark.storage import PRIVATE_MODE
+    from trio_nsq.storage import PRIVATE_MODE
 
     LocalStorage(tmp_path, PRIVATE_MODE).put("job.json", b"{}")
     assert (tmp_path / "job.json").stat().st_mode & 0o777 == 0o600

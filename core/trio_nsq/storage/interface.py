@@ -1,4 +1,4 @@
-"""The interface of the places that exports write to and replays read from."""
+"""The interface of places for files."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from io import BufferedIOBase
 from typing import Any, NamedTuple
 
-from ...protocol.errors import NSQError
+from ..protocol.errors import NSQError
 
 
 class StorageError(NSQError):
