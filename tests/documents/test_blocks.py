@@ -2,7 +2,8 @@
 
 - `sh` blocks are command lines.
 - `console` blocks are command lines after `$ ` and their output. Output is compared except for numbers, ages, ids
-  and spacing; but no messages are not some. A line `...` stands for any lines.
+  and spacing; but no messages are not some. A line `...` stands for any lines. Tables of `qcli stat` are those of a
+  terminal, as readers see them.
 - `python` blocks run if they are complete programs, that is, if they import something.
 
 The comment `<!-- not run: REASON -->` before a block excludes it. tests/client runs the programs of python-client.md
@@ -50,6 +51,20 @@ _NONE = re.compile(r"(?<![\d.,])0 messages(?!/s)")
 _PATIENCE_S = 60
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
+_STAT = re.compile(r"qcli stat\b[^|>]* --once\b[^|>]*")
+_TERMINAL = """
+import os, pty, subprocess, sys
+terminal, stdout = pty.openpty()
+process = subprocess.Popen(sys.argv[1:], stdout=stdout, env=os.environ | {"COLUMNS": "130"})
+os.close(stdout)
+try:
+    while data := os.read(terminal, 65536):
+        os.write(1, data)
+except OSError:  # the last writer has ended
+    pass
+sys.exit(process.wait())
+"""
+"""A program that runs a command whose standard output is a terminal."""
 
 
 @dataclass
@@ -105,6 +120,8 @@ def script(steps: list[Step], ports: dict[int, int]) -> str:
             r"(?<=[\w.]:)(4150|4151|4152|4160|4161)\b", lambda match: str(ports[int(match[1])]), step.line
         )
         line = re.sub(r"(?<=--wait )10s\b", f"{_PATIENCE_S}s", line)
+        if step.output and _STAT.fullmatch(line):
+            line = f"terminal {line}"
         lines += [f"printf '%s\\n' {shlex.quote('+ ' + line)} >&$1", line, f"echo {_END}"]
     return "\n".join(lines) + "\n"
 
@@ -168,6 +185,7 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
         for name, text in (
             ("qcli", wrapper(ports, processes)),
             ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
+            ("terminal", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(_TERMINAL)} "$@"\n'),
         ):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
