@@ -71,7 +71,13 @@ pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]
 PURE := $(VENV)/pure
 # Folders whose tests execute compiled modules: the protocol, the poller, the log and the broker. Commands, connectors,
 # the console and Spark's jobs are never compiled, and meet the broker through its protocol, which these tests cover.
-PURE_TESTS := $(addprefix tests/,protocol log model broker http client lookup nsqd_import fuzz faults interop)
+# For the same reason, files about these and about documents are left out of the folders.
+PURE_TESTS := $(addprefix tests/,protocol log model broker http client lookup nsqd_import fuzz faults interop) \
+	$(addprefix --ignore=tests/faults/,test_connections_killed.py test_connections_many.py test_to_http.py test_to_nsq.py) \
+	$(addprefix --ignore=tests/interop/,test_benchmarks.py test_differences.py test_nsqd_import.py test_same_files.py \
+		test_same_lookupd.py test_same_mirror.py test_same_requests.py test_same_stat.py test_web_pages.py) \
+	$(addprefix --ignore=tests/client/,test_client_document.py test_consumer_document.py test_documented_types.py \
+		test_outside_trio.py test_public_names.py test_sync_mirror.py)
 
 # In a copy of the checkout, whose compiled modules stay. Its environment borrows the tools of the other one: a path in
 # a .pth file does not bring the other's editable installation.

@@ -5,6 +5,7 @@ import sys
 import time
 import unicodedata
 from contextlib import AsyncExitStack
+from functools import cache
 from pathlib import Path
 
 from broker.api import DONE, OK, Api, address
@@ -12,17 +13,28 @@ from broker.support import connected, identify
 from console.message_support import ConsoleSite, browsing
 from trio_nsq.console.web.formats import visible_text
 
-HIDDEN = [
-    char
-    for char in map(chr, range(sys.maxunicode + 1))
-    if not char.isprintable() and char not in "\n\t" and unicodedata.category(char) not in ("Cn", "Co", "Cs")
-]
-TEXTS = [f"<i>{''.join(HIDDEN[start : start + 16])}\" onclick='x'" for start in range(0, len(HIDDEN), 16)]
+
+@cache  # not when workers collect tests: it takes as long as the collection of 20 modules
+def hidden() -> list[str]:
+    """Return all invisible characters."""
+    return [
+        char
+        for char in map(chr, range(sys.maxunicode + 1))
+        if not char.isprintable()
+        and char not in "\n\t"
+        and unicodedata.category(char) not in ("Cn", "Co", "Cs")
+    ]
+
+
+def texts() -> list[str]:
+    """Return texts with all invisible characters."""
+    chars = hidden()
+    return [f"<i>{''.join(chars[start : start + 16])}\" onclick='x'" for start in range(0, len(chars), 16)]
 
 
 async def check(site: ConsoleSite, path: str) -> None:
     """Wait until a page has the escapes of all hidden characters, and check that it has none of them raw."""
-    page = await site.until_shown(path, *(char.encode("unicode_escape").decode() for char in HIDDEN))
+    page = await site.until_shown(path, *(char.encode("unicode_escape").decode() for char in hidden()))
     assert "i" not in page.tags
     html = (await site.get(path)).text
     assert not [char for char in html if not char.isprintable() and char not in "\n\t"]
@@ -42,7 +54,7 @@ async def test_dead_letters(tmp_path: Path) -> None:
         answer = await broker.client.put("/channel/settings?topic=t&channel=readers", content=rule)
         assert answer.status_code == 200, answer.text
         await broker.tcp.subscribe("t", "readers", ready_count=1)
-        for text in TEXTS:
+        for text in texts():
             assert await broker.post("/pub", text.encode(), topic="t") == OK
             await broker.tcp.send(b"REQ %s 0\n" % (await broker.tcp.message()).id)
         await check(site, "/dead-letters/dead")
@@ -51,14 +63,14 @@ async def test_dead_letters(tmp_path: Path) -> None:
 async def test_deferred_messages(tmp_path: Path) -> None:
     async with browsing(tmp_path) as (site, [broker]):
         await create(site, broker)
-        for text in TEXTS:
+        for text in texts():
             assert await broker.post("/pub", text.encode(), topic="t", defer=3_600_000) == OK
         await check(site, "/topics/t/readers/deferred")
 
 
 async def test_jobs(tmp_path: Path) -> None:
     async with browsing(tmp_path) as (site, [broker]):
-        for number, text in enumerate(TEXTS):
+        for number, text in enumerate(texts()):
             job = {"kind": "replay", "topic": "t", "started_at": time.time(), "unit": text[3:19]}
             job |= dict.fromkeys(("name", "host", "message"), text)
             answer = await broker.send("PUT", f"/jobs/{number}", body=json.dumps(job).encode())
@@ -69,7 +81,7 @@ async def test_jobs(tmp_path: Path) -> None:
 async def test_clients(tmp_path: Path) -> None:
     async with browsing(tmp_path) as (site, [broker]), AsyncExitStack() as consumers:
         await create(site, broker)
-        for text in TEXTS:
+        for text in texts():
             consumer = await consumers.enter_async_context(connected(address(broker)))
             await consumer.send(identify(client_id=text, hostname=text, user_agent=text))
             await consumer.ok()
