@@ -1,7 +1,6 @@
 import pytest
 
-from trio_nsq.client.arguments import reconnect_delays
-from trio_nsq.event_loop.retries import Delays
+from trio_nsq.event_loop.retries import Delays, reconnect_delays
 
 
 def test_delays_double_up_to_the_maximum() -> None:

@@ -1,5 +1,7 @@
 """Tests for the body of MPUB: its size, its count, its messages, and inconsistent ones."""
 
+from typing import Any
+
 import pytest
 
 from protocol.support import int32, messages, mpub_body, read_all, reader_in, single_bytes
@@ -128,6 +130,34 @@ def test_pack_and_unpack() -> None:
     assert pack_messages(bodies) == packed  # cached sizes
     assert pack_messages([]) == MessageSet(b"", [])
     assert pack_messages([]).bodies() == []
+
+
+@pytest.mark.parametrize(
+    ("bodies", "text"),
+    [
+        (b"abc", "the messages must be a list, or another iterable, not bytes"),
+        ([b"a", "b"], "a message must be bytes, not str"),
+        ([memoryview(b"abcd").cast("i")], "a message must be bytes, not memoryview"),
+    ],
+)
+def test_packing_what_is_no_messages(bodies: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        pack_messages(bodies)
+
+
+def test_packing_takes_any_iterable() -> None:
+    assert pack_messages(body for body in (b"a", b"bc")) == pack_messages((b"a", b"bc"))  # type: ignore[arg-type]  # as untyped callers do
+
+
+def test_packing_a_message_that_is_too_long() -> None:
+    class Long(bytes):
+        def __len__(self) -> int:
+            return 2**31
+
+    with pytest.raises(
+        ValueError, match="a message of 2147483648 bytes is longer than the protocol can have"
+    ):
+        pack_messages([Long()])
 
 
 def test_cache_of_sizes_is_limited() -> None:

@@ -1,16 +1,32 @@
 """The broker's options. Names are nsqd's with the unit added; defaults are nsqd's unless a comment gives a reason."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from ..event_loop.pacing import Pacing
+from ..protocol.arguments import check_int, check_options
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
 from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion, requires_certificate
 from .state.settings import TopicSettings
 
 Sync = Literal["always", "interval"]
 TLSRequired = Literal["false", "true", "tcp-https"]
+
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "node_id": (0, 1023),
+    "broadcast_tcp_port": (0, 65535),
+    "broadcast_http_port": (0, 65535),
+    **dict.fromkeys(
+        (
+            *("sync_every", "sync_timeout_ms", "checkpoint_interval_ms", "max_bytes_per_file"),
+            *("http_client_connect_timeout_ms", "http_client_request_timeout_ms"),
+            *("statsd_interval_ms", "statsd_udp_packet_size", "e2e_processing_latency_window_time_ms"),
+        ),
+        (1, None),
+    ),
+}
+"""The least and the greatest value of numbers; others are at least 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,10 @@ class BrokerOptions:
             disables the measurement.
         e2e_processing_latency_window_time_ms: Time window of the quantiles.
         pacing: How long one kind of work may keep others waiting; not a setting.
+
+    Raises:
+        TypeError: A value has another type.
+        ValueError: A value is out of range. `serve` checks the addresses and files.
     """
 
     data_path: Path
@@ -123,6 +143,20 @@ class BrokerOptions:
     e2e_processing_latency_percentiles: tuple[float, ...] = ()
     e2e_processing_latency_window_time_ms: int = 10 * MINUTE_MS
     pacing: Pacing = Pacing()  # noqa: RUF009 - immutable
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for options, prefix in ((self, ""), (self.limits, "limits.")):
+            for each in fields(options):
+                if type(value := getattr(options, each.name)) is int:
+                    check_int(f"{prefix}{each.name}", value, *_RANGES.get(each.name, (0, None)))
+        if self.limits.min_output_buffer_timeout_ms > self.limits.max_output_buffer_timeout_ms:
+            raise ValueError("limits.min_output_buffer_timeout_ms is more than max_output_buffer_timeout_ms")
+        for quantile in self.e2e_processing_latency_percentiles:
+            if not 0 < quantile <= 1:
+                raise ValueError(
+                    f"an item of e2e_processing_latency_percentiles is {quantile}; it must be within (0, 1]"
+                )
 
     @property
     def required_tls(self) -> TLSRequired:

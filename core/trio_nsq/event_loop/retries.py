@@ -5,6 +5,8 @@ import random as random_module
 import time
 from collections.abc import Callable
 
+from ..protocol.arguments import check_seconds
+
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = 15.0
 """pynsq's fixed interval; the Go client's is a minute. Doubling reaches it after eight attempts."""
@@ -80,3 +82,12 @@ class Retry:
             return False
         time.sleep(delay_s)
         return True
+
+
+def reconnect_delays(min_s: float, max_s: float, random: Callable[[], float]) -> Delays:
+    """Return the delays of these options. Raises TypeError or ValueError."""
+    check_seconds("reconnect_min_s", min_s, positive=True)
+    check_seconds("reconnect_max_s", max_s, positive=True)
+    if min_s > max_s:
+        raise ValueError(f"reconnect_min_s is {min_s}, more than reconnect_max_s, {max_s}")
+    return Delays(min_s, max_s, random)

@@ -21,6 +21,7 @@ from .errors import CommandError
 from .limits import Limits
 
 _INT32: Final = Struct(">i")
+_BYTES: Final = frozenset({bytes})
 
 
 @dataclass(init=False, slots=True)
@@ -84,6 +85,8 @@ class SizePrefixes(dict[int, bytes]):
         self._more = more
 
     def __missing__(self, size: int) -> bytes:
+        if size > MAX_INT32 - self._more:
+            raise ValueError(f"a message of {size} bytes is longer than the protocol can have, {MAX_INT32}")
         prefix = _INT32.pack(size + self._more)
         if size < 65536:  # limits the memory
             self[size] = prefix
@@ -94,7 +97,17 @@ _prefix: Final = SizePrefixes()
 
 
 def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
-    """Make a message set of these bodies, in order. Does not check limits."""
+    """Make a message set of these bodies, in order. Does not check limits.
+
+    Raises:
+        TypeError: These are no messages, or one is not bytes.
+        ValueError: A message is longer than the protocol can have.
+    """
+    if type(bodies) is not list or not _BYTES.issuperset(map(type, bodies)):
+        from .arguments import check_bytes, list_of  # not compiled
+
+        bodies = list_of(bodies)
+        check_bytes(bodies)
     sizes = list(map(len, bodies))
     data = b"".join(chain.from_iterable(zip(map(_prefix.__getitem__, sizes), bodies, strict=True)))
     return MessageSet(data, sizes)

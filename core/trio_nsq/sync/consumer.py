@@ -9,7 +9,8 @@ from typing import NoReturn, Self, TypeVar, Unpack
 
 import trio
 
-from ..client.arguments import check_int, check_seconds
+from trio_nsq.protocol.arguments import check_int, check_seconds
+
 from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message

@@ -8,10 +8,10 @@ from inspect import signature
 from typing import TypedDict
 
 from trio_nsq._version import __version__
+from trio_nsq.protocol.arguments import check_options
 from trio_nsq.protocol.limits import KIB, SECOND_MS
 
 from ...access.secret import Secret, StrPath
-from ..arguments import check_options
 from .tls import TLSFiles
 
 OFF = -1

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NoReturn, Protocol, TypeVar
 
+from trio_nsq.protocol.arguments import MAX_INT, check_int
 from trio_nsq.protocol.frames import MessageRun
 
-from ..arguments import MAX_INT, check_int
 from ..errors import AlreadyAnswered
 
 _Item = TypeVar("_Item")

@@ -7,11 +7,11 @@ from functools import partial
 
 import trio
 
+from trio_nsq.event_loop.retries import reconnect_delays
 from trio_nsq.protocol import NSQError
 
 from ...event_loop.retries import Delays
 from ...lookup.query import lookup_topic
-from ..arguments import reconnect_delays
 from ..connection.connection import Connection, connect
 from ..discovery.discovery import Discovery
 from ..errors import AuthRefused, ConnectionFailed, none_reached

@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 
+from trio_nsq.protocol.arguments import check_type
+
 from ...access.secret import NO_SECRET, Secret
 from ...api.request import Request, message_of
 from ...protocol.address import is_unix_path, parse_address
 from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
-from ..arguments import check_type
 from ..connection.tls import TLSFiles
 from ..errors import WRONG_PORT, BrokerUnreachable, NotABroker, RequestRefused
 

@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
+from trio_nsq.event_loop.retries import reconnect_delays
+
 from ...event_loop.retries import Delays
-from ..arguments import reconnect_delays
 
 
 class BrokerRotation:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trio_nsq.protocol import MessageSet
+from trio_nsq.protocol.arguments import check_bytes, check_int
 
-from ..arguments import check_bytes, check_int
 from .queue import COUNT_BYTES, SIZE_BYTES
 
 
