@@ -124,7 +124,7 @@ soak: $(READY)  ## the fault tests in full and random examples, an hour; SEED=N,
 	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
-		$(BIN)/pytest tests/faults tests/spark -s --timeout=0 $(ARGS)
+		$(BIN)/pytest tests/faults tests/replication tests/spark -s --timeout=0 $(ARGS)
 
 generate: $(READY) ## write completions/ and man/, the HTTP reference, and the list of top-level domains
 	$(BIN)/python -m qcli.generate

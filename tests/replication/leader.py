@@ -83,7 +83,7 @@ class RandomChanges:
         self._chance = random.Random(seed)
         self._number = 0
         self._logs: dict[Path, int] = {}  # open descriptors
-        files.create_folder(root / "topics")
+        files.make_folder(root / "topics")
         files.replace(root / "broker.json", b"{}")
 
     def step(self) -> None:

@@ -1,6 +1,7 @@
 """What a leader records is what it did."""
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -86,31 +87,46 @@ def test_nothing_is_recorded_for_a_file_that_has_no_name(root: Path) -> None:
         files.close(fd)
 
 
-def test_threads_that_write_and_rename(root: Path) -> None:
-    """The order of the operations is that of the changes, although other threads rename the file that one writes."""
-    stream = OperationStream(1 << 30)
+class SlowStream(OperationStream):
+    """Before it adds the first write, another thread may change names."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        super().__init__(1 << 30)
+        self.thread = threading.Thread(target=change)
+
+    def append(
+        self, kind: Kind, path: bytes, position: int = 0, to: bytes = b"", data: Sequence[bytes] = ()
+    ) -> None:
+        if kind is Kind.WRITE and self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(0.2)  # in vain, because the change waits for the write
+        super().append(kind, path, position, to, data)
+
+
+@pytest.mark.parametrize("change", ["rename", "replace", "unlink", "rename the folder"])
+def test_a_name_that_changes_during_a_write(root: Path, change: str) -> None:
+    """The operations have the order of the changes, although the recording of the write takes long."""
+
+    def make() -> None:
+        match change:
+            case "rename":
+                files.rename(root / "folder" / "f", root / "folder" / "h")
+            case "replace":
+                files.rename(root / "folder" / "g", root / "folder" / "f")
+            case "unlink":
+                files.unlink(root / "folder" / "f")
+            case _:
+                files.rename(root / "folder", root / "other")
+
+    stream = SlowStream(make)
     files = RecordingFiles(root, stream)
-    names = [root / name for name in ("a", "b")]
-    fd = files.create(names[0])
-    stop = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            files.write(fd, number % 50, [b"%d" % number])
-            if number % 7 == 0:
-                files.truncate(fd, number % 40)
-
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(300):
-        files.rename(names[number % 2], names[1 - number % 2])
-    stop.set()
-    for thread in threads:
-        thread.join()
-    files.close(fd)
+    files.create_folder(root / "folder")
+    fd, other = files.create(root / "folder" / "f"), files.create(root / "folder" / "g")
+    files.write(fd, 0, [b"first"])
+    stream.thread.join()
+    files.write(fd, 5, [b"second"])
+    for each in (fd, other):
+        files.close(each)
     copy = NaiveFolder()
     copy.apply(operations_in(stream))
     assert copy.tree == tree_of(root)

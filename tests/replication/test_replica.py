@@ -1,6 +1,7 @@
 """A replica has what its leader had, also after power cuts."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of
 from trio_nsq.log.files import Files
 from trio_nsq.platform.checksum import crc32
 from trio_nsq.replication.journal import JournalDamaged, Position, read_journal
-from trio_nsq.replication.operations import InvalidOperation, Kind, decode_all, encode
+from trio_nsq.replication.operations import InvalidOperation, Kind, Operation, decode_all, encode
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Diverged, Replica
 from trio_nsq.replication.stream import OperationStream
@@ -101,6 +102,93 @@ def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, seed: int) -> No
                 check_second_cut(image, tmp_path / "cut", trees, least, where, chance)
 
 
+_Made = tuple[Kind, bytes, int, bytes, bytes]
+_APPEND: _Made = (Kind.WRITE, b"old", 3, b"", b"er")
+_NEW: tuple[_Made, ...] = ((Kind.CREATE, b"old", 0, b"", b""), (Kind.WRITE, b"old", 0, b"", b"new"))
+SCRIPTS: dict[str, tuple[_Made, ...]] = {
+    "write, rename": (_APPEND, (Kind.RENAME, b"old", 0, b"kept", b"")),
+    "write, rename, create": (_APPEND, (Kind.RENAME, b"old", 0, b"kept", b""), *_NEW),
+    "write, unlink, create": (_APPEND, (Kind.UNLINK, b"old", 0, b"", b""), *_NEW),
+    "save twice": (
+        (Kind.LINK, b"old", 0, b"p.tmp", b""),
+        (Kind.CREATE, b"old.tmp", 0, b"", b""),
+        (Kind.WRITE, b"old.tmp", 0, b"", b"second"),
+        (Kind.RENAME, b"old.tmp", 0, b"old", b""),
+        (Kind.RENAME, b"p.tmp", 0, b"p", b""),
+        (Kind.LINK, b"old", 0, b"p.tmp", b""),
+        (Kind.CREATE, b"old.tmp", 0, b"", b""),
+        (Kind.WRITE, b"old.tmp", 0, b"", b"third"),
+        (Kind.RENAME, b"old.tmp", 0, b"old", b""),
+        (Kind.RENAME, b"p.tmp", 0, b"p", b""),
+    ),
+    "write in a folder, rename, create": (
+        (Kind.WRITE, b"folder/f", 1, b"", b"x"),
+        (Kind.CREATE, b"folder/g", 0, b"", b""),
+        (Kind.RENAME, b"folder", 0, b"kept", b""),
+        (Kind.CREATE_FOLDER, b"folder", 0, b"", b""),
+        (Kind.CREATE, b"folder/f", 0, b"", b""),
+        (Kind.WRITE, b"folder/f", 0, b"", b"y"),
+    ),
+    "create, rename, create again": (
+        (Kind.CREATE_FOLDER, b"new", 0, b"", b""),
+        (Kind.CREATE, b"new/f", 0, b"", b""),
+        (Kind.RENAME, b"new", 0, b"new-1", b""),
+        (Kind.CREATE_FOLDER, b"new", 0, b"", b""),
+        (Kind.CREATE, b"new/g", 0, b"", b""),
+        (Kind.RENAME, b"new", 0, b"new-2", b""),
+    ),
+    "cut, write, cut": (
+        (Kind.TRUNCATE, b"old", 1, b"", b""),
+        (Kind.WRITE, b"old", 1, b"", b"abcdef"),
+        (Kind.TRUNCATE, b"old", 4, b"", b""),
+        (Kind.WRITE, b"old", 6, b"", b"g"),
+    ),
+}
+
+
+@pytest.mark.parametrize("apart", [1, 2, 100], ids=["one by one", "in pairs", "at once"])
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_power_cut_at_each_moment(tmp_path: Path, script: Sequence[_Made], apart: int) -> None:
+    root = tmp_path / "disk"
+    older = NaiveFolder()
+    older.apply(
+        Operation(0, *each)
+        for each in (
+            (Kind.CREATE, b"old"),
+            (Kind.WRITE, b"old", 0, b"", b"old"),
+            (Kind.CREATE_FOLDER, b"folder"),
+            (Kind.CREATE, b"folder/f"),
+            (Kind.WRITE, b"folder/f", 0, b"", b"f"),
+        )
+    )
+    trees = [older.tree]
+    for each in decode_all(operations(*script)):
+        older.apply([each])
+        trees.append(older.tree)
+    first: Image = {"data": {"old": b"old", "folder": {"f": b"f"}}}
+    write_image(first, root)
+    files = RecordedDisk(root, sync_takes_s=0)
+    replica = Replica.open(files, root / "data")
+    replica.begin(Position(EPOCH, 0))
+    acknowledged = [(files.position, 0)]
+    encoded = [
+        b"".join(encode(at, *each[:4], [each[4]] if each[4] else ())) for at, each in enumerate(script, 1)
+    ]
+    for at in range(0, len(script), apart):
+        replica.store(b"".join(encoded[at : at + apart]))
+        acknowledged.append((files.position, min(at + apart, len(script))))
+        replica.apply()
+    replica.close()
+    disk, chance = Disk(first), random.Random(apart)
+    for moment in range(files.position + 1):
+        if moment >= acknowledged[0][0]:
+            least = max(number for position, number in acknowledged if position <= moment)
+            for name, image in disk.power_cuts(chance):
+                check(image, tmp_path / "cut", trees, least, f"{name} at {moment} of {files.position}")
+        if moment < files.position:
+            disk.apply(files.journal[moment])
+
+
 def check_second_cut(
     image: Image, root: Path, trees: list[Tree], least: int, where: str, chance: random.Random
 ) -> None:
@@ -128,7 +216,7 @@ def check(image: Image, root: Path, trees: list[Tree], least: int, where: str) -
     Files().remove_folder(root)
 
 
-def operations(*made: tuple[Kind, bytes, int, bytes, bytes]) -> bytes:
+def operations(*made: "_Made") -> bytes:
     """Return operations, numbered from 1 on."""
     pieces: list[bytes] = []
     for number, (kind, path, position, to, data) in enumerate(made, 1):

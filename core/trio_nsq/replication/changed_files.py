@@ -1,9 +1,13 @@
 """The files and folders that a replica has changed and not synced."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ..log.files import Files
+from .inventory import absolute
+from .operations import MOST_DATA_BYTES, Kind, Operation
 
 _MOST_OPEN: Final = 512
 
@@ -26,12 +30,51 @@ class ChangedFiles:
 
     def path(self, path: bytes) -> Path:
         """Return the absolute path."""
-        return self._root / path.decode(errors="surrogateescape")
+        return absolute(self._root, path)
 
     @property
     def are_many(self) -> bool:
         """Whether so many files are changed that they should be synced."""
         return len(self._open) + len(self._folders) > _MOST_OPEN
+
+    # ------------------------------------------------------------------ operations
+
+    def do(self, operation: Operation) -> None:
+        """Do an operation. Raises FileNotFoundError, NotADirectoryError: what it changes is not there."""
+        path = operation.path
+        match operation.kind:
+            case Kind.WRITE:
+                self.write(path, operation.position, operation.data)
+            case Kind.CREATE:
+                self.create(path)
+            case Kind.TRUNCATE:
+                self.truncate(path, operation.position)
+            case Kind.ALLOCATE:
+                self.allocate(path, operation.position)
+            case Kind.RENAME:
+                self.rename(path, operation.to)
+            case Kind.LINK:
+                self.copy(path, operation.to)
+            case Kind.UNLINK:
+                self.unlink(path)
+            case Kind.CREATE_FOLDER:
+                self.create_folder(path)
+            case Kind.REMOVE_FOLDER:
+                self.remove_folder(path)
+
+    def redo(self, operation: Operation, *, names_older: bool) -> None:
+        """Do an operation that may be done already, in whole or in part, and later ones, too.
+
+        Args:
+            names_older: The result of `NamesSince.add`.
+        """
+        is_folder = self.path(operation.path).is_dir()
+        if is_folder and operation.kind is Kind.CREATE_FOLDER:
+            self.remove_folder(operation.path)  # a later one, or with what comes later
+        if is_folder and operation.kind is Kind.RENAME and not names_older:
+            self.remove_folder(operation.to)  # otherwise the folder cannot get the name again
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.do(operation)
 
     # ------------------------------------------------------------------ changes
 
@@ -40,6 +83,11 @@ class ChangedFiles:
 
     def truncate(self, path: bytes, size: int) -> None:
         self._files.truncate(self._descriptor(path), size)
+
+    def cut(self, path: bytes, size: int) -> None:
+        """As `truncate`; a file that is shorter stays so."""
+        if self._files.size(self._descriptor(path)) > size:
+            self.truncate(path, size)
 
     def allocate(self, path: bytes, size: int) -> None:
         """As `Files.allocate`; a file that is larger stays as it is."""
@@ -58,6 +106,25 @@ class ChangedFiles:
         self._close(path)
         self._open[path] = self._files.create_or_empty(self.path(path))
         self._change_name(path)
+
+    def copy(self, path: bytes, to: bytes) -> None:
+        """Copy a file, replacing a file of that name."""
+        pieces = self.content(path)
+        first = next(pieces, None)  # before the copy is created: there may be no such file
+        self.create(to)
+        for offset, data in (first, *pieces) if first is not None else ():
+            self.write(to, offset, data)
+
+    def content(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the content of a file, each piece with its offset."""
+        fd = self._files.open_read_only(self.path(path))
+        try:
+            offset = 0
+            while data := self._files.read_fully(fd, MOST_DATA_BYTES, offset):
+                yield offset, data
+                offset += len(data)
+        finally:
+            self._files.close(fd)
 
     def create_folder(self, path: bytes) -> None:
         self._files.create_folder(self.path(path))

@@ -34,10 +34,13 @@ class RecordingFiles(Files):
     Args:
         root: The data folder.
         stream: Gets the operations, in the order in which they are done.
+
+    Attributes:
+        root: The data folder.
     """
 
     def __init__(self, root: Path, stream: OperationStream) -> None:
-        self._root = root
+        self.root = root
         self._stream = stream
         # Names are changed, and that is recorded, under this lock. It is taken before those of files.
         self._names = RLock()
@@ -54,7 +57,7 @@ class RecordingFiles(Files):
         self._by_descriptor[fd] = file
 
     def create(self, path: Path) -> int:
-        if (below := relative(path, self._root)) is None:
+        if (below := relative(path, self.root)) is None:
             return super().create(path)
         with self._names:
             fd = super().create(path)
@@ -63,7 +66,7 @@ class RecordingFiles(Files):
         return fd
 
     def create_or_empty(self, path: Path) -> int:
-        if (below := relative(path, self._root)) is None:
+        if (below := relative(path, self.root)) is None:
             return super().create_or_empty(path)
         with self._names:
             fd = super().create_or_empty(path)
@@ -72,7 +75,7 @@ class RecordingFiles(Files):
         return fd
 
     def open(self, path: Path) -> int:
-        if (below := relative(path, self._root)) is None:
+        if (below := relative(path, self.root)) is None:
             return super().open(path)
         with self._names:
             fd = super().open(path)
@@ -126,7 +129,7 @@ class RecordingFiles(Files):
     def create_folder(self, path: Path) -> None:
         with self._names:
             super().create_folder(path)
-            if (below := relative(path, self._root)) is not None:
+            if (below := relative(path, self.root)) is not None:
                 self._stream.append(Kind.CREATE_FOLDER, below)
 
     def rename(self, path: Path, to: Path) -> None:
@@ -150,7 +153,7 @@ class RecordingFiles(Files):
                 self._stream.append(Kind.LINK, below, to=target)
 
     def unlink(self, path: Path) -> None:
-        below = relative(path, self._root)
+        below = relative(path, self.root)
         with self._names, self._stopped(below):
             super().unlink(path)
             if below is not None:
@@ -162,12 +165,18 @@ class RecordingFiles(Files):
             path
         )  # not under the locks: it can take long, and no other thread changes the folder
         with self._names:
-            if (below := relative(path, self._root)) is not None:
+            if (below := relative(path, self.root)) is not None:
                 self._stream.append(Kind.REMOVE_FOLDER, below)
                 self._forget(below)
 
+    @contextmanager
+    def names_unchanged(self) -> Iterator[None]:
+        """While the block runs, no name changes. It must be short: all changes of names wait."""
+        with self._names:
+            yield
+
     def _shared(self, path: Path, to: Path) -> tuple[bytes | None, bytes | None]:
-        below, target = relative(path, self._root), relative(to, self._root)
+        below, target = relative(path, self.root), relative(to, self.root)
         assert (below is None) == (target is None), "what members share keeps to itself"
         return below, target
 

@@ -13,7 +13,7 @@ them again must give the same result:
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,8 +21,10 @@ from ..log.errors import LogReadError
 from ..log.files import Files
 from ..protocol.errors import NSQError
 from .changed_files import ChangedFiles
+from .fuzzy_copy import FuzzyCopy
 from .journal import Journal, JournalDamaged, Position, read_journal, remove_journals
-from .operations import MOST_DATA_BYTES, InvalidOperation, Kind, Operation, decode_all, encode
+from .names import NamesSince
+from .operations import InvalidOperation, Kind, Operation, decode_all, encode
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 """A journal of this size is followed by an empty one."""
@@ -37,71 +39,10 @@ class Diverged(ReplicaError):
 
 
 class _Stored(NamedTuple):
-    """An operation in the journal that is not done yet; `renames_older` is the result of `_NamesSince.add`."""
+    """An operation in the journal that is not done yet; `names_older` is the result of `NamesSince.add`."""
 
     operation: Operation
-    renames_older: bool
-
-
-class _NamesSince:
-    """What happened to names since the journal began.
-
-    Attributes:
-        created: Files and folders that are younger than the journal; what is in the folders is not listed.
-    """
-
-    def __init__(self) -> None:
-        self.created: set[bytes] = set()
-        self._folders: set[bytes] = set()  # those of `created`
-        self._vacated: set[bytes] = set()  # names of older files and folders, which were renamed
-
-    def needs_new(self, operation: Operation) -> bool:
-        """Whether a new journal must begin before this operation.
-
-        It gives a name that something older had; or it moves something older into a folder that is created.
-        """
-        kind, to = operation.kind, operation.to
-        if kind in (Kind.CREATE, Kind.CREATE_FOLDER):
-            return operation.path in self._vacated
-        if kind is Kind.RENAME and not self._is_created(operation.path) and self._is_created(_parent(to)):
-            return True
-        return kind in (Kind.RENAME, Kind.LINK) and to in self._vacated
-
-    def add(self, operation: Operation) -> bool:
-        """Record an operation; returns whether it renames something older."""
-        kind, path, created = operation.kind, operation.path, self.created
-        match kind:
-            case Kind.CREATE:
-                created.add(path)
-            case Kind.CREATE_FOLDER:
-                created.add(path)
-                self._folders.add(path)
-            case Kind.UNLINK:
-                created.discard(path)
-            case Kind.REMOVE_FOLDER:
-                self._forget_below(path)
-            case Kind.RENAME:
-                created.discard(operation.to)
-                if not self._is_created(path):
-                    self._vacated.add(path)
-                    return True
-                if path in self._folders:
-                    self._forget_below(path)
-                    self._folders.add(operation.to)
-                created.discard(path)
-                created.add(operation.to)
-        return False
-
-    def _is_created(self, path: bytes) -> bool:
-        while path:
-            if path in self.created:
-                return True
-            path = _parent(path)
-        return False
-
-    def _forget_below(self, path: bytes) -> None:
-        for names in (self.created, self._folders):
-            names -= {name for name in names if name == path or name.startswith(path + b"/")}
+    names_older: bool
 
 
 class Replica:
@@ -121,7 +62,7 @@ class Replica:
         self._folder = folder
         self._journal_bytes = journal_bytes
         self._journal: Journal | None = None
-        self._names = _NamesSince()
+        self._names = NamesSince()
         self._changed = ChangedFiles(files, folder)
         self._stored: list[_Stored] = []
 
@@ -154,8 +95,28 @@ class Replica:
         for each in stored.rounds:
             number = each.last_number
             for operation in decode_all(each.operations):
-                self._redo(operation)
+                if names_older := self._names.add(operation):
+                    self._changed.sync_below(operation.path)
+                self._changed.redo(operation, names_older=names_older)
         self._begin(Position(stored.base.epoch, number))
+
+    def catch_up(self, epoch: int) -> FuzzyCopy:
+        """Give up the position, and copy a leader's folder; `begin` ends that.
+
+        What the folder has and the leader has not is kept in a folder `diverged-EPOCH`.
+
+        Raises:
+            ReplicaError: A file cannot be written.
+        """
+        with self._errors():
+            self._stored.clear()
+            self._changed.close()
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+            self.position = None
+            remove_journals(self._files, self._folder)
+        return FuzzyCopy(self._files, self._folder, self._changed, epoch)
 
     def begin(self, position: Position) -> None:
         """Follow from here on: the files have all operations up to this one, not necessarily durably yet.
@@ -175,7 +136,7 @@ class Replica:
             self._journal = None
         self._journal = Journal.begin(self._files, self._folder, position)
         self.position = position
-        self._names = _NamesSince()
+        self._names = NamesSince()
 
     def end(self) -> None:
         """Follow no longer: make the files durable, and remove the journal. Then a broker may open the folder.
@@ -264,14 +225,8 @@ class Replica:
     def _copy(self, link: Operation) -> Iterator[Operation]:
         """Yield what makes a copy of a file instead of a second name."""
         yield Operation(link.number, Kind.CREATE, link.to)
-        fd = self._files.open_read_only(self._changed.path(link.path))
-        try:
-            offset = 0
-            while data := self._files.read_fully(fd, MOST_DATA_BYTES, offset):
-                yield Operation(link.number, Kind.WRITE, link.to, offset, data=data)
-                offset += len(data)
-        finally:
-            self._files.close(fd)
+        for offset, data in self._changed.content(link.path):
+            yield Operation(link.number, Kind.WRITE, link.to, offset, data=data)
 
     def apply(self) -> None:
         """Do what was stored. Raises ReplicaError: a file cannot be written; Diverged."""
@@ -284,49 +239,10 @@ class Replica:
 
     def _do_stored(self) -> None:
         stored, self._stored = self._stored, []
-        for each in stored:
-            self._do(each)
-
-    # ------------------------------------------------------------------ one operation
-
-    def _redo(self, operation: Operation) -> None:
-        """Do an operation of which the files may have any part."""
-        stored = _Stored(operation, self._names.add(operation))
-        is_folder = self._changed.path(operation.path).is_dir()
-        if is_folder and operation.kind is Kind.CREATE_FOLDER:
-            self._changed.remove_folder(operation.path)  # a later one, or with what comes later
-        if is_folder and operation.kind is Kind.RENAME and not stored.renames_older:
-            self._changed.remove_folder(operation.to)  # otherwise the folder cannot get the name again
-        with suppress(FileNotFoundError, NotADirectoryError):
-            self._do(stored)
-
-    def _do(self, stored: _Stored) -> None:
-        files, operation = self._changed, stored.operation
-        match operation.kind:
-            case Kind.WRITE:
-                files.write(operation.path, operation.position, operation.data)
-            case Kind.CREATE:
-                files.create(operation.path)
-            case Kind.TRUNCATE:
-                files.truncate(operation.path, operation.position)
-            case Kind.ALLOCATE:
-                files.allocate(operation.path, operation.position)
-            case Kind.RENAME:
-                if stored.renames_older:
-                    files.sync_below(operation.path)
-                files.rename(operation.path, operation.to)
-            case Kind.UNLINK:
-                files.unlink(operation.path)
-            case Kind.CREATE_FOLDER:
-                files.create_folder(operation.path)
-            case Kind.REMOVE_FOLDER:
-                files.remove_folder(operation.path)
-            case Kind.LINK:
-                raise AssertionError("the journal has a copy instead")
-
-
-def _parent(path: bytes) -> bytes:
-    return path.rpartition(b"/")[0]
+        for operation, names_older in stored:
+            if names_older:
+                self._changed.sync_below(operation.path)
+            self._changed.do(operation)
 
 
 def _encoded(stored: Sequence[_Stored]) -> list[bytes]:

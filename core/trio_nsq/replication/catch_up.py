@@ -1,0 +1,265 @@
+"""Catch-up: the leader copies its data folder to a follower while it goes on writing.
+
+The pieces are a copy made at different times, and all operations since its begin. The follower writes each block and
+does each operation again as after a crash: see `Replica`. Before a block is read, all operations so far are sent, so
+the block has them already, and perhaps later ones, which come again.
+
+A second name, and a new name for something older than the begin, depend on what the follower has under the first name,
+which may be newer, or no copy yet. So what has such names at the end is sent once more, as it is at one moment.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from os import fstat
+from typing import NamedTuple, TypeAlias
+
+from .inventory import (
+    BLOCK_BYTES,
+    DIGEST_BYTES,
+    SEGMENT_SUFFIX,
+    FileDigest,
+    absolute,
+    block_count,
+    digest_of,
+    list_folder,
+)
+from .names import NamesSince, parent_of
+from .operations import Kind, Operation, decode_all
+from .recorder import RecordingFiles
+from .stream import OperationStream
+
+_ROUND_BYTES = 1024 * 1024
+
+
+class Operations(NamedTuple):
+    """Operations to do again, in order; `data` as `encode` makes it."""
+
+    data: bytes
+    last_number: int
+
+
+class Folder(NamedTuple):
+    """A folder, and the names of all that is in it; the path of the data folder itself is empty."""
+
+    path: bytes
+    names: frozenset[bytes]
+
+
+class FileBegin(NamedTuple):
+    """A file of which blocks follow, or its end.
+
+    Attributes:
+        has_diverged: The follower's file is not the beginning of the leader's: what it has is kept aside.
+        is_whole: All blocks follow: the follower's content is dropped.
+    """
+
+    path: bytes
+    has_diverged: bool
+    is_whole: bool
+
+
+class Block(NamedTuple):
+    """A part of the file that was begun."""
+
+    path: bytes
+    offset: int
+    data: bytes
+
+
+class FileEnd(NamedTuple):
+    """The file that was begun had at most this size; it may be shorter by operations that came since its last block."""
+
+    path: bytes
+    size: int
+
+
+class CaughtUp(NamedTuple):
+    """The folder has all operations up to this one, and nothing else."""
+
+    number: int
+
+
+Piece: TypeAlias = Operations | Folder | FileBegin | Block | FileEnd | CaughtUp
+
+
+class CatchUp:
+    """The pieces for one follower.
+
+    Args:
+        files: Has recorded all changes since `stream` began.
+        inventory: What the follower has.
+    """
+
+    def __init__(
+        self, files: RecordingFiles, stream: OperationStream, inventory: Mapping[bytes, FileDigest]
+    ) -> None:
+        self._files = files
+        self._root = files.root
+        self._stream = stream
+        self._inventory = inventory
+        self._number = stream.last_number
+        self._names = NamesSince()
+        self._there: set[bytes] = set()  # folders that the follower has
+        self._again: set[bytes] = set()  # names to send once more
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield all pieces. Blocking. Raises OSError: a file cannot be read; TooFarBehind: begin anew."""
+        waiting = [b""]
+        while waiting:
+            folder = waiting.pop()
+            yield from self._operations()
+            found: tuple[list[bytes], list[bytes]] | None = None
+            with self._files.names_unchanged():
+                rest = list(self._operations())
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found = list_folder(self._files, self._root, folder)
+            yield from rest
+            if found is None:
+                continue  # an operation has removed or renamed it
+            files, folders = found
+            yield Folder(folder, frozenset(files + folders))
+            self._there.add(folder)
+            prefix = folder + b"/" if folder else b""
+            for name in files:
+                yield from self._file(prefix + name)
+            waiting += [prefix + name for name in reversed(folders)]
+        yield from self._once_more()
+        yield from self._operations()
+        yield CaughtUp(self._number)
+
+    def _operations(self) -> Iterator[Piece]:
+        """Yield the operations that are not sent."""
+        while self._number < self._stream.last_number:
+            self._number, pieces = self._stream.after(self._number, _ROUND_BYTES)
+            data = b"".join(pieces)
+            for operation in decode_all(data):
+                self._note(operation)
+            yield Operations(data, self._number)
+
+    def _note(self, operation: Operation) -> None:
+        """Note what must be sent once more because of an operation."""
+        kind, path = operation.kind, operation.path
+        is_creation = kind in (Kind.CREATE, Kind.CREATE_FOLDER)
+        if (
+            is_creation
+            and (parent := parent_of(path)) not in self._there
+            and not self._names.is_created(parent)
+        ):
+            return  # the follower may not have the folder yet: then the operation does nothing there
+        if self._names.add(operation):
+            self._again.add(operation.to)
+
+    # ------------------------------------------------------------------ one file
+
+    def _file(self, path: bytes) -> Iterator[Piece]:
+        """Yield what the follower lacks of a file."""
+        try:
+            fd = self._files.open_read_only(absolute(self._root, path))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return  # an operation has removed or renamed it, or will
+        try:
+            known = self._inventory.get(path, FileDigest(0, 0, b""))
+            if self._is_sealed_copy(fd, path, known):
+                return
+            if known.first_block:
+                known = FileDigest(0, 0, b"")
+                is_whole = has_diverged = True
+            else:
+                has_diverged = self._has_diverged(fd, known)
+                is_whole = path not in self._inventory
+            yield from self._operations()
+            if self._needs_copy(fd, path):
+                yield FileBegin(path, has_diverged, is_whole)
+                yield from self._blocks(fd, path, known)
+        finally:
+            self._files.close(fd)
+
+    def _is_sealed_copy(self, fd: int, path: bytes, known: FileDigest) -> bool:
+        """Whether the follower has this file, a segment that does not change any more."""
+        return (
+            path.endswith(SEGMENT_SUFFIX)
+            and known.first_block > 0
+            and known.size == self._files.size(fd)
+            and self._block_digest(fd, known, known.first_block) == known.digests[:DIGEST_BYTES]
+        )
+
+    def _has_diverged(self, fd: int, known: FileDigest) -> bool:
+        """Whether the follower's file is not the beginning of this one."""
+        return self._files.size(fd) < known.size or any(
+            self._block_digest(fd, known, number) != _digest_in(known, number)
+            for number in range(block_count(known.size))
+        )
+
+    def _block_digest(self, fd: int, known: FileDigest, number: int) -> bytes:
+        at = number * BLOCK_BYTES
+        return digest_of(self._files.read_fully(fd, min(BLOCK_BYTES, known.size - at), at))
+
+    def _needs_copy(self, fd: int, path: bytes) -> bool:
+        """Whether the operations do not give the whole content of the file, and this file still has its name."""
+        if self._names.is_created(path):
+            return False  # what the follower has is exact; a copy would not be, until its end
+        try:
+            now = absolute(self._root, path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (now.st_dev, now.st_ino) == (fstat(fd).st_dev, fstat(fd).st_ino)
+
+    def _blocks(self, fd: int, path: bytes, known: FileDigest) -> Iterator[Piece]:
+        number = 0
+        while True:
+            yield from self._operations()
+            if not self._needs_copy(fd, path):
+                return
+            at = number * BLOCK_BYTES
+            block = self._files.read_fully(fd, BLOCK_BYTES, at)
+            if block and not self._has_block(known, number, block):
+                yield Block(path, at, block)
+            if len(block) < BLOCK_BYTES:
+                yield FileEnd(path, at + len(block))
+                return
+            number += 1
+
+    def _has_block(self, known: FileDigest, number: int, block: bytes) -> bool:
+        size = min(BLOCK_BYTES, known.size - number * BLOCK_BYTES)
+        return size == len(block) and digest_of(block) == _digest_in(known, number)
+
+    # ------------------------------------------------------------------ the end
+
+    def _once_more(self) -> Iterator[Piece]:
+        """Yield whole files whose names the operations cannot give right, as they are at one moment."""
+        opened: list[tuple[bytes, int]] = []
+        folders: list[Folder] = []
+        try:
+            yield from self._operations()
+            with self._files.names_unchanged():
+                rest = list(self._operations())
+                for path in sorted(self._again):
+                    self._open_below(path, opened, folders)
+            yield from rest
+            yield from folders
+            for path, fd in opened:
+                yield FileBegin(path, has_diverged=False, is_whole=True)
+                size = 0
+                while block := self._files.read_fully(fd, BLOCK_BYTES, size):
+                    yield Block(path, size, block)
+                    size += len(block)
+                yield FileEnd(path, size)
+        finally:
+            for _, fd in opened:
+                self._files.close(fd)
+
+    def _open_below(self, path: bytes, opened: list[tuple[bytes, int]], folders: list[Folder]) -> None:
+        if not absolute(self._root, path).is_dir():
+            try:
+                opened.append((path, self._files.open_read_only(absolute(self._root, path))))
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # it was renamed or removed
+            return
+        found, below = list_folder(self._files, self._root, path)
+        folders.append(Folder(path, frozenset(found + below)))
+        for name in found + below:
+            self._open_below(path + b"/" + name, opened, folders)
+
+
+def _digest_in(known: FileDigest, number: int) -> bytes:
+    return known.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]

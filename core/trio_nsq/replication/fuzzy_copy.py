@@ -1,0 +1,95 @@
+"""The follower's side of a catch-up: see `CatchUp`."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ..log.files import Files
+from .catch_up import Block, FileBegin, FileEnd, Folder, Operations, Piece
+from .changed_files import ChangedFiles
+from .inventory import SEGMENT_SUFFIX, list_folder
+from .names import NamesSince
+from .operations import decode_all
+
+_REMAINS: Final = re.compile(rb"\.tmp\Z|\.topic-(deleted-[0-9]+|importing)\Z")
+"""Names of what is left of unfinished work: it is not kept."""
+
+
+class FuzzyCopy:
+    """Takes the pieces of a catch-up, in order. Methods may raise OSError; then it begins anew.
+
+    Args:
+        root: The data folder.
+        changed: Changes its files.
+        epoch: Of the leader.
+    """
+
+    def __init__(self, files: Files, root: Path, changed: ChangedFiles, epoch: int) -> None:
+        self._files = files
+        self._root = root
+        self._changed = changed
+        self._aside = b"diverged-%d" % epoch
+        self._names = NamesSince()
+
+    def add(self, piece: Piece) -> None:
+        """Take the next piece; `CaughtUp` needs nothing to be done."""
+        match piece:
+            case Operations(data):
+                for operation in decode_all(data):
+                    self._changed.redo(operation, names_older=self._names.add(operation))
+            case Folder(path, names):
+                self._take_folder(path, names)
+            case FileBegin():
+                self._begin(piece)
+            case Block(path, offset, data):
+                self._changed.write(path, offset, data)
+            case FileEnd(path, size):
+                self._changed.cut(path, size)
+        if self._changed.are_many:
+            self._changed.sync()
+
+    def _take_folder(self, path: bytes, names: frozenset[bytes]) -> None:
+        if path and not self._changed.path(path).is_dir():
+            self._set_aside(path)
+            self._changed.create_folder(path)
+        files, folders = list_folder(self._files, self._root, path)
+        for name in files + folders:
+            if name not in names:
+                self._set_aside(path + b"/" + name if path else name)
+
+    def _begin(self, file: FileBegin) -> None:
+        path = self._changed.path(file.path)
+        if path.is_dir():
+            self._set_aside(file.path)
+        elif file.has_diverged and file.path.endswith(SEGMENT_SUFFIX):
+            with suppress(FileNotFoundError):
+                self._changed.copy(file.path, self._place_for(file.path))
+        if file.is_whole or not path.exists():
+            self._changed.create(file.path)
+
+    def _set_aside(self, path: bytes) -> None:
+        """Move what the leader does not have out of the shared part of the folder."""
+        at = self._changed.path(path)
+        if not at.exists():
+            return
+        if not _REMAINS.search(path):
+            self._changed.rename(path, self._place_for(path))
+        elif at.is_dir():
+            self._changed.remove_folder(path)
+        else:
+            self._changed.unlink(path)
+
+    def _place_for(self, path: bytes) -> bytes:
+        """Return an unused path in the folder of what has diverged, and create the folders above it."""
+        *folders, name = path.split(b"/")
+        place = self._aside
+        for each in (b"", *folders):
+            place = place + b"/" + each if each else place
+            if not self._changed.path(place).is_dir():
+                self._changed.create_folder(place)
+        found, number = place + b"/" + name, 1
+        while self._changed.path(found).exists():
+            number += 1
+            found = place + b"/" + name + b"-%d" % number
+        return found

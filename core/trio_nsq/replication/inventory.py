@@ -1,0 +1,107 @@
+"""What a follower's data folder has, so that its leader sends only what is missing or different."""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from ..log.files import Files
+from .operations import InvalidOperation, check_path, is_shared
+
+BLOCK_BYTES: Final = 1024 * 1024
+DIGEST_BYTES: Final = 16
+_HEAD = Struct(">HQI")
+SEGMENT_SUFFIX: Final = b".log"
+
+
+class FileDigest(NamedTuple):
+    """The content of a file, as far as it must be known.
+
+    Attributes:
+        first_block: Blocks before this one are not known. It is not 0 for a sealed segment, which never changes: its
+            last block is known.
+        digests: `DIGEST_BYTES` for each block of `BLOCK_BYTES` from there on; the last block may be shorter.
+    """
+
+    size: int
+    first_block: int
+    digests: bytes
+
+    def encode(self, path: bytes) -> bytes:
+        """Return the file's entry in an inventory."""
+        return _HEAD.pack(len(path), self.size, self.first_block) + path + self.digests
+
+
+def digest_of(block: bytes) -> bytes:
+    """Return what identifies the content of a block."""
+    return blake2b(block, digest_size=DIGEST_BYTES).digest()
+
+
+def block_count(size: int) -> int:
+    """Return how many blocks a file of this size has."""
+    return -(-size // BLOCK_BYTES)
+
+
+def decode_entry(entry: bytes) -> tuple[bytes, FileDigest]:
+    """Return the path and the digest of an entry. Raises InvalidOperation."""
+    if len(entry) < _HEAD.size:
+        raise InvalidOperation("an entry of an inventory is cut off")
+    path_bytes, size, first_block = _HEAD.unpack_from(entry)
+    path = entry[_HEAD.size : _HEAD.size + path_bytes]
+    digests = entry[_HEAD.size + path_bytes :]
+    check_path(path)
+    if len(digests) != DIGEST_BYTES * (block_count(size) - first_block):
+        raise InvalidOperation(f"the inventory has {len(digests)} bytes of digests for {path!r}")
+    return path, FileDigest(size, first_block, digests)
+
+
+def take_inventory(files: Files, root: Path) -> Iterator[tuple[bytes, FileDigest]]:
+    """Yield each file that members share, by relative path. Raises OSError: a file cannot be read."""
+    for folder, names in walk(files, root):
+        segments = sorted(name for name in names if name.endswith(SEGMENT_SUFFIX))
+        for name in names:
+            path = folder + b"/" + name if folder else name
+            # The last segment may have been appended to, or cut.
+            yield path, _digest(files, absolute(root, path), is_sealed=name in segments[:-1])
+
+
+def walk(files: Files, root: Path) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Yield each folder that members share, as a relative path, with the names of its files; the root is empty."""
+    waiting = [b""]
+    while waiting:
+        folder = waiting.pop()
+        found, folders = list_folder(files, root, folder)
+        yield folder, found
+        waiting += [folder + b"/" + name if folder else name for name in reversed(folders)]
+
+
+def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Return the names of the files and of the folders in a folder, sorted, without what members do not share."""
+    found: list[bytes] = []
+    folders: list[bytes] = []
+    path = absolute(root, folder)
+    for name in sorted(files.names(path)):
+        encoded = name.encode(errors="surrogateescape")
+        if is_shared(folder + b"/" + encoded if folder else encoded):
+            (folders if (path / name).is_dir() else found).append(encoded)
+    return found, folders
+
+
+def absolute(root: Path, path: bytes) -> Path:
+    """Return the absolute path of a relative one."""
+    return root / path.decode(errors="surrogateescape")
+
+
+def _digest(files: Files, path: Path, *, is_sealed: bool) -> FileDigest:
+    fd = files.open_read_only(path)
+    try:
+        size = files.size(fd)
+        first = max(0, block_count(size) - 1) if is_sealed else 0
+        digests = [
+            digest_of(files.read_fully(fd, min(BLOCK_BYTES, size - at), at))
+            for at in range(first * BLOCK_BYTES, size, BLOCK_BYTES)
+        ]
+        return FileDigest(size, first, b"".join(digests))
+    finally:
+        files.close(fd)
