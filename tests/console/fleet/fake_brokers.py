@@ -35,6 +35,7 @@ class FakeBroker:
         nodes: The producers of `/nodes`, for a discovery service.
         hangs: Accept requests, and do not answer.
         raw: The whole answer, instead of a valid one.
+        text: Version, host name and health; empty: usual ones.
         asked: The paths of all requests.
         authorizations: The Authorization headers of all requests; empty without one.
     """
@@ -46,6 +47,7 @@ class FakeBroker:
     is_nsqd: bool = False
     hangs: bool = False
     raw: bytes = b""
+    text: str = ""
     asked: list[str] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
 
@@ -70,14 +72,14 @@ class FakeBroker:
             return self.raw
         bodies: dict[str, Any] = {
             "/info": {
-                "version": "1",
-                "hostname": "127.0.0.1",
+                "version": self.text or "1",
+                "hostname": self.text or "127.0.0.1",
                 "broadcast_address": "127.0.0.1",
                 "tcp_port": self.port,
                 "http_port": self.port,
                 "start_time": self.start_time,
             },
-            "/stats": {"version": "1", "health": "OK", "topics": self.topics},
+            "/stats": {"version": self.text or "1", "health": self.text or "OK", "topics": self.topics},
             "/nodes": {"producers": self.nodes},
         }
         status = "200 OK"

@@ -1,6 +1,7 @@
 """Pages show the invisible characters and bidirectional overrides of strangers as escapes."""
 
 import json
+import re
 import sys
 import time
 import unicodedata
@@ -10,7 +11,10 @@ from pathlib import Path
 
 from broker.api import DONE, OK, Api, address
 from broker.support import connected, identify
+from console.fleet.fake_brokers import FakeBroker, channel, fake_brokers, topic
 from console.message_support import ConsoleSite, browsing
+from console.web.support import visited
+from trio_nsq.console.web import rendering
 from trio_nsq.console.web.formats import visible_text
 
 
@@ -87,6 +91,34 @@ async def test_clients(tmp_path: Path) -> None:
             await consumer.ok()
             await consumer.subscribe("t", "readers")
         await check(site, "/topics/t/readers")
+
+
+async def test_what_brokers_tell_about_themselves() -> None:
+    """Every template escapes what it prints, without a filter at each place."""
+    bad = "1\u202e\x1b[2J\u200b"
+    one = FakeBroker(topics=[topic("clicks", channel("archive"), unavailable=bad)], text=bad)
+    async with fake_brokers(one), visited(one) as client:
+        for path in ("/", "/health", "/nodes", f"/nodes/{one.address}", "/topics/clicks"):
+            html = (await client.get(path)).text
+            assert r"1\u202e\x1b[2J" in html, path
+            assert not [char for char in html if not char.isprintable() and char not in "\n\t"], path
+
+
+async def test_fields_of_forms_are_sent_back_as_they_were_typed() -> None:
+    typed = "a\u200db"
+    one = FakeBroker(topics=[topic("clicks")])
+    async with fake_brokers(one), visited(one) as client:
+        assert f'value="{typed}"' in (await client.get("/", params={"q": typed})).text
+    folder = Path(rendering.__file__).parent / "templates"
+    fields = [
+        field
+        for path in folder.glob("*.html")
+        for field in re.findall(r"<(?:input|option)\b[^>]*?\bvalue=\"(.*?)\"", path.read_text())
+        if "{{" in field
+    ]
+    assert [field for field in fields if "| e }}" not in field] == [
+        "{{ 'desc' if listing.descending else 'asc' }}"
+    ]
 
 
 def test_long_texts_are_cut() -> None:

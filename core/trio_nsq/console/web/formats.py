@@ -99,7 +99,7 @@ def since(unix_s: float | None) -> str:
 
 
 def visible_text(text: Any) -> Markup:
-    """Return text of strangers as HTML, with its invisible characters escaped. In attributes, add `striptags`."""
+    """Return text of strangers as HTML, with its invisible characters escaped and marked."""
     html, shown = visible(str(text), _MAX_HTML)
     return html if shown == len(str(text)) else html + "…"
 

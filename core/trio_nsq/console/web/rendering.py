@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 
+from ...text.wording import printable
 from ..access.viewer import viewer_of
 from ..console import console_of, snapshot_of
 from ..graphite import Graphite
@@ -23,10 +25,11 @@ _THEMES = ("light", "dark")
 
 @cache
 def environment() -> Environment:
-    """Return the environment of all templates; every value is escaped."""
+    """Return the environment of all templates; every value is escaped, also its invisible characters."""
     found = Environment(
         loader=PackageLoader("trio_nsq.console.web", "templates"),
         autoescape=True,
+        finalize=_finalized,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -34,6 +37,16 @@ def environment() -> Environment:
     )
     found.filters.update(formats.FILTERS)
     return found
+
+
+def _finalized(value: Any) -> Any:
+    """Return what a template prints for a value: text of brokers cannot hide a part of itself.
+
+    HTML stays as it is, and so does the value of a form's field, which is sent back: `{{ value | e }}`.
+    """
+    return (
+        printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+    )
 
 
 def render(request: Request, view: View, block: str = "", *, live: bool = False) -> str:
