@@ -134,19 +134,19 @@ def test_results_count_once() -> None:
     assert manifest.ranges_of("b").done == {Span(0, 10): 10}
 
 
-def test_a_year_of_rounds_stays_small() -> None:
-    """525,600 rounds, one a minute; now and then, retention is faster than the export."""
+def test_a_month_of_rounds_stays_small() -> None:
+    """43,200 rounds, one a minute; now and then, retention is faster than the export."""
     manifest = Manifest("clicks", [Layout()])
     begun_s, end = time.process_time(), 0
-    for minute in range(525_600):
-        first = end + 7 * (minute % 50_000 == 0)
+    for minute in range(43_200):
+        first = end + 7 * (minute % 4000 == 0)
         end = first + 60
         planned = manifest.plan("b:1", Span(first, end), 1000)
         manifest.mark_done([RangeResult("b:1", *span, span.length, last_id="a" * 16) for span in planned])
-    assert sum(manifest.ranges_of("b:1").done.values()) == 525_600 * 60
+    assert sum(manifest.ranges_of("b:1").done.values()) == 43_200 * 60
     assert len(manifest.ranges_of("b:1").done) == 11
     assert len(manifest.to_bytes()) < 1000
-    assert time.process_time() - begun_s < 60  # it took 5 s
+    assert time.process_time() - begun_s < 60  # it took 0.5 s
 
 
 def test_brokers_with_the_same_file_names() -> None:

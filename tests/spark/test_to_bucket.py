@@ -24,6 +24,7 @@ from storage.stores import KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from trio_nsq.spark.places import storage_at
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 SMALL = ["--target-file-size", "64KiB", "--compression", "none"]
 """Several ranges for some hundred messages of 1 kB."""
 
@@ -202,20 +203,26 @@ def test_exporters_that_start_together(qcli: Cli, topic: str, s3: Store, place: 
 # ---------------------------------------------------------------------- kills
 
 
-@pytest.mark.parametrize("is_sent", [False, True], ids=["before", "after"])
+# A process that is killed before a write leaves the same in the store as one that is killed after the previous write.
+@pytest.mark.parametrize("is_sent", [False, True] if COMPLETE else [True])
 def test_killed_at_every_request(
     qcli: Cli, topic: str, s3: Store, slow: Proxy, place: str, tmp_path: Path, is_sent: bool
 ) -> None:
-    """The exporter is killed at its first write, then at its second, and so on, until it comes to its end."""
+    """The exporter is killed before its first write, then at it, at the second, and so on, until it comes to its end.
+
+    Args:
+        is_sent: Whether the store has the write at which the exporter is killed.
+    """
     cli = with_store(qcli, s3.behind(slow.endpoint))
     published = kills = 0
     while True:
         qcli.publish(topic, bodies(150, published))
         published += 150
-        left = [kills]
+        sent = is_sent and kills > 0
+        left = [kills - sent]
         killed: list[int] = []
         with cli.running("to-parquet", topic, place, *SMALL) as running:
-            slow.judge = _killer(running, left, killed, is_sent=is_sent)
+            slow.judge = _killer(running, left, killed, is_sent=sent)
             code = running.process.wait(60)
         if code == 0:
             break
