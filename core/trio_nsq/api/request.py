@@ -51,27 +51,11 @@ def ask(request: Request[T]) -> Procedure[T]:
     return answer
 
 
-def run(procedure: Procedure[T], make: Callable[[Request[Any]], Any]) -> T:
-    """Run a procedure with a function that makes requests with blocking calls, and return its result.
+async def perform(procedure: Procedure[T], make: Callable[[Request[Any]], Awaitable[Any]]) -> T:
+    """Run a procedure with a function that makes requests, and return its result.
 
     Raises ValueError: the answers do not belong together.
     """
-    try:
-        request = next(procedure)
-        while True:
-            try:
-                answer = make(request)
-            except Exception as error:
-                request = procedure.throw(error)
-            else:
-                request = procedure.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-async def perform(procedure: Procedure[T], make: Callable[[Request[Any]], Awaitable[Any]]) -> T:
-    """Run a procedure as `run`, with an async function that makes requests."""
     try:
         request = next(procedure)
         while True:
@@ -84,6 +68,20 @@ async def perform(procedure: Procedure[T], make: Callable[[Request[Any]], Awaita
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def run(procedure: Procedure[T], make: Callable[[Request[Any]], Any]) -> T:
+    """Run a procedure as `perform`, with a function that makes requests with blocking calls."""
+
+    async def make_now(request: Request[Any]) -> Any:
+        return make(request)
+
+    try:
+        perform(procedure, make_now).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a coroutine that awaits nothing has not ended")
 
 
 def message_of(body: bytes) -> str:
