@@ -1,11 +1,24 @@
 """Tests for the identity of logs: whether a log at an address is the one that was read before, or a copy."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
+from broker.state import records
 from trio_nsq.client.reading.broker_log import Bounds
-from trio_nsq.fleet.log_identity import CopyDiffers, FoundAt, LogMark, known_as, missing_at
+from trio_nsq.client.reading.log_stream import Found
+from trio_nsq.fleet.log_identity import (
+    CopyDiffers,
+    FoundAt,
+    LogMark,
+    common_span,
+    known_as,
+    last_common,
+    last_readable,
+    missing_at,
+)
+from trio_nsq.log.gaps import Span
 
 ONE, OTHER = "1" * 32, "2" * 32
 
@@ -52,6 +65,45 @@ def test_log_of_another_incarnation_is_not_there() -> None:
 def test_copies_that_have_got_messages_since() -> None:
     with pytest.raises(CopyDiffers, match="the log at here is a copy of the one at there"):
         missing_at(at("there", Log("abX")), at("here", Log("abc")))
+
+
+class Files(Log):
+    """A log in files of two messages. A message with the id `-` is damaged."""
+
+    def starts(self) -> Sequence[int]:
+        return range(self.first, len(self.ids), 2)
+
+    def read(self, span: Span) -> Iterator[Found]:
+        for at in range(*span):
+            if self.ids[at] != "-":
+                yield records([b"m"], base=at, first_id=ord(self.ids[at]) + at)
+
+    def id_at(self, sequence: int) -> str | None:
+        return None if self.ids[sequence] == "-" else self.ids[sequence]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "last"),
+    [
+        ("abcdef", "abcdef", (5, True)),
+        ("abcdeX", "abcdef", (5, False)),
+        ("abcde-", "abcdef", (4, True)),
+        ("abcdX-", "abcdef", (4, False)),
+        ("abcde-", "abcd-f", (3, True)),  # the last file has no message that both can read
+        ("abcX--", "abcdef", (3, False)),
+        ("a-----", "-bcdef", None),
+    ],
+)
+def test_last_message_that_two_logs_can_read(one: str, other: str, last: tuple[int, bool] | None) -> None:
+    for first, second in ((Files(one), Files(other)), (Files(other), Files(one))):
+        span = Span(0, 6)
+        assert (last_common(first, second, span) or last_readable(first, second, span)) == last
+
+
+def test_messages_before_the_common_ones_are_not_compared() -> None:
+    assert last_readable(Files("aX----"), Files("ab--ef"), Span(2, 6)) is None
+    assert common_span(Log("abc").bounds(), Log("abcdef", 2).bounds()) == Span(2, 3)
+    assert common_span(Log("abc").bounds(), Log("abcdef", 3).bounds()) is None
 
 
 @pytest.mark.parametrize(

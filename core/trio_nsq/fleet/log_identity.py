@@ -4,11 +4,14 @@ A log is known by its incarnation, and by the ids of its messages. A broker's ad
 one may reach the same log, and the same address may reach another log. Whatever keeps a position keeps a `LogMark`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..client.reading.broker_log import Bounds, LogReplaced
+from ..client.reading.log_stream import Found
+from ..log.gaps import Span
+from ..log.records import RecordBatch
 
 
 class CopyDiffers(LogReplaced):
@@ -24,7 +27,17 @@ class IdentifiedLog(Protocol):
     """A log that can be asked for the ids of its messages."""
 
     def id_at(self, sequence: int) -> str | None:
-        """Return the id of a message, 16 hex digits; None if it is not retained."""
+        """Return the id of a message, 16 hex digits; None if it is not retained, or damaged."""
+
+
+class ReadableLog(IdentifiedLog, Protocol):
+    """A log whose records can be read, too."""
+
+    def starts(self) -> Sequence[int]:
+        """Return the first sequence of each file, in order."""
+
+    def read(self, span: Span) -> Iterator[Found]:
+        """Read the records and the gaps of a span, in order."""
 
 
 class FoundAt(NamedTuple):
@@ -108,6 +121,65 @@ def known_as(log: IdentifiedLog, bounds: Bounds, address: str, marks: Mapping[st
     return address if at_address is not None and at_address.continues(log, bounds) else None
 
 
+class Common(NamedTuple):
+    """The last message that two logs have.
+
+    Attributes:
+        is_same: It has the same id in both: they have the same messages up to it. Otherwise their histories differ from
+            some message on, because ids are not used again.
+    """
+
+    sequence: int
+    is_same: bool
+
+
+def common_span(one: Bounds, other: Bounds) -> Span | None:
+    """Return the sequences that two logs have; None: there are none."""
+    span = Span(max(one.first, other.first), min(one.end, other.end))
+    return span if span.length > 0 else None
+
+
+def last_common(one: IdentifiedLog, other: IdentifiedLog, span: Span) -> Common | None:
+    """Compare the last message of a span that two logs have; None: one of them cannot read it.
+
+    Raises the errors of the logs.
+    """
+    last = span.end - 1
+    ids = one.id_at(last), other.id_at(last)
+    return Common(last, ids[0] == ids[1]) if None not in ids else None
+
+
+def last_readable(one: ReadableLog, other: ReadableLog, span: Span) -> Common | None:
+    """As `last_common`, of the last message that both can read: file by file of `one`, from the last one back."""
+    end = span.end
+    for start in reversed([each for each in one.starts() if each < end]):
+        part = Span(max(span.first, start), end)
+        if (found := _last_in(one, other, part)) is not None or part.first == span.first:
+            return found
+        end = start
+    return None
+
+
+def _last_in(one: ReadableLog, other: ReadableLog, span: Span) -> Common | None:
+    ours, theirs = _ids(one, span), _ids(other, span)
+    while ours and theirs:
+        (base, end, offset), (other_base, other_end, other_offset) = ours[-1], theirs[-1]
+        last = min(end, other_end) - 1
+        if last >= max(base, other_base):
+            return Common(last, offset == other_offset)
+        (ours if base > other_base else theirs).pop()
+    return None
+
+
+def _ids(log: ReadableLog, span: Span) -> list[tuple[int, int, int]]:
+    """Return the first and the next sequence of each record of a span, and how far its ids are ahead of them."""
+    return [
+        (each.base_sequence, each.next_sequence, each.first_id - each.base_sequence)
+        for each in log.read(span)
+        if isinstance(each, RecordBatch)
+    ]
+
+
 def missing_at(other: FoundAt, found: FoundAt) -> int | None:
     """Return how many messages of a log another address lacks; None: another log is there.
 
@@ -119,9 +191,8 @@ def missing_at(other: FoundAt, found: FoundAt) -> int | None:
     """
     if are_different(found.bounds.incarnation, other.bounds.incarnation):
         return None
-    last = min(found.bounds.end, other.bounds.end) - 1
-    if last >= max(found.bounds.first, other.bounds.first):
-        ids = found.log.id_at(last), other.log.id_at(last)
-        if None not in ids and ids[0] != ids[1]:
+    if (span := common_span(found.bounds, other.bounds)) is not None:
+        last = last_common(found.log, other.log, span)
+        if last is not None and not last.is_same:
             raise CopyDiffers(found.address, other.address)
     return max(0, found.bounds.end - other.bounds.end)

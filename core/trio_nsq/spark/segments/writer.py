@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from ...fleet.log_identity import common_span, last_common, last_readable
 from ...log.errors import LogReadError, NotASegmentError
 from ...log.files import Files
-from ...log.gaps import Span
 from ...log.inspection.findings import Finding, Kind
 from ...log.inspection.segments import SegmentPath, find_identity, scan_segment, segment_paths
-from ...log.records import RecordBatch
 from ...log.segment.format import base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
@@ -126,33 +125,19 @@ class TopicArchiver:
                 self._copy(segment, limit, last, storage, identity, report, progress)
 
     def _why_other(self, storage: Storage) -> str:
-        """Return why the archive cannot have the messages of the folder: it has others; empty: it can.
-
-        The last message that both have tells: where one differs, all later ones do, because ids are not used again.
-        """
+        """Return why the archive cannot have the messages of the folder: it has others; empty: it can."""
         archived, log = ArchivedLog(storage), SegmentLog(self._folder)
-        there, here = archived.bounds(), log.bounds()
-        first, end = max(there.first, here.first), min(there.end, here.end)
-        if first >= end:
+        span = common_span(archived.bounds(), log.bounds())
+        if span is None:
             return ""
-        last, ids = end - 1, (archived.id_at(end - 1), log.id_at(end - 1))
-        is_same = ids[0] == ids[1]
-        if None in ids:  # damaged: an earlier one tells
-            compared = None
-            for begin in reversed([each for each in archived.starts() if each < end]):
-                span = Span(max(first, begin), end)
-                compared = _last_common(archived, log, span)
-                if compared or span.first == first:
-                    break
-                end = begin
-            if compared is None:
-                return "no message of the archive can be read in both, to compare them"
-            last, is_same = compared
-        if is_same:
+        last = last_common(archived, log, span) or last_readable(archived, log, span)
+        if last is None:
+            return "no message of the archive can be read in both, to compare them"
+        if last.is_same:
             return ""
         return (
-            f"message {last} in the archive is another one: the broker was restored from a backup, or a power cut took "
-            "its last messages. Copy to another archive"
+            f"message {last.sequence} in the archive is another one: the broker was restored from a backup, or a power "
+            "cut took its last messages. Copy to another archive"
         )
 
     def _end(self) -> int:
@@ -240,27 +225,6 @@ class TopicArchiver:
             except BaseException:
                 file.discard()
                 raise
-
-
-def _last_common(one: SegmentLog, other: SegmentLog, span: Span) -> tuple[int, bool] | None:
-    """Return the last message of a span that two logs have, and whether it is the same; None: there is none."""
-    ours, theirs = _ids(one, span), _ids(other, span)
-    while ours and theirs:
-        (base, end, offset), (other_base, other_end, other_offset) = ours[-1], theirs[-1]
-        last = min(end, other_end) - 1
-        if last >= max(base, other_base):
-            return last, offset == other_offset
-        (ours if base > other_base else theirs).pop()
-    return None
-
-
-def _ids(log: SegmentLog, span: Span) -> list[tuple[int, int, int]]:
-    """Return the first and the next sequence of each record of a span, and how far its ids are ahead of them."""
-    return [
-        (each.base_sequence, each.next_sequence, each.first_id - each.base_sequence)
-        for each in log.read(span)
-        if isinstance(each, RecordBatch)
-    ]
 
 
 def _is_busy(place: str, process: str) -> StorageError:

@@ -15,11 +15,13 @@ import logging
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
+from ...client.reading.broker_log import Bounds
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
 from ...platform.checksum import crc32
 from ...protocol.errors import NSQError
@@ -136,9 +138,11 @@ class Spool(AbstractContextManager["Spool"]):
         ranges = self._exported.get(address, BrokerRanges())
         log = _NsqdLog(self.folder / quote(address, safe=""), ranges.end, self._files, self._window)
         self._stack.callback(log.disk_log.close)
-        last = ranges.last
-        foreign = last is not None and SpoolLog(log.folder).id_at(last.sequence) not in (None, last.id)
-        if foreign or log.disk_log.next_sequence < ranges.end:
+        bounds = Bounds(log.disk_log.first_sequence, log.disk_log.next_sequence, 0, 0)
+        mark = replace(
+            ranges.mark, incarnation=None
+        )  # a spool that was removed when it was empty has another one
+        if not mark.continues(SpoolLog(log.folder), bounds):
             raise SpoolError(
                 f"the export folder has messages of {address} from another spool than {self.folder}: "
                 "use that spool, or another export folder"
