@@ -224,6 +224,16 @@ async def test_files_that_a_channel_needs_are_not_checked(kept: Kept) -> None:
     assert kept.log.first_sequence == 0
 
 
+@pytest.mark.parametrize("kept", [TopicSettings()], indirect=True)
+async def test_files_are_kept_until_the_state_that_does_not_need_them_is_saved(kept: Kept) -> None:
+    saved = SavedCheckpoint(kept.checkpoint())
+    kept.topic.channels["c"].empty()
+    await kept.retention.discard(kept.topic, saved, kept.now_ns)
+    assert kept.log.first_sequence == 0  # a crash now brings the channel back to them
+    await kept.save()
+    assert kept.log.first_sequence == 2
+
+
 @pytest.mark.parametrize("kept", [TopicSettings(), TopicSettings(retention_bytes=1000)], indirect=True)
 async def test_expired_files_of_a_loaded_topic_are_deleted_at_once(kept: Kept) -> None:
     kept.topic.channels["c"].empty()
