@@ -145,7 +145,7 @@ class Fixture:
         def watch(channel: Channel, at_ns: int) -> None:
             self.watched[channel] = min(at_ns, self.watched.get(channel, at_ns))
 
-        self.topic.watch_deadlines(watch)
+        self.topic.watch(watch, lambda topic, channel: None)
 
     # ------------------------------------------------------------------ publishing
 
@@ -222,9 +222,10 @@ class Fixture:
         for _ in seek.prepare():
             pass
         assert seek.effect() == foretold
-        planned = kept(seek.state())
-        for _ in seek.apply():
-            pass
+        copy = channel.copy(channel.topic)
+        seek.move(copy)
+        planned = kept(copy.make_state())
+        seek.move(channel)
         assert kept(channel.make_state()) == planned
         seek.close()
         return foretold

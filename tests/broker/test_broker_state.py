@@ -36,6 +36,10 @@ def publish(broker: Broker, topic_name: str, *, due_ns: int = 0, count: int = 1)
         broker.deadlines.watch(channel, channel.next_due_ns)
 
 
+def delete(broker: Broker, channel: Channel) -> None:
+    broker.existing_topic_of(channel).remove_channel(channel)
+
+
 class Connection:
     """A consumer's connection, as the channel sees it."""
 
@@ -92,8 +96,8 @@ def test_topic_and_channel_are_created_once() -> None:
         return MemoryLog()
 
     broker = make_broker(make_log)
-    channel = broker.channel("t", "c")
-    assert broker.channel("t", "c") is channel
+    channel = broker.topic("t").add_channel("c")
+    assert broker.topic("t").add_channel("c") is channel
     assert broker.topic("t") is broker.topic_of(channel)
     assert made == ["t"]
 
@@ -104,7 +108,7 @@ def test_topic_whose_log_cannot_be_opened_is_not_created() -> None:
 
     broker = make_broker(refuse)
     with pytest.raises(LogReadError):
-        broker.channel("t", "c")
+        broker.topic("t").add_channel("c")
     assert broker.topics == {}
     assert (broker.changed, broker.never_saved) == (set(), set())
 
@@ -116,31 +120,34 @@ def test_new_topics_and_channels_must_be_saved_and_existing_ones_not() -> None:
     broker.changed.clear()
     broker.never_saved.clear()
     broker.topic("t")
-    broker.channel("t", "tail#ephemeral")
+    broker.topic("t").add_channel("tail#ephemeral")
     assert (broker.changed, broker.never_saved) == (set(), set())
-    broker.channel("t", "c")
+    broker.topic("t").add_channel("c")
     assert broker.changed == {"t"}
     broker.changed.clear()
-    broker.channel("t", "c")
+    broker.topic("t").add_channel("c")
     assert broker.changed == set()
-    broker.delete_channel(broker.channel("t", "c"))
+    delete(broker, broker.topic("t").add_channel("c"))
     assert broker.changed == {"t"}
 
 
 def test_ephemeral_topic_is_deleted_with_its_last_channel() -> None:
     broker = make_broker()
     broker.topic("t#ephemeral")
-    one, other = broker.channel("t#ephemeral", "one"), broker.channel("t#ephemeral", "other")
-    broker.delete_channel(one)
+    one, other = (
+        broker.topic("t#ephemeral").add_channel("one"),
+        broker.topic("t#ephemeral").add_channel("other"),
+    )
+    delete(broker, one)
     assert list(broker.topics) == ["t#ephemeral"]
-    broker.delete_channel(other)
+    delete(broker, other)
     assert broker.topics == {}
     assert (broker.changed, broker.never_saved) == (set(), set())
 
 
 def test_durable_topic_stays_without_channels() -> None:
     broker = make_broker()
-    broker.delete_channel(broker.channel("t", "c#ephemeral"))
+    delete(broker, broker.topic("t").add_channel("c#ephemeral"))
     assert list(broker.topics) == ["t"]
 
 
@@ -152,7 +159,7 @@ def test_deleting_a_topic_closes_its_clients_and_its_log() -> None:
             closed.append("log")
 
     broker = make_broker(lambda name: ClosingLog())
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     channel.add(Consumer(1000, Connection(lambda: closed.append("client"))))
     publish(broker, "t", due_ns=5 * SECOND)
     topic = broker.topic("t")
@@ -170,7 +177,7 @@ def test_recreated_topic_has_nothing_of_the_old_one() -> None:
     broker = make_broker()
     publish(broker, "t", count=3)
     broker.delete_topic(broker.topic("t"))
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     assert channel.depth == 0
     topic = broker.topic("t")
     record = next_record(topic, pack_messages([b"new"]), IDS.take(1))
@@ -188,7 +195,7 @@ def test_idle_channels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = make_broker()
     for topic in range(100):
         for channel in range(100):
-            broker.channel(f"t{topic}", f"c{channel}")
+            broker.topic(f"t{topic}").add_channel(f"c{channel}")
     assert broker.deadlines.next_ns is None
     looked: list[Channel] = []
     tick = Channel.tick
@@ -210,7 +217,7 @@ def test_idle_channels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_channel_is_processed_when_something_is_due() -> None:
     broker = make_broker()
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     publish(broker, "t")
     consumer = deliver(broker, channel, 0)
     assert broker.deadlines.next_ns == SECOND
@@ -223,7 +230,7 @@ def test_channel_is_processed_when_something_is_due() -> None:
 
 def test_earlier_alarm_rings_first_and_the_later_one_still_rings() -> None:
     broker = make_broker()
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     publish(broker, "t")
     deliver(broker, channel, 0, timeout_ms=60_000)
     publish(broker, "t", due_ns=SECOND)
@@ -240,7 +247,7 @@ def test_earlier_alarm_rings_first_and_the_later_one_still_rings() -> None:
 
 def test_channel_with_two_due_deadlines_is_processed_once() -> None:
     broker = make_broker()
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     publish(broker, "t", due_ns=2 * SECOND)
     publish(broker, "t", due_ns=SECOND)
     assert broker.tick(10 * SECOND) == [channel]
@@ -251,26 +258,26 @@ def test_first_channel_is_watched_for_earlier_deferred_messages() -> None:
     broker = make_broker()
     publish(broker, "t", due_ns=SECOND)
     assert broker.deadlines.next_ns is None
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     assert broker.deadlines.next_ns == SECOND
     assert broker.tick(SECOND) == [channel]
 
 
 def test_deleted_channel_is_not_processed() -> None:
     broker = make_broker()
-    gone, kept = broker.channel("t", "gone"), broker.channel("t", "kept")
+    gone, kept = broker.topic("t").add_channel("gone"), broker.topic("t").add_channel("kept")
     publish(broker, "t", due_ns=SECOND)
-    broker.delete_channel(gone)
+    delete(broker, gone)
     assert broker.tick(SECOND) == [kept]
     assert gone.depth == gone.deferred_count == 0
 
 
 def test_recreated_channel_has_its_own_deadlines() -> None:
     broker = make_broker()
-    old = broker.channel("t", "c")
+    old = broker.topic("t").add_channel("c")
     publish(broker, "t", due_ns=SECOND)
-    broker.delete_channel(old)
-    new = broker.channel("t", "c")
+    delete(broker, old)
+    new = broker.topic("t").add_channel("c")
     publish(broker, "t", due_ns=2 * SECOND)
     assert broker.tick(SECOND) == []
     assert broker.tick(2 * SECOND) == [new]
@@ -292,7 +299,7 @@ def deadline_bytes() -> Iterator[Callable[[], int]]:
 
 def test_short_deadlines_do_not_accumulate_behind_a_long_one(deadline_bytes: Callable[[], int]) -> None:
     broker = make_broker()
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     publish(broker, "t", due_ns=3600 * SECOND)
     for second in range(1, 1000):
         publish(broker, "t", due_ns=second * SECOND)
@@ -306,7 +313,9 @@ def test_short_deadlines_do_not_accumulate_behind_a_long_one(deadline_bytes: Cal
 @given(st.data())
 def test_channel_is_never_processed_later_than_its_next_deadline(data: st.DataObject) -> None:
     broker = make_broker()
-    channels = [broker.channel("t", name) for name in ("a", "b")] + [broker.channel("u", "a")]
+    channels = [broker.topic("t").add_channel(name) for name in ("a", "b")] + [
+        broker.topic("u").add_channel("a")
+    ]
     consumers: list[tuple[Channel, Consumer]] = []
     now_ns = 0
     for _ in range(data.draw(st.integers(1, 25))):
@@ -353,7 +362,7 @@ def test_channel_is_never_processed_later_than_its_next_deadline(data: st.DataOb
 def test_many_due_channels_are_processed_in_steps() -> None:
     """Between the steps, the broker's clients are served."""
     broker = make_broker()
-    channels = [broker.channel("t", f"c{number}") for number in range(1000)]
+    channels = [broker.topic("t").add_channel(f"c{number}") for number in range(1000)]
     publish(broker, "t", due_ns=SECOND)
     steps = 0
     while due := broker.tick(SECOND):
@@ -369,7 +378,7 @@ def test_many_due_channels_are_processed_in_steps() -> None:
 @pytest.mark.parametrize("what", ["deferred", "timeouts"])
 def test_many_due_messages_of_one_channel_are_processed_in_steps(what: str) -> None:
     broker = make_broker()
-    channel = broker.channel("t", "c")
+    channel = broker.topic("t").add_channel("c")
     publish(broker, "t", count=5500, due_ns=SECOND if what == "deferred" else 0)
     if what == "timeouts":
         consumers = [deliver(broker, channel, 0, ready=1000) for _ in range(5)]
@@ -389,15 +398,15 @@ def test_many_due_messages_of_one_channel_are_processed_in_steps(what: str) -> N
 
 def test_deadlines_of_deleted_channels_do_not_accumulate() -> None:
     broker = make_broker()
-    kept = broker.channel("t", "kept")
+    kept = broker.topic("t").add_channel("kept")
     gc.collect()
     channels_before = sum(isinstance(each, Channel) for each in gc.get_objects())
     publish(broker, "t", due_ns=3600 * SECOND)
     for begin_s in (3601, 10_001):  # rung deadlines are not counted as pending
         for second in range(begin_s, begin_s + 2000):
-            channel = broker.channel("t", "c#ephemeral")
+            channel = broker.topic("t").add_channel("c#ephemeral")
             publish(broker, "t", due_ns=second * SECOND)
-            broker.delete_channel(channel)
+            delete(broker, channel)
         del channel
         gc.collect()
         # Those without an deadline are gone.

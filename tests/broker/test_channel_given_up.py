@@ -141,7 +141,9 @@ def test_exhausted_messages_that_left_the_log_survive_a_seek_to_its_beginning() 
     seek = Seek(channel, 4, fixture.now_ns)
     for _ in seek.prepare():
         pass
-    state = seek.state()
+    copy = channel.copy(channel.topic)
+    seek.move(copy)
+    state = copy.make_state()
     for _ in state.encode():
         pass
     assert sorted(state.sequences()) == [0, 1]

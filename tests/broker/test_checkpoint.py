@@ -117,7 +117,7 @@ async def test_clients_are_served_while_a_large_channel_is_saved(tmp_path: Path)
     async with trio.open_nursery() as nursery:
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
         topic = server.broker.topic("t")
-        server.broker.channel("t", "c")
+        server.broker.topic("t").add_channel("c")
         later_ns = server.clock.now_ns() + 3600 * SECOND
         for _ in range(50):
             await server.topics.publish("t", [Publication([pack_messages([b"x"] * 1000)], later_ns)])

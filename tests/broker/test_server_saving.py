@@ -33,7 +33,7 @@ async def test_cancelled_save_is_repeated(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
         topic = server.broker.topic("t")
-        server.broker.channel("t", "first")
+        server.broker.topic("t").add_channel("first")
         files.hold("replace")
         cut_off = trio.CancelScope()
 

@@ -932,7 +932,7 @@ async def test_checkpoint_leaves_an_unused_new_topic_to_its_request(tmp_path: Pa
         nursery.start_soon(server.checkpointer.save_on_schedule, 0.0)
         topic = await server.topics.until_publishable("t")
         for name in ("a", "b", "c"):  # each is saved by a checkpoint, one after the other
-            server.broker.channel(name, "c")
+            server.broker.topic(name).add_channel("c")
             await until((topics / f"{name}.topic" / "state.json").exists)
         assert not (topics / "t.topic" / "state.json").exists()
         files.sync_fails = True

@@ -20,7 +20,6 @@ from .errors import DeletedError, OtherLog
 from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.checkpoint import Checkpoint
 from .state.seek import Seek, SeekResult
 from .state.steps import forget
 from .state.topic import Topic
@@ -42,42 +41,30 @@ class Admin:
 
     async def pause_topic(self, topic: Topic, paused: bool) -> None:
         """Pause a topic or unpause it, durably. A paused topic distributes no messages to its channels."""
-
-        def apply() -> None:
-            if paused:
-                topic.pause()
-            else:
-                topic.unpause()
-                self.delivery.deliver_topic(topic)
-
-        await self.checkpointer.change(
-            topic, lambda checkpoint: checkpoint.change_topic(paused=paused), apply
-        )
+        if paused:
+            await self.checkpointer.change(topic, Topic.pause)
+        else:
+            await self.checkpointer.change(
+                topic, Topic.unpause, then=partial(self.delivery.deliver_topic, topic)
+            )
 
     async def empty_topic(self, topic: Topic) -> None:
         """Drop the messages a topic has not distributed yet, durably. Its channels keep their messages."""
-        await self.checkpointer.change(topic, topic.plan_empty, topic.empty)
+        await self.checkpointer.change(topic, Topic.empty, channels=topic.channels)
 
     async def forget_producer(self, topic: Topic, producer: str) -> None:
         """Forget an idempotent producer of a topic, durably: it may number its batches from the start again."""
-
-        await self.checkpointer.change(
-            topic,
-            lambda checkpoint: checkpoint.forget_producer(producer),
-            lambda: topic.producers.forget(producer),
-            with_others=True,
-        )
+        await self.checkpointer.change(topic, lambda each: each.producers.forget(producer), with_others=True)
 
     async def configure_topic(self, topic: Topic, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic, durably. Also raises SettingsError."""
-
-        def apply() -> None:
-            topic.configure(changes)
-            self.delivery.deliver_topic(topic)  # a limit may have been raised
-
         await self.checkpointer.change(
-            topic, lambda checkpoint: topic.plan_configure(checkpoint, changes), apply
+            topic,
+            lambda each: each.configure(changes),
+            then=partial(self.delivery.deliver_topic, topic),  # a limit may have been raised
         )
+
+    # ------------------------------------------------------------------ channels
 
     async def pause(self, channel: Channel, paused: bool) -> None:
         """Pause a channel or unpause it, durably. On a pause, messages already in send buffers are sent."""
@@ -109,13 +96,12 @@ class Admin:
 
     async def delete_channel(self, channel: Channel) -> None:
         """Delete a channel, durably. Its clients are disconnected."""
-
-        def plan(checkpoint: Checkpoint) -> None:
-            self.broker.existing_topic_of(channel)
-            checkpoint.remove_channel(channel.name)
-
-        topic = self.broker.existing_topic_of(channel)
-        await self.checkpointer.change(topic, plan, partial(self.broker.delete_channel, channel))
+        await self.checkpointer.change(
+            self.broker.existing_topic_of(channel),
+            lambda each: each.remove_channel(each.counterpart(channel)),
+            channels=[channel.name],
+            check=partial(self.broker.existing_topic_of, channel),
+        )
 
     async def cancel(self, channel: Channel, sequences: Collection[int]) -> list[int]:
         """Drop the deferred ones of these messages, durably, and return their sequences."""
@@ -171,36 +157,25 @@ class Admin:
             if incarnation is not None and incarnation != topic.log.incarnation:
                 raise OtherLog(topic.name)
             oldest = topic.log.first_sequence
-            move = await self._move(topic, channel, max(wanted, oldest), dry_run=dry_run)
+            move = await self._move(channel, max(wanted, oldest), dry_run=dry_run)
         return move, oldest
 
-    async def _move(self, topic: Topic, channel: Channel, sequence: int, *, dry_run: bool) -> SeekResult:
-        """Move a channel, or compute the effect, in steps that let other tasks run. The topic must be locked."""
+    async def _move(self, channel: Channel, sequence: int, *, dry_run: bool) -> SeekResult:
+        """Move a channel, or compute the effect, in steps that let other tasks run. Its topic must be locked."""
         seek = Seek(channel, sequence, self.clock.now_ns())
-        moving: Iterator[None] = iter(())
-
-        def plan(checkpoint: Checkpoint) -> None:
-            if not channel.ephemeral:
-                checkpoint.change_channel(seek.state())
-
-        def apply() -> None:
-            nonlocal moving
-            if not self.broker.serves_channel(channel):
-                raise DeletedError(channel.name)
-            moving = seek.apply()
-            next(moving)
-
         try:
             await _run_cooperatively(seek.prepare())
             move = seek.effect()
             if dry_run:
                 return move
-            await self.checkpointer.change(topic, plan, apply, locked=True)
+            forgotten = await self.checkpointer.change_channel(
+                channel, seek.move, then=partial(self.broker.existing_topic_of, channel), locked=True
+            )
         finally:
             seek.close()
         self.delivery.deliver(channel)
         with trio.CancelScope(shield=True):  # the move is saved: complete it even if the request is cancelled
-            await _run_cooperatively(moving)
+            await _run_cooperatively(forget(forgotten))
         return move
 
     async def _save_dead_letters(self) -> None:

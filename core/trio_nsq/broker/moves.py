@@ -97,6 +97,7 @@ class Moves:
             move = topic.moving.current
             is_new = move is None
             if move is None:
+                # Before it is saved: the channels must get nothing while the log is synced up to the end of the move.
                 move = Move(os.urandom(8).hex(), to, topic.end, self.clock.now_ns())
                 topic.moving.begin(move)
             try:
@@ -106,7 +107,8 @@ class Moves:
                 await self.checkpointer.save(topic)
             except BaseException:
                 if is_new:
-                    self._end(topic)
+                    topic.moving.end()
+                    self._resume(topic)
                 raise
             if is_new:
                 logger.info("TOPIC(%s): begins to move to %s", topic.name, to)
@@ -141,11 +143,15 @@ class Moves:
             topic.moving.drop_all_moved()
             if not cancel and (left := _what_is_left(topic)):
                 raise MoveRefused(f"NOT_MOVED: {left}")
-            await self.checkpointer.change(topic, topic.moving.plan_end, partial(self._end, topic))
+            await self.checkpointer.change(
+                topic,
+                lambda each: each.moving.end(),
+                channels=topic.channels,
+                then=partial(self._resume, topic),
+            )
             logger.info("TOPIC(%s): the move has %s", topic.name, "been ended" if cancel else "completed")
 
-    def _end(self, topic: Topic) -> None:
-        topic.moving.end()
+    def _resume(self, topic: Topic) -> None:
         topic.distribute()
         self.delivery.deliver_topic(topic)
         for channel in topic.channels.values():

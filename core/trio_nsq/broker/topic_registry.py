@@ -22,7 +22,6 @@ from .reader_pool import ReaderPool
 from .recovery import TopicLoader
 from .state.broker import Broker
 from .state.channel import Channel
-from .state.checkpoint import Checkpoint
 from .state.consumer import Consumer
 from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
@@ -146,10 +145,12 @@ class TopicRegistry:
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Remove a consumer from its channel, and requeue its messages in flight."""
         channel.remove(consumer, failed=not self.broker.stopping)
-        alive = self.broker.topic_of(channel) is not None
-        if alive and channel.ephemeral and not channel.consumers:
-            self.broker.delete_channel(channel)
-        elif alive:
+        topic = self.broker.topic_of(channel)
+        if topic is None:
+            return
+        if channel.ephemeral and not channel.consumers:
+            topic.remove_channel(channel)
+        else:
             self.delivery.deliver(channel)
 
     # ------------------------------------------------------------------ creating
@@ -215,10 +216,11 @@ class TopicRegistry:
                 if topic in self.broker.never_saved:
                     with suppress(SaveError):  # a consumer must be able to subscribe on a full disk
                         await self.checkpointer.save(topic)
-                    self._check_channel_limit(await self._topic_to_use(topic_name), name)
-                channel = self._add_channel(topic_name, name, private=private)
+                    topic = await self._topic_to_use(topic_name)
+                    self._check_channel_limit(topic, name)
+                channel = topic.add_channel(name, private=private)
+                self._release_due(channel)
                 break
-
             try:
                 await self._save_and_add(topic, [name], with_others=True)
             except DeletedError:
@@ -340,30 +342,26 @@ class TopicRegistry:
     async def _save_and_add(self, topic: Topic, names: Sequence[str], *, with_others: bool = False) -> None:
         """Create channels; `with_others` and errors as of `Checkpointer.change`. Ephemeral channels are not saved."""
 
-        def plan(checkpoint: Checkpoint) -> None:
+        def add(each: Topic) -> None:
             for name in names:
-                # Another request may have created it.
-                if name not in topic.channels and not is_ephemeral(name):
-                    checkpoint.add_channel(name)
+                each.add_channel(name)  # or another request has
 
-        def apply() -> None:
+        def release_due() -> None:
             for name in names:
-                self._add_channel(topic.name, name)
+                self._release_due(topic.channels[name])
 
         creating = self._creating.setdefault(topic, set())
         creating.update(names)
         try:
-            await self.checkpointer.change(topic, plan, apply, with_others=with_others)
+            await self.checkpointer.change(
+                topic, add, channels=names, then=release_due, with_others=with_others
+            )
         finally:
             creating.difference_update(names)
             if not creating and self._creating.get(topic) is creating:
                 del self._creating[topic]
 
-    def _add_channel(self, topic_name: str, channel_name: str, *, private: bool = False) -> Channel:
-        """Return the channel of this name. Create it if needed; a new channel can start with deferred messages."""
-        self._topic(topic_name)
-        channel = self.broker.channel(topic_name, channel_name, private=private)
+    def _release_due(self, channel: Channel) -> None:
+        """Give a new channel the messages that are due: its first consumer may subscribe before the timer runs."""
         if channel.next_due_ns is not None:
-            # The first consumer may subscribe before the timer runs.
             channel.tick(self.clock.now_ns(), _DUE_AT_ONCE)
-        return channel

@@ -151,7 +151,7 @@ class Broker:
     def add_topic(self, topic: Topic) -> None:
         """Add a topic, and mark it as never saved."""
         self.topics[topic.name] = topic
-        topic.watch_deadlines(self.watch)
+        topic.watch(self.watch, self._follow_channel)
         if not topic.ephemeral:
             topic.version.report_to(self.changed, topic.name)
             topic.version.increment()
@@ -161,15 +161,6 @@ class Broker:
     def is_unused(self, topic: Topic) -> bool:
         """Whether a topic was never saved, and has neither messages nor channels: a request has not finished yet."""
         return topic in self.never_saved and not (topic.channels or topic.log.next_sequence)
-
-    def channel(self, topic_name: str, name: str, *, private: bool = False) -> Channel:
-        """Return the channel of this name, creating it and its topic if needed. Raises LogError."""
-        topic = self.topic(topic_name)
-        known = name in topic.channels
-        channel = topic.add_channel(name, private=private)
-        if not known:
-            self.on_names_changed(topic_name, name)
-        return channel
 
     def topic_of(self, channel: Channel) -> Topic | None:
         """Return the topic of a channel; None if the channel is deleted."""
@@ -183,17 +174,15 @@ class Broker:
             raise DeletedError(channel.name)
         return topic
 
-    def delete_channel(self, channel: Channel) -> None:
-        """Delete a channel, and its topic if that is ephemeral and has no other channel.
+    def _follow_channel(self, topic: Topic, channel: Channel) -> None:
+        """Follow a channel that was added or removed. An ephemeral topic is deleted with its last channel.
 
-        Deleting a private channel keeps a topic in which messages wait for the first channel.
+        The removal of a private channel keeps a topic in which messages wait for the first channel.
         """
-        topic = self.topic_of(channel)
-        if topic is None:
-            return
-        topic.remove_channel(channel)
-        self.deadlines.forget(channel)
         self.on_names_changed(topic.name, channel.name)
+        if topic.channels.get(channel.name) is channel:
+            return
+        self.deadlines.forget(channel)
         waited_for = channel.private and topic.high_watermark < topic.end
         if topic.ephemeral and not topic.channels and not waited_for:
             self.delete_topic(topic)

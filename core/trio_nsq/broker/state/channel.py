@@ -445,24 +445,18 @@ class Channel:
             tuple(messages.withdrawn),
             self.stream.moved if self.stream is not None and self.stream.is_fixed else None,
             tuple(messages.prefetched.items()),
+            self.ephemeral,
         )
 
-    def state_after(self, change: Callable[["Channel"], object]) -> ChannelState:
-        """Return the state that a change leads to: it is made in a copy of the channel, which has no consumers.
-
-        Raises what the change raises.
-        """
-        copy = Channel(self.topic, self.store, self.name, 0, private=self.private)
-        copy.settings, copy._own_settings, copy._is_paused = (
-            self.settings,
-            self._own_settings,
-            self._is_paused,
-        )
+    def copy(self, topic: TopicView) -> "Channel":
+        """Return a copy, for a copy of its topic, to see what a change does. It has no consumers."""
+        copy = Channel(topic, self.store, self.name, 0, private=self.private)
+        copy.settings, copy._own_settings = self.settings, self._own_settings
         copy.messages.copy_from(self.messages)
         if (stream := self.stream) is not None:
             copy.stream = MoveStream(stream.moved, is_fixed=stream.is_fixed)
-        change(copy)
-        return copy.make_state()
+        copy.paused = self._is_paused
+        return copy
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
         """Load a snapshot into a channel that was created at the snapshot's cursor and has no messages.

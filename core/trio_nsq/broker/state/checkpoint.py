@@ -41,6 +41,7 @@ class ChannelState:
         moved: How far the channel's stream of a move is stored at the target, see `MoveStream`; None if there is none,
             or if it has not begun.
         prefetched: The items of `ChannelMessages.prefetched`. `encode` removes them.
+        ephemeral: The channel is not saved.
 
     Attributes:
         parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, moved, holes [[start, end]],
@@ -60,6 +61,7 @@ class ChannelState:
     withdrawn: Sequence[WithdrawnMessage] = ()
     moved: int | None = None
     prefetched: Sequence[tuple[int, int]] = ()
+    ephemeral: bool = False
     parts: list[bytes] = field(init=False, default_factory=list)
     first_needed: int = field(init=False, default=0)
 
@@ -147,7 +149,7 @@ class Checkpoint:
     head: dict[str, Any]
     waiting: WaitingMessages
     producers: list[LastBatch]
-    durable: dict[str, ChannelState]
+    durable: list[ChannelState]
     ephemeral: list[ChannelState]
     moved_letters: int
     settings: TopicSettings
@@ -160,38 +162,13 @@ class Checkpoint:
         """Whether this has producers' batch numbers. Then the log must be synced before this is on disk."""
         return bool(self.producers)
 
-    def change_topic(self, **fields: Any) -> None:
-        """Replace values in `head`."""
-        self.head.update(fields)
-
-    def change_channel(self, state: ChannelState) -> None:
-        self.durable[state.name] = state
-
-    def add_channel(self, name: str) -> None:
-        """Add a new channel, as `Topic.add_channel` creates it."""
-        self.change_channel(ChannelState(name, False, {}, int(self.head["distribution_point"])))
-
-    def remove_channel(self, name: str) -> None:
-        self.durable.pop(name, None)
-
-    def forget_producer(self, producer: str) -> None:
-        known = [last.producer for last in self.producers]
-        if producer in known:
-            at = known.index(producer)
-            del self.producers[at], self.head["producers_used"][at]
-
-    def forget_waiting(self) -> None:
-        """Remove the deferred messages beyond the high watermark."""
-        self.waiting = WaitingMessages()
-
     def encode(self) -> Iterator[int]:
         """Set `parts`, `first_needed` and `all_needed`, in steps; yields the cost of each step.
 
         The event loop may serve other tasks between steps.
         """
         self.all_needed = min(int(self.head["distribution_point"]), int(self.head["settled"]))
-        durable_channels = list(self.durable.values())
-        channels = durable_channels + self.ephemeral
+        channels = self.durable + self.ephemeral
         waiting = "[]"
         if self.waiting:
             waiting, lowest = yield from _encode_rows(map(_row, self.waiting), 0)
@@ -212,11 +189,11 @@ class Checkpoint:
                     cost = 0
             cost += _CHANNEL_COST
         ephemeral = min((channel.first_needed for channel in self.ephemeral), default=self.head["end"])
-        durable = min((channel.first_needed for channel in durable_channels), default=self.all_needed)
+        durable = min((channel.first_needed for channel in self.durable), default=self.all_needed)
         self.first_needed = min(self.all_needed, durable, ephemeral)
         head = json.dumps({**self.head, "ephemeral_needed": ephemeral}, separators=(",", ":"))
         self.parts = [f'{head[:-1]},"waiting_deferred":{waiting}{producers},"channels":['.encode()]
-        for number, channel in enumerate(durable_channels):
+        for number, channel in enumerate(self.durable):
             if number:
                 self.parts.append(b",")
             self.parts += channel.parts
@@ -229,7 +206,7 @@ class Checkpoint:
     def unfinished_before(self, sequence: int) -> list[int]:
         """Return the unfinished messages of the channels before this sequence, ascending."""
         found: set[int] = set()
-        for channel in chain(self.durable.values(), self.ephemeral):
+        for channel in chain(self.durable, self.ephemeral):
             if channel.first_needed < sequence:
                 found.update(each for each in channel.sequences() if each < sequence)
         return sorted(found)

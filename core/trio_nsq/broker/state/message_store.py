@@ -78,7 +78,7 @@ class MessageStore:
         self.name = name
         self.log = log
         self.waits_for_disk = True
-        self._cache = cache
+        self.cache = cache
         self._channels = channels
         self._mem_queue_size = mem_queue_size
         # (first, after last) of the newest batches, up to mem_queue_size messages, ascending. Only the cache holds the
@@ -99,20 +99,20 @@ class MessageStore:
     @property
     def cached_from(self) -> int:
         """The sequence from which on all messages are decoded in memory."""
-        while self._recent and (self.name, self._recent[0][0]) not in self._cache:
+        while self._recent and (self.name, self._recent[0][0]) not in self.cache:
             start, after = self._recent.popleft()
             self._recent_messages -= after - start
         return self._recent[0][0] if self._recent else self.log.next_sequence
 
     def remember(self, batch: Batch) -> None:
         """Cache a batch that was just published."""
-        self._cache.put(self.name, batch)
+        self.cache.put(self.name, batch)
         self._recent.append((batch.base_sequence, batch.next_sequence))
         self._record_recent(len(batch))
 
     def remember_deferred(self, batch: Batch) -> None:
         """Cache a deferred batch that was just published, until the cache needs the room."""
-        self._cache.put(self.name, batch)
+        self.cache.put(self.name, batch)
         if len(batch) > 1:  # otherwise it is found by its only sequence
             self._record_read(batch, 0)
 
@@ -121,10 +121,10 @@ class MessageStore:
         if not self._recent:
             return False
         first = self._recent[-1][0]
-        newest = self._cache.get((self.name, first))
+        newest = self.cache.get((self.name, first))
         if newest is None or not (grown_bytes := newest.absorb(record, *self._largest_merged)):
             return False
-        self._cache.record_growth(grown_bytes)
+        self.cache.record_growth(grown_bytes)
         self._recent[-1] = first, newest.next_sequence
         self._record_recent(record.count)
         return True
@@ -135,7 +135,7 @@ class MessageStore:
         while self._recent_messages > self._mem_queue_size and len(self._recent) > 1:
             start, after = self._recent.popleft()
             self._recent_messages -= after - start
-            self._cache.discard((self.name, start))
+            self.cache.discard((self.name, start))
 
     def clear(self) -> None:
         self._recent.clear()
@@ -143,7 +143,7 @@ class MessageStore:
         self._read.clear()
         self._read_bytes = 0
         self._last_held = None
-        self._cache.forget_topic(self.name)
+        self.cache.forget_topic(self.name)
 
     # ------------------------------------------------------------------ reading
 
@@ -162,7 +162,7 @@ class MessageStore:
     def remember_read(self, batches: Iterable[Batch]) -> None:
         """Cache batches that were read from the log."""
         for batch in batches:
-            self._cache.put(self.name, batch)
+            self.cache.put(self.name, batch)
             self._record_read(batch, batch.size_bytes)
 
     def _record_read(self, batch: Batch, size_bytes: int) -> None:
@@ -173,7 +173,7 @@ class MessageStore:
             start, _, size_bytes = read.popleft()
             self._read_bytes -= size_bytes
             if alone and size_bytes:
-                self._cache.discard((self.name, start))
+                self.cache.discard((self.name, start))
 
     def read(self, wanted: Wanted) -> Found:
         """Read the messages that a channel needs from the log. Blocks on the disk; may be called in a thread."""
@@ -253,13 +253,13 @@ class MessageStore:
 
     def in_memory(self, sequence: int) -> Batch | None:
         """Return the batch that holds a message, if it is in memory."""
-        if (batch := self._cache.get((self.name, sequence))) is not None:
+        if (batch := self.cache.get((self.name, sequence))) is not None:
             return batch
         recent = bisect_right(self._recent, sequence, key=itemgetter(0)) - 1
         starts = [self._recent[recent][0]] if recent >= 0 else []
         starts += [start for start, after, _ in self._read if start <= sequence < after]
         for start in starts:
-            batch = self._cache.get((self.name, start))
+            batch = self.cache.get((self.name, start))
             if batch is not None and batch.base_sequence <= sequence < batch.next_sequence:
                 return batch
         return None

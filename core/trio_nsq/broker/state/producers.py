@@ -95,6 +95,10 @@ class Producers:
         """Whether the least recently used producer may be evicted."""
         return self._used_ns[next(iter(self._last))] <= now_ns - KEPT_S * _NS_PER_S
 
+    def copy_from(self, other: "Producers") -> None:
+        """Have the same producers as another topic."""
+        self._last, self._used_ns = other._last.copy(), other._used_ns.copy()
+
     def state(self) -> list[LastBatch]:
         """Return a new list of all producers, least recently used first."""
         return list(self._last.values())

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from .batch import Batch
 from .channel import Channel
-from .checkpoint import ChannelState
 from .cursor import spans
 from .deferred import Block, DeferredMessages, Requeued
-from .steps import Runs, forget, in_steps
+from .steps import Runs, in_steps
 from .waiting_messages import WaitingMessages
 from .withdrawn import WithdrawnMessage
 
@@ -41,7 +40,7 @@ class Seek:
     no longer finish messages in flight. Counters are kept.
 
     A channel may have a million messages, so a seek runs in steps, and the event loop serves other tasks between them:
-    `prepare`, then optionally `apply`, and always `close`. The channel delivers messages meanwhile. Changes to messages
+    `prepare`, then optionally `move`, and always `close`. The channel delivers messages meanwhile. Changes to messages
     from `sequence` on need no tracking, because all of them are delivered again; newly deferred messages are tracked.
     A channel has one seek at a time.
 
@@ -115,12 +114,12 @@ class Seek:
             runs.add(list(spans(sorted(part.sequence))))
 
     def close(self) -> None:
-        """Detach the seek from its channel, whether it was applied or not."""
+        """Detach the seek from its channel, whether the channel was moved or not."""
         if self._messages.arrivals is self._late:
             self._messages.arrivals = None
 
     def effect(self) -> SeekResult:
-        """Return the effect of `apply`. Call it after `prepare`."""
+        """Return the effect of `move`. Call it after `prepare`."""
         messages = self._messages
         in_flight = messages.in_flight_count
         waiting = messages.depth + in_flight + len(messages.deferred)
@@ -136,20 +135,11 @@ class Seek:
         withdrawn = [message for message in messages.withdrawn if message.sequence < to]
         return messages.deferred.before(to), messages.unanswered_before(to), withdrawn
 
-    def state(self) -> ChannelState:
-        """Return the channel's state after `apply`. The caller saves it before it calls `apply`."""
-        return self._channel.state_after(self._move)
-
-    def apply(self) -> Iterator[None]:
-        """Move the channel in the first step, and free its previous messages in further steps."""
-        self.close()  # messages that arrive from now on go to the moved channel
-        forgotten = self._move(self._channel)
-        yield
-        yield from forget(forgotten)
-
-    def _move(self, channel: Channel) -> list[deque[Any]]:
+    def move(self, channel: Channel) -> list[deque[Any]]:
         """Move the channel, or a copy of it. Returns its previous queues, as `Channel.empty`."""
         messages = channel.messages
+        if messages is self._messages:
+            self.close()  # messages that arrive from now on go to the moved channel
         deferred_before, requeued, withdrawn = self._kept_before()
         exhausted = set(messages.withdrawn.take_all_waiting())
         forgotten = channel.empty()

@@ -12,7 +12,7 @@ The end of the topic is the end of the last records passed to `accept`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
@@ -22,7 +22,7 @@ from ...protocol import is_ephemeral
 from .batch import make_batches
 from .cache import BatchCache
 from .channel import Channel
-from .checkpoint import STATE_FORMAT, Checkpoint
+from .checkpoint import STATE_FORMAT, ChannelState, Checkpoint
 from .dead_letter_ledger import DeadLetterLedger
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
@@ -84,6 +84,7 @@ class Topic:
         self._defaults = defaults
         self._own_settings: dict[str, Any] = {}  # by name
         self._private: dict[str, Channel] = {}  # subset of `channels`
+        self._others: list[ChannelState] = []  # in a copy: of the channels that are not copied
         self._undistributed = UndistributedMessages(self.view, self.version)
         self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
         self.moving = TopicMove(self.view, self._undistributed, self.channels, self.version)
@@ -92,6 +93,7 @@ class Topic:
         self.paused = False
         self.message_count = 0
         self._on_deadline: Callable[[Channel, int], object] | None = None
+        self._on_channels_changed: Callable[[Topic, Channel], object] | None = None
         self.carry_again_ns: int | None = None
         self.producers = Producers(self.version)
         self.dead_letters = DeadLetterLedger(self.version)
@@ -247,16 +249,30 @@ class Topic:
             if not channel.ephemeral:
                 self.version.increment()
             self.distribute()
+        self._report(channel)
         return channel
+
+    def _report(self, channel: Channel) -> None:
+        if self._on_channels_changed is not None:
+            self._on_channels_changed(self, channel)
 
     def _make_channel(self, name: str, cursor: int, *, private: bool = False) -> Channel:
         channel = Channel(self.view, self.store, name, cursor, Version(self.version), private=private)
         channel.on_deadline = self._on_deadline
         return channel
 
-    def watch_deadlines(self, on_deadline: Callable[[Channel, int], object]) -> None:
-        """From now on, report all deadlines that may be the next one of a channel, also those that there are."""
-        self._on_deadline = on_deadline
+    def watch(
+        self,
+        on_deadline: Callable[[Channel, int], object],
+        on_channels_changed: Callable[["Topic", Channel], object],
+    ) -> None:
+        """From now on, report changes; a copy of the topic reports none.
+
+        Args:
+            on_deadline: Called with all deadlines that may be the next one of a channel, also those that there are.
+            on_channels_changed: Called with each channel that is added or removed, until the topic is closed.
+        """
+        self._on_deadline, self._on_channels_changed = on_deadline, on_channels_changed
         for channel in self.channels.values():
             channel.on_deadline = on_deadline
             if (deadline_ns := channel.next_deadline_ns) is not None:
@@ -273,6 +289,7 @@ class Topic:
                 consumer.subscriber.close()
             channel.empty()  # frees the messages now: a deadline may keep the channel in memory for a while
             self.version.increment()
+            self._report(channel)
 
     def pause(self) -> None:
         self.paused = True
@@ -283,31 +300,16 @@ class Topic:
         self.version.increment()
         self.distribute()
 
-    def plan_configure(self, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> None:
-        """Apply the effect of `configure` to a checkpoint. Raises SettingsError."""
-        checkpoint.settings, own = change(self._defaults, self._own_settings, changes)
-        checkpoint.change_topic(settings=own)
-
-    def plan_empty(self, checkpoint: Checkpoint) -> None:
-        """Apply the effect of `empty` to a checkpoint."""
-        for channel in self.channels.values():
-            if not channel.ephemeral:
-                checkpoint.change_channel(channel.state_after(self._skip_undistributed))
-        checkpoint.forget_waiting()
-        checkpoint.change_topic(distribution_point=self.view.end)
-
     def empty(self) -> None:
         """Drop the messages beyond the high watermark; channels keep their messages."""
         for channel in self.limits.shared:
-            self._skip_undistributed(channel)
+            channel.skip(self.view.high_watermark, self.view.end)
         self._undistributed.clear()
         self.moving.stream.plan = None
 
-    def _skip_undistributed(self, channel: Channel) -> None:
-        channel.skip(self.view.high_watermark, self.view.end)
-
     def close(self) -> None:
         """Remove all channels and cached messages: the topic is being deleted, or the broker stops."""
+        self._on_channels_changed = None
         self.dead_letters.confirm_moved(
             self.dead_letters.moved_count
         )  # no saved state contains them any more
@@ -317,7 +319,38 @@ class Topic:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def copy(self, names: Container[str]) -> "Topic":
+        """Return a copy of the state that is saved: a change is made in it and saved, and then made in the topic.
+
+        Args:
+            names: The channels that the change may touch. The copy has only these, because there may be thousands; its
+                checkpoint has the others as they are.
+        """
+        copy = Topic(self.name, self.log, self.store.cache, 0, defaults=self._defaults)
+        copy._own_settings = self._own_settings
+        copy.configure({})
+        copy.paused = self.paused
+        view = copy.view
+        view.high_watermark, view.end = self.view.high_watermark, self.view.end
+        view.waiting = self.view.waiting.copy()
+        copy.moving.copy_from(self.moving)
+        copy.producers.copy_from(self.producers)
+        copy.dead_letters = self.dead_letters  # of letters in the log: no change touches it
+        for name, channel in self.channels.items():
+            if name not in names:
+                copy._others.append(channel.state())
+                continue
+            copy.channels[name] = channel.copy(view)
+            if channel.private:
+                copy._private[name] = copy.channels[name]
+        return copy
+
+    def counterpart(self, channel: Channel) -> Channel:
+        """Return a channel of this topic, or in a copy of the topic the copy of the channel."""
+        return channel if channel.topic is self.view else self.channels[channel.name]
+
     def checkpoint(self) -> Checkpoint:
+        channels = [*self._others, *[channel.state() for channel in self.channels.values()]]
         return Checkpoint(
             {
                 "format": STATE_FORMAT,
@@ -332,8 +365,8 @@ class Topic:
             },
             self._undistributed.waiting.copy(),
             self.producers.state(),
-            {name: c.state() for name, c in self.channels.items() if not c.ephemeral},
-            [c.state() for c in self.channels.values() if c.ephemeral],
+            [state for state in channels if not state.ephemeral],
+            [state for state in channels if state.ephemeral],
             self.dead_letters.moved_count,
             self.settings,
         )

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..errors import MoveRefused
 from .channel import Channel
-from .checkpoint import Checkpoint
 from .move import ChannelSplit, Move, MovePlan, MoveStream, topic_runs
 from .steps import Runs
 from .topic_view import TopicView
@@ -63,12 +62,6 @@ class TopicMove:
         """Let a channel deliver nothing if there is a move. Ephemeral channels are not moved."""
         if self.current is not None and channel.stream is None and not channel.ephemeral:
             channel.hold(MoveStream())
-
-    def plan_end(self, checkpoint: Checkpoint) -> None:
-        """Apply the effect of `end` to a checkpoint."""
-        checkpoint.head.pop("move", None)
-        for channel in self.channels:
-            checkpoint.change_channel(channel.state_after(Channel.release))
 
     def end(self) -> None:
         """End the move. The topic must then distribute the messages that have arrived meanwhile."""
@@ -153,6 +146,10 @@ class TopicMove:
         return max(0, end - start) + earlier
 
     # ------------------------------------------------------------------ saved state
+
+    def copy_from(self, other: "TopicMove") -> None:
+        """Have the same move as another topic; the channels have their streams."""
+        self.current, self.stream = other.current, MoveStream(other.stream.moved)
 
     def state(self) -> dict[str, Any]:
         """Return the part of the checkpoint's head; empty without a move."""

@@ -1,14 +1,14 @@
 """The checkpointer: writes the topics' states and the reserved ids, which a restart needs in addition to the logs."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EIO
 from functools import partial
 from itertools import takewhile
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -16,7 +16,6 @@ from ...log import LogError
 from ..errors import DeletedError, SaveError
 from ..state.broker import Broker, MessageIds
 from ..state.channel import Channel
-from ..state.checkpoint import Checkpoint
 from ..state.topic import Topic
 from .data_folder import ID_RESERVE, DataFolder, SavedCheckpoint
 from .retention import RetentionManager
@@ -42,31 +41,45 @@ class _Change:
     Attributes:
         done: The change was made or refused.
         error: Why it was refused.
+        result: What `change` returned for the topic itself.
     """
 
-    plan: Callable[[Checkpoint], None]
-    apply: Callable[[], None]
-    with_others: bool = False
+    change: Callable[[Topic], object]
+    channels: Container[str]
+    check: Callable[[], object]
+    then: Callable[[], object]
+    with_others: bool
     done: bool = False
     error: Exception | None = None
+    result: Any = None
 
-    def put_into(self, checkpoint: Checkpoint) -> None:
+    def try_on(self, copy: Topic) -> None:
         try:
-            self.plan(checkpoint)
+            self.check()
+            self.change(copy)
         except Exception as exc:
             self.refuse(exc)
 
-    def make(self) -> None:
+    def make(self, topic: Topic) -> None:
         if not self.done:
             self.done = True
             try:
-                self.apply()
+                self.result = self.change(topic)
+                self.then()
             except Exception as exc:
                 self.error = exc
 
     def refuse(self, error: Exception) -> None:
         if not self.done:
             self.done, self.error = True, error
+
+
+def _copy_with(topic: Topic, changes: Sequence[_Change]) -> Topic:
+    """Return a copy of a topic after these changes; those that cannot be made are refused."""
+    copy = topic.copy({name for name in topic.channels if any(name in each.channels for each in changes)})
+    for change in changes:
+        change.try_on(copy)
+    return copy
 
 
 def _first_of(changes: Sequence[_Change]) -> Sequence[_Change]:
@@ -127,37 +140,46 @@ class Checkpointer:
     async def change(
         self,
         topic: Topic,
-        plan: Callable[[Checkpoint], None],
-        apply: Callable[[], None],
+        change: Callable[[Topic], _T],
         *,
+        channels: Container[str] = (),
+        check: Callable[[], object] = lambda: None,
+        then: Callable[[], object] = lambda: None,
         with_others: bool = False,
         locked: bool = False,
-    ) -> None:
-        """Change a topic durably: first save the state with the change, then make the change.
+    ) -> _T:
+        """Change a topic durably: make the change in a copy and save its state, then make it in the topic.
 
         Args:
             topic: The topic. If it is ephemeral, nothing is written.
-            plan: Puts the change into the checkpoint to save. If it raises, nothing changes and this method raises the
-                same exception.
-            apply: Makes the change. No other state of the topic is saved between `plan` and `apply`.
+            change: Changes the topic, or a copy of it. May refuse by an exception, before it changes anything.
+            channels: The names of the channels that it may change, add or remove; `topic.channels`: all, whichever
+                there are when the change is made.
+            check: May refuse the change, too; called before it is saved, and not afterwards.
+            then: Called after the change of the topic, before any other task runs.
             with_others: One write may save this change together with other such changes.
             locked: The caller has `locked` the topic.
+
+        Returns:
+            The result of the change of the topic. No other state of the topic is saved before it.
 
         Raises:
             SaveError: The state cannot be saved; nothing has changed.
             DeletedError: The topic is deleted; nothing has changed.
         """
-        change = _Change(plan, apply, with_others)
+        pending = _Change(change, channels, check, then, with_others)
         if topic.ephemeral:
             self._check_exists(topic)
-            change.put_into(topic.checkpoint())  # may refuse the change
-            change.make()
+            _copy_with(topic, [pending])  # may refuse the change
+            pending.make(topic)
         elif locked:
-            await self._save(topic, [change])
+            await self._save(topic, [pending])
         else:
-            await self._make(topic, change)
-        if change.error is not None:
-            raise change.error
+            await self._make(topic, pending)
+        if pending.error is not None:
+            raise pending.error
+        result: _T = pending.result
+        return result
 
     async def _make(self, topic: Topic, change: _Change) -> None:
         """Make a change after the earlier ones, or refuse it."""
@@ -183,39 +205,27 @@ class Checkpointer:
         channel: Channel,
         change: Callable[[Channel], _T],
         *,
-        check: Callable[[], None] = lambda: None,
-        then: Callable[[], None] = lambda: None,
+        check: Callable[[], object] = lambda: None,
+        then: Callable[[], object] = lambda: None,
         with_others: bool = False,
+        locked: bool = False,
     ) -> _T:
-        """Change a channel durably: make the change in a copy and save its state, then make it in the channel.
+        """Change a channel durably; arguments, result and errors as of `change`."""
+        topic = self._broker.existing_topic_of(channel)
 
-        Args:
-            change: May refuse the change by an exception.
-            check: May refuse it, too; called before it is saved, and not afterwards.
-            then: Called after the change, before any other task runs.
-            with_others: As for `change`.
-
-        Returns:
-            The result of the change of the channel.
-
-        Raises:
-            SaveError, DeletedError: As `change`.
-        """
-        topic, results = self._broker.existing_topic_of(channel), list[_T]()
-
-        def plan(checkpoint: Checkpoint) -> None:
+        def check_both() -> None:
             self._broker.existing_topic_of(channel)
             check()
-            state = channel.state_after(change)
-            if not channel.ephemeral:
-                checkpoint.change_channel(state)
 
-        def apply() -> None:
-            results.append(change(channel))
-            then()
-
-        await self.change(topic, plan, apply, with_others=with_others)
-        return results[0]
+        return await self.change(
+            topic,
+            lambda each: change(each.counterpart(channel)),
+            channels=[channel.name],
+            check=check_both,
+            then=then,
+            with_others=with_others,
+            locked=locked,
+        )
 
     async def save(self, topic: Topic) -> None:
         """Return when the topic's state, current or newer, is on disk.
@@ -241,9 +251,7 @@ class Checkpointer:
             self._saved[topic] = topic.version.number
             self._broker.changed.discard(topic.name)
             self._due.discard(topic.name)
-            checkpoint = topic.checkpoint()
-            for change in changes:
-                change.put_into(checkpoint)
+            checkpoint = (_copy_with(topic, changes) if changes else topic).checkpoint()
             for _ in checkpoint.encode():
                 await trio.lowlevel.checkpoint()
             # If a batch number survived a power cut without its messages, the batch would count as published.
@@ -266,7 +274,7 @@ class Checkpointer:
             raise SaveError(text) from exc
         self._broker.never_saved.discard(topic)
         for change in changes:
-            change.make()
+            change.make(topic)
             # Save again: the topic changed after the checkpoint, and the previous state lacks the change.
             self._due.add(topic.name)
         topic.saved(checkpoint)
