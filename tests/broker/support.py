@@ -411,6 +411,17 @@ class FailingFiles(Files):
         super().sync(fd)
 
 
+class UnsavedStates(Files):
+    """States cannot be saved while `fails`, as on a full disk."""
+
+    fails = False
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().replace(path, content)
+
+
 async def bodies(client: RawClient, count: int) -> list[bytes]:
     """Return the bodies of the next messages."""
     return [(await client.message()).body for _ in range(count)]

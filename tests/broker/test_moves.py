@@ -12,7 +12,7 @@ import trio
 from broker.api import Api, running_api
 from broker.letters import another, client_of, configure, fail, letters, take
 from broker.moving import TO, Mover, waiting
-from broker.support import PATIENCE_S, HeldFiles
+from broker.support import PATIENCE_S, HeldFiles, UnsavedStates
 from trio_nsq.broker.moved_groups import MovedGroup
 from trio_nsq.broker.state import producers
 from trio_nsq.protocol import Limits, MessageSet, pack_messages
@@ -469,6 +469,22 @@ async def test_a_batch_that_arrives_after_the_end_of_a_move_is_refused(tmp_path:
                 assert await bodies(mover.target, "t", "d") == []
         assert await bodies(source, "t", "c") == ["2"]
         assert await bodies(source, "t", "d") == ["1", "2"]
+
+
+async def test_a_stream_that_cannot_be_closed_durably_stays_open(tmp_path: Path) -> None:
+    """Otherwise a restart of the target would open it again, after it had refused messages."""
+    files = UnsavedStates()
+    async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b", files=files) as target:
+        await create(source, "t", "c")
+        await publish(source, "t", "1", "2")
+        mover = Mover(source, target)
+        await mover.drain()
+        await mover.begin()
+        files.fails = True
+        assert (await mover.store("c", b"", close=True)).status_code == 503
+        files.fails = False
+        await mover.all()
+        assert await bodies(target, "t", "c") == ["1", "2"]
 
 
 async def test_an_ok_means_synced_whatever_the_sync_mode(tmp_path: Path) -> None:

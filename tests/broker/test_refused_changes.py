@@ -1,6 +1,5 @@
 """Tests that a channel is saved before it is used, and that a refused request has changed nothing."""
 
-import errno
 import json
 import os
 import shutil
@@ -13,9 +12,18 @@ import trio.testing
 
 from broker.api import DONE, OK, Api, running_api
 from broker.letters import another
-from broker.support import FailingFiles, HeldFiles, RawClient, connected, dpub, mpub, settle, threads_done
+from broker.support import (
+    FailingFiles,
+    HeldFiles,
+    RawClient,
+    UnsavedStates,
+    connected,
+    dpub,
+    mpub,
+    settle,
+    threads_done,
+)
 from trio_nsq.broker.state.settings import TopicSettings
-from trio_nsq.log import Files
 
 NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
 
@@ -24,17 +32,6 @@ NO_SCHEDULE = {"checkpoint_interval_ms": 3_600_000}
 def clock() -> trio.testing.MockClock:
     """A clock that moves only when a test moves it."""
     return trio.testing.MockClock()
-
-
-class UnsavedStates(Files):
-    """States cannot be saved while `fails`, as on a full disk."""
-
-    fails = False
-
-    def replace(self, path: Path, content: bytes) -> None:
-        if self.fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().replace(path, content)
 
 
 def address(api: Api) -> str:

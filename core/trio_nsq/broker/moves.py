@@ -347,9 +347,8 @@ class MovedMessages:
                 # Also without new ones: an earlier request may have been cut off before the sync.
                 await self.topics.sync_durably(topic.name)
                 if close:
-                    marker = LastBatch(_closed(producer), 0, topic.end - 1)
-                    topic.producers.record(marker, time.time_ns())
-                    await self.checkpointer.save(topic)
+                    marker, now_ns = LastBatch(_closed(producer), 0, topic.end - 1), time.time_ns()
+                    await self.checkpointer.change(topic, lambda each: each.producers.record(marker, now_ns))
         finally:
             del self._storing[key]
             this.set()
