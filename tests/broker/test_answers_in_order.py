@@ -1,5 +1,6 @@
 """Whatever a client sends, in whatever pieces, and whatever has to wait: every command is answered, in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +30,14 @@ COMMANDS = (
     "PUB", "PUB", "PUB other", "PUB new", "MPUB", "DPUB", "MPUB too many", "PUB invalid", "IDENTIFY", "NOP", "RDY",
     "FIN", "REQ", "TOUCH", "SUB", "SUB new", "CLS", "AUTH", "NOPE",
 )  # fmt: skip
+PUBLISHES = ("PUB", "PUB other", "PUB new", "MPUB", "DPUB")
+BEFORE_SUB = (*PUBLISHES, "IDENTIFY", "NOP")
+AFTER_SUB = (*PUBLISHES, "NOP", "RDY", "FIN", "REQ", "TOUCH")
 EVENTS = ("hold", "release", "settle")
 """What happens between two pieces of the data."""
 OK, END = "OK", "the end"
+MESSAGE = 2
+"""The type of a frame with a message."""
 
 
 @dataclass
@@ -107,7 +113,9 @@ def encoded(command: str, number: int) -> bytes:
 
 
 async def next_answer(client: RawClient) -> str:
-    frame = await client.frame()
+    """Return the next answer; messages come in between."""
+    while (frame := await client.frame()) is not None and frame[0] == MESSAGE:
+        pass
     if frame is None:
         return END
     kind, data = frame
@@ -158,6 +166,15 @@ async def converse(
     return expected, got
 
 
+def commands_from(choices: Sequence[str], *, at_most: int) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(choices), max_size=at_most)
+
+
+def conversation(before: list[str], after: list[str], end: list[str]) -> list[str]:
+    """Return commands that a client may send, up to the last few: most others end the connection soon."""
+    return [*before, "SUB", *after, *end]
+
+
 @settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @example(
     "always",
@@ -166,9 +183,15 @@ async def converse(
     [(0.0, "hold"), (0.3, "settle"), (0.9, "settle")],
 )
 @example("interval", ["PUB", "MPUB too many", "PUB"], False, [])
+@example("always", ["SUB", "PUB", "FIN", "MPUB", "REQ", "PUB other", "TOUCH", "PUB", "CLS"], True, [])
 @given(
     st.sampled_from(["always", "interval"]),
-    st.lists(st.sampled_from(COMMANDS), min_size=3, max_size=25),
+    st.builds(
+        conversation,
+        commands_from(BEFORE_SUB, at_most=8),
+        commands_from(AFTER_SUB, at_most=20),
+        commands_from(COMMANDS, at_most=5),
+    ),
     st.booleans(),
     st.lists(st.tuples(st.floats(0, 1), st.sampled_from(EVENTS)), max_size=8),
 )
