@@ -15,9 +15,8 @@ import pytest
 from log.support import HastyFiles
 from replication.leader import RandomChanges, Tree, tree_of
 from trio_nsq.replication import catch_up, inventory
-from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, Piece
+from trio_nsq.replication.catch_up import Block, CatchUp
 from trio_nsq.replication.inventory import decode_entry, take_inventory
-from trio_nsq.replication.journal import Position
 from trio_nsq.replication.operations import InvalidOperation
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Replica
@@ -84,13 +83,13 @@ def entries_of(folder: Path) -> dict[bytes, inventory.FileDigest]:
 def copy_all(catching: CatchUp, folder: Path) -> tuple[Replica, int]:
     """Let a folder catch up; returns the number that it has then."""
     replica = Replica.open(HastyFiles(), folder)
-    copy = replica.catch_up(EPOCH)
-    piece: Piece = CaughtUp(0)
+    replica.catch_up(EPOCH)
     for piece in catching.pieces():
-        copy.add(piece)
-    assert isinstance(piece, CaughtUp)
-    replica.begin(Position(EPOCH, piece.number))
-    return replica, piece.number
+        assert replica.position is None
+        replica.add(piece)
+    assert replica.position is not None
+    assert replica.position.epoch == EPOCH
+    return replica, replica.position.number
 
 
 @pytest.mark.parametrize("before", ["an empty folder", "an older copy", "a diverged copy"])

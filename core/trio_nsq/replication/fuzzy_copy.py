@@ -17,23 +17,27 @@ _REMAINS: Final = re.compile(rb"\.tmp\Z|\.topic-(deleted-[0-9]+|importing)\Z")
 
 
 class FuzzyCopy:
-    """Takes the pieces of a catch-up, in order. Methods may raise OSError; then it begins anew.
+    """Takes the pieces of a catch-up, in order. After an OSError it begins anew.
 
     Args:
         root: The data folder.
         changed: Changes its files.
         epoch: Of the leader.
+
+    Attributes:
+        epoch: As given.
     """
 
     def __init__(self, files: Files, root: Path, changed: ChangedFiles, epoch: int) -> None:
         self._files = files
         self._root = root
         self._changed = changed
+        self.epoch = epoch
         self._aside = b"diverged-%d" % epoch
         self._names = NamesSince()
 
     def add(self, piece: Piece) -> None:
-        """Take the next piece; `CaughtUp` needs nothing to be done."""
+        """Take the next piece, but `CaughtUp`. Raises OSError, InvalidOperation."""
         match piece:
             case Operations(data):
                 for operation in decode_all(data):

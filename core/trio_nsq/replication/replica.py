@@ -20,8 +20,10 @@ from typing import Final, NamedTuple
 from ..log.errors import LogReadError
 from ..log.files import Files
 from ..protocol.errors import NSQError
+from .catch_up import CaughtUp, Piece
 from .changed_files import ChangedFiles
 from .fuzzy_copy import FuzzyCopy
+from .inventory import take_inventory
 from .journal import Journal, JournalDamaged, Position, read_journal, remove_journals
 from .names import NamesSince
 from .operations import InvalidOperation, Kind, Operation, decode_all, encode
@@ -65,6 +67,7 @@ class Replica:
         self._names = NamesSince()
         self._changed = ChangedFiles(files, folder)
         self._stored: list[_Stored] = []
+        self._copy: FuzzyCopy | None = None  # of a catch-up
 
     @classmethod
     def open(cls, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> "Replica":
@@ -100,10 +103,16 @@ class Replica:
                 self._changed.redo(operation, names_older=names_older)
         self._begin(Position(stored.base.epoch, number))
 
-    def catch_up(self, epoch: int) -> FuzzyCopy:
-        """Give up the position, and copy a leader's folder; `begin` ends that.
+    def inventory(self) -> Iterator[bytes]:
+        """Yield an entry for each file, for a leader. Raises ReplicaError: a file cannot be read."""
+        with self._errors():
+            for path, digest in take_inventory(self._files, self._folder):
+                yield digest.encode(path)
 
-        What the folder has and the leader has not is kept in a folder `diverged-EPOCH`.
+    def catch_up(self, epoch: int) -> None:
+        """Give up the position, to copy the folder of a leader with this epoch: `add` takes the pieces.
+
+        What this folder has and the leader has not is kept in a folder `diverged-EPOCH`.
 
         Raises:
             ReplicaError: A file cannot be written.
@@ -116,7 +125,23 @@ class Replica:
                 self._journal = None
             self.position = None
             remove_journals(self._files, self._folder)
-        return FuzzyCopy(self._files, self._folder, self._changed, epoch)
+        self._copy = FuzzyCopy(self._files, self._folder, self._changed, epoch)
+
+    def add(self, piece: Piece) -> None:
+        """Take the next piece of a catch-up. `CaughtUp` gives the folder its position, durably.
+
+        Raises:
+            InvalidOperation: It has an operation that may not be done.
+            Diverged: It does not belong to the pieces before.
+            ReplicaError: A file cannot be written.
+        """
+        assert self._copy is not None
+        with self._errors():
+            if isinstance(piece, CaughtUp):
+                self._begin(Position(self._copy.epoch, piece.number))
+                self._copy = None
+            else:
+                self._copy.add(piece)
 
     def begin(self, position: Position) -> None:
         """Follow from here on: the files have all operations up to this one, not necessarily durably yet.
@@ -165,7 +190,7 @@ class Replica:
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise Diverged(f"{self._folder} lacks what the leader has: {exc}") from exc
         except OSError as exc:
-            raise ReplicaError(f"cannot write to {self._folder}: {exc.strerror or exc}") from exc
+            raise ReplicaError(f"cannot use {self._folder}: {exc.strerror or exc}") from exc
 
     # ------------------------------------------------------------------ following
 
@@ -208,7 +233,7 @@ class Replica:
             if needs_new:
                 assert self.position is not None
                 self._begin(self.position)
-            for one in self._copy(each) if is_link else (each,):
+            for one in self._copied(each) if is_link else (each,):
                 pending.append(_Stored(one, self._names.add(one)))
         self._append([operations] if whole else _encoded(pending), pending)
 
@@ -222,7 +247,7 @@ class Replica:
         self.position = Position(self.position.epoch, number)
         self._stored += operations
 
-    def _copy(self, link: Operation) -> Iterator[Operation]:
+    def _copied(self, link: Operation) -> Iterator[Operation]:
         """Yield what makes a copy of a file instead of a second name."""
         yield Operation(link.number, Kind.CREATE, link.to)
         for offset, data in self._changed.content(link.path):

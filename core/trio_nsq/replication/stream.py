@@ -16,16 +16,16 @@ class OperationStream:
 
     Args:
         most_bytes: How many bytes of operations are kept. A member that lacks older ones has lost its place.
-        on_append: Called after each operation, in the thread that added it; must not block.
 
     Attributes:
         last_number: The number of the newest operation; 0: none yet.
+        on_append: Called after each operation, in the thread that added it; must not block.
     """
 
-    def __init__(self, most_bytes: int, on_append: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.last_number = 0
+        self.on_append: Callable[[], None] = lambda: None
         self._most_bytes = most_bytes
-        self._on_append = on_append
         self._lock = Lock()
         self._operations: deque[tuple[int, Sequence[bytes]]] = deque()  # the size, and the pieces
         self._kept_bytes = 0
@@ -43,7 +43,7 @@ class OperationStream:
             while self._kept_bytes > self._most_bytes:
                 self._kept_bytes -= self._operations.popleft()[0]
             self.last_number = number
-        self._on_append()
+        self.on_append()
 
     @property
     def kept_bytes(self) -> int:

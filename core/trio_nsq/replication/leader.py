@@ -1,0 +1,305 @@
+"""The leader's side of the links to its followers."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+from ..protocol.errors import NSQError
+from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
+from .frame_stream import FrameStream
+from .inventory import FileDigest, decode_entry
+from .journal import Position
+from .link import (
+    VERSION,
+    FrameKind,
+    LinkError,
+    decode_json,
+    decode_number,
+    encode_frame,
+    encode_json,
+    encode_operations,
+    encode_piece,
+)
+from .recorder import RecordingFiles
+from .stream import OperationStream, TooFarBehind
+
+logger = logging.getLogger("trio_nsq.replication")
+
+_ROUND_BYTES: Final = 1024 * 1024
+_PIECES: Final = 64
+"""How many pieces of a catch-up without content are made in one call of a thread."""
+_MOST_INVENTORY_BYTES: Final = 256 * 1024 * 1024
+_MOST_ID: Final = 64
+
+
+@dataclass(eq=False, slots=True)
+class Follower:
+    """A connected follower.
+
+    Attributes:
+        member: The id of its data folder.
+        stored: The number of the last operation that it has durably.
+        is_caught_up: It has the whole folder; otherwise it is catching up.
+    """
+
+    member: str
+    stored: int = 0
+    is_caught_up: bool = False
+    _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def disconnect(self) -> None:
+        """End its connection."""
+        self._scope.cancel()
+
+
+class Leader:
+    """Serves the followers of one epoch.
+
+    Args:
+        cluster, member: The names of the cluster, and of this folder.
+        epoch: Of this leader.
+        files: Has recorded all changes since the start; `stream` has them.
+        on_progress: Called when a follower has stored more, was caught up, or has left.
+        alive_s: Pause after which something is sent in any case.
+        timeout_s: Limit for a follower to send anything, and to accept what is sent.
+
+    Attributes:
+        followers: Those connected, by member.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        member: str,
+        epoch: int,
+        files: RecordingFiles,
+        stream: OperationStream,
+        on_progress: Callable[[Follower], None],
+        *,
+        alive_s: float = 1.0,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self.followers: dict[str, Follower] = {}
+        self._cluster = cluster
+        self._member = member
+        self._epoch = epoch
+        self._files = files
+        self._stream = stream
+        self._on_progress = on_progress
+        self._alive_s = alive_s
+        self._timeout_s = timeout_s
+        self._loop = trio.lowlevel.current_trio_token()
+        self._loop_thread = threading.get_ident()
+        self._grown = trio.Event()
+        self._is_told = False
+        stream.on_append = self._tell
+
+    # ------------------------------------------------------------------ new operations
+
+    def _tell(self) -> None:
+        """Tell the senders that there are new operations; any thread may call it."""
+        if self._is_told:
+            return
+        self._is_told = True
+        if threading.get_ident() == self._loop_thread:
+            self._wake()
+        else:
+            self._loop.run_sync_soon(self._wake)
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, trio.Event()
+        grown.set()
+
+    async def _until_grown(self, number: int) -> bool:
+        """Wait until there are operations after this number; returns False after `alive_s` without one."""
+        self._is_told = False
+        if self._stream.last_number > number:
+            await trio.lowlevel.checkpoint()
+            return True
+        with trio.move_on_after(self._alive_s):
+            await self._grown.wait()
+        return self._stream.last_number > number
+
+    # ------------------------------------------------------------------ one follower
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Serve a follower until its connection ends, whatever it sends; logs why that ended. Closes the stream."""
+        frames = FrameStream(stream, self._timeout_s)
+        who = "a follower"
+        try:
+            hello = await self._hello(frames)
+            follower = Follower(hello.member)
+            who = f"follower {hello.member}"
+            if (before := self.followers.get(hello.member)) is not None:
+                before.disconnect()  # its connection is broken, and this side has not noticed
+            self.followers[hello.member] = follower
+            try:
+                with follower._scope:
+                    await self._serve(frames, follower, hello)
+            finally:
+                if self.followers.get(hello.member) is follower:
+                    del self.followers[hello.member]
+                    self._on_progress(follower)
+            logger.info("%s: another connection of it has begun", who)
+        except* (NSQError, trio.BrokenResourceError, OSError, TooFarBehind) as group:
+            for exc in _leaves(group):
+                reason = "it is too far behind" if isinstance(exc, TooFarBehind) else str(exc)
+                logger.warning("%s: disconnected: %s", who, reason or "the connection is broken")
+        finally:
+            with trio.CancelScope(shield=True) as closing:
+                closing.cancel()
+                await stream.aclose()
+
+    async def _hello(self, frames: FrameStream) -> "_Hello":
+        """Read the first frame. Raises LinkError; then the follower is told so."""
+        kind, payload = await frames.receive_one()
+        if kind is not FrameKind.HELLO:
+            raise LinkError("it does not begin with a frame HELLO")
+        try:
+            hello = _Hello.read(decode_json(kind, payload))
+            if VERSION not in hello.versions:
+                raise LinkError(
+                    f"it speaks versions {hello.versions} of the link, the leader speaks {VERSION}: upgrade the older "
+                    "one"
+                )
+            if hello.cluster != self._cluster:
+                raise LinkError(f"it belongs to cluster {hello.cluster!r}, the leader to {self._cluster!r}")
+            if hello.member == self._member:
+                raise LinkError(
+                    f"its data folder has the leader's identity {hello.member}: it is a copy. Remove cluster.json from "
+                    "it, so that it becomes a new member"
+                )
+        except LinkError as exc:
+            await frames.send(encode_json(FrameKind.REFUSED, {"reason": str(exc)}))
+            raise
+        return hello
+
+    async def _serve(self, frames: FrameStream, follower: Follower, hello: "_Hello") -> None:
+        position = hello.position
+        resumes = (
+            position is not None and position.epoch == self._epoch and self._stream.has_after(position.number)
+        )
+        welcome = {"version": VERSION, "epoch": self._epoch, "resumes": resumes}
+        await frames.send(encode_json(FrameKind.WELCOME, welcome))
+        if resumes and position is not None:
+            number = position.number
+            logger.info("follower %s: continues after operation %d", follower.member, number)
+        else:
+            logger.info("follower %s: catches up", follower.member)
+            number = await self._catch_up(frames, await self._inventory(frames))
+            logger.info("follower %s: has caught up", follower.member)
+        follower.stored = number if resumes else 0
+        follower.is_caught_up = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive, frames, follower)
+            while True:
+                if await self._until_grown(number):
+                    number, pieces = self._stream.after(number, _ROUND_BYTES)
+                    await frames.send(encode_operations(number, pieces))
+                else:
+                    await frames.send(encode_frame(FrameKind.ALIVE))
+
+    async def _receive(self, frames: FrameStream, follower: Follower) -> None:
+        while True:
+            for kind, payload in await frames.receive():
+                if kind is FrameKind.ALIVE:
+                    continue
+                if kind is not FrameKind.STORED:
+                    raise LinkError(f"it has sent a frame {kind.name}")
+                number = decode_number(payload)
+                if not follower.stored <= number <= self._stream.last_number:
+                    raise LinkError(
+                        f"it has stored operation {number} after {follower.stored}; the last one is "
+                        f"{self._stream.last_number}"
+                    )
+                follower.stored = number
+                self._on_progress(follower)
+
+    # ------------------------------------------------------------------ catch-up
+
+    async def _inventory(self, frames: FrameStream) -> dict[bytes, FileDigest]:
+        inventory: dict[bytes, FileDigest] = {}
+        size = 0
+        while True:
+            kind, payload = await frames.receive_one()
+            if kind is FrameKind.INVENTORY_END:
+                return inventory
+            if kind is FrameKind.ALIVE:
+                continue
+            if kind is not FrameKind.INVENTORY:
+                raise LinkError(f"it has sent a frame {kind.name} instead of its inventory")
+            size += len(payload)
+            if size > _MOST_INVENTORY_BYTES:
+                raise LinkError("its inventory is too large")
+            path, digest = decode_entry(payload)
+            inventory[path] = digest
+
+    async def _catch_up(self, frames: FrameStream, inventory: dict[bytes, FileDigest]) -> int:
+        """Send a copy of the folder; returns the number of its last operation."""
+        pieces = CatchUp(self._files, self._stream, inventory).pieces()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_ignore, frames)
+            nursery.start_soon(frames.stay_alive, self._alive_s)
+            while True:
+                for piece in await trio.to_thread.run_sync(_some, pieces):
+                    await frames.send(encode_piece(piece))
+                    if isinstance(piece, CaughtUp):
+                        nursery.cancel_scope.cancel()
+                        return piece.number
+        raise AssertionError("a catch-up ends with CaughtUp")
+
+
+async def _ignore(frames: FrameStream) -> None:
+    """Read what a follower sends during its catch-up, to notice that it is gone."""
+    while True:
+        for kind, _ in await frames.receive():
+            if kind is not FrameKind.ALIVE:
+                raise LinkError(f"it has sent a frame {kind.name} during its catch-up")
+
+
+def _some(pieces: Iterator[Piece]) -> list[Piece]:
+    """Return the next pieces; in a thread."""
+    found: list[Piece] = []
+    for piece in pieces:
+        found.append(piece)
+        if len(found) >= _PIECES or isinstance(piece, Block | Operations | CaughtUp):
+            break
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    versions: list[int]
+    cluster: str
+    member: str
+    position: Position | None
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "_Hello":
+        """Raises LinkError: a field is missing, or has a wrong value."""
+        position = content.get("position")
+        match content:
+            case {"versions": [*versions], "cluster": str(cluster), "member": str(member)} if (
+                all(type(each) is int for each in versions) and 0 < len(member) <= _MOST_ID
+            ):
+                pass
+            case _:
+                raise LinkError("its frame HELLO lacks versions, cluster or member")
+        match position:
+            case None:
+                return cls(versions, cluster, member, None)
+            case {"epoch": int(epoch), "number": int(number)} if epoch >= 0 and number >= 0:
+                return cls(versions, cluster, member, Position(epoch, number))
+        raise LinkError("its frame HELLO has a position that is none")
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _leaves(each)
+        else:
+            yield each

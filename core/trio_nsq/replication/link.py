@@ -1,0 +1,190 @@
+"""The frames between a leader and a follower, as bytes.
+
+     0      4      5
+    +------+------+---------+
+    | size | kind | payload |
+    +------+------+---------+
+
+`size` counts kind and payload; integers are big-endian. The follower begins with HELLO. The leader answers WELCOME, or
+REFUSED and closes. If the follower cannot continue, it sends its INVENTORY, an entry per frame, and INVENTORY_END, and
+gets the pieces of a `CatchUp`, the last of which is CAUGHT_UP. After that, or after the WELCOME, it gets OPERATIONS and
+answers with STORED. Both send ALIVE when they have had nothing to send for a while.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final
+
+from ..protocol.errors import NSQError
+from .catch_up import Block, CaughtUp, FileBegin, FileEnd, Folder, Operations, Piece
+from .operations import MOST_OPERATION_BYTES, InvalidOperation, check_path
+
+VERSION: Final = 1
+"""The version of the link: HELLO names all that the follower speaks, WELCOME the one that is used."""
+MOST_FRAME_BYTES: Final = MOST_OPERATION_BYTES + 64 * 1024
+_HEAD = Struct(">IB")
+_NUMBER = Struct(">Q")
+_NAME = Struct(">H")
+_FILE = Struct(">BB")
+_BLOCK = Struct(">QH")
+
+
+class LinkError(NSQError):
+    """The other side does not speak the protocol of the link, or refuses; the text says what."""
+
+
+class FrameKind(IntEnum):
+    """See the module. HELLO, WELCOME and REFUSED are JSON objects."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSED = 3
+    INVENTORY = 4
+    INVENTORY_END = 5
+    OPERATIONS = 6
+    FOLDER = 7
+    FILE_BEGIN = 8
+    BLOCK = 9
+    FILE_END = 10
+    CAUGHT_UP = 11
+    STORED = 12
+    ALIVE = 13
+
+
+def encode_frame(kind: FrameKind, *payload: bytes | memoryview) -> list[bytes | memoryview]:
+    """Return a frame as pieces of bytes; those of the payload are not copied."""
+    return [_HEAD.pack(1 + sum(map(len, payload)), kind), *payload]
+
+
+def encode_json(kind: FrameKind, content: dict[str, Any]) -> list[bytes | memoryview]:
+    """Return a frame with a JSON object."""
+    return encode_frame(kind, json.dumps(content).encode())
+
+
+def encode_number(kind: FrameKind, number: int) -> list[bytes | memoryview]:
+    """Return a frame with a number: STORED, ALIVE or CAUGHT_UP."""
+    return encode_frame(kind, _NUMBER.pack(number))
+
+
+def encode_operations(last_number: int, pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+    """Return a frame with operations, as `encode` makes them."""
+    return encode_frame(FrameKind.OPERATIONS, _NUMBER.pack(last_number), *pieces)
+
+
+def encode_piece(piece: Piece) -> list[bytes | memoryview]:
+    """Return the frame of a piece of a catch-up."""
+    match piece:
+        case Operations(data, last_number):
+            return encode_operations(last_number, [data])
+        case Folder(path, names):
+            listed = (_NAME.pack(len(name)) + name for name in (path, *sorted(names)))
+            return encode_frame(FrameKind.FOLDER, *listed)
+        case FileBegin(path, has_diverged, is_whole):
+            return encode_frame(FrameKind.FILE_BEGIN, _FILE.pack(has_diverged, is_whole), path)
+        case Block(path, offset, data):
+            return encode_frame(FrameKind.BLOCK, _BLOCK.pack(offset, len(path)), path, data)
+        case FileEnd(path, size):
+            return encode_frame(FrameKind.FILE_END, _NUMBER.pack(size), path)
+        case CaughtUp(number):
+            return encode_number(FrameKind.CAUGHT_UP, number)
+
+
+def decode_piece(kind: FrameKind, payload: bytes) -> Piece:
+    """Return the piece of a catch-up in a frame. Raises LinkError, InvalidOperation."""
+    try:
+        match kind:
+            case FrameKind.OPERATIONS:
+                return Operations(payload[_NUMBER.size :], decode_number(payload))
+            case FrameKind.FOLDER:
+                path, *names = _names_in(payload)
+                return Folder(_checked(path) if path else path, frozenset(names))
+            case FrameKind.FILE_BEGIN:
+                has_diverged, is_whole = _FILE.unpack_from(payload)
+                return FileBegin(_checked(payload[_FILE.size :]), bool(has_diverged), bool(is_whole))
+            case FrameKind.BLOCK:
+                offset, path_bytes = _BLOCK.unpack_from(payload)
+                end = _BLOCK.size + path_bytes
+                if offset + len(payload) >= 1 << 63:
+                    raise InvalidOperation("a block is beyond the end of any file")
+                return Block(_checked(payload[_BLOCK.size : end]), offset, payload[end:])
+            case FrameKind.FILE_END:
+                return FileEnd(_checked(payload[_NUMBER.size :]), decode_number(payload))
+            case FrameKind.CAUGHT_UP:
+                return CaughtUp(decode_number(payload))
+    except StructError as exc:
+        raise LinkError(f"a frame {kind.name} is cut off") from exc
+    raise LinkError(f"a frame {kind.name} is not part of a catch-up")
+
+
+def _checked(path: bytes) -> bytes:
+    check_path(path)
+    return path
+
+
+def _names_in(payload: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(payload):
+        (size,) = _NAME.unpack_from(payload, at)
+        begin, at = at + _NAME.size, at + _NAME.size + size
+        if at > len(payload):
+            raise LinkError("a name in a frame FOLDER is cut off")
+        yield payload[begin:at]
+    if not payload:
+        raise LinkError("a frame FOLDER is empty")
+
+
+def decode_number(payload: bytes) -> int:
+    """Return the number that a payload begins with. Raises LinkError."""
+    if len(payload) < _NUMBER.size:
+        raise LinkError("a frame with a number is cut off")
+    number: int = _NUMBER.unpack_from(payload)[0]
+    return number
+
+
+def decode_json(kind: FrameKind, payload: bytes) -> dict[str, Any]:
+    """Return the JSON object of a frame. Raises LinkError."""
+    try:
+        content = json.loads(payload)
+    except (ValueError, RecursionError) as exc:
+        raise LinkError(f"a frame {kind.name} is no JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise LinkError(f"a frame {kind.name} is no JSON object")
+    return content
+
+
+class FrameReader:
+    """Divides what arrives into frames.
+
+    Args:
+        most_bytes: The largest frame that is accepted.
+    """
+
+    def __init__(self, most_bytes: int = MOST_FRAME_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._buffer = bytearray()
+
+    def receive(self, data: bytes | bytearray) -> Iterator[tuple[FrameKind, bytes]]:
+        """Yield the frames that are complete. Raises LinkError."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while len(buffer) - at >= _HEAD.size:
+                size, code = _HEAD.unpack_from(buffer, at)
+                if not 1 <= size <= self._most_bytes:
+                    raise LinkError(f"a frame of {size:,} bytes; the maximum is {self._most_bytes:,}")
+                end = at + _HEAD.size - 1 + size
+                if end > len(buffer):
+                    return
+                try:
+                    kind = FrameKind(code)
+                except ValueError:
+                    raise LinkError(f"there is no frame of kind {code}") from None
+                payload = bytes(memoryview(buffer)[at + _HEAD.size : end])
+                at = end
+                yield kind, payload
+        finally:
+            del buffer[:at]
