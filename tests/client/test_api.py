@@ -211,10 +211,10 @@ def test_answers_that_are_not_those_of_a_broker(http: BrokerHTTP) -> None:
 
 
 def test_pages_of_dead_letters(http: BrokerHTTP) -> None:
-    counted = run(dead_letters.count(dead_letters.Chosen("t.dead")), http.ask)
+    counted = run(dead_letters.count(dead_letters.LetterFilter("t.dead")), http.ask)
     assert counted.is_complete
     moved = dead_letters.Moved()
-    run(dead_letters.move(dead_letters.Chosen("t.dead"), "drop", moved, at_most=1), http.ask)
+    run(dead_letters.move(dead_letters.LetterFilter("t.dead"), "drop", moved, at_most=1), http.ask)
     assert (moved.done, moved.next_sequence) == (min(1, counted.total), None)
 
 

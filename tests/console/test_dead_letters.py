@@ -13,7 +13,7 @@ from console.support import console_of
 from fleet.support import hung, wait_until
 from interop.peers import Broker
 from trio_nsq.console.actions.dead_letters import Filter, move
-from trio_nsq.console.actions.shown import body_of
+from trio_nsq.console.actions.listed_message import body_of
 
 HOSTILE = b"<script>alert(1)</script>"
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from trio_nsq.console.messages.asked import Asked, asked, position_of
 from trio_nsq.console.messages.cursor import Cursor, parse_cursor
 from trio_nsq.console.messages.merging import Part, merge
 from trio_nsq.console.messages.message import Message, MissingMessages, Row
+from trio_nsq.console.messages.query import MessageQuery, parse_query, position_of
 
 NOW_NS = 1_700_000_000 * 10**9
 
@@ -164,12 +164,12 @@ def test_other_positions_are_refused(text: str) -> None:
 
 
 def test_parameters_have_defaults_and_limits() -> None:
-    assert asked({}) == Asked()
-    assert asked({}).query() == {}
-    given = asked(
+    assert parse_query({}) == MessageQuery()
+    assert parse_query({}).query() == {}
+    given = parse_query(
         {"q": "a&b", "kind": "regex", "order": "oldest", "count": "50", "ignore_case": "1", "after": "@5"}
     )
-    assert asked(given.query()) == given
+    assert parse_query(given.query()) == given
     assert given.query(before="@7", after="") == {
         "q": "a&b",
         "kind": "regex",
@@ -180,16 +180,16 @@ def test_parameters_have_defaults_and_limits() -> None:
     }
     for wrong in ({"count": "0"}, {"count": "101"}, {"count": "x"}, {"count": "9" * 5000}, {"kind": "x"}):
         with pytest.raises(ValueError, match="not"):
-            asked(wrong)
+            parse_query(wrong)
 
 
 def test_the_direction_of_a_page() -> None:
-    assert Asked().start(NOW_NS).backwards
-    assert Asked().start(NOW_NS).on("a") == "latest"
-    oldest = Asked(order="oldest").start(NOW_NS)
+    assert MessageQuery().start(NOW_NS).backwards
+    assert MessageQuery().start(NOW_NS).on("a") == "latest"
+    oldest = MessageQuery(order="oldest").start(NOW_NS)
     assert not oldest.backwards
     assert oldest.on("a") == "earliest"
-    assert not Asked(after="a~5").start(NOW_NS).backwards
-    assert Asked(order="oldest", before="a~5").start(NOW_NS).backwards
-    assert Asked(before="a~5").start(NOW_NS).on("a") == "5"
-    assert Asked(at="7").start(NOW_NS).on("b") == "7"
+    assert not MessageQuery(after="a~5").start(NOW_NS).backwards
+    assert MessageQuery(order="oldest", before="a~5").start(NOW_NS).backwards
+    assert MessageQuery(before="a~5").start(NOW_NS).on("a") == "5"
+    assert MessageQuery(at="7").start(NOW_NS).on("b") == "7"

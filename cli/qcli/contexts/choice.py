@@ -18,7 +18,7 @@ from .store import read_contexts, writable_by_others
 CONTEXT_OPTION = "--context"
 CONTEXT_VARIABLE = "QCLI_CONTEXT"
 BY_USE = "'qcli context use'"
-_CHOSEN = "qcli.context"
+_CHOSEN_CONTEXT = "qcli.context"
 _REPLACED = "qcli.context.replaced"
 _NAMED_BEFORE = "qcli.context.before"
 _SECTION = "Which broker"
@@ -28,7 +28,7 @@ _OPTIONS = {option_of(key): key for key in KEYS} | {"--auth-secret": "auth_secre
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenContext:
     """The context that a command uses.
 
     Attributes:
@@ -39,9 +39,9 @@ class Chosen:
     origin: str
 
 
-def chosen_context(ctx: click.Context) -> Chosen | None:
+def chosen_context(ctx: click.Context) -> ChosenContext | None:
     """Return the context that a command uses; None: no context."""
-    found: Chosen | None = ctx.meta.get(_CHOSEN)
+    found: ChosenContext | None = ctx.meta.get(_CHOSEN_CONTEXT)
     return found
 
 
@@ -134,7 +134,7 @@ class ContextOption(GroupedOption):
                 f"of the context {context.name}. Make both yours (chown), and: "
                 f"chmod go-w {contexts.path.parent} {contexts.path}"
             )
-        ctx.meta[_CHOSEN] = Chosen(context, origin)
+        ctx.meta[_CHOSEN_CONTEXT] = ChosenContext(context, origin)
         ctx.meta[DEFAULTS_ORIGIN] = f"context {context.name}"
         defaults: dict[str, Any] = dict(ctx.default_map or {})
         for name, (key, param) in _parameters(ctx).items():

@@ -20,8 +20,8 @@ from .errors import DeletedError, OtherLog
 from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
+from .state.cooperative import forget
 from .state.seek import Seek, SeekResult
-from .state.steps import forget
 from .state.topic import Topic
 from .state.withdrawn import WithdrawnMessage
 from .storage.checkpointer import Checkpointer

@@ -16,7 +16,7 @@ _IDS_AT_ONCE = 500
 """What a broker accepts in a request."""
 
 
-class Chosen(NamedTuple):
+class LetterFilter(NamedTuple):
     """The letters of a topic, of an origin (`TOPIC` or `TOPIC/CHANNEL`), and with a reason; None: all."""
 
     topic: str
@@ -39,7 +39,7 @@ class LetterGroup:
 
 
 @dataclass(slots=True)
-class Counted:
+class LetterCounts:
     """How many letters there are on one broker.
 
     Attributes:
@@ -76,13 +76,15 @@ class Moved:
         return self.done + self.kept.total()
 
 
-def count(chosen: Chosen, goes_on: Callable[[Counted], bool] = lambda counted: True) -> Procedure[Counted]:
+def count(
+    chosen: LetterFilter, goes_on: Callable[[LetterCounts], bool] = lambda counted: True
+) -> Procedure[LetterCounts]:
     """Count letters by origin and reason.
 
     Args:
         goes_on: Asked after each page but the last one.
     """
-    counted = Counted()
+    counted = LetterCounts()
     start: int | None = 0
     while start is not None:
         if start and not goes_on(counted):
@@ -101,7 +103,7 @@ def count(chosen: Chosen, goes_on: Callable[[Counted], bool] = lambda counted: T
 
 
 def move(
-    chosen: Chosen,
+    chosen: LetterFilter,
     verb: str,
     moved: Moved,
     *,

@@ -8,7 +8,7 @@ import click
 
 from trio_nsq.api import broker as api
 from trio_nsq.fleet import dead_letters
-from trio_nsq.fleet.dead_letters import CHANNEL, Chosen
+from trio_nsq.fleet.dead_letters import CHANNEL, LetterFilter
 
 from ...broker.brokers import Answers, Brokers, broker_http_options
 from ...broker.failures import not_a_broker
@@ -96,7 +96,7 @@ def _dead_letter_topics(address: str) -> list[str]:
 
 
 def _count(address: str, topic: str) -> list[dict[str, Any]]:
-    counted = perform(address, dead_letters.count(Chosen(topic)))
+    counted = perform(address, dead_letters.count(LetterFilter(topic)))
     if counted.in_flight:
         print_diagnostic(f"{topic}: {counted.in_flight:,} more in flight with consumers of {topic}/{CHANNEL}")
     return [{"dead_letter_topic": topic, **row} for row in counted.rows.values()]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import click
 
-from trio_nsq.fleet.dead_letters import CHANNEL, REASONS, Chosen
+from trio_nsq.fleet.dead_letters import CHANNEL, REASONS, LetterFilter
 
 from ...broker.brokers import Brokers
 from ...broker.name_completion import complete_source, complete_topic_with
@@ -79,9 +79,9 @@ class Selection:
         return bool(self.origin or self.reason or self.ids or self.count)
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> LetterFilter:
         """The letters, without regard to ids."""
-        return Chosen(self.topic, None if self.origin is None else str(self.origin), self.reason)
+        return LetterFilter(self.topic, None if self.origin is None else str(self.origin), self.reason)
 
     def pages(self) -> Iterator[Sequence[str]]:
         """Yield the ids in pages; without ids, an empty page for all dead letters."""

@@ -21,7 +21,7 @@ from ...framework.options import option, output_format
 from ...framework.output import json_lines, print_diagnostic, write
 from ..shared.job_reports import job_reports
 from .advice import check_broker_is_named, stop_command
-from .left import Left, named
+from .remaining import Remaining, named
 from .report import Progress, Show, reporter
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _wait(source: AdminClient, progress: Progress, show: Show, deadline_s: float
             if started not in (None, stats.get("start_time")):
                 source.make(api.set_draining(True))  # a restart has ended the drain mode
             started = stats.get("start_time")
-            progress.update(Left.of(stats), time.monotonic())
+            progress.update(Remaining.of(stats), time.monotonic())
             if not progress.messages:
                 return
             show(progress)

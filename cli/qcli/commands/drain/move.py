@@ -17,7 +17,7 @@ from ...broker.failures import http_failure, not_a_broker
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic
 from .advice import stop_command
-from .left import Left
+from .remaining import Remaining
 from .report import Progress, Show
 
 _MAX_DIGITS = 20
@@ -139,14 +139,14 @@ class Mover:
             self._sleep()
         return False
 
-    def _look(self) -> Left:
+    def _look(self) -> Remaining:
         stats = self.source.make(api.stats())
         if self._started != stats.get("start_time"):  # a restart ends the drain mode
             self._started = stats.get("start_time")
             self.source.make(api.set_draining(True))
             stats = self.source.make(api.stats())
         self.begun = set(moving_topics(stats))
-        left = Left.of(stats)
+        left = Remaining.of(stats)
         self.progress.update(left, time.monotonic())
         if left.rows:
             self._show()

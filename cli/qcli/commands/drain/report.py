@@ -19,7 +19,7 @@ from ...framework.output import (
     write,
 )
 from ...terminal.progress import RecentRate
-from .left import Left, named
+from .remaining import Remaining, named
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -43,7 +43,7 @@ class Progress:
     """
 
     address: str
-    left: Left = field(default_factory=lambda: Left(()))
+    left: Remaining = field(default_factory=lambda: Remaining(()))
     moved: int | None = None
     waits_for: str = ""
     per_second: float | None = None
@@ -51,7 +51,7 @@ class Progress:
     _moved_since: int = 0
     _recent: RecentRate = field(default_factory=RecentRate)
 
-    def update(self, left: Left, now_s: float) -> None:
+    def update(self, left: Remaining, now_s: float) -> None:
         self.left, self._moved_since = left, 0
         if self._begun_with is None:
             self._begun_with = left.messages

@@ -69,7 +69,7 @@ def _time(time_ns: int) -> bytes:
     return (rfc3339(time_ns) or "").encode()
 
 
-class Letter(NamedTuple):
+class FormatLetter(NamedTuple):
     """What a letter stands for.
 
     Attributes:
@@ -82,31 +82,31 @@ class Letter(NamedTuple):
 
 
 LETTERS = {
-    "s": Letter("body", lambda messages: messages.bodies),
-    "S": Letter("size of the body in bytes", lambda messages: _each(messages.bodies, len)),
-    "R": Letter(
+    "s": FormatLetter("body", lambda messages: messages.bodies),
+    "S": FormatLetter("size of the body in bytes", lambda messages: _each(messages.bodies, len)),
+    "R": FormatLetter(
         "size of the body, as 4 bytes in big-endian order",
         lambda messages: [pack(">i", len(body)) for body in messages.bodies],
     ),
-    "t": Letter("topic", lambda messages: messages.topics),
-    "o": Letter(
+    "t": FormatLetter("topic", lambda messages: messages.topics),
+    "o": FormatLetter(
         "sequence in the topic (kcat: offset); -1: unknown, for messages of a channel",
         lambda messages: messages.sequences,
     ),
-    "T": Letter(
+    "T": FormatLetter(
         "time of publishing, Unix milliseconds",
         lambda messages: _each(messages.timestamps_ns, lambda time_ns: time_ns // _NS_PER_MS),
     ),
-    "n": Letter("time of publishing, Unix nanoseconds", lambda messages: messages.timestamps_ns),
-    "r": Letter("time of publishing, RFC 3339", lambda messages: _each(messages.timestamps_ns, _time)),
-    "d": Letter(
+    "n": FormatLetter("time of publishing, Unix nanoseconds", lambda messages: messages.timestamps_ns),
+    "r": FormatLetter("time of publishing, RFC 3339", lambda messages: _each(messages.timestamps_ns, _time)),
+    "d": FormatLetter(
         "until when it is deferred, RFC 3339; empty: not deferred",
         lambda messages: _each(messages.dues_ns, lambda due_ns: _time(due_ns) if due_ns else b""),
     ),
-    "i": Letter("id: 16 hex digits", lambda messages: messages.ids),
-    "a": Letter("attempts: 1 at the first delivery, 0 from a log", lambda messages: messages.attempts),
-    "c": Letter("channel; empty from a log", lambda messages: messages.channels),
-    "b": Letter("address of the broker", lambda messages: messages.brokers),
+    "i": FormatLetter("id: 16 hex digits", lambda messages: messages.ids),
+    "a": FormatLetter("attempts: 1 at the first delivery, 0 from a log", lambda messages: messages.attempts),
+    "c": FormatLetter("channel; empty from a log", lambda messages: messages.channels),
+    "b": FormatLetter("address of the broker", lambda messages: messages.brokers),
 }
 _NOT_IN_NSQ = {"k": "key", "K": "key", "p": "partition", "h": "headers"}
 _TOKEN = re.compile(rf"%(?P<letter>.?)|{ESCAPE}|(?P<bad>\\.?)", re.DOTALL)
@@ -122,7 +122,7 @@ class FormatString:
     """
 
     def __init__(self, text: str) -> None:
-        self._parts: list[bytes | Letter] = []  # literal bytes, and letters
+        self._parts: list[bytes | FormatLetter] = []  # literal bytes, and letters
         end = 0
         for token in _TOKEN.finditer(text):
             self._parts.append(_bytes(text[end : token.start()]))
@@ -157,7 +157,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _letter(letter: str) -> Letter:
+def _letter(letter: str) -> FormatLetter:
     if letter in LETTERS and letter:
         return LETTERS[letter]
     if letter in _NOT_IN_NSQ:

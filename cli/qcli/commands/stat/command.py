@@ -170,18 +170,18 @@ def command(
 
 def _show_live(brokers: Brokers, selection: Selection, by_broker: bool, interval_ms: int) -> None:
     from .drawing import Drawing
-    from .gathering import Gathering
     from .live import Live
     from .settings import Settings
+    from .stats_poller import StatsPoller
 
     interval_s = interval_ms / 1000
     discover = in_context(lambda: brokers.again().addresses) if brokers.lookupds else None
-    gathering = Gathering(
+    poller = StatsPoller(
         brokers.addresses, partial(rows_of, patterns=selection.patterns), interval_s, discover
     )
-    gathering.start()
-    live = Live(gathering, interval_s)
-    if not gathering.problems():
+    poller.start()
+    live = Live(poller, interval_s)
+    if not poller.problems():
         check_names(selection, live.picture().report)
     settings = Settings(selection, by_broker)
     live.run(settings, Drawing(settings, unicode=speaks_unicode()))

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from ...terminal.fullscreen import full_screen
 from .drawing import Drawing, History, Picture
-from .gathering import Gathering, RowsByBroker
 from .rows import Report, combine
 from .settings import Settings
+from .stats_poller import RowsByBroker, StatsPoller
 
 REFRESH_S = 1.0
 """Draw again after this time: a broker may have become silent."""
@@ -18,8 +18,8 @@ _REST = 3
 class Live:
     """The current report of brokers, and their rates in the past."""
 
-    def __init__(self, gathering: Gathering, interval_s: float) -> None:
-        self._gathering = gathering
+    def __init__(self, poller: StatsPoller, interval_s: float) -> None:
+        self._poller = poller
         self._interval_s = interval_s
         self._shown: RowsByBroker = {}
         self._report = Report()
@@ -32,7 +32,7 @@ class Live:
         """Show the screen until the user quits. The last table stays on the terminal."""
 
         def is_news() -> bool:
-            return not settings.stopped and self._has_news(self._gathering.rows())
+            return not settings.stopped and self._has_news(self._poller.rows())
 
         with full_screen() as screen:
             picture = self.picture()
@@ -48,7 +48,7 @@ class Live:
 
     def picture(self) -> Picture:
         """Return the current numbers: those of the brokers that answer, or, if none does, the last ones."""
-        rows = self._gathering.rows()
+        rows = self._poller.rows()
         begun_s = time.monotonic()
         if self._has_news(rows):
             self._report = combine({address: each for address, each in rows.items() if each is not None})
@@ -60,7 +60,7 @@ class Live:
                 self._history.add([*self._report.sums, *parts])
                 self._recorded_s = begun_s
             self._next_s = time.monotonic() + _REST * (time.monotonic() - begun_s)
-        return Picture(self._title, self._report, self._history, self._gathering.problems())
+        return Picture(self._title, self._report, self._history, self._poller.problems())
 
     def _has_news(self, rows: RowsByBroker) -> bool:
         """Return whether a report of these rows would differ, and is due; if no broker answers, the last one stays."""

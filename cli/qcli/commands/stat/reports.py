@@ -15,10 +15,10 @@ from ...framework import output
 from ...framework.errors import Failure
 from ...terminal.figures import speaks_unicode
 from .columns import RECORD_KEYS
-from .gathering import Ask
 from .layout import lay_out, plain, unavailable_lines, with_topics
 from .rows import Report, Row, Sampler, combine, total
 from .selection import Pattern, Selection, with_parts
+from .stats_poller import Ask
 
 
 def rows_of(address: str, patterns: Sequence[Pattern]) -> Ask:

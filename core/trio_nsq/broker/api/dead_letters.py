@@ -37,7 +37,7 @@ from .targets import find_topic, may_send_to, whole_number
 PATIENCE_S = 1.0
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A message of a dead-letter topic.
 
     Attributes:
@@ -192,7 +192,7 @@ async def drop(server: Server, request: Request) -> Response:
 async def _requeue(
     server: Server,
     channel: Channel,
-    letters: Sequence[Letter],
+    letters: Sequence[DeadLetter],
     kept: Counter[str],
     identity: Identity | None,
     *,
@@ -215,7 +215,7 @@ async def _requeue(
 
 
 async def _requeue_to(
-    server: Server, topic: str, name: str | None, channel: Channel, letters: Sequence[Letter]
+    server: Server, topic: str, name: str | None, channel: Channel, letters: Sequence[DeadLetter]
 ) -> int:
     """Publish the letters that still exist to one channel of a topic, or to all channels. Raises PublishRefused."""
     if channel.stream is not None:
@@ -274,7 +274,7 @@ def _summary(channel: Channel) -> dict[str, Any]:
     }
 
 
-def _source(letter: Letter) -> tuple[str, str]:
+def _source(letter: DeadLetter) -> tuple[str, str]:
     topic, channel = letter.source
     return topic or "", channel or ""
 
@@ -307,7 +307,7 @@ class _LetterReader:
         """Whether there may be more letters, and time is left."""
         return bool(self._spans) and not self.full and trio.current_time() < self._until_s
 
-    async def next(self) -> list[Letter]:
+    async def next(self) -> list[DeadLetter]:
         """Read the next letters; may return an empty list. Must not be called at the end. Raises CutOff."""
         start, _ = self._spans[0]
         self._until_s = min(self._until_s, trio.current_time() + PATIENCE_S)
@@ -315,14 +315,14 @@ class _LetterReader:
         records = await self._readers.read(self._topic, work)
         if not records:
             self._spans.popleft()  # damaged or deleted
-        letters: list[Letter] = []
+        letters: list[DeadLetter] = []
         for record in records:
             letters += self._in_record(record)
             if self.position is not None and self.position < record.next_sequence:
                 break  # the limit is reached: the next request continues in this record
         return letters
 
-    def _in_record(self, record: RecordBatch) -> Iterator[Letter]:
+    def _in_record(self, record: RecordBatch) -> Iterator[DeadLetter]:
         found, bodies = origins(record.metadata), cache(record.messages.bodies)
         while self._spans and self._spans[0][0] < record.next_sequence:
             start, end = self._spans[0]
@@ -335,7 +335,7 @@ class _LetterReader:
                     self._spans[0] = sequence, end
                     return
                 self._left -= 1
-                yield Letter(sequence, record, index, bodies, origin)
+                yield DeadLetter(sequence, record, index, bodies, origin)
             if end > record.next_sequence:
                 self._spans[0] = record.next_sequence, end
                 return
@@ -347,7 +347,7 @@ async def _lines(reader: _LetterReader, topic: str) -> AsyncGenerator[bytes, Non
         yield b"".join(map(partial(_line, topic), await reader.next()))
 
 
-def _line(topic: str, letter: Letter) -> bytes:
+def _line(topic: str, letter: DeadLetter) -> bytes:
     record = letter.record
     return message_line(
         topic,

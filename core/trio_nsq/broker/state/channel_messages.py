@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from .batch import Batch
 from .consumer import Consumer
+from .cooperative import Runs, in_steps
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages, Requeued
 from .in_flight import OLDEST_SEARCH_LIMIT, InFlightCopy
-from .steps import Runs, in_steps
 from .topic_view import TopicView
 from .version import Version
 from .withdrawn import WithdrawnMessage, WithdrawnMessages

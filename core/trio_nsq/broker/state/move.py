@@ -27,8 +27,8 @@ from hashlib import sha256
 from heapq import merge
 from typing import Any
 
+from .cooperative import in_steps
 from .deferred import Block
-from .steps import in_steps
 from .waiting_messages import WaitingMessages
 
 _DROP_AT_LEAST = 2000

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from .batch import Batch
 from .channel import Channel
+from .cooperative import Runs, in_steps
 from .cursor import spans
 from .deferred import Block, DeferredMessages, Requeued
-from .steps import Runs, in_steps
 from .waiting_messages import WaitingMessages
 from .withdrawn import WithdrawnMessage
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..errors import MoveRefused
 from .channel import Channel
+from .cooperative import Runs
 from .move import ChannelSplit, Move, MovePlan, MoveStream, topic_runs
-from .steps import Runs
 from .topic_view import TopicView
 from .undistributed import UndistributedMessages
 from .version import Version

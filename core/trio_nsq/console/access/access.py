@@ -23,8 +23,8 @@ from ..upstream.client import Upstream
 from .attempts import Attempts
 from .brokers import BrokerLogins
 from .cookies import cookie_header, session_cookie, visitor_cookie
-from .incoming import Incoming, Refused
 from .proxies import Proxies
+from .request_head import Refused, RequestHead
 from .rights import EVERYTHING, NOTHING, READ, Rights, rights_of
 from .sessions import MAX_TOKEN_BYTES, Session, Sessions, new_id, session_key
 from .viewer import Viewer
@@ -51,7 +51,7 @@ class Identified:
 
 
 @dataclass(frozen=True, slots=True)
-class _Who:
+class _TokenOwner:
     """The owner of a token. `forwarded`: requests to brokers have the token."""
 
     name: str
@@ -125,7 +125,7 @@ class Access:
         """Whether a broker or the auth file of the console can check a token."""
         return self._policy is not None or self._brokers.required
 
-    def identify(self, incoming: Incoming) -> Identified | None:
+    def identify(self, incoming: RequestHead) -> Identified | None:
         """Return the viewer of a request; None if brokers have to be asked: `look_up`."""
         if not self._brokers.have_started:
             return None
@@ -135,7 +135,7 @@ class Access:
         who = self._known(token)
         return None if who is None else self._with_token(who, token, session)
 
-    async def look_up(self, incoming: Incoming) -> Identified:
+    async def look_up(self, incoming: RequestHead) -> Identified:
         """Return the viewer of a request. Raises Refused: its token or session is not valid."""
         await self._brokers.wait_until_started()
         token, session = self._claim(incoming)
@@ -151,7 +151,7 @@ class Access:
             raise
         return self._with_token(who, token, session)
 
-    def _claim(self, incoming: Incoming) -> tuple[str | None, Session | None]:
+    def _claim(self, incoming: RequestHead) -> tuple[str | None, Session | None]:
         """Return the token of a request that counts, and its session if the token is that of a session."""
         token = token_of(incoming.headers)
         named = self.proxies.viewer(incoming.host, incoming.headers)
@@ -161,13 +161,13 @@ class Access:
         session = self.session_of(incoming)
         return (None if session is None else session.token), session
 
-    def _with_token(self, who: _Who, token: str, session: Session | None) -> Identified:
+    def _with_token(self, who: _TokenOwner, token: str, session: Session | None) -> Identified:
         csrf = "" if session is None else self._sessions.form_token(session.id)
         sent = token if who.forwarded else None
         viewer = Viewer(who.name, sent, csrf, who.rights, "token", has_session=session is not None)
         return Identified(viewer, session, token=token)
 
-    def _without_token(self, incoming: Incoming) -> Identified:
+    def _without_token(self, incoming: RequestHead) -> Identified:
         viewer = Viewer(rights=self._anonymous(incoming))
         if named := self.proxies.viewer(incoming.host, incoming.headers):
             viewer = Viewer(
@@ -179,7 +179,7 @@ class Access:
             replace(viewer, csrf=self._sessions.form_token(id_)), visitor=id_, is_new_visitor=not known
         )
 
-    def is_current(self, incoming: Incoming, identified: Identified) -> bool:
+    def is_current(self, incoming: RequestHead, identified: Identified) -> bool:
         """Whether an answer that is being sent may go on: the login is valid, and its rights are the same."""
         now_s = self._unix_time()
         if identified.session is not None and self._sessions.has_ended(identified.session, now_s):
@@ -191,12 +191,12 @@ class Access:
         viewer = identified.viewer
         return bool(viewer.source) or self._anonymous(incoming) == viewer.rights
 
-    def session_of(self, incoming: Incoming) -> Session | None:
+    def session_of(self, incoming: RequestHead) -> Session | None:
         """Return the session of a request; None without a valid one."""
         cookie = incoming.cookies.get(session_cookie(incoming))
         return None if cookie is None else self._sessions.read(cookie, self._unix_time())
 
-    def _anonymous(self, incoming: Incoming) -> Rights:
+    def _anonymous(self, incoming: RequestHead) -> Rights:
         if self._options.anonymous:
             return _LEVELS[self._options.anonymous]
         if self.can_log_in:
@@ -207,7 +207,7 @@ class Access:
 
     # ------------------------------------------------------------------- tokens
 
-    async def log_in(self, incoming: Incoming, token: str) -> tuple[str, float]:
+    async def log_in(self, incoming: RequestHead, token: str) -> tuple[str, float]:
         """Begin a session; returns its cookie, and for how many seconds it is valid. Raises Refused."""
         try:
             if not self.can_log_in:
@@ -222,13 +222,13 @@ class Access:
         self.record_session("login", incoming, who.name)
         return cookie, expires_at_s - now_s
 
-    def log_out(self, incoming: Incoming, identified: Identified) -> None:
+    def log_out(self, incoming: RequestHead, identified: Identified) -> None:
         """End the session of a viewer, if it has one."""
         if identified.session is not None:
             self._sessions.end(identified.session, self._unix_time())
             self.record_session("logout", incoming, identified.viewer.name)
 
-    async def _who_limited(self, incoming: Incoming, token: str) -> _Who:
+    async def _who_limited(self, incoming: RequestHead, token: str) -> _TokenOwner:
         """Return the owner of a token that a stranger may have sent. Raises Refused, after some time."""
         if not 0 < len(token) <= MAX_TOKEN_BYTES or not (token.isascii() and token.isprintable()):
             raise Refused(
@@ -245,7 +245,7 @@ class Access:
                 await trio.sleep(self._failures.record_failure(client, trio.current_time(), "http"))
             raise
 
-    async def _who(self, token: str) -> _Who:
+    async def _who(self, token: str) -> _TokenOwner:
         """Return the owner of a token. Raises Refused."""
         if (found := self._known(token)) is not None:
             return found
@@ -254,20 +254,20 @@ class Access:
                 401, "INVALID_TOKEN", "The token is unknown, expired or revoked.", ends_session=True
             )
         login = await self._brokers.login(token)
-        return _Who(login.name, login.rights, login.expires_at_s, True)
+        return _TokenOwner(login.name, login.rights, login.expires_at_s, True)
 
-    def _known(self, token: str) -> _Who | None:
+    def _known(self, token: str) -> _TokenOwner | None:
         """Return the owner of a token without asking brokers; None if they have to be asked."""
         if self._policy is not None:
             identity = self._policy.find_token(token.encode(), self._unix_time())
             if identity is not None:
-                return _Who(identity.name, rights_of([identity]), identity.expires_at_s, False)
+                return _TokenOwner(identity.name, rights_of([identity]), identity.expires_at_s, False)
         login = self._brokers.known(token)
-        return None if login is None else _Who(login.name, login.rights, login.expires_at_s, True)
+        return None if login is None else _TokenOwner(login.name, login.rights, login.expires_at_s, True)
 
     # -------------------------------------------------------------------- forms
 
-    def check_page(self, incoming: Incoming, identified: Identified) -> None:
+    def check_page(self, incoming: RequestHead, identified: Identified) -> None:
         """Check that no page of another origin has sent a change. Raises Refused."""
         headers = incoming.headers
         if incoming.is_bearer and _has_own_token(identified):
@@ -280,7 +280,7 @@ class Access:
         if foreign:
             raise Refused(403, "NOT_FOR_WEB_PAGES", self._why_foreign(incoming))
 
-    def _why_foreign(self, incoming: Incoming) -> str:
+    def _why_foreign(self, incoming: RequestHead) -> str:
         """Return what to do about a request that seems to come from a page of another origin."""
         text = "A page of another origin has sent this request."
         origin, host = incoming.headers.get("origin", ""), self.proxies.host(incoming.host, incoming.headers)
@@ -292,7 +292,7 @@ class Access:
             )
         return text
 
-    def needs_form_token(self, incoming: Incoming, identified: Identified) -> bool:
+    def needs_form_token(self, incoming: RequestHead, identified: Identified) -> bool:
         """Whether a change needs the token of a form.
 
         That of a browser does. Programs send a token of their own, or use the API without cookies.
@@ -314,14 +314,14 @@ class Access:
 
     # ------------------------------------------------------------------ cookies
 
-    def session_header(self, incoming: Incoming, cookie: str, max_age_s: int) -> str:
+    def session_header(self, incoming: RequestHead, cookie: str, max_age_s: int) -> str:
         """Return the header that sets the cookie of a session; with 0 seconds, deletes it."""
         name, secure = session_cookie(incoming), self._is_secure(incoming)
         return cookie_header(
             name, cookie, path=self.base_path, strict=True, secure=secure, max_age_s=max_age_s
         )
 
-    def visitor_header(self, incoming: Incoming, identified: Identified) -> str:
+    def visitor_header(self, incoming: RequestHead, identified: Identified) -> str:
         """Return the header that sets the cookie of a viewer without a session.
 
         It is not strict: after a click on a link of another site, the browser would get a new one, and the forms in
@@ -331,16 +331,16 @@ class Access:
         cookie = self._sessions.visitor_cookie(identified.visitor)
         return cookie_header(name, cookie, path=self.base_path, strict=False, secure=secure)
 
-    def _is_secure(self, incoming: Incoming) -> bool:
+    def _is_secure(self, incoming: RequestHead) -> bool:
         return self.proxies.is_secure(incoming.host, incoming.headers, incoming.scheme)
 
     # -------------------------------------------------------------------- audit
 
-    def record_session(self, event: Literal["login", "logout"], incoming: Incoming, name: str) -> None:
+    def record_session(self, event: Literal["login", "logout"], incoming: RequestHead, name: str) -> None:
         identity = Identity(name, "token", ())
         self.audit.log.record(event, incoming.peer, identity, forwarded_for=self._forwarded(incoming))
 
-    def _record_failure(self, incoming: Incoming, refused: Refused) -> None:
+    def _record_failure(self, incoming: RequestHead, refused: Refused) -> None:
         self.audit.log.record(
             "login_failed",
             incoming.peer,
@@ -352,7 +352,7 @@ class Access:
         )
 
     def record_change(
-        self, incoming: Incoming, viewer: Viewer, status: int, code: str, about: Mapping[str, str | int]
+        self, incoming: RequestHead, viewer: Viewer, status: int, code: str, about: Mapping[str, str | int]
     ) -> None:
         """Record a request that changes something, or its refusal."""
         identity = Identity(viewer.name, viewer.source, ()) if viewer.source else None
@@ -366,7 +366,7 @@ class Access:
         event: Event = "refused" if status in (401, 403) else "action"
         self.audit.log.record(event, incoming.peer, identity, **details)
 
-    def _forwarded(self, incoming: Incoming) -> str:
+    def _forwarded(self, incoming: RequestHead) -> str:
         client = self.proxies.client(incoming.host, incoming.headers)
         return client if client != incoming.host else ""
 

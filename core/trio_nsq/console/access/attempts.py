@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from ...protocol.address import network_of
-from .incoming import Refused
+from .request_head import Refused
 
 MAX_OF_CLIENT = 16
 MAX_RUNNING = 256

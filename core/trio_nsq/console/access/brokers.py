@@ -13,7 +13,7 @@ from ...access.policy import Identity, token_digest
 from ...fleet.snapshot import BrokerState
 from ..fleet.watcher import Watcher
 from ..upstream.client import Upstream, UpstreamError
-from .incoming import Refused
+from .request_head import Refused
 from .rights import Rights, rights_of
 
 logger = logging.getLogger("trio_nsq.console")

@@ -1,14 +1,14 @@
 """The cookies of the console: `Set-Cookie` headers."""
 
-from .incoming import Incoming
+from .request_head import RequestHead
 
 
-def session_cookie(incoming: Incoming) -> str:
+def session_cookie(incoming: RequestHead) -> str:
     """Return the name of the cookie with the session. It has the port: browsers send cookies to all ports of a host."""
     return f"trio_nsq_session_{incoming.port}"
 
 
-def visitor_cookie(incoming: Incoming) -> str:
+def visitor_cookie(incoming: RequestHead) -> str:
     """Return the name of the cookie of a viewer without a session."""
     return f"trio_nsq_visitor_{incoming.port}"
 

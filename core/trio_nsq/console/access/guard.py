@@ -10,7 +10,7 @@ from ...http.messages import EndOfAnswer
 from ...protocol.limits import MIB
 from .access import Access, Identified
 from .cookies import session_cookie
-from .incoming import Incoming, Refused
+from .request_head import Refused, RequestHead
 from .rights import NOTHING
 
 MAX_BODY_BYTES = 8 * MIB
@@ -28,7 +28,7 @@ class Visit:
         cookies: `Set-Cookie` headers of the answer.
     """
 
-    incoming: Incoming
+    incoming: RequestHead
     identified: Identified | None = None
     cookies: list[str] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class ViewerGuard:
         self._scheme = scheme
 
     def check(self, request: Request, route: Route | None) -> Decision:
-        incoming = Incoming.of(request, self._access.base_path, self._port, self._scheme)
+        incoming = RequestHead.of(request, self._access.base_path, self._port, self._scheme)
         request.context = visit = Visit(incoming)
         is_below = request.path.startswith(f"{self._access.base_path.rstrip('/')}/")
         if not is_below or incoming.path.startswith("/static/"):
@@ -111,5 +111,5 @@ class ViewerGuard:
         return Allow(limit)
 
 
-def _log_in(incoming: Incoming) -> Refused:
+def _log_in(incoming: RequestHead) -> Refused:
     return Refused(401, "AUTH_REQUIRED", "Log in first.", is_notable=not incoming.is_safe)

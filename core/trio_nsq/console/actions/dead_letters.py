@@ -7,14 +7,14 @@ from typing import Any
 import trio
 
 from ...api import broker as api
-from ...fleet.dead_letters import CHANNEL, Chosen, Counted, LetterGroup, Moved
+from ...fleet.dead_letters import CHANNEL, LetterCounts, LetterFilter, LetterGroup, Moved
 from ...fleet.dead_letters import count as count_letters
 from ...fleet.dead_letters import move as move_letters
 from ...fleet.snapshot import Snapshot
 from ...fleet.stats import Queue, TopicStats, number, text
 from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
-from .shown import Shown, shown
+from .listed_message import ListedMessage, listed_message
 
 _COUNT_S = 3.0
 """Counting goes on for this long; then the counts are a lower bound."""
@@ -36,13 +36,13 @@ class Filter:
     reason: str = ""
     ids: Mapping[str, Sequence[str]] | None = None
 
-    def of(self, topic: str) -> Chosen:
+    def of(self, topic: str) -> LetterFilter:
         """Return the letters of a topic, without regard to ids."""
-        return Chosen(topic, self.origin or None, self.reason or None)
+        return LetterFilter(topic, self.origin or None, self.reason or None)
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A dead letter; `origin` is None if a producer published it to the dead-letter topic.
 
     Attributes:
@@ -50,7 +50,7 @@ class Letter:
         origin_published_s: The first publish, Unix seconds.
     """
 
-    message: Shown
+    message: ListedMessage
     origin: LetterGroup | None
     origin_id: str
     attempts: int
@@ -72,10 +72,12 @@ def topics_of(snapshot: Snapshot) -> dict[str, Mapping[str, Queue]]:
     return found
 
 
-async def count(upstream: Upstream, addresses: Sequence[str], topic: str, chosen: Filter) -> Results[Counted]:
+async def count(
+    upstream: Upstream, addresses: Sequence[str], topic: str, chosen: Filter
+) -> Results[LetterCounts]:
     """Count the letters of a topic by origin and reason, on each broker."""
 
-    async def ask(address: str) -> Counted:
+    async def ask(address: str) -> LetterCounts:
         deadline = trio.current_time() + _COUNT_S
         procedure = count_letters(
             chosen.of(topic),
@@ -88,7 +90,7 @@ async def count(upstream: Upstream, addresses: Sequence[str], topic: str, chosen
 
 async def letters(
     upstream: Upstream, address: str, topic: str, chosen: Filter, start: int, at_most: int
-) -> tuple[list[Letter], bool]:
+) -> tuple[list[DeadLetter], bool]:
     """Return letters of one broker from a sequence on, and whether there are more."""
     request = api.dead_letters(*chosen.of(topic), start, at_most + 1)
     found = await read_lines(upstream, address, request, at_most=at_most + 1)
@@ -133,12 +135,14 @@ async def move(
     return done, await upstream.perform_all(work)
 
 
-def _letter(address: str, line: Mapping[str, Any]) -> Letter:
+def _letter(address: str, line: Mapping[str, Any]) -> DeadLetter:
     raw = line.get("origin")
     if raw is None:
-        return Letter(shown(address, line), None, "", 0, 0)
+        return DeadLetter(listed_message(address, line), None, "", 0, 0)
     origin = LetterGroup(raw["topic"], raw["channel"], raw["reason"])
-    return Letter(shown(address, line), origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9)
+    return DeadLetter(
+        listed_message(address, line), origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9
+    )
 
 
 @dataclass(frozen=True, slots=True)

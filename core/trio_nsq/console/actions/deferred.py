@@ -12,7 +12,7 @@ from ...fleet.deferred import Cancelled, cancel_all
 from ...fleet.deferred import cancel as cancel_some
 from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
-from .shown import Shown, shown
+from .listed_message import ListedMessage, listed_message
 
 _DAYS = 14
 CANCEL_S = 10.0
@@ -95,18 +95,18 @@ async def count(
 
 async def messages(
     upstream: Upstream, addresses: Sequence[str], topic: str, channel: str, at_most: int
-) -> Results[list[Shown]]:
+) -> Results[list[ListedMessage]]:
     """Return the deferred messages of a channel that are due first, on each broker."""
     request = api.deferred(topic, channel, at_most)
 
-    async def ask(address: str) -> list[Shown]:
+    async def ask(address: str) -> list[ListedMessage]:
         lines = await read_lines(upstream, address, request, at_most=at_most)
-        return [shown(address, line) for line in lines.objects]
+        return [listed_message(address, line) for line in lines.objects]
 
     return await upstream.on_all(addresses, ask)
 
 
-def first(lists: Mapping[str, list[Shown]], at_most: int) -> list[Shown]:
+def first(lists: Mapping[str, list[ListedMessage]], at_most: int) -> list[ListedMessage]:
     """Return the messages of all brokers that are due first."""
     every = [message for found in lists.values() for message in found]
     return sorted(every, key=lambda message: (message.due_s, message.broker, message.sequence))[:at_most]

@@ -13,8 +13,8 @@ from ...protocol.address import parse_address, without_secrets
 from ...protocol.limits import MIB
 from ...protocol.untrusted_json import decode_json
 from ...text.log_levels import level_number, parse_level
-from ..access.incoming import Incoming
 from ..access.proxies import is_within
+from ..access.request_head import RequestHead
 from ..access.viewer import require
 from ..console import Console, console_of
 from .answers import JSON, APIError, body_of, value
@@ -55,7 +55,7 @@ async def change(request: Request) -> Response:
 def _check(request: Request) -> None:
     """Check that the client is in the network, and has the role. Raises APIError, Forbidden."""
     network = console_of(request).options.allow_config_from_cidr
-    incoming: Incoming = request.state.incoming
+    incoming: RequestHead = request.state.incoming
     # Behind a proxy on this machine, every client would else be inside the default network.
     host = console_of(request).access.proxies.client(incoming.host, incoming.headers)
     if not network or not is_within(host, [ipaddress.ip_network(network, strict=False)]):

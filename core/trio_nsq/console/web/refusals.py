@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from ..access.cookies import session_cookie
-from ..access.incoming import Incoming, Refused
+from ..access.request_head import Refused, RequestHead
 from .rendering import path_of
 
 _TITLES = {401: "Log in", 403: "Not allowed", 413: "Too large", 429: "Too many logins", 503: "Not now"}
@@ -22,7 +22,7 @@ def refusal(request: Request, refused: Refused, error: Error) -> Response:
     Args:
         error: Renders a page with a status, a title and texts.
     """
-    incoming: Incoming = request.state.incoming
+    incoming: RequestHead = request.state.incoming
     if incoming.is_api:
         headers = {"WWW-Authenticate": 'Bearer realm="trio-nsq"'} if refused.status == 401 else None
         return JSONResponse({"message": f"{refused.code}: {refused.text}"}, refused.status, headers)
@@ -36,7 +36,7 @@ def refusal(request: Request, refused: Refused, error: Error) -> Response:
     return error(request, refused.status, _TITLES.get(refused.status, "Error"), [refused.text])
 
 
-def _comes_from_elsewhere(incoming: Incoming) -> bool:
+def _comes_from_elsewhere(incoming: RequestHead) -> bool:
     """Whether a link on a page of another site was followed: the browser then sends no strict cookie."""
     headers = incoming.headers
     return (

@@ -14,7 +14,7 @@ from ...protocol.address import parse_address
 from ..access.access import Access
 from ..access.changes import has_changed_nothing, noted_change
 from ..access.guard import MAX_BODY_BYTES, OPEN_PATHS, ViewerGuard, Visit, visit_of
-from ..access.incoming import Incoming, Refused
+from ..access.request_head import Refused, RequestHead
 from ..access.rights import NOTHING
 from ..access.viewer import Viewer
 from .forms import CSRF_FIELD, CSRF_HEADER, FORM_TYPE, UPLOAD_TYPE, parse_form, parse_upload
@@ -148,7 +148,7 @@ class Site(http.Router):
             self._record(scope, visit.incoming, refused.status, refused.code)
         return self._finish(_Answer(found.status_code, found.headers, bytes(found.body)), visit)
 
-    def _record(self, scope: Scope, incoming: Incoming, status: int, code: str) -> None:
+    def _record(self, scope: Scope, incoming: RequestHead, status: int, code: str) -> None:
         viewer, change = scope["state"]["viewer"], noted_change(scope)
         self._access.record_change(incoming, viewer, status, code, change)
 

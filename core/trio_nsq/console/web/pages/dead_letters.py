@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from ....api.answers import LetterCount
 from ....api.broker import DONE
-from ....fleet.dead_letters import CHANNEL, REASONS, Counted, LetterGroup, Moved
+from ....fleet.dead_letters import CHANNEL, REASONS, LetterCounts, LetterGroup, Moved
 from ....fleet.stats import total as total_of
 from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
 from ...access.viewer import Forbidden, Viewer, may_send_to, require, viewer_of
 from ...actions import commands, dead_letters, impact, targets
-from ...actions.dead_letters import Filter, Letter
+from ...actions.dead_letters import DeadLetter, Filter
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...console import console_of, snapshot_of, upstream_of
@@ -68,10 +68,10 @@ async def topic_page(request: Request) -> View | Response:
     chosen = Filter(query.get("origin", "")[:140], _reason(query.get("reason")))
     only, start = query.get("broker", ""), whole(query.get("from"))
     addresses = [only] if only in found.addresses else found.addresses
-    counts: Results[Counted] = Results()
-    pages: Results[tuple[list[Letter], bool]] = Results()
+    counts: Results[LetterCounts] = Results()
+    pages: Results[tuple[list[DeadLetter], bool]] = Results()
 
-    async def read(address: str) -> tuple[list[Letter], bool]:
+    async def read(address: str) -> tuple[list[DeadLetter], bool]:
         at = start if only else 0
         return await dead_letters.letters(upstream, address, topic, chosen, at, _AT_ONCE)
 
@@ -120,7 +120,7 @@ def _reason(text: str | None) -> str:
     return text if text in REASONS else ""
 
 
-def _origins(counts: Mapping[str, Counted]) -> list[dict[str, Any]]:
+def _origins(counts: Mapping[str, LetterCounts]) -> list[dict[str, Any]]:
     """Return a row for each origin and reason, with its number on each broker; the most frequent first."""
     total: Counter[LetterGroup] = Counter()
     rows: dict[LetterGroup, list[LetterCount]] = {}

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ...access.access import Identified
-from ...access.incoming import Incoming, Refused
+from ...access.request_head import Refused, RequestHead
 from ...access.viewer import viewer_of
 from ...console import console_of
 from ..forms import form
@@ -22,7 +22,7 @@ async def login(request: Request) -> View | Response:
     context = {"next": next_path, "error": "", "name": viewer_of(request).name}
     if request.method != "POST":
         return View("login.html", context)
-    incoming: Incoming = request.state.incoming
+    incoming: RequestHead = request.state.incoming
     try:
         cookie, lifetime_s = await access.log_in(incoming, fields.get("token", "").strip())
     except Refused as exc:
@@ -37,7 +37,7 @@ async def login(request: Request) -> View | Response:
 async def logout(request: Request) -> Response:
     """End the session."""
     access = console_of(request).access
-    incoming: Incoming = request.state.incoming
+    incoming: RequestHead = request.state.incoming
     access.log_out(incoming, request.state.identified)
     response = RedirectResponse(path_of(request, "login"), 303)
     response.headers.append("Set-Cookie", access.session_header(incoming, "", 0))

@@ -11,13 +11,13 @@ from starlette.responses import RedirectResponse, Response
 
 from ...access.viewer import Viewer, require
 from ...console import console_of, snapshot_of, upstream_of
-from ...messages.asked import COUNTS, Asked, asked
 from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
 from ...messages.cursor import Cursor
 from ...messages.download import download
 from ...messages.message import Message, Row
 from ...messages.paging import read_page
+from ...messages.query import COUNTS, MessageQuery, parse_query
 from ...messages.reading import TopicLog
 from ...messages.search import Progress, compile_search, is_comparison, search
 from ...messages.single import WHOLE, find_id, read_single
@@ -33,7 +33,7 @@ _VIEWS: tuple[View, ...] = ("auto", "json", "text", "hex")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MessageList:
     """What the list shows.
 
     Attributes:
@@ -52,9 +52,9 @@ class Shown:
 async def messages(request: Request) -> PageView | Response:
     topic = request.path_params["topic"]
     require(request, "read", topic)
-    problem, wanted = "", Asked()
+    problem, wanted = "", MessageQuery()
     try:
-        wanted = asked(request.query_params)
+        wanted = parse_query(request.query_params)
         start = wanted.start(time.time_ns())
         matches = (
             compile_search(wanted.q, wanted.kind, ignore_case=wanted.ignore_case)
@@ -66,7 +66,7 @@ async def messages(request: Request) -> PageView | Response:
     brokers = await brokers_of(request, topic, selected=wanted.broker)
     console = console_of(request)
     limit_s = console.options.request_timeout_ms / 1000
-    shown = Shown([], "", "", {}, {})
+    shown = MessageList([], "", "", {}, {})
     if not problem and brokers.asked:
         if wanted.q and wanted.kind == "id":
             found = await _with_id(upstream_of(request), topic, brokers.asked, wanted.q, limit_s)
@@ -87,7 +87,7 @@ async def messages(request: Request) -> PageView | Response:
             )
             rest = _link(request, topic, wanted, result.rest, backwards=start.backwards)
             older, newer = (rest, "") if start.backwards else ("", rest)
-            shown = Shown(
+            shown = MessageList(
                 listed_rows(request, topic, result.messages), older, newer, result.errors, result.progress
             )
         else:
@@ -102,7 +102,7 @@ async def messages(request: Request) -> PageView | Response:
             rows = listing.page.rows
             if start.backwards != (wanted.order == "newest"):
                 rows = rows[::-1]
-            shown = Shown(
+            shown = MessageList(
                 listed_rows(request, topic, rows),
                 _link(request, topic, wanted, listing.page.older, backwards=True),
                 _link(request, topic, wanted, listing.page.newer, backwards=False),
@@ -265,7 +265,9 @@ def _tcp_address(address: str, info: Mapping[str, Any]) -> str:
     return f"{host.rpartition(':')[0]}:{port}"
 
 
-def _link(request: Request, topic: str, wanted: Asked, cursor: Cursor | None, *, backwards: bool) -> str:
+def _link(
+    request: Request, topic: str, wanted: MessageQuery, cursor: Cursor | None, *, backwards: bool
+) -> str:
     if cursor is None:
         return ""
     before, after = (str(cursor), "") if backwards else ("", str(cursor))

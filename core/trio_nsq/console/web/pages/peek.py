@@ -6,9 +6,9 @@ from starlette.requests import Request
 
 from ...access.viewer import require
 from ...console import upstream_of
-from ...messages.asked import COUNTS
 from ...messages.command_lines import peek_with_curl, peek_with_qcli
 from ...messages.peeking import STATES, peek
+from ...messages.query import COUNTS
 from ..page import Page, View
 from .message_brokers import brokers_of
 from .message_rows import listed_rows

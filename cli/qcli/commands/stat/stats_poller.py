@@ -23,7 +23,7 @@ RowsByBroker = dict[str, list[Row] | None]
 """By address; None: the broker does not answer. The order is that of the addresses."""
 
 
-class Gathering:
+class StatsPoller:
     """The latest answers of brokers.
 
     Args:
@@ -42,7 +42,7 @@ class Gathering:
         self._ask_of = ask_of
         self._interval_s = interval_s
         self._discover = discover
-        self._pollers: dict[str, _Poller] = {}
+        self._pollers: dict[str, _BrokerPoller] = {}
         self._discovered: tuple[str, ...] = tuple(addresses)
         self._error: BaseException | None = None
         self._news = threading.Event()
@@ -100,11 +100,11 @@ class Gathering:
         """Begin to ask new brokers. Brokers that are no longer listed stay: one that crashed must not vanish."""
         for address in self._discovered:
             if address not in self._pollers:
-                poller = _Poller(self._ask_of(address))
+                poller = _BrokerPoller(self._ask_of(address))
                 self._pollers[address] = poller
                 threading.Thread(target=self._run, args=(poller,), daemon=True).start()
 
-    def _run(self, poller: _Poller) -> None:
+    def _run(self, poller: _BrokerPoller) -> None:
         while True:
             begun_s = time.monotonic()
             try:
@@ -126,7 +126,7 @@ class Gathering:
             self._news.set()
 
 
-class _Poller:
+class _BrokerPoller:
     """The last answer of a broker.
 
     Attributes:

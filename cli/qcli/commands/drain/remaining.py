@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Remaining:
     """What is left on a broker.
 
     Attributes:
@@ -52,7 +52,7 @@ class Left:
     unavailable: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, stats: Stats) -> "Left":
+    def of(cls, stats: Stats) -> "Remaining":
         """Read the broker's `/stats`."""
         topics = stats["topics"]
         found = [row for topic in topics for row in _rows(topic) if row.messages]
@@ -64,9 +64,9 @@ class Left:
         return sum(row.messages for row in self.rows)
 
     @property
-    def durable(self) -> "Left":
+    def durable(self) -> "Remaining":
         """What can be moved to another broker."""
-        return Left(tuple(row for row in self.rows if not row.is_ephemeral), self.unavailable)
+        return Remaining(tuple(row for row in self.rows if not row.is_ephemeral), self.unavailable)
 
     @property
     def topics(self) -> list[str]:

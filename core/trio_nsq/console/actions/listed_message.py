@@ -41,7 +41,7 @@ def body_of(line: Mapping[str, Any]) -> Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ListedMessage:
     """A message in a list.
 
     Attributes:
@@ -59,8 +59,10 @@ class Shown:
     body: Body
 
 
-def shown(broker: str, line: Mapping[str, Any]) -> Shown:
+def listed_message(broker: str, line: Mapping[str, Any]) -> ListedMessage:
     """Return a line of a broker's answer."""
     sequence = number(line, "sequence") if "sequence" in line else number(line, "first_sequence")
     times = (number(line, "timestamp_ns") / 1e9, number(line, "due_ns") / 1e9)
-    return Shown(broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line))
+    return ListedMessage(
+        broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line)
+    )

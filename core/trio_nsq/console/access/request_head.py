@@ -38,7 +38,7 @@ class Refused(NSQError):
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class RequestHead:
     """The head of a request.
 
     Attributes:
@@ -63,7 +63,7 @@ class Incoming:
     http_version: str
 
     @classmethod
-    def of(cls, request: Request, base_path: str, port: int, scheme: str) -> "Incoming":
+    def of(cls, request: Request, base_path: str, port: int, scheme: str) -> "RequestHead":
         """Read the head of a request."""
         host = host_of(request.peer)
         return cls(

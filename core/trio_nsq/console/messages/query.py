@@ -15,7 +15,7 @@ DEFAULT_COUNT = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MessageQuery:
     """What a viewer asks for.
 
     Attributes:
@@ -46,7 +46,7 @@ class Asked:
 
     def query(self, **changes: str | int | bool) -> dict[str, str]:
         """Return the parameters of this page with changes; those that are the default are left out."""
-        default = Asked()
+        default = MessageQuery()
         found: dict[str, str] = {}
         for name in self.__slots__:
             value = changes.get(name, getattr(self, name))
@@ -62,7 +62,7 @@ class Asked:
         return Start(backwards, cursor, position_of(self.at, now_ns) if self.at else default)
 
 
-def asked(query: Mapping[str, str]) -> Asked:
+def parse_query(query: Mapping[str, str]) -> MessageQuery:
     """Read the parameters of a page. Raises ValueError."""
     count = query.get("count", str(DEFAULT_COUNT))
     if not (count.isascii() and count.isdigit() and 0 < int(count[:9]) <= COUNTS[-1]):
@@ -71,7 +71,7 @@ def asked(query: Mapping[str, str]) -> Asked:
     if kind not in (*KINDS, "id"):
         raise ValueError(f"{kind!r} is not a kind of search: use text, regex, json or id")
     before = query.get("before", "")
-    return Asked(
+    return MessageQuery(
         query.get("broker", ""),
         "oldest" if query.get("order") == "oldest" else "newest",
         int(count),
