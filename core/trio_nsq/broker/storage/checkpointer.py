@@ -1,7 +1,7 @@
 """The checkpointer: writes the topics' states and the reserved ids, which a restart needs in addition to the logs."""
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EIO
@@ -45,7 +45,7 @@ class _Change:
     """
 
     change: Callable[[Topic], object]
-    channels: Container[str]
+    channels: Iterable[str]
     check: Callable[[], object]
     then: Callable[[], object]
     with_others: bool
@@ -76,7 +76,7 @@ class _Change:
 
 def _copy_with(topic: Topic, changes: Sequence[_Change]) -> Topic:
     """Return a copy of a topic after these changes; those that cannot be made are refused."""
-    copy = topic.copy({name for name in topic.channels if any(name in each.channels for each in changes)})
+    copy = topic.copy({name for each in changes for name in each.channels})
     for change in changes:
         change.try_on(copy)
     return copy
@@ -142,7 +142,7 @@ class Checkpointer:
         topic: Topic,
         change: Callable[[Topic], _T],
         *,
-        channels: Container[str] = (),
+        channels: Iterable[str] = (),
         check: Callable[[], object] = lambda: None,
         then: Callable[[], object] = lambda: None,
         with_others: bool = False,
