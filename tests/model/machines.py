@@ -632,6 +632,8 @@ class TopicMachine(RuleBasedStateMachine):
         before, self.seen = self.seen, (topic, topic.version.number, state)
         if before is not None and before[:2] == self.seen[:2]:
             assert before == self.seen
+        # A restart needs what retention keeps: the one reads the saved state, the other the checkpoint.
+        assert first_needed(encoded(checkpoint)) == checkpoint.first_needed
 
     # ------------------------------------------------------------------ the end
 
