@@ -101,7 +101,8 @@ class TopicLimits:
     def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
         """Count the messages that other settings would drop at once; each counts once per channel that loses it.
 
-        Does not count messages that the current settings drop, nor messages in flight or deferred.
+        Does not count messages that the current settings drop, nor messages in flight or deferred. A change in a copy
+        of the topic would tell the same, but copying 10,000 channels takes half a second.
 
         Args:
             expired_before: Messages below this sequence would be older than the TTL; 0: none.
