@@ -5,6 +5,7 @@ A file gets its final name only when its content is complete, and no complete fi
 """
 
 from .access import Access, KnownAccess, keep_secrets, known_access
+from .calls import Patience
 from .interface import (
     ChangedMeanwhile,
     Lease,
@@ -31,6 +32,7 @@ __all__ = [
     "LocalStorage",
     "NewFile",
     "ObjectStorage",
+    "Patience",
     "Storage",
     "StorageError",
     "Stored",

@@ -26,6 +26,21 @@ _RETRIED = frozenset({408, 425, 429})
 _Found = TypeVar("_Found")
 
 
+class Patience(NamedTuple):
+    """Time limits for an object store.
+
+    Attributes:
+        attempt_s: The time-out of one request; longer for large objects.
+        deadline_s: No new attempt of a call starts after this time; later for large objects.
+    """
+
+    attempt_s: float = ATTEMPT_S
+    deadline_s: float = DEADLINE_S
+
+
+PATIENCE = Patience()
+
+
 class Refused(Exception):
     """A condition of a request was not met: the object exists, or has another version.
 
@@ -55,28 +70,28 @@ class Calls:
         self,
         what: str,
         work: Callable[[], _Found],
-        *,
-        attempt_s: float = ATTEMPT_S,
-        deadline_s: float = DEADLINE_S,
+        patience: Patience = PATIENCE,
     ) -> _Found:
         """Call the store until it answers, in another thread.
 
         Args:
             what: What fails otherwise, for the message, such as `s3://bucket/name cannot be read`.
-            work: One request, which obstore ends after `attempt_s`.
-            deadline_s: No new attempt starts after this time.
+            work: One request, which obstore ends after the time of an attempt.
+            patience: The time limits.
 
         Raises:
             FileNotFoundError: The object does not exist.
             Refused: A condition was not met.
             StorageError: The store refuses the request, or does not answer by the deadline.
         """
-        deadline_s = deadline_s if self._has_answered else min(deadline_s, FIRST_DEADLINE_S)
+        deadline_s = patience.deadline_s
+        if not self._has_answered:
+            deadline_s = min(deadline_s, FIRST_DEADLINE_S)
         began_s = time.monotonic()
         pauses, repeated = Delays(_BACKOFF_S, _MAX_BACKOFF_S, random.random), False
         while True:
             try:
-                value = _in_thread(work, attempt_s + _GRACE_S)
+                value = _in_thread(work, patience.attempt_s + _GRACE_S)
             except Exception as exc:
                 exc.args = (_without_queries(str(exc)),)  # it is shown as the cause
                 failure = _Failure.of(exc)

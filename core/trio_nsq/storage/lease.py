@@ -9,12 +9,12 @@ import json
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..platform.boot_clock import boot_time_s
 from ..protocol.errors import NSQError
 from .interface import ChangedMeanwhile, Lease, LeaseLost, Storage, StorageError, Stored
 from .local import this_process
@@ -27,7 +27,6 @@ _CHECKED_S = 10.0
 """`check` renews a lease that was not renewed for this time; the rest is for writing."""
 _WRONG_VERSION = "0 0"
 """An ETag and a generation that no object has."""
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @contextmanager
@@ -37,18 +36,21 @@ def hold_lease(storage: Storage, name: str, if_held: Callable[[str], NSQError]) 
     Raises:
         StorageError: The store cannot be used, or ignores conditions.
     """
-    lease = _ObjectLease(storage, name)
+    lease = _KeptLease(ObjectLease(storage, name))
     lease.acquire(if_held)
     try:
-        _check_conditions(storage, name)
+        check_conditions(storage, name)
         lease.start()
         yield lease
     finally:
         lease.release()
 
 
-def _check_conditions(storage: Storage, name: str) -> None:
-    """Check that the store honours conditions: two exporters could write everything twice otherwise."""
+def check_conditions(storage: Storage, name: str) -> None:
+    """Check that the store honours conditions, with an object that exists. Raises StorageError.
+
+    Otherwise, two processes could hold a lease at the same time.
+    """
     ignored = ""
     if storage.put_new(name, b"{}"):
         ignored = "If-None-Match"
@@ -63,77 +65,135 @@ def _check_conditions(storage: Storage, name: str) -> None:
         )
 
 
-class _ObjectLease(Lease):
-    def __init__(self, storage: Storage, name: str) -> None:
+class ObjectLease:
+    """A lease in an object, without a thread that renews it.
+
+    Args:
+        storage: A storage with an atomic `replace`.
+        name: The object.
+        ttl_s: How long the lease lasts after it was renewed.
+        clock: A clock that also runs while the machine sleeps.
+
+    Attributes:
+        sent_s: When the last successful renewal was sent; nobody else takes the lease before `ttl_s` have passed.
+        was_renewed: Whether `find_holder` has seen the holder renew it.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, ttl_s: float = LEASE_S, clock: Callable[[], float] = boot_time_s
+    ) -> None:
+        self.sent_s = 0.0
+        self.was_renewed = False
         self._storage = storage
         self._name = name
+        self._ttl_s = ttl_s
+        self._clock = clock
         self._about = {"holder": this_process(), "token": secrets.token_hex(8), **_identity()}
         self._count = 0
         self._version: str | None = None
-        self._renewed_s = 0.0
-        self._lost = False
+        self._unchanged_s: float | None = None
+
+    def find_holder(self) -> str | None:
+        """Return a description of the process that holds the lease; None: it is free."""
+        began_s = self._clock()
+        found = self._storage.read(self._name)
+        version, about = (None, None) if found is None else (found.version, _parse(found))
+        if version != self._version or self._unchanged_s is None:
+            self.was_renewed = self._unchanged_s is not None and about is not None
+            self._version, self._unchanged_s = version, self._clock()
+        if (
+            about is None
+            or about.get("token") == self._about["token"]  # taken by a request whose answer was lost
+            or _has_ended(about)
+            or began_s - self._unchanged_s > self._ttl_s
+        ):
+            return None
+        return str(about.get("holder") or "another process")
+
+    def take(self) -> bool:
+        """Take the lease that `find_holder` has found free. Return False if another process was faster."""
+        try:
+            self._swap()
+        except ChangedMeanwhile:
+            return False
+        return True
+
+    def renew(self) -> None:
+        """Renew the lease. Raises LeaseLost, or StorageError if the store does not answer."""
+        while True:
+            try:
+                self._swap()
+                return
+            except ChangedMeanwhile:
+                found = self._storage.read(self._name)
+                if found is None or (_parse(found) or {}).get("token") != self._about["token"]:
+                    raise LeaseLost(
+                        f"another process has taken over {self._storage.shown}, because this one did not run for "
+                        f"{self._ttl_s:.0f} s or could not reach the store: it has written nothing since"
+                    ) from None
+                self._version = found.version  # of an earlier request, whose answer was lost
+
+    def free(self) -> None:
+        """Free the lease, so that the next process need not wait. Raises StorageError."""
+        with suppress(ChangedMeanwhile):
+            self._version = self._storage.replace(
+                self._name, json.dumps({"holder": None}).encode(), self._version
+            )
+
+    def _swap(self) -> None:
+        began_s = self._clock()  # before the request: it may take long
+        self._count += 1
+        data = json.dumps({**self._about, "count": self._count}).encode()
+        self._version = self._storage.replace(self._name, data, self._version)
+        self.sent_s = began_s
+        self._unchanged_s = None
+
+
+class _KeptLease(Lease):
+    """A lease that a thread renews."""
+
+    def __init__(self, lease: ObjectLease) -> None:
+        self._lease = lease
+        self._lost: LeaseLost | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="trio-nsq-lease", daemon=True)
 
     def acquire(self, if_held: Callable[[str], NSQError]) -> None:
         """Wait until the lease is free, for at most its time. Raises the error of `if_held`."""
-        first = found = self._storage.read(self._name)
-        seen_s = _now_s()
-        while True:
-            about = _parse(found)
-            if about is None or _has_ended(about) or _now_s() - seen_s > LEASE_S:
-                with suppress(ChangedMeanwhile):
-                    self._swap(None if found is None else found.version)
-                    return
-            elif found is not None and first is not None and found.version != first.version:
-                raise if_held(str(about.get("holder") or "another process"))
+        while (holder := self._lease.find_holder()) is not None or not self._lease.take():
+            if holder is not None and self._lease.was_renewed:
+                raise if_held(holder)
             self._ended.wait(_POLL_S)
-            found = self._storage.read(self._name)
-
-    def _swap(self, version: str | None) -> None:
-        began_s = _now_s()  # before the request: it may take long
-        self._count += 1
-        data = json.dumps({**self._about, "count": self._count}).encode()
-        self._version = self._storage.replace(self._name, data, version)
-        self._renewed_s = began_s
 
     def start(self) -> None:
         self._thread.start()
 
     def check(self) -> None:
         with self._lock:
-            if not self._lost and _now_s() - self._renewed_s <= _CHECKED_S:
-                return
-            self._renew()
+            if self._lost is not None or boot_time_s() - self._lease.sent_s > _CHECKED_S:
+                self._renew()
 
     def _renew(self) -> None:
         """Renew the lease, with the lock. Raises LeaseLost, or StorageError if the store does not answer."""
-        while not self._lost:
-            try:
-                self._swap(self._version)
-                return
-            except ChangedMeanwhile:
-                found = self._storage.read(self._name)
-                if found is None or (_parse(found) or {}).get("token") != self._about["token"]:
-                    self._lost = True
-                else:
-                    self._version = found.version  # of an earlier request, whose answer was lost
-        raise LeaseLost(
-            f"another process has taken over {self._storage.shown}, because this one did not run for "
-            f"{LEASE_S:.0f} s or could not reach the store: it has written nothing since"
-        )
+        if self._lost is not None:
+            raise self._lost
+        try:
+            self._lease.renew()
+        except LeaseLost as exc:
+            self._lost = exc
+            raise
 
     def _keep(self) -> None:
         """Renew the lease until it is released."""
         while not self._ended.wait(RENEW_S):
             with self._lock, suppress(NSQError, OSError):  # `check` reports it
-                if self._ended.is_set() or self._lost:
+                if self._ended.is_set() or self._lost is not None:
                     return
                 self._renew()
 
     def release(self) -> None:
-        """Free the lease, so that the next process need not wait; for a short time, if the store does not answer."""
+        """Free the lease; do not wait for long if the store does not answer."""
         self._ended.set()
         freeing = threading.Thread(target=self._free, name="trio-nsq-lease", daemon=True)
         freeing.start()
@@ -141,14 +201,8 @@ class _ObjectLease(Lease):
 
     def _free(self) -> None:
         with self._lock, suppress(NSQError, OSError):
-            if not self._lost:
-                self._storage.replace(self._name, json.dumps({"holder": None}).encode(), self._version)
-                self._lost = True
-
-
-def _now_s() -> float:
-    """Return the time of a clock that also runs while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
+            if self._lost is None:
+                self._lease.free()
 
 
 def _parse(found: Stored | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from ..protocol.errors import NSQError
 from .access import EXPIRES, Access
-from .calls import ATTEMPT_S, DEADLINE_S, Calls, Refused
+from .calls import PATIENCE, Calls, Patience, Refused
 from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
 from .lease import hold_lease
 from .object_files import NewObject, ObjectInput
@@ -40,12 +40,13 @@ class ObjectStorage(Storage):
     Args:
         place: The URI, without secrets.
         access: How to reach it.
+        patience: The time limits of requests.
 
     Raises:
         StorageError: obstore is not installed, or a setting is wrong.
     """
 
-    def __init__(self, place: str, access: Access) -> None:
+    def __init__(self, place: str, access: Access, patience: Patience = PATIENCE) -> None:
         try:
             import obstore  # noqa: F401
         except ImportError as exc:
@@ -55,12 +56,13 @@ class ObjectStorage(Storage):
         self._uri = parse_place(place)
         self.shown = place
         self._access = access
+        self._patience = patience
         self._prefix = f"{self._uri.path}/" if self._uri.path else ""
         bucket = self._uri.user if self._uri.kind == AZURE and self._uri.user else self._uri.host
         self._open = partial(_open_store, self._uri, bucket, access)
         self._stores: dict[float, Any] = {}
         self._calls = Calls(f"{_NAMES[self._uri.kind]} {bucket}", _CREDENTIALS[self._uri.kind])
-        self._store(ATTEMPT_S)
+        self._store(patience.attempt_s)
 
     @property
     def access(self) -> Access:
@@ -100,11 +102,11 @@ class ObjectStorage(Storage):
         import obstore
 
         def get() -> Stored:
-            found = obstore.get(self._store(ATTEMPT_S), self._prefix + name)
+            found = obstore.get(self._store(self._patience.attempt_s), self._prefix + name)
             return Stored(found.bytes().to_bytes(), _version_of(found.meta))
 
         try:
-            return self._calls.run(f"the object {self.url_of(name)} cannot be read", get)
+            return self._calls.run(f"the object {self.url_of(name)} cannot be read", get, self._patience)
         except FileNotFoundError:
             return None
 
@@ -143,21 +145,20 @@ class ObjectStorage(Storage):
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        timeout_s = _transfer_s(len(data))
-        store, path = self._store(timeout_s), self._prefix + name
+        patience = self._patience_for(len(data))
+        store, path = self._store(patience.attempt_s), self._prefix + name
         was_sent = False
 
         def put() -> Any:
             nonlocal was_sent
             if was_sent and mode == "create" and len(data) >= _LARGE_BYTES:
                 with suppress(FileNotFoundError):
-                    obstore.head(self._store(ATTEMPT_S), path)
+                    obstore.head(self._store(self._patience.attempt_s), path)
                     raise AlreadyExistsError(path)
             was_sent = True
             return obstore.put(store, path, data, mode=mode, use_multipart=False)
 
-        what, deadline_s = f"the object {self.url_of(name)} cannot be written", max(DEADLINE_S, 2 * timeout_s)
-        return _version_of(self._call(what, put, timeout_s, deadline_s))
+        return _version_of(self._call(f"the object {self.url_of(name)} cannot be written", put, patience))
 
     def _put_file(self, name: str, file: IO[bytes], size: int) -> bool:
         """Write a large object from a file; return False if it exists. Its pages are not copied."""
@@ -188,7 +189,8 @@ class ObjectStorage(Storage):
         try:
             found = self._calls.run(
                 f"the object {self.url_of(name)} cannot be read",
-                lambda: obstore.head(self._store(ATTEMPT_S), path),
+                lambda: obstore.head(self._store(self._patience.attempt_s), path),
+                self._patience,
             )
         except FileNotFoundError:
             return None
@@ -199,7 +201,7 @@ class ObjectStorage(Storage):
         import obstore
 
         what, last = f"the objects of {self.url_of(folder)} cannot be listed", ""
-        store, prefix = self._store(ATTEMPT_S), self._prefix + folder
+        store, prefix = self._store(self._patience.attempt_s), self._prefix + folder
 
         def begin() -> tuple[Any, Any]:
             pages = obstore.list(store, prefix or None, offset=last or None, chunk_size=_LISTED_AT_ONCE)
@@ -211,7 +213,7 @@ class ObjectStorage(Storage):
                 last = each["path"]
                 yield StoredFile(last.removeprefix(self._prefix), each["size"], _stamp_of(each))
             try:
-                page = self._call(what, lambda: next(pages, None), deadline_s=0)  # noqa: B023
+                page = self._call(what, lambda: next(pages, None), self._patience._replace(deadline_s=0))  # noqa: B023
             except StorageError:
                 pages, page = self._call(what, begin)
 
@@ -219,34 +221,46 @@ class ObjectStorage(Storage):
         self,
         what: str,
         work: Callable[[], Any],
-        attempt_s: float = ATTEMPT_S,
-        deadline_s: float = DEADLINE_S,
+        patience: Patience | None = None,
     ) -> Any:
         """Call the store with a request that needs no object; see `Calls.run`."""
         try:
-            return self._calls.run(what, work, attempt_s=attempt_s, deadline_s=deadline_s)
+            return self._calls.run(what, work, patience or self._patience)
         except FileNotFoundError as exc:
             raise StorageError(
                 f"{what}: the store answers HTTP 404: check the name of the bucket, and the endpoint if one is set"
             ) from exc
 
+    def _patience_for(self, size: int) -> Patience:
+        """Return the time limits for sending this many bytes: one of a few, because each needs a client."""
+        if size <= _MIN_BYTES_PER_S:
+            return self._patience
+        attempt_s, deadline_s = self._patience
+        while attempt_s < self._patience.attempt_s + size / _MIN_BYTES_PER_S:
+            attempt_s *= 2
+        return Patience(attempt_s, max(deadline_s, 2 * attempt_s))
+
     def remove(self, names: Iterable[str]) -> None:
         import obstore
 
         paths = [self._prefix + name for name in names]
-        store = self._store(ATTEMPT_S)
+        store = self._store(self._patience.attempt_s)
         for start in range(0, len(paths), _LISTED_AT_ONCE):
             some = paths[start : start + _LISTED_AT_ONCE]
             try:
                 self._calls.run(
-                    f"objects of {self.shown} cannot be removed", partial(obstore.delete, store, some)
+                    f"objects of {self.shown} cannot be removed",
+                    partial(obstore.delete, store, some),
+                    self._patience,
                 )
             except (FileNotFoundError, StorageError):
                 # One of them is missing, or the store has no request for many.
                 for path in some:
                     with suppress(FileNotFoundError):
                         self._calls.run(
-                            f"objects of {self.shown} cannot be removed", partial(obstore.delete, store, path)
+                            f"objects of {self.shown} cannot be removed",
+                            partial(obstore.delete, store, path),
+                            self._patience,
                         )
 
     def remove_unfinished(self, prefixes: Sequence[str]) -> None:
@@ -272,20 +286,19 @@ class ObjectStorage(Storage):
         """Read a part of an object. Raises StorageError if it has another version than the given one."""
         import obstore
 
-        timeout_s = _transfer_s(end - start)
+        patience = self._patience_for(end - start)
         options: Any = {"range": (start, end)} | _condition_of_read(file.version)
 
         def get() -> bytes:
             return (
-                obstore.get(self._store(timeout_s), self._prefix + file.name, options=options)
+                obstore.get(self._store(patience.attempt_s), self._prefix + file.name, options=options)
                 .bytes()
                 .to_bytes()
             )
 
         what = f"the object {self.url_of(file.name)} cannot be read"
         try:
-            deadline_s = max(DEADLINE_S, 2 * timeout_s)
-            return self._calls.run(what, get, attempt_s=timeout_s, deadline_s=deadline_s)
+            return self._calls.run(what, get, patience)
         except (Refused, FileNotFoundError):
             raise StorageError(f"{what}: it was changed meanwhile") from None
 
@@ -334,15 +347,6 @@ class _S3Keys:
             "token": keys.get("aws_session_token"),
             "expires_at": None if expires is None else datetime.fromisoformat(expires),
         }
-
-
-def _transfer_s(size: int) -> float:
-    """Return the time-out for sending or receiving this many bytes: one of a few, because each needs a client."""
-    wanted_s = ATTEMPT_S + size / _MIN_BYTES_PER_S
-    timeout_s = ATTEMPT_S
-    while timeout_s < wanted_s:
-        timeout_s *= 2
-    return timeout_s if size > _MIN_BYTES_PER_S else ATTEMPT_S
 
 
 def _stamp_of(meta: Any) -> str:
