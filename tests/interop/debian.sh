@@ -8,6 +8,7 @@ PROGRAMS=(
     "prometheus:prometheus"
     "chromium,chromium-browser,google-chrome:chromium"
     "chromium-headless-shell,google-chrome:chromium-headless-shell"
+    "etcd:etcd-server"
     "systemd-analyze:systemd"
     "jq:jq"
     "groff:groff"

@@ -1,0 +1,265 @@
+"""The value of a cluster: who leads it, and who may lead it next. Pure: each transition returns a new value.
+
+It is one JSON object, `{"cluster": "prod", "epoch": 7, "leader": "F1", "session": "...", "in_sync": ["F1", "F2"],
+"members": {"F1": ["10.0.0.1:4151"], "F2": [...]}}`. Members are identified by their data folder.
+
+These hold for each value that `decode` or a transition returns:
+
+1. The leader is in sync, and members in sync are members.
+2. The epoch of a new leader is above all earlier ones.
+3. A new leader was in sync in the value before.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ..protocol.errors import NSQError
+from ..protocol.untrusted_json import decode_json
+
+MAX_EPOCH = 2**62
+MAX_MEMBERS = 64
+MAX_ADDRESSES = 16
+MAX_ADDRESS_CHARACTERS = 255
+MAX_VALUE_BYTES = 64 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KNOWN = frozenset({"cluster", "epoch", "leader", "session", "in_sync", "members", "successor"})
+
+
+class StateError(NSQError):
+    """A value of a cluster is not valid, or a change of it is not allowed. The text says why, in a sentence."""
+
+
+class NotInSync(StateError):
+    """A member may not lead: it may lack messages."""
+
+
+class OutdatedState(StateError):
+    """The value is missing, or older than what a member knows: nobody may lead, because nobody knows who is in sync."""
+
+
+class Candidate(NamedTuple):
+    """A member that would lead.
+
+    Attributes:
+        folder: The id of its data folder.
+        addresses: Where it is reached.
+        epoch: The highest epoch that it knows; 0: it was in no cluster yet.
+    """
+
+    folder: str
+    addresses: tuple[str, ...]
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The value of a cluster.
+
+    Attributes:
+        cluster: The name of the cluster.
+        epoch: Counts leaders: each one has a higher epoch.
+        leader: The id of the leader's data folder.
+        session: Identifies this leadership; random, so that its holder recognizes what it has written.
+        in_sync: The members that have all acknowledged messages, with the leader.
+        members: The addresses of all members, by the ids of their data folders.
+        successor: The member to which the leader has handed over; empty: none.
+        unknown: Fields of newer versions. They are kept.
+    """
+
+    cluster: str
+    epoch: int
+    leader: str
+    session: str
+    in_sync: frozenset[str]
+    members: Mapping[str, tuple[str, ...]]
+    successor: str = ""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the leader."""
+        return self.members[self.leader]
+
+    def joined(self, folder: str, addresses: Iterable[str]) -> "ClusterState":
+        """Return the value with a member and its addresses. A new member is not in sync."""
+        return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
+
+    def synced(self, folder: str) -> "ClusterState":
+        """Return the value with a member in sync: it has all acknowledged messages, and gets all others first."""
+        self._check_member(folder)
+        return replace(self, in_sync=self.in_sync | {folder})
+
+    def unsynced(self, folder: str) -> "ClusterState":
+        """Return the value with a member that is no longer in sync, and cannot lead."""
+        self._check_not_leader(folder)
+        return replace(self, in_sync=self.in_sync - {folder}, successor=self._without(folder))
+
+    def removed(self, folder: str) -> "ClusterState":
+        """Return the value without a member."""
+        self._check_member(folder)
+        self._check_not_leader(folder)
+        members = {name: addresses for name, addresses in self.members.items() if name != folder}
+        return replace(
+            self, in_sync=self.in_sync - {folder}, members=members, successor=self._without(folder)
+        )
+
+    def handed_over(self, folder: str) -> "ClusterState":
+        """Return the value in which a member is to lead next."""
+        self._check_not_leader(folder)
+        self._check_in_sync(folder)
+        return replace(self, successor=folder)
+
+    def elected(self, candidate: Candidate, session: str, epoch: int) -> "ClusterState":
+        """Return the value in which a candidate leads.
+
+        Raises:
+            NotInSync: It may lack messages.
+            OutdatedState: It knows a higher epoch.
+        """
+        if candidate.epoch > self.epoch:
+            raise OutdatedState(
+                f"the coordinator has epoch {self.epoch} of the cluster {self.cluster}, and the data folder "
+                f"{candidate.folder} has seen epoch {candidate.epoch}: the coordinator's data is older, for example "
+                "from a backup, so nobody knows which members have all messages"
+            )
+        self._check_in_sync(candidate.folder)
+        if epoch <= self.epoch:
+            raise StateError(f"the epoch {epoch} of a new leader is not above {self.epoch}")
+        members = {**self.members, candidate.folder: candidate.addresses}
+        return _checked(
+            replace(
+                self,
+                epoch=epoch,
+                leader=candidate.folder,
+                session=session,
+                members=members,
+                successor="",
+            )
+        )
+
+    def _without(self, folder: str) -> str:
+        return "" if self.successor == folder else self.successor
+
+    def _check_member(self, folder: str) -> None:
+        if folder not in self.members:
+            raise StateError(f"{folder} is not a member of the cluster {self.cluster}")
+
+    def _check_in_sync(self, folder: str) -> None:
+        self._check_member(folder)
+        if folder not in self.in_sync:
+            raise NotInSync(
+                f"{folder} is not in sync with the cluster {self.cluster}, so it may lack messages and cannot lead; in "
+                f"sync: {', '.join(sorted(self.in_sync))}"
+            )
+
+    def _check_not_leader(self, folder: str) -> None:
+        if folder == self.leader:
+            raise StateError(f"{folder} leads the cluster {self.cluster}: let another member lead first")
+
+    def encode(self) -> bytes:
+        """Encode the value as JSON. Raises StateError if it is too long."""
+        known = {
+            "cluster": self.cluster,
+            "epoch": self.epoch,
+            "leader": self.leader,
+            "session": self.session,
+            "in_sync": sorted(self.in_sync),
+            "members": {name: list(self.members[name]) for name in sorted(self.members)},
+            **({"successor": self.successor} if self.successor else {}),
+        }
+        data = json.dumps({**self.unknown, **known}).encode()
+        if len(data) > MAX_VALUE_BYTES:
+            raise StateError(
+                f"the value of the cluster {self.cluster} is longer than {MAX_VALUE_BYTES} bytes"
+            )
+        return data
+
+
+def founded(cluster: str, candidate: Candidate, session: str, epoch: int) -> ClusterState:
+    """Return the first value of a cluster, whose only member is the candidate."""
+    members = {candidate.folder: candidate.addresses}
+    in_sync = frozenset({candidate.folder})
+    return _checked(ClusterState(cluster, epoch, candidate.folder, session, in_sync, members))
+
+
+def check_founder(cluster: str, candidate: Candidate) -> None:
+    """Check that a cluster without a value may begin with a candidate. Raises OutdatedState."""
+    if candidate.epoch:
+        raise OutdatedState(
+            f"the coordinator has no value of the cluster {cluster}, and the data folder {candidate.folder} has seen "
+            f"epoch {candidate.epoch}: the value was lost, so nobody knows which members have all messages"
+        )
+
+
+def decode(data: bytes) -> ClusterState:
+    """Decode a value. Raises StateError."""
+    if len(data) > MAX_VALUE_BYTES:
+        raise StateError(f"the value of the cluster is longer than {MAX_VALUE_BYTES} bytes")
+    try:
+        fields = decode_json(data)
+    except ValueError as exc:
+        raise StateError(f"the value of the cluster is not JSON: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise StateError("the value of the cluster is not a JSON object")
+    state = ClusterState(
+        cluster=_get(fields, "cluster", str),
+        epoch=_get(fields, "epoch", int),
+        leader=_get(fields, "leader", str),
+        session=_get(fields, "session", str),
+        in_sync=frozenset(_texts(fields, "in_sync")),
+        members={name: _texts(_get(fields, "members", dict), name) for name in _get(fields, "members", dict)},
+        successor=_get({"successor": "", **fields}, "successor", str),
+        unknown={name: value for name, value in fields.items() if name not in _KNOWN},
+    )
+    return _checked(state)
+
+
+def _get(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise StateError(f"the value of the cluster has no valid field {name}")
+    return value
+
+
+def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    values = _get(fields, name, list)
+    return tuple(_get({name: value}, name, str) for value in values)
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name of a cluster or the id of a data folder. Raises StateError if it is not valid."""
+    if _NAME.fullmatch(name) is None:
+        raise StateError(
+            f"{what} {name[:100]!r} is not valid: use 1 to 64 letters, digits, and the characters . _ - "
+            "behind the first one"
+        )
+    return name
+
+
+def _checked(state: ClusterState) -> ClusterState:
+    """Return a value if it is valid. Raises StateError."""
+    check_name("the name of the cluster", state.cluster)
+    check_name("the session", state.session)
+    if not 0 < state.epoch <= MAX_EPOCH:
+        raise StateError(f"the epoch {str(state.epoch)[:30]} is not between 1 and 2**62")
+    if len(state.members) > MAX_MEMBERS:
+        raise StateError(f"the cluster {state.cluster} would have more than {MAX_MEMBERS} members")
+    for folder, addresses in state.members.items():
+        check_name("the id of a data folder", folder)
+        if len(addresses) > MAX_ADDRESSES or any(len(each) > MAX_ADDRESS_CHARACTERS for each in addresses):
+            raise StateError(
+                f"{folder} has more than {MAX_ADDRESSES} addresses, or one of more than {MAX_ADDRESS_CHARACTERS} "
+                "characters"
+            )
+    if not state.in_sync <= state.members.keys():
+        raise StateError(f"members of the cluster {state.cluster} that are in sync are not among its members")
+    if state.leader not in state.in_sync:
+        raise StateError(f"the leader of the cluster {state.cluster} is not in sync with itself")
+    if state.successor and (state.successor == state.leader or state.successor not in state.in_sync):
+        raise StateError(
+            f"the successor {state.successor[:100]} in the cluster {state.cluster} is not in sync"
+        )
+    return state
