@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..access.secret import NO_SECRET, Secret
 from ..platform.boot_clock import boot_time_s
+from ..protocol.address import format_address
 from ..storage import Patience
 from .etcd_gateway import EtcdGateway, NotFound, encoded
 from .interface import Clock, Coordinator, CoordinatorError, Reading, ValueChanged
@@ -65,7 +66,7 @@ class EtcdCoordinator(Coordinator):
         patience: Patience | None = None,
         clock: Clock = boot_time_s,
     ) -> None:
-        shown = ",".join(f"{host}:{port}" for host, port in endpoints)
+        shown = ",".join(format_address(*endpoint) for endpoint in endpoints)
         scheme = "etcd" if tls is None else "etcds"
         super().__init__(f"{scheme}://{shown}", cluster, ttl_s, renew_every_s, clock)
         patience = patience or Patience(attempt_s=ttl_s / 5, deadline_s=ttl_s / 4)

@@ -72,7 +72,7 @@ class EtcdGateway:
         self._attempt_s, self._deadline_s = patience
         self._token = ""
         self._pool = httpcore.ConnectionPool(tls, max_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
-        self._shown = ", ".join(f"{host}:{port}" for host, port in endpoints)
+        self._shown = ", ".join(format_address(*endpoint) for endpoint in endpoints)
 
     def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make a request, and repeat it until an endpoint answers.
@@ -230,8 +230,7 @@ class EtcdGateway:
         self._pool.close()
 
     def _place(self) -> str:
-        host, port = self._endpoints[0]
-        return f"{host}:{port}"
+        return format_address(*self._endpoints[0])
 
 
 def _limits(timeout_s: float) -> dict[str, float]:
