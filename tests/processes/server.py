@@ -37,7 +37,6 @@ MODULES = (
     "qcli.commands.to_file.command",
     "qcli.commands.to_file.run",
     "qcli.commands.to_http.command",
-    "qcli.commands.to_http.run",
     "qcli.commands.to_nsq.command",
     "qcli.commands.to_nsq.run",
     "qcli.commands.topic",
@@ -45,6 +44,7 @@ MODULES = (
     "qcli.framework.signals",
     "trio_nsq.broker",
     "trio_nsq.broker.startup_check",
+    "trio_nsq.connectors.to_http.run",
     "trio_nsq.console.server",
     "trio_nsq.lookup.service.server",
 )

@@ -253,7 +253,7 @@ class LetterCounts(TypedDict):
     next_sequence: int | None
 
 
-class Kept(TypedDict):
+class LettersKept(TypedDict):
     """How many letters could not be requeued, and why."""
 
     why: str
@@ -264,7 +264,7 @@ class LettersMoved(TypedDict, total=False):
     """The answer of `/dead_letters/requeue` and `/dead_letters/drop`. It continues at `next_sequence`."""
 
     next_sequence: Required[int | None]
-    kept: list[Kept]
+    kept: list[LettersKept]
     done: int
 
 

@@ -188,7 +188,7 @@ class TopicLoader:
                 if not is_disk_full(exc):
                     raise
                 ahead = False
-                topic.hold_back(f"cannot save the state of topic {name}: {exc.strerror}")
+                topic.refuse_publishes(f"cannot save the state of topic {name}: {exc.strerror}")
         if state is None:
             return topic, None
         # If the end differs, the log has messages published after the last checkpoint.

@@ -22,9 +22,8 @@ from .messages import (
     valid_name,
 )
 from .parsing import MAX_HEAD_BYTES
-from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router
+from .routing import DEFAULT_MAX_BODY_BYTES, Begin, Handler, Route, Router, TLSRequiredRouter
 from .serving import log_request, peer_of, serve_connection
-from .tls_required import TLSRequiredRouter
 from .web_pages import HostNames
 
 __all__ = [

@@ -5,6 +5,7 @@ It also builds the answers that need no handler: unknown path, wrong method, OPT
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -151,3 +152,17 @@ def _parent_of_braces(path: str) -> str | None:
     if literal != clean or "{" in literal + name[1:-1] or "}" in literal + name[1:-1]:
         raise ValueError(f"not a path: {path!r}")
     return parent if braces else None
+
+
+class TLSRequiredRouter(Router):
+    """Refers every request to the HTTPS port (0 without one), in the form that NSQ's HTTP clients understand."""
+
+    def __init__(self, https_port: int) -> None:
+        super().__init__([])
+        # With the blanks that nsqd sends.
+        body = json.dumps({"message": "TLS_REQUIRED", "https_port": https_port})
+        self._answer = Response(403, body.encode(), "application/json; charset=utf-8")
+
+    def resolve(self, method: str, path: str, query: str = "") -> Route | Response:
+        """Return the same answer for every request."""
+        return self._answer

@@ -1,11 +1,14 @@
 """`qcli to-http`: sends the messages of topics to HTTP receivers."""
 
+from functools import partial
+
 import click
 
 from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import option, options_as, several
+from ...framework.output import print_diagnostic
 from ...framework.params import Integer, Number, byte_size, duration, positive_duration, topic_name
 from ..shared.consuming import consuming_options
 from .options import MODES, ToHttpOptions, http_status
@@ -297,6 +300,17 @@ def command(options: ToHttpOptions) -> int:
     delivery = options.delivery_options()
     sources = options.source_options()
     connecting = ConnectOptions.of_command().options()
-    from .run import run
+    from trio_nsq.connectors.to_http.run import to_http
+    from trio_nsq.connectors.to_http.statistics import Statistics
 
-    return run(sources, delivery, connecting, quiet=options.quiet)
+    from ..shared.connectors import run_connector
+    from ..shared.consuming import source_failure
+
+    statistics, quiet = Statistics(), options.quiet
+    failure_of = partial(source_failure, reads_logs=False)
+    try:
+        run_connector(to_http, sources, delivery, connecting, statistics, failure_of=failure_of, quiet=quiet)
+    finally:
+        if not quiet and (statistics.delivered or statistics.requeued or statistics.dead):
+            print_diagnostic(statistics.summary())
+    return ExitCode.OK

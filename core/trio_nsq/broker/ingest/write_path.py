@@ -175,8 +175,8 @@ class WritePath:
 
     def _check_limits(self, topic: Topic, publications: Sequence[Publication], size: int) -> None:
         """Raise TopicFull if publications with records of `size` bytes exceed a limit; PublishRefused if held back."""
-        if topic.held_back:
-            raise self._refuse(topic, PublishRefused(topic.held_back))
+        if topic.refuses_because:
+            raise self._refuse(topic, PublishRefused(topic.refuses_because))
         messages = sum(publication.count for publication in publications)
         groups = [write.group for write in self._stage.waiting(topic)]
         groups += self._gathered.get(topic, ())

@@ -88,7 +88,7 @@ class Topic:
         self._undistributed = UndistributedMessages(self.view, self.version)
         self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
         self.moving = TopicMove(self.view, self._undistributed, self.channels, self.version)
-        self.held_back = ""
+        self.refuses_because = ""
         self.configure({})
         self.paused = False
         self.message_count = 0
@@ -107,13 +107,13 @@ class Topic:
         self.limits.settings = self.settings
         self._update_may_refuse()
 
-    def hold_back(self, reason: str) -> None:
+    def refuse_publishes(self, reason: str) -> None:
         """Refuse publishes with this reason until the state is saved; an empty reason allows them."""
-        self.held_back = reason
+        self.refuses_because = reason
         self._update_may_refuse()
 
     def _update_may_refuse(self) -> None:
-        self.may_refuse = bool(self.held_back) or (self.settings.is_limited and not self.settings.drops)
+        self.may_refuse = bool(self.refuses_because) or (self.settings.is_limited and not self.settings.drops)
 
     @property
     def depth(self) -> int:
@@ -373,8 +373,8 @@ class Topic:
 
     def saved(self, checkpoint: Checkpoint) -> None:
         """Handle a checkpoint that is on disk: allow publishes, and confirm the dead letters it no longer has."""
-        if self.held_back:
-            self.hold_back("")
+        if self.refuses_because:
+            self.refuse_publishes("")
         self.dead_letters.confirm_moved(checkpoint.moved_letters)
 
     def snapshot(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..upstream.discovery import ask_lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Made(Step):
+class StepResult(Step):
     """A request that was made; `error` says why it failed, None: it succeeded."""
 
     error: UpstreamError | None = None
@@ -29,20 +29,20 @@ class Outcome:
         lookups: Why discovery services did not tell where the topic is.
     """
 
-    steps: Sequence[Made] = ()
+    steps: Sequence[StepResult] = ()
     lookups: Sequence[UpstreamError] = ()
 
     @property
-    def done(self) -> list[Made]:
+    def done(self) -> list[StepResult]:
         return [step for step in self.steps if step.error is None]
 
     @property
-    def missing(self) -> list[Made]:
+    def missing(self) -> list[StepResult]:
         """The steps on servers that do not have the topic or channel."""
         return [step for step in self.steps if step.error is not None and step.error.is_missing]
 
     @property
-    def failed(self) -> list[Made]:
+    def failed(self) -> list[StepResult]:
         """The steps that failed for another reason."""
         return [step for step in self.steps if step.error is not None and not step.error.is_missing]
 
@@ -51,7 +51,7 @@ class Outcome:
         return [step.server for step in self.done if not step.is_lookupd]
 
     @property
-    def results(self) -> Results[Made]:
+    def results(self) -> Results[StepResult]:
         """The results of all servers, by address; a server with an error has failed."""
         errors = {step.name: step.error for step in self.steps if step.error is not None}
         return Results({step.name: step for step in self.done if step.name not in errors}, errors)
@@ -132,22 +132,22 @@ async def run(
     lookups: Sequence[UpstreamError] = (),
 ) -> Outcome:
     """Make requests, round by round; a failure does not stop the rest."""
-    made: list[Made] = []
+    made: list[StepResult] = []
     for steps in plan:
         servers = by_server(steps)
 
-        async def act(server: str, servers: Mapping[str, list[Step]] = servers) -> list[Made]:
-            return [await _made(upstream, step) for step in servers[server]]
+        async def act(server: str, servers: Mapping[str, list[Step]] = servers) -> list[StepResult]:
+            return [await _perform_step(upstream, step) for step in servers[server]]
 
         answers = await upstream.on_all(servers, act)
         made += [step for found in answers.values.values() for step in found]
     return Outcome(made, lookups)
 
 
-async def _made(upstream: Upstream, step: Step) -> Made:
+async def _perform_step(upstream: Upstream, step: Step) -> StepResult:
     error = None
     try:
         await upstream.ask(step.server, step.request)
     except UpstreamError as exc:
         error = exc
-    return Made(step.server, step.request, step.is_lookupd, error)
+    return StepResult(step.server, step.request, step.is_lookupd, error)

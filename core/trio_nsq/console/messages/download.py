@@ -20,8 +20,6 @@ async def download(
 ) -> AsyncGenerator[bytes, None]:
     """Yield nothing once the broker answers, then the messages of a range of sequences; the end is excluded.
 
-    Args:
-
     Raises:
         UpstreamError: The broker does not answer.
         CutOff: It breaks off. Clients report it, as the answer is not complete.

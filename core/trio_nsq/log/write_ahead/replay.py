@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import LogReadError, LogWriteError
-from ..files import Files
+from ..errors import LogError, LogReadError, LogWriteError
+from ..files import Files, OverlayFiles
 from ..records import HEADER_BYTES, RecordHeader, decode_header
 from ..segment.format import FILE_HEADER_BYTES as SEGMENT_HEADER_BYTES
 from ..segment.format import decode_file_header as decode_segment_header
@@ -228,3 +228,27 @@ class Replay:
             except OSError as exc:
                 raise LogWriteError(self._paths[0], exc) from exc
             del self._paths[0]
+
+
+def replayed_files(data_path: Path) -> tuple[Files, list[tuple[Path, str]]]:
+    """Return the files of a data folder as they will be after the next start of the broker.
+
+    A broker may be running, and delete write-ahead files meanwhile: then the topics' segments have what was in them.
+
+    Returns:
+        The files; and what is damaged in write-ahead files, or keeps them from being read.
+    """
+    files = OverlayFiles()
+    try:
+        if not write_ahead_files(data_path, files.names(data_path)):
+            return Files(), []
+        replay = Replay(files, data_path)
+        problems = list(replay.damage)
+        for topic in replay.topics:
+            try:
+                replay.apply(topic, data_path / "topics" / f"{topic}.topic")
+            except LogError as exc:
+                problems.append((data_path, str(exc)))
+    except (OSError, LogError, ValueError) as exc:
+        return Files(), [(data_path, f"the write-ahead log cannot be read: {exc}")]
+    return files, problems

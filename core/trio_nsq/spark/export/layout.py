@@ -181,7 +181,7 @@ class Layout:
     keep_rest: bool = False
     keep_body: bool = False
 
-    def with_fields(self, new_fields: Mapping[str, str], fits: "Fits | None" = None) -> "Layout":
+    def with_fields(self, new_fields: Mapping[str, str], fits: "ColumnFits | None" = None) -> "Layout":
         """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
 
         The columns do not widen: a table could not follow.
@@ -197,13 +197,13 @@ class Layout:
             [JsonColumn(field, JsonType(new_fields[field]), "") for field in fields], fits
         )
 
-    def renamed(self, fits: "Fits") -> "Layout":
+    def renamed(self, fits: "ColumnFits") -> "Layout":
         """Return the layout whose inferred columns have names that fit a table. No file may have them yet."""
         if not self.keep_rest:
             return self
         return replace(self, json_columns=())._with_columns(self.json_columns, fits)
 
-    def _with_columns(self, columns: Iterable[JsonColumn], fits: "Fits | None") -> "Layout":
+    def _with_columns(self, columns: Iterable[JsonColumn], fits: "ColumnFits | None") -> "Layout":
         """Return the layout with more columns, and names for them."""
         found = list(self.json_columns)
         for column in columns:
@@ -264,7 +264,7 @@ class Layout:
         )
 
 
-class Fits(Protocol):
+class ColumnFits(Protocol):
     """Whether a table can have a column of this name and type."""
 
     def __call__(self, name: str, kind: ColumnType) -> bool: ...

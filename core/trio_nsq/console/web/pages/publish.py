@@ -25,7 +25,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class PublishForm:
     """The fields of the form, as they were filled in."""
 
     body: str = ""
@@ -38,7 +38,7 @@ async def publish_form(request: Request) -> View:
     topic = request.path_params["topic"]
     viewer = require(request, "publish", topic)
     brokers = await brokers_of(request, topic)
-    return _view(viewer, topic, brokers, Filled(broker=request.query_params.get("broker", "")))
+    return _view(viewer, topic, brokers, PublishForm(broker=request.query_params.get("broker", "")))
 
 
 async def publish_messages(request: Request) -> View:
@@ -46,7 +46,7 @@ async def publish_messages(request: Request) -> View:
     topic = request.path_params["topic"]
     viewer = require(request, "publish", topic)
     fields = await form(request)
-    filled = Filled(
+    filled = PublishForm(
         fields.get("body", ""),
         fields.get("format", "text"),
         fields.get("defer", ""),
@@ -70,7 +70,7 @@ async def publish_messages(request: Request) -> View:
         return _view(viewer, topic, brokers, filled, problem=f"Nothing was published: {exc}.", status=400)
     except UpstreamError as exc:
         return _view(viewer, topic, brokers, filled, problem=_failure(exc), status=502)
-    kept = Filled("", filled.format, "", filled.broker)
+    kept = PublishForm("", filled.format, "", filled.broker)
     return _view(viewer, topic, brokers, kept, address=address, published=published)
 
 
@@ -86,7 +86,7 @@ def _broker(brokers: TopicBrokers, wanted: str) -> str:
     return addresses[0]
 
 
-def _bodies(filled: Filled, files: Mapping[str, bytes]) -> list[bytes]:
+def _bodies(filled: PublishForm, files: Mapping[str, bytes]) -> list[bytes]:
     """Return the messages. Raises ValueError."""
     uploaded = files.get("file")
     if uploaded is None:
@@ -110,7 +110,7 @@ def _view(
     viewer: Viewer,
     topic: str,
     brokers: TopicBrokers,
-    filled: Filled,
+    filled: PublishForm,
     *,
     problem: str = "",
     status: int = 200,
