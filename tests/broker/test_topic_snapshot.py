@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, Fixture, disk_log, kept, packed, records
 from trio_nsq.broker.state.checkpoint import first_needed
+from trio_nsq.broker.state.dead_letter_ledger import DeadLetterLedger
 from trio_nsq.broker.state.move import Move
+from trio_nsq.broker.state.producers import LastBatch
 from trio_nsq.broker.state.topic import StateError
+from trio_nsq.broker.state.version import Version
 from trio_nsq.log import MemoryLog
 
 
@@ -508,3 +511,42 @@ def test_beginning_and_end_of_a_move_are_saved_as_they_are_made() -> None:
     topic.moving.end()
     assert copy.snapshot() == topic.snapshot()
     assert "move" not in topic.snapshot()
+
+
+def test_copy_has_all_that_a_checkpoint_saves() -> None:
+    """Else a change would be saved with other values than the topic has."""
+    fixture = Fixture()
+    topic, channel, other = fixture.topic, fixture.channel(), fixture.channel("other")
+    fixture.channel("tail#ephemeral")
+    fixture.publish_many(20)
+    consumer = fixture.subscriber(ready=6)
+    received = consumer.receive()
+    consumer.finish(received[1:2])
+    consumer.requeue(received[2])
+    consumer.requeue(received[3], 60_000)
+    channel.withdraw([7])
+    channel.messages.add_prefetched(2)
+    for each in (channel, other):
+        each.configure({"max_attempts": 9})
+        each.paused = True
+    topic.configure({"max_messages": 100})
+    topic.pause()
+    fixture.publish(b"waits")
+    fixture.publish(b"deferred", defer_ms=60_000)
+    topic.producers.record(LastBatch("p", 3, 5), SECOND)
+    topic.dead_letters.record_here(b"letters", 11)
+    topic.dead_letters.record_moved(DeadLetterLedger(Version()), b"others")
+    topic.moving.begin(Move("0" * 16, "elsewhere", topic.end, 0))
+    other.fix_stream()
+    topic.moving.confirm("other", 4)
+    topic.moving.confirm(None, 20)
+    state, checkpoint = saved(fixture), topic.checkpoint()
+    assert state["move"]["moved"] == 20
+    assert state["settled"] == 11
+    for names in ([], ["channel"], ["other", "tail#ephemeral"], topic.channels):
+        copy = topic.copy(names)
+        copied = copy.snapshot()
+        copied["channels"].sort(key=lambda each: list(topic.channels).index(each["name"]))
+        assert copied == state
+        assert copy.checkpoint().settings == checkpoint.settings
+        assert copy.checkpoint().moved_letters == checkpoint.moved_letters == 1
