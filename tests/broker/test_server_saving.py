@@ -101,11 +101,14 @@ async def test_ids_are_reserved_long_before_the_reserved_ones_are_used(tmp_path:
     async def never(topic: Topic) -> bool:
         raise AssertionError(topic.name)
 
+    async def nothing() -> None:
+        raise AssertionError("nothing is saved")
+
     def memory_log(name: str) -> Log:
         return MemoryLog()
 
     options = BrokerOptions(data_path=tmp_path / "d")
-    checkpointer = Checkpointer(Broker(options, memory_log), folder, ids, lambda: 0, never, never)
+    checkpointer = Checkpointer(Broker(options, memory_log), folder, ids, lambda: 0, never, never, nothing)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpointer.save_on_schedule, 0)
         await until(lambda: ids.reserved >= 1000 + ID_RESERVE)

@@ -99,7 +99,7 @@ def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, seed: int) -> No
             where = f"seed {seed}, {name} at {moment} of {disk.position}"
             check(image, tmp_path / "cut", trees, least, where)
             if chance.random() < 0.2:
-                check_second_cut(image, tmp_path / "cut", trees, least, where, chance)
+                check_second_cuts(image, tmp_path / "cut", trees, least, where, chance, all_=False)
 
 
 _Made = tuple[Kind, bytes, int, bytes, bytes]
@@ -184,24 +184,30 @@ def test_a_power_cut_at_each_moment(tmp_path: Path, script: Sequence[_Made], apa
         if moment >= acknowledged[0][0]:
             least = max(number for position, number in acknowledged if position <= moment)
             for name, image in disk.power_cuts(chance):
-                check(image, tmp_path / "cut", trees, least, f"{name} at {moment} of {files.position}")
+                where = f"{name} at {moment} of {files.position}"
+                check(image, tmp_path / "cut", trees, least, where)
+                if apart > 2 and moment == files.position and name.startswith("nothing"):
+                    check_second_cuts(image, tmp_path / "cut", trees, least, where, chance, all_=True)
         if moment < files.position:
             disk.apply(files.journal[moment])
 
 
-def check_second_cut(
-    image: Image, root: Path, trees: list[Tree], least: int, where: str, chance: random.Random
+def check_second_cuts(
+    image: Image, root: Path, trees: list[Tree], least: int, where: str, chance: random.Random, *, all_: bool
 ) -> None:
-    """Check also after another power cut, during the start."""
+    """Check also after another power cut, during the start: at each moment, or at a random one."""
     write_image(image, root)
     files = RecordedDisk(root, sync_takes_s=0)
     Replica.open(files, root / "data").close()
+    count = files.position
     files.remove_folder(root)
-    disk, moment = Disk(image), chance.randrange(files.position)
-    for operation in files.journal[:moment]:
-        disk.apply(operation)
-    for name, after in disk.power_cuts(chance):
-        check(after, root, trees, least, f"{where}, then {name} at {moment} of the start")
+    moments = range(count) if all_ else [chance.randrange(count)]
+    disk = Disk(image)
+    for moment in range(moments[-1] + 1):
+        if moment in moments:
+            for name, after in disk.power_cuts(chance):
+                check(after, root, trees, least, f"{where}, then {name} at {moment} of the start")
+        disk.apply(files.journal[moment])
 
 
 def check(image: Image, root: Path, trees: list[Tree], least: int, where: str) -> None:

@@ -37,6 +37,7 @@ from .storage.data_folder import DataFolder
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
+    from .replication import Replication
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -50,6 +51,7 @@ async def serve(
     reloads: AsyncIterable[object] | None = None,
     drains: AsyncIterable[object] | None = None,
     trusted: Mapping[str, Identity] | None = None,
+    replication: "Replication | None" = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -66,6 +68,8 @@ async def serve(
             `PUT /config/draining`. None: only clients begin it.
         trusted: Identities by the digest of their token, besides those of the auth file, for programs that the caller
             starts. Without authentication they have no effect.
+        replication: Makes the broker the leader of a cluster. An OK then also waits for the followers that have caught
+            up. The caller accepts their connections.
         task_status: Receives the bound addresses once clients can connect.
 
     Raises:
@@ -76,13 +80,17 @@ async def serve(
     if not has_gil():
         # Threads read attributes, tuples and dicts that the event loop changes: docs/decisions/0005.
         logger.warning("this Python runs without the GIL, which the broker relies on: set PYTHON_GIL=1")
+    if replication is not None:
+        files = replication.files
     folder = DataFolder(options.data_path, files)
     use_own_threads()
     try:
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)
             try:
-                await _serve_folder(options, folder, workers, reloads, drains, trusted, task_status)
+                await _serve_folder(
+                    options, folder, workers, reloads, drains, trusted, replication, task_status
+                )
             finally:
                 workers.cancel_scope.cancel()
     except* StartupError as group:
@@ -106,6 +114,7 @@ async def _serve_folder(
     reloads: AsyncIterable[object] | None,
     drains: AsyncIterable[object] | None,
     trusted: Mapping[str, Identity] | None,
+    replication: "Replication | None",
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
@@ -118,8 +127,9 @@ async def _serve_folder(
         trusted=trusted,
     )
     server = Server(
-        options, folder, workers, tls_context=tls_context, authentication=authentication, audit=audit
-    )
+        options, folder, workers, tls_context=tls_context, authentication=authentication, audit=audit,
+        replication=replication,
+    )  # fmt: skip
     _log_start(server)
     opened: dict[str, Listening] = {}
     try:

@@ -42,6 +42,7 @@ from .topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
+    from .replication import Replication
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -64,6 +65,7 @@ class Server:
         admissions: Connection limits, by the kind of listener.
         authentication: Identifies clients; without one, every client may do everything.
         audit: Writes the audit log.
+        replication: The followers, if the broker is the leader of a cluster.
         process: Resource usage of the process.
         reported_jobs: The jobs of clients, as they report them.
     """
@@ -77,6 +79,7 @@ class Server:
         tls_context: "ServerContext | None" = None,
         authentication: Authentication | None = None,
         audit: AuditWriter | None = None,
+        replication: "Replication | None" = None,
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
@@ -102,10 +105,14 @@ class Server:
         self.readers = ReaderPool(broker)
         self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
-            options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead
-        )
+            options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
+            replication.operations if replication is not None else None,
+        )  # fmt: skip
+        self.replication = replication
+        if replication is not None and write_path.members is not None:
+            replication.begin(write_path.members)
         self.checkpointer = Checkpointer(
-            broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync
+            broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated
         )
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
@@ -219,6 +226,9 @@ class Server:
             # The request of an HTTP client may be saving the topic.
             async with self.checkpointer.locked(topic):
                 topic.log.close()
+        await self.write_path.until_replicated()
+        if self.replication is not None:
+            self.replication.end()
 
 
 def default_node_id() -> int:

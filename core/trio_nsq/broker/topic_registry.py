@@ -274,6 +274,7 @@ class TopicRegistry:
         """Delete the files of an unavailable topic. Raises OSError: nothing was deleted."""
         with trio.CancelScope(shield=True):
             is_done = await self.loader.delete(name)
+            await self.write_path.until_replicated()
         if not is_done and (topic := self.broker.topics.get(name)) is not None:
             await self.delete_topic(topic)  # it was just opened
 
@@ -286,6 +287,7 @@ class TopicRegistry:
             # First, so that a crash or error before it leaves the topic unchanged. Consumers still read open files.
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
+            await self.write_path.until_replicated()
             await self.write_path.until_idle(topic)  # a scheduled sync may have begun meanwhile
         self.write_path.forget(topic)
         self.broker.delete_topic(topic)

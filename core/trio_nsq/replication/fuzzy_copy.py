@@ -36,6 +36,12 @@ class FuzzyCopy:
         self._aside = b"diverged-%d" % epoch
         self._names = NamesSince()
 
+    def set_write_ahead_aside(self) -> None:
+        """Move away what a leader, which this folder was before, had not synced: a start would bring it back."""
+        for name in self._files.names(self._root):
+            if name.startswith("write-ahead."):
+                self._set_aside(name.encode())
+
     def add(self, piece: Piece) -> None:
         """Take the next piece, but `CaughtUp`. Raises OSError, InvalidOperation."""
         match piece:

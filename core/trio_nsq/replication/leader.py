@@ -44,11 +44,13 @@ class Follower:
         member: The id of its data folder.
         stored: The number of the last operation that it has durably.
         is_caught_up: It has the whole folder; otherwise it is catching up.
+        is_connected: Its connection has not ended.
     """
 
     member: str
     stored: int = 0
     is_caught_up: bool = False
+    is_connected: bool = True
     _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def disconnect(self) -> None:
@@ -135,15 +137,15 @@ class Leader:
             follower = Follower(hello.member)
             who = f"follower {hello.member}"
             if (before := self.followers.get(hello.member)) is not None:
-                before.disconnect()  # its connection is broken, and this side has not noticed
+                self._leave(before)  # its connection is broken, and this side has not noticed
+                before.disconnect()
             self.followers[hello.member] = follower
             try:
                 with follower._scope:
                     await self._serve(frames, follower, hello)
             finally:
-                if self.followers.get(hello.member) is follower:
-                    del self.followers[hello.member]
-                    self._on_progress(follower)
+                if follower.is_connected:
+                    self._leave(follower)
             logger.info("%s: another connection of it has begun", who)
         except* (NSQError, trio.BrokenResourceError, OSError, TooFarBehind) as group:
             for exc in _leaves(group):
@@ -153,6 +155,11 @@ class Leader:
             with trio.CancelScope(shield=True) as closing:
                 closing.cancel()
                 await stream.aclose()
+
+    def _leave(self, follower: Follower) -> None:
+        follower.is_connected = False
+        del self.followers[follower.member]
+        self._on_progress(follower)
 
     async def _hello(self, frames: FrameStream) -> "_Hello":
         """Read the first frame. Raises LinkError; then the follower is told so."""
@@ -192,8 +199,10 @@ class Leader:
             logger.info("follower %s: catches up", follower.member)
             number = await self._catch_up(frames, await self._inventory(frames))
             logger.info("follower %s: has caught up", follower.member)
-        follower.stored = number if resumes else 0
-        follower.is_caught_up = True
+        if resumes:
+            follower.stored = number
+            follower.is_caught_up = True
+            self._on_progress(follower)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._receive, frames, follower)
             while True:
@@ -217,6 +226,7 @@ class Leader:
                         f"{self._stream.last_number}"
                     )
                 follower.stored = number
+                follower.is_caught_up = True
                 self._on_progress(follower)
 
     # ------------------------------------------------------------------ catch-up

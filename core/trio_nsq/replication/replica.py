@@ -125,7 +125,8 @@ class Replica:
                 self._journal = None
             self.position = None
             remove_journals(self._files, self._folder)
-        self._copy = FuzzyCopy(self._files, self._folder, self._changed, epoch)
+            self._copy = FuzzyCopy(self._files, self._folder, self._changed, epoch)
+            self._copy.set_write_ahead_aside()
 
     def add(self, piece: Piece) -> None:
         """Take the next piece of a catch-up. `CaughtUp` gives the folder its position, durably.

@@ -1,8 +1,8 @@
 """The sync stage: writes wait here until every barrier is reached. Then they are committed.
 
 A barrier is something that must have a write before it is acknowledged. It is started for all barriers at once, and
-the slowest decides. Each reports how far it has come, in order. Today there is one barrier, the local sync; the
-acknowledgements of replicas would be a second one.
+the slowest decides. Each reports how far it has come, in order. The local sync is one; in a cluster, the other members
+are a second one.
 """
 
 from collections import deque
@@ -14,7 +14,8 @@ from .publication import Write
 
 LOCAL: Final = 0
 """The barrier of `LocalSync`."""
-BARRIERS: Final = 1
+MEMBERS: Final = 1
+"""The barrier of `Members`, in a cluster."""
 
 
 class _Waiting:
@@ -39,7 +40,7 @@ class SyncStage:
         topics: Those that have such writes.
     """
 
-    def __init__(self, barriers: int = BARRIERS) -> None:
+    def __init__(self, barriers: int = 1) -> None:
         self.topics: dict[Topic, _Waiting] = {}
         self._barriers = barriers
 
@@ -59,7 +60,7 @@ class SyncStage:
         waiting = self.topics.get(topic)
         if waiting is None:
             return ()
-        waiting.reached[barrier] = number
+        waiting.reached[barrier] = max(number, waiting.reached[barrier])
         upto, writes, reached = min(waiting.reached), waiting.writes, []
         while writes and writes[0].number <= upto:
             reached.append(writes.popleft())

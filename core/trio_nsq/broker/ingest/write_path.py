@@ -4,7 +4,8 @@ The broker collects publications while it serves clients. At the end of the roun
 publications with one write, or with several if they are large. The following steps are, always in this order:
 
 1. Sync: with `--sync=always`, the write waits in the `SyncStage`, for the `LocalSync`. With `--sync=interval`, syncs
-   follow a schedule and the next steps do not wait for them. Ephemeral topics are not synced.
+   follow a schedule and the next steps do not wait for them. In a cluster, the write waits for the other members in
+   both modes. Ephemeral topics are neither synced nor replicated.
 2. Commit: readers of the log can see the messages, and the topic accepts them.
 3. Acknowledge: the producers get OK, and can prepare their next command.
 4. Deliver.
@@ -19,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import trio
 
@@ -27,6 +28,8 @@ from ...event_loop.reactor import Poller
 from ...event_loop.retries import Delays
 from ...log import LogError, RecordBatch, is_disk_full
 from ...log.interface import DiskWork
+from ...replication.barrier import ReplicationBarrier
+from ...replication.stream import OperationStream
 from ..delivery import Deliverer
 from ..errors import PublishRefused, TopicFull
 from ..monitoring.histogram import Histogram
@@ -37,10 +40,12 @@ from ..storage.disk_reserve import DiskReserve
 from .local_sync import LocalSync, SyncJob
 from .publication import Group, Publication, Write, records_for
 from .scheduled_syncs import ScheduledSyncs
-from .sync_stage import LOCAL, SyncStage
+from .sync_stage import LOCAL, MEMBERS, SyncStage
 from .write_ahead import WriteAhead
 
 _Result = TypeVar("_Result")
+_Replicated: TypeAlias = tuple[Topic, int] | trio.Event
+"""What waits for members: the write of a topic with this number, or a task."""
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -60,6 +65,7 @@ class WritePath:
         delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
             messages.
         write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
+        operations: The recorded operations of the data folder, in a cluster.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `DiskReserve.failed_with`.
@@ -69,6 +75,7 @@ class WritePath:
         syncs: The schedule of `--sync=interval`.
         due: Topics with collected publications that can be written now.
         on_refused: Called with the topic of each refused publish, before its producer gets the answer.
+        members: The other members of a cluster that an OK waits for; None without one.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class WritePath:
         poller: Poller,
         delivery: Deliverer,
         write_ahead: WriteAhead | None = None,
+        operations: OperationStream | None = None,
     ) -> None:
         self.error = ""
         self.append_duration = Histogram()
@@ -92,7 +100,11 @@ class WritePath:
         self._poller = poller
         self._delivery = delivery
         self._write_ahead = write_ahead if self._is_synced_first else None
-        self._stage = SyncStage()
+        self._operations = operations
+        self.members: ReplicationBarrier[_Replicated] | None = None
+        if operations is not None:
+            self.members = ReplicationBarrier(self._report_replicated)
+        self._stage = SyncStage(1 if operations is None else 2)
         self.local = LocalSync(
             nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
         )
@@ -241,11 +253,16 @@ class WritePath:
             return self._commit(topic, write)
         if not self._is_synced_first:
             self.syncs.record_write(topic, records)
-            self.append_duration.observe(write.took_s)
-            return self._commit(topic, write)
+            if self.members is None:
+                self.append_duration.observe(write.took_s)
+                return self._commit(topic, write)
         self._stage.add(topic, write)
-        self.local.request(topic, begins=False)
-        return False
+        if self.members is not None and not self._replicate((topic, write.number)):
+            self._stage.reach(MEMBERS, topic, write.number)
+        if self._is_synced_first:
+            self.local.request(topic, begins=False)
+            return False
+        return self._commit_reached(topic, self._stage.reach(LOCAL, topic, write.number), 0.0)
 
     def _take_group(self, topic: Topic) -> None:
         """Remove the first of a topic's collected groups; the next one is due."""
@@ -312,6 +329,37 @@ class WritePath:
             self._delivery.deliver_published(topic)
         write.group.complete(error)
         return error is None and not delivers_first
+
+    def _replicate(self, what: _Replicated) -> bool:
+        """Have something wait until the members have all operations so far; returns False if they have."""
+        assert self._operations is not None
+        assert self.members is not None
+        return self.members.request(self._operations.last_number, what)
+
+    def _report_replicated(self, reached: Sequence[_Replicated]) -> None:
+        self._poller.call_soon(self._complete_replicated, reached)
+
+    def _complete_replicated(self, reached: Sequence[_Replicated]) -> None:
+        """Commit, acknowledge and deliver writes that the members have, and wake who waits for them."""
+        numbers: dict[Topic, int] = {}
+        for each in reached:
+            if isinstance(each, trio.Event):
+                each.set()
+            else:
+                topic, numbers[topic] = each
+        for topic, number in numbers.items():
+            if self._commit_reached(topic, self._stage.reach(MEMBERS, topic, number), 0.0):
+                self._delivery.deliver_published(topic)
+            self._resume(topic)
+        if not self._poller.in_round:
+            self.write_gathered()
+
+    async def until_replicated(self) -> None:
+        """Return when the other members of the cluster have all that was written so far; at once without a cluster."""
+        if self.members is not None:
+            done = trio.Event()
+            if self._replicate(done):
+                await done.wait()
 
     def _refuse_written(self, topic: Topic, error: Exception) -> None:
         """Remove the writes since the last good sync, and refuse their publications."""

@@ -97,7 +97,7 @@ class Checkpointer:
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         rotate: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
-
+        replicate: Returns when the other members of a cluster have what is on disk.
     """
 
     def __init__(
@@ -108,9 +108,11 @@ class Checkpointer:
         now_ns: Callable[[], int],
         rotate: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
+        replicate: Callable[[], Awaitable[None]],
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
+        self._replicate = replicate
         self._threads = trio.CapacityLimiter(_THREADS)
         self._disk_reserve = folder.disk_reserve
         self.retention = RetentionManager(now_ns, rotate, lambda: self._disk_reserve.is_short)
@@ -272,6 +274,8 @@ class Checkpointer:
             for change in changes:
                 change.refuse(SaveError(text))
             raise SaveError(text) from exc
+        with trio.CancelScope(shield=True):  # what is saved must become true
+            await self._replicate()
         self._broker.never_saved.discard(topic)
         for change in changes:
             change.make(topic)

@@ -218,10 +218,9 @@ class DataFolder:
                 self._save_ids(self._reserved_below, has_write_ahead=False)
 
     def _save_ids(self, below: int, *, has_write_ahead: bool) -> None:
-        format_now = FORMAT_WITH_WRITE_AHEAD if has_write_ahead else FORMAT
-        content = encode_checked(json.dumps({"format": format_now, "next_id": below}).encode())
+        content = _encode_ids(below, has_write_ahead=has_write_ahead)
         for name in (BROKER_FILE, BROKER_COPY_FILE):
-            self.disk_reserve.replace(self.path / name, content + b"\n")
+            self.disk_reserve.replace(self.path / name, content)
         self._reserved_below = below
         self._has_write_ahead = has_write_ahead
 
@@ -401,6 +400,21 @@ def _problem(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"cannot read {path}: {error.strerror}"
     return f"{path} is damaged: {error}"
+
+
+def end_following(files: Files, path: Path) -> None:
+    """Make a data folder that followed a leader one that a broker opens: the leader's write-ahead log is not in it.
+
+    The files have all that was in that log. Raises OSError, or ValueError: `broker.json` is damaged.
+    """
+    for each in (path / BROKER_FILE, path / BROKER_COPY_FILE):
+        saved = decode_ids(files.content(each, MAX_BROKER_BYTES))
+        files.replace(each, _encode_ids(saved.next_id, has_write_ahead=False))
+
+
+def _encode_ids(below: int, *, has_write_ahead: bool) -> bytes:
+    format_now = FORMAT_WITH_WRITE_AHEAD if has_write_ahead else FORMAT
+    return encode_checked(json.dumps({"format": format_now, "next_id": below}).encode()) + b"\n"
 
 
 def encode_checked(content: bytes) -> bytes:

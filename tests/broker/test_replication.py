@@ -1,0 +1,325 @@
+"""A broker whose OKs wait for followers, and the brokers that open the followers' folders."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from broker.support import (
+    BOTH_SYNCS,
+    PATIENCE_S,
+    HeldFiles,
+    connected,
+    mpub,
+    pub,
+    running_broker,
+    settle,
+    until,
+)
+from faults.power_cut import AHEAD, sync_options
+from log.support import HastyFiles
+from replication.leader import tree_of
+from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
+from trio_nsq.broker.replication import Replication
+from trio_nsq.broker.storage.data_folder import end_following
+from trio_nsq.client import TopicReader
+from trio_nsq.log.files import Files
+from trio_nsq.log.records import RecordBatch
+from trio_nsq.replication.follower import follow
+from trio_nsq.replication.replica import Replica
+
+SYNCS = pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
+
+
+class Leading:
+    """A broker in the test's trio run that accepts followers."""
+
+    def __init__(self, replication: Replication, addresses: BoundAddresses, port: int) -> None:
+        self.replication = replication
+        self.addresses = addresses
+        self._port = port
+
+    async def follow(self, folder: Path, member: str, files: Files | None = None) -> None:
+        """Follow with a folder until the connection ends."""
+        folder.mkdir(exist_ok=True)
+        replica = await trio.to_thread.run_sync(Replica.open, files or HastyFiles(), folder, 20_000)
+        try:
+            async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
+                await follow(stream, replica, cluster="prod", member=member)
+        finally:
+            replica.close()
+
+    async def until_in_sync(self, *members: str) -> None:
+        """Wait until OKs wait for exactly these followers."""
+        await until(lambda: self.replication.in_sync == set(members))
+
+
+@asynccontextmanager
+async def leading(data_path: Path, epoch: int = 1, **options: Any) -> AsyncIterator[Leading]:
+    """Run a leader on free loopback ports; it is stopped cleanly at the end."""
+    addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
+    settings = BrokerOptions(data_path=data_path, **(addresses | options))
+    replication = Replication(data_path, "prod", "one", epoch)
+    async with trio.open_nursery() as accepting:
+        listeners = await accepting.start(partial(trio.serve_tcp, replication.accept, 0, host="127.0.0.1"))
+        async with trio.open_nursery() as serving:
+            with trio.fail_after(3 * PATIENCE_S):
+                bound: BoundAddresses = await serving.start(partial(serve, settings, replication=replication))
+                yield Leading(replication, bound, listeners[0].socket.getsockname()[1])
+                serving.cancel_scope.cancel()
+        accepting.cancel_scope.cancel()
+
+
+def promote(folder: Path) -> None:
+    """Make a follower's folder one that a broker opens, as after the loss of the leader."""
+    replica = Replica.open(Files(), folder)
+    assert replica.position is not None
+    replica.end()
+    end_following(Files(), folder)
+
+
+async def bodies_in(addresses: BoundAddresses, topic: str) -> list[tuple[bytes, bytes]]:
+    """Return the id and the body of each message in a topic, by reading it from the beginning."""
+    found: list[tuple[bytes, bytes]] = []
+    async with TopicReader(str(addresses.http_address), topic) as reader:
+        while some := await reader.receive():
+            for batch in some:
+                assert isinstance(batch, RecordBatch)
+                found += zip(batch.ids(), batch.messages.bodies(), strict=True)
+    return found
+
+
+async def post(addresses: BoundAddresses, path: str) -> None:
+    """Send a POST; its answer does not matter."""
+    async with httpx.AsyncClient(base_url=f"http://{addresses.http_address}", timeout=PATIENCE_S) as client:
+        await client.post(path)
+
+
+async def test_an_ok_waits_for_the_follower(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with leading(tmp_path / "one") as leader, trio.open_nursery() as nursery:
+        nursery.start_soon(leader.follow, tmp_path / "two", "two", files)
+        await leader.until_in_sync("two")
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"before")
+            files.hold("sync")
+            await client.send(pub("t", b"held"))
+            await files.reached()
+            async with connected(leader.addresses.tcp_address) as other:
+                await other.publish("e#ephemeral", b"is not replicated")
+            await settle()
+            with trio.move_on_after(0.2):
+                await client.frame()
+                pytest.fail("there is an answer before the follower has the message")
+            files.release()
+            await client.ok()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_change_waits_for_the_follower(tmp_path: Path) -> None:
+    files = HeldFiles()
+    answered = trio.Event()
+    async with leading(tmp_path / "one") as leader, trio.open_nursery() as nursery:
+        nursery.start_soon(leader.follow, tmp_path / "two", "two", files)
+        await leader.until_in_sync("two")
+
+        async def change(path: str) -> None:
+            await post(leader.addresses, path)
+            answered.set()
+
+        for path in ("/topic/create?topic=t", "/channel/create?topic=t&channel=c", "/topic/delete?topic=t"):
+            files.hold("sync")
+            nursery.start_soon(change, path)
+            await files.reached()
+            with trio.move_on_after(0.2):
+                await answered.wait()
+                pytest.fail(f"{path} is answered before the follower has it")
+            files.release()
+            await answered.wait()
+            answered = trio.Event()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_leader_goes_on_alone(tmp_path: Path) -> None:
+    async with leading(tmp_path / "one") as leader, connected(leader.addresses.tcp_address) as client:
+        await client.publish("t", b"alone")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leader.follow, tmp_path / "two", "two")
+            nursery.start_soon(leader.follow, tmp_path / "three", "three")
+            await leader.until_in_sync("two", "three")
+            await client.publish("t", b"with followers")
+            nursery.cancel_scope.cancel()
+        await leader.until_in_sync()
+        await client.publish("t", b"alone again")
+    promote(tmp_path / "two")
+    async with running_broker(tmp_path / "two") as addresses:
+        assert [body for _, body in await bodies_in(addresses, "t")] == [b"alone", b"with followers"]
+
+
+class Load:
+    """Publishers and consumers with a ledger.
+
+    Attributes:
+        acknowledged: The bodies for which there was an OK, by topic.
+        finished: The bodies of messages that a consumer has finished, by topic: their files may be deleted.
+    """
+
+    def __init__(self, leader: Leading, seed: int) -> None:
+        self.acknowledged: dict[str, set[bytes]] = {}
+        self.finished: dict[str, set[bytes]] = {}
+        self._addresses = leader.addresses
+        self._chance = random.Random(seed)
+        self._number = 0
+
+    def _bodies(self) -> list[bytes]:
+        count = self._chance.choice((1, 1, 20))
+        self._number += count
+        return [b"%d " % (self._number - each) + bytes(self._chance.randrange(200)) for each in range(count)]
+
+    async def publish(self, topic: str) -> None:
+        """Publish until cancelled."""
+        async with connected(self._addresses.tcp_address) as client:
+            while True:
+                bodies = self._bodies()
+                await client.send(mpub(topic, *bodies))
+                await client.ok()
+                self.acknowledged.setdefault(topic, set()).update(bodies)
+
+    async def consume(self, topic: str, channel: str) -> None:
+        """Consume until cancelled; some messages are requeued."""
+        async with connected(self._addresses.tcp_address) as client:
+            await client.subscribe(topic, channel, 10)
+            while True:
+                frame = await client.frame()
+                assert frame is not None
+                if frame[0] == 2:
+                    answer = b"REQ %s 0\n"
+                    if self._chance.random() < 0.9:
+                        self.finished.setdefault(topic, set()).add(frame[1][26:])
+                        answer = b"FIN %s\n"
+                    await client.send(answer % frame[1][10:26])
+                elif frame[1] == b"_heartbeat_":
+                    await client.send(b"NOP\n")
+
+    async def administer(self) -> None:
+        """Create, change and delete topics and channels until cancelled."""
+        while True:
+            path = self._chance.choice(
+                (
+                    "/topic/create?topic=x",
+                    "/channel/create?topic=x&channel=c",
+                    "/channel/pause?topic=a&channel=c",
+                    "/channel/unpause?topic=a&channel=c",
+                    "/topic/delete?topic=x",
+                )
+            )
+            await post(self._addresses, path)
+
+
+@SYNCS
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_follower_has_all_that_was_acknowledged(tmp_path: Path, sync: str, seed: int) -> None:
+    """It is cut off at some moment, and a broker opens its folder."""
+    chance = random.Random(seed)
+    options = sync_options(sync) | {"max_bytes_per_file": 20_000, "checkpoint_interval_ms": 50}
+    async with leading(tmp_path / "one", **options) as leader, trio.open_nursery() as nursery:
+        load = Load(leader, seed)
+        topics = ("a", "b", "c", "d")
+        for topic in topics:
+            nursery.start_soon(load.publish, topic)
+            nursery.start_soon(load.publish, topic)
+        for topic in topics[:2]:
+            nursery.start_soon(load.consume, topic, "c")
+        nursery.start_soon(load.administer)
+        await until(lambda: sum(map(len, load.acknowledged.values())) > 500)
+        async with trio.open_nursery() as following:
+            following.start_soon(leader.follow, tmp_path / "two", "two")
+            await leader.until_in_sync("two")
+            more = sum(map(len, load.acknowledged.values())) + chance.randint(200, 1000)
+            await until(lambda: sum(map(len, load.acknowledged.values())) > more)
+            acknowledged = {topic: set(bodies) for topic, bodies in load.acknowledged.items()}
+            following.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+    promote(tmp_path / "two")
+    async with running_broker(tmp_path / "two", **sync_options(sync)) as addresses:
+        for topic in topics:
+            found = await bodies_in(addresses, topic)
+            assert acknowledged[topic] - load.finished.get(topic, set()) <= {body for _, body in found}
+            assert len({message_id for message_id, _ in found}) == len(found)
+        async with connected(addresses.tcp_address) as client:
+            await client.publish("a", b"new")
+        new = (await bodies_in(addresses, "a"))[-1]
+        assert new[1] == b"new"
+
+
+@BOTH_SYNCS
+async def test_folders_are_the_same_after_a_stop(tmp_path: Path, sync: str) -> None:
+    """A broker that stops cleanly leaves its followers the same files."""
+    followed = trio.Event()
+    async with trio.open_nursery() as nursery:
+        async with leading(tmp_path / "one", sync=sync, max_bytes_per_file=5000) as leader:
+
+            async def follow_to_the_end() -> None:
+                with suppress(BaseExceptionGroup):
+                    await leader.follow(tmp_path / "two", "two")
+                followed.set()
+
+            nursery.start_soon(follow_to_the_end)
+            await leader.until_in_sync("two")
+            async with connected(leader.addresses.tcp_address) as client:
+                await client.subscribe("t", "c", 5)
+                for number in range(50):
+                    await client.publish("t", b"%d " % number * 100)
+                    message = await client.message()
+                    await client.send(b"FIN " + message.id + b"\n")
+        with trio.fail_after(PATIENCE_S):
+            await followed.wait()
+    promote(tmp_path / "two")
+    assert without_ids(tree_of(tmp_path / "two")) == without_ids(tree_of(tmp_path / "one"))
+
+
+def without_ids(tree: dict[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+    """Return files without those that the end of a leadership changes."""
+    return {path: data for path, data in tree.items() if not path.startswith(b"broker.json")}
+
+
+async def test_an_old_leader_follows(tmp_path: Path) -> None:
+    """What it had and nobody acknowledged is kept aside, with its write-ahead log; then its folder is the same."""
+    options = sync_options(AHEAD)
+    async with leading(tmp_path / "one", **options) as leader, trio.open_nursery() as nursery:
+        nursery.start_soon(leader.follow, tmp_path / "two", "two")
+        await leader.until_in_sync("two")
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"both have it")
+            nursery.cancel_scope.cancel()
+    async with (
+        leading(tmp_path / "one", **options) as leader,
+        connected(leader.addresses.tcp_address) as client,
+    ):
+        await client.publish("t", b"only the old leader has it")
+    (tmp_path / "one" / "write-ahead.7").write_bytes(b"x")
+    promote(tmp_path / "two")
+    async with leading(tmp_path / "two", epoch=2, **options) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"from the new leader")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leader.follow, tmp_path / "one", "three")
+            await leader.until_in_sync("three")
+            nursery.cancel_scope.cancel()
+    kept = {
+        path.name: path.read_bytes()
+        for path in (tmp_path / "one" / "diverged-2").rglob("*")
+        if path.is_file()
+    }
+    assert kept["write-ahead.7"] == b"x"
+    assert any(b"only the old leader has it" in content for content in kept.values())
+    promote(tmp_path / "one")
+    async with running_broker(tmp_path / "one") as addresses:
+        found = [body for _, body in await bodies_in(addresses, "t")]
+    assert found == [b"both have it", b"from the new leader"]
