@@ -417,13 +417,16 @@ def test_answers_without_fields_or_of_wrong_types(run_here: Run, line: str) -> N
     if line.startswith(("peek", "deferred list", "dlq show")):
         forms += [" --format json", " --format-string %t%o%T%i%a%c%b%s%d"]
     with answering(200, lambda: body) as qcli:
-        for form in forms:
-            for answer in changed(ANSWERS[line]):
-                body = json.dumps(answer).encode()
+        for answer in changed(ANSWERS[line]):
+            body = json.dumps(answer).encode()
+            forms.append(forms.pop(0))
+            for form in forms:
                 result = run_here(qcli, *(line + form).split())
                 assert "Traceback" not in result.err, (answer, result.err)
                 assert result.code in (0, 1, 3, 4), (answer, result)
                 assert result.err.count("Error:") <= 1, (answer, result.err)
+                if result.code == 3:
+                    break  # refused when it was read, before the format matters
 
 
 @pytest.mark.parametrize("line", ["dlq list t", "dlq show t -n 0", "dlq requeue t", "dlq drop t --yes"])
