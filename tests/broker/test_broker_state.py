@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import MS, SECOND, ids_in_flight, next_record
+from trio_nsq.broker.errors import PublishRefused
 from trio_nsq.broker.options import BrokerOptions
 from trio_nsq.broker.state import deadline_heap as deadlines_module
 from trio_nsq.broker.state.broker import Broker, MessageIds
@@ -72,6 +73,18 @@ def test_ids_have_the_node_and_are_unique() -> None:
     ids = MessageIds(1023, 77)
     assert [ids.take(1), ids.take(200), ids.take(1)] == [1023 << 54 | number for number in (77, 78, 278)]
     assert ids.next == 279
+
+
+def test_only_reserved_ids_are_used() -> None:
+    """A restart begins after the reserved ones."""
+    ids = MessageIds(0, 77, reserved=80)
+    with pytest.raises(PublishRefused, match="no message ids are left"):
+        ids.take(4)
+    assert ids.take(3) == 77
+    with pytest.raises(PublishRefused):
+        ids.take(1)
+    ids.reserved = 81
+    assert ids.take(1) == 80
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1023), st.integers(0, 1 << 53))

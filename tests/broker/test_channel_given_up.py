@@ -9,6 +9,7 @@ import pytest
 
 from broker.state import Fixture, Received, Subscriber, disk_log, effect_of_seek
 from trio_nsq.broker.state.channel import Channel
+from trio_nsq.broker.state.channel_messages import MAX_PREFETCHED
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.broker.state.seek import Seek
 from trio_nsq.broker.state.settings import SettingsError
@@ -351,6 +352,55 @@ def test_messages_returned_by_a_closing_client_have_not_failed() -> None:
         (message,) = reader.receive()
         reader.requeue(message)
     assert fixture.channel().given_up_count == 2
+
+
+def test_messages_have_not_failed_if_the_broker_ends_the_connection() -> None:
+    fixture = limited(max_attempts=1)
+    fixture.publish(b"a")
+    subscriber = fixture.subscriber()
+    subscriber.receive()
+    fixture.channel().remove(subscriber.consumer, failed=False)
+    assert fixture.channel().messages.withdrawn.waiting == 0
+    assert fixture.drain() == [b"a"]
+
+
+def returned_three_times() -> Fixture:
+    """A message that closing clients have returned three times."""
+    fixture = limited(max_attempts=2)
+    fixture.publish(b"a")
+    for _ in range(3):
+        closing = fixture.subscriber()
+        (message,) = closing.receive()
+        closing.consumer.closing = True
+        closing.requeue(message)
+        closing.leave()
+    return fixture
+
+
+def test_returned_messages_have_their_attempts_left_after_a_restart() -> None:
+    fixture = returned_three_times()
+    fixture = fixture.restarted(saved(fixture))
+    subscriber = fixture.subscriber()
+    for waiting in range(2):
+        assert attempt(subscriber, 1).attempts == 4 + waiting
+        assert fixture.channel().messages.withdrawn.waiting == waiting
+
+
+def test_returned_messages_have_no_further_attempts_after_a_seek() -> None:
+    """Attempts start again."""
+    fixture = returned_three_times()
+    fixture.seek(0)
+    assert attempt(fixture.subscriber(), 2).attempts == 2
+    assert fixture.channel().messages.withdrawn.waiting == 1
+
+
+def test_returned_messages_are_remembered_up_to_a_limit() -> None:
+    """Then all deliveries count of those that were returned longest ago."""
+    messages = limited().channel().messages
+    for sequence in (*range(MAX_PREFETCHED), 0, MAX_PREFETCHED):
+        messages.add_prefetched(sequence)
+    assert len(messages.prefetched) == MAX_PREFETCHED
+    assert [messages.failed_attempts(each, 5) for each in (0, 1, 2, MAX_PREFETCHED)] == [3, 5, 4, 4]
 
 
 def test_delayed_message_of_a_closing_client_has_failed() -> None:

@@ -413,6 +413,26 @@ def test_message_at_the_maximum_times_out_before_later_deliveries() -> None:
     assert (fixture.counts(), fixture.channel().timeout_count) == ((2, 0, 0), 2)
 
 
+def test_message_at_the_maximum_gets_more_time_if_the_broker_was_held_up() -> None:
+    fixture = Fixture()
+    subscriber = fixture.subscriber(ready=2, msg_timeout_ms=1000)
+    fixture.publish(b"capped")
+    (capped,) = subscriber.receive()
+    start = fixture.now_ns
+    fixture.pass_ms(500)
+    fixture.publish(b"later")
+    subscriber.receive()
+    subscriber.touch(capped, max_msg_timeout_ms=1200)
+    subscriber.ready(0)
+    fixture.channel().extend_timeouts(100 * MS)
+    fixture.channel().tick(start + 1300 * MS - 1)
+    assert fixture.counts() == (0, 2, 0)
+    fixture.channel().tick(start + 1300 * MS)
+    assert fixture.counts() == (1, 1, 0)
+    fixture.channel().tick(start + 1600 * MS)
+    assert fixture.counts() == (2, 0, 0)
+
+
 def test_answered_message_at_the_maximum_does_not_time_out() -> None:
     fixture = Fixture()
     one, other = [fixture.subscriber(ready=1, msg_timeout_ms=1000) for _ in range(2)]

@@ -428,6 +428,22 @@ def test_damage_is_skipped(tmp_path: Path) -> None:
     other.log.close()
 
 
+def test_deferred_message_in_memory_survives_a_full_memory_after_a_seek() -> None:
+    fixture = Fixture(MemoryLog(max_messages=3), name="topic#ephemeral")
+    channel = fixture.channel()
+    fixture.publish(b"later", defer_ms=60_000)
+    assert channel.cancel([0]) == [0]
+    seek(fixture, 0)
+    subscriber = fixture.subscriber(ready=10)
+    assert subscriber.receive_bodies() == []
+    fixture.publish_many(5)
+    assert fixture.log.first_sequence > 0
+    subscriber.finish(subscriber.receive())
+    fixture.cache.forget_topic("topic#ephemeral")
+    fixture.pass_ms(60_000)
+    assert subscriber.receive_bodies() == [b"later"]
+
+
 def test_topic_in_memory() -> None:
     fixture = Fixture(MemoryLog(max_messages=4), name="topic#ephemeral")
     fixture.channel()

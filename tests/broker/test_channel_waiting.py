@@ -29,6 +29,16 @@ def test_message_may_wait_if_everything_before_was_sent() -> None:
     assert fixture.channel().dispatcher.can_wait
 
 
+def test_messages_of_a_limited_topic_do_not_wait() -> None:
+    """It could refuse further ones for lack of room."""
+    fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
+    fixture.topic.configure({"max_messages": 1000})
+    fixture.publish(b"x")
+    assert not fixture.channel().dispatcher.can_wait
+    fixture.topic.configure({"max_messages": None})
+    assert fixture.channel().dispatcher.can_wait
+
+
 def test_message_waits_for_the_negotiated_time_after_the_last_output() -> None:
     fixture = waiting_for(Fixture().subscriber(ready=100, buffer=BUFFER))
     fixture.publish(b"x")

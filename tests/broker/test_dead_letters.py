@@ -13,8 +13,10 @@ import trio
 
 from broker.api import DONE, Api, running_api
 from broker.letters import ORIGIN, another, client_of, configure, fail, letters, take
-from broker.state import Fixture, next_record
-from broker.support import PATIENCE_S, FailingFiles, HeldFiles, identify, mpub, until
+from broker.state import Fixture, damage, next_record
+from broker.support import PATIENCE_S, FailingFiles, HeldFiles, identify, mpub, settle, until
+from trio_nsq.broker.state.dead_letter_ledger import DeadLetterLedger
+from trio_nsq.broker.state.version import Version
 from trio_nsq.log import Files
 from trio_nsq.log.record_metadata import metadata_for_dead_letters
 from trio_nsq.protocol import pack_messages
@@ -331,6 +333,23 @@ async def test_unreadable_message_does_not_delay_others(tmp_path: Path) -> None:
         assert (await api.channel("t", "c"))["depth"] == 0
 
 
+async def test_damaged_message_is_dropped(tmp_path: Path) -> None:
+    data_path = tmp_path / "d"
+    async with running_api(data_path, mem_queue_size=0, cache_bytes=0) as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        bodies = [letter * 100_000 for letter in (b"a", b"b", b"c")]
+        for body in bodies:
+            await api.tcp.publish("t", body)
+        await api.tcp.subscribe("t", "c", 3)
+        ids = [(await api.tcp.message()).id for _ in bodies]
+        damage(data_path / "topics" / "t.topic", bodies[0])
+        await api.tcp.send(b"".join(b"REQ %s 0\n" % message_id for message_id in ids))
+        with trio.fail_after(PATIENCE_S):
+            while (await api.channel("t", "c"))["depth"]:
+                pass
+        assert [letter["body"][:1] for letter in await letters(api)] == ["b", "c"]
+
+
 # ---------------------------------------------------------------------- crashes
 
 
@@ -507,6 +526,71 @@ async def test_letters_of_a_deleted_topic_keep_no_files(tmp_path: Path) -> None:
         await api.post("/topic/delete", topic="t")
         await api.post("/topic/unpause", topic="dead")
         assert await settled(data_path) == 1
+
+
+class UnsyncedDeadLetters(Files):
+    """The messages of topic `dead` cannot be synced."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if self.fails and (path.parent.name, path.suffix) == ("dead.topic", ".log"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+async def test_message_stays_until_its_letter_is_synced(tmp_path: Path) -> None:
+    """With --sync=interval, too: a power cut could lose the letter."""
+    files = UnsyncedDeadLetters()
+    async with running_api(tmp_path / "d", files=files, sync="interval") as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.post("/pub", body=b"makes the file", topic="dead")
+        files.fails = True
+        await api.post("/pub", body=b"a", topic="t")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        with trio.fail_after(PATIENCE_S):
+            while (await api.get("/ping")).status_code == 200:
+                pass
+        await settle()
+        stats = await api.channel("t", "c")
+        assert (stats["depth"], stats["dead_letter_count"]) == (1, 0)
+        files.fails = False
+        with trio.fail_after(PATIENCE_S):
+            while (await api.channel("t", "c"))["dead_letter_count"] == 0:
+                pass
+        assert [letter["body"] for letter in await letters(api, reason="requeued")] == ["a"]
+
+
+def test_each_change_of_the_ledgers_changes_a_version() -> None:
+    origin, dead = Version(), Version()
+    ledger, stored_in = DeadLetterLedger(origin), DeadLetterLedger(dead)
+    stored_in.record_here(b"letters", 7)
+    assert (origin.number, dead.number) == (0, 1)
+    ledger.record_moved(stored_in, b"letters")
+    assert (origin.number, dead.number) == (1, 1)
+    ledger.confirm_moved(ledger.moved_count)
+    assert (origin.number, dead.number) == (1, 2)
+    assert not stored_in.unconfirmed
+
+
+async def test_letters_of_a_topic_that_a_restart_does_not_find_keep_no_files(tmp_path: Path) -> None:
+    data_path, copy = tmp_path / "d", tmp_path / "copy"
+    async with running_api(data_path, checkpoint_interval_ms=HOUR_MS) as api, client_of(api) as reader:
+        await reader.subscribe("dead", "any", 9)
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.post("/pub", body=b"a", topic="t")
+        await api.tcp.subscribe("t", "c", 1)
+        await fail(api.tcp, 1)
+        await take(reader, 1)
+        await api.post("/topic/pause", topic="dead")  # saves it
+        shutil.copytree(data_path, copy)
+    assert await settled(copy) == 0
+    shutil.rmtree(copy / "topics" / "t.topic")
+    async with running_api(copy):
+        pass
+    assert await settled(copy) == 1
 
 
 def test_repeated_letters_are_found_at_their_last_position() -> None:

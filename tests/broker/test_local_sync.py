@@ -21,7 +21,7 @@ from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
-from trio_nsq.log import DiskLog, LogWriteError, RecordBatch
+from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
 from trio_nsq.log.write_ahead import WriteAheadFile
 from trio_nsq.protocol import pack_messages
 
@@ -528,10 +528,76 @@ async def test_topic_in_the_write_ahead_log_is_not_synced_by_itself_meanwhile(tm
         async with trio.open_nursery() as nursery:
             nursery.start_soon(running.sync_alone, "t1")
             await settle()
+            own = running.files.gates["t1"] = threading.Event()
+            await running.sync_alone("t3")
+            for _ in range(10):  # its thread has probably looked for another job
+                await trio.to_thread.run_sync(bool)
+                await settle()
             syncing = running.files.syncing.copy()
             gate.set()
+            own.set()
         assert syncing == [tmp_path.stem]
-        assert [path.parent.name for path in synced] == [tmp_path.name, "t1.topic"]
+        assert [path.parent.name for path in synced] == [tmp_path.name, "t3.topic", "t1.topic"]
+
+
+async def test_topic_that_is_to_be_synced_alone_is_not_left_to_the_write_ahead_log(tmp_path: Path) -> None:
+    """A caller waits for a sync of the topic's own file: it is full, or the write-ahead log has failed."""
+    async with committing_ahead(tmp_path, wal_topics=3) as (running, synced):
+        async with trio.open_nursery() as nursery:
+            with running.a_round():
+                running.write("t1", "t2", "t3", "t4")
+                nursery.start_soon(running.sync_alone, "t1")
+                await settle()
+            synced.clear()
+            running.committer.begin()
+            await running.idle()
+            assert sorted(path.parent.name for path in synced) == sorted([tmp_path.name, "t1.topic"])
+
+
+class OwnSyncs:
+    """Syncs topics by themselves at once, for a write-ahead log.
+
+    Attributes:
+        topics: The names of the topics that were synced.
+    """
+
+    def __init__(self, write_ahead: WriteAhead) -> None:
+        self.topics: list[str] = []
+        self._write_ahead = write_ahead
+
+    async def sync(self, topic: Topic, *, alone: bool = False) -> Exception | None:
+        self.topics.append(topic.name)
+        self._write_ahead.record_sync(topic, topic.log.writes, None)
+        return None
+
+    async def until_idle(self, of: object) -> None: ...
+
+
+@pytest.mark.parametrize(("writes", "needs_sync"), [(1, True), (2, False)])
+async def test_sync_reported_after_a_later_write_does_not_make_the_file_needless(
+    tmp_path: Path, writes: int, needs_sync: bool
+) -> None:
+    """A sync of the topic's own file that began before the last write does not serve it."""
+    log = DiskLog(tmp_path / "t.topic")
+    log.rotate()
+    topic = Topic("t", log, BatchCache(0), 0)
+    async with trio.open_nursery() as nursery:
+        write_ahead = WriteAhead(
+            lambda: WriteAheadFile.create(Files(), tmp_path, 1), lambda: None, 100, nursery, Pacing()
+        )
+        syncs = OwnSyncs(write_ahead)
+        write_ahead.use(syncs)
+        write_ahead.append([])  # there is no file yet
+        await until(lambda: write_ahead.current is not None)
+        for sequence in range(2):
+            log.write([RecordBatch(sequence, FIRST_ID, TIMESTAMP, 0, pack_messages([b"x"]))])
+            assert write_ahead.append([topic])[1] == {topic: sequence + 1}
+        write_ahead.record_sync(topic, writes, None)
+        await write_ahead.close()
+        assert syncs.topics == ["t"] * needs_sync
+        assert not (tmp_path / "write-ahead.1").exists()
+        nursery.cancel_scope.cancel()
+    log.close()
 
 
 @pytest.mark.parametrize("deletes", [False, True])

@@ -52,6 +52,15 @@ def test_private_channel_beside_others() -> None:
     assert look(fixture, "again#ephemeral").receive_bodies() == []
 
 
+def test_deleted_channel_gets_no_more_messages() -> None:
+    fixture = Fixture()
+    viewer = look(fixture)
+    fixture.topic.remove_channel(viewer.channel)
+    fixture.publish(b"now")
+    fixture.publish(b"deferred", defer_ms=100)
+    assert (viewer.channel.message_count, viewer.channel.deferred_count) == (0, 0)
+
+
 def test_deferred_messages() -> None:
     fixture = Fixture()
     fixture.publish(b"deferred before", defer_ms=100)

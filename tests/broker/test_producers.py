@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from broker.letters import ORIGIN
 from broker.state import SECOND, TIMESTAMP, Fixture, next_record
 from trio_nsq.broker.state import producers as module
 from trio_nsq.broker.state.producers import LastBatch, Producers
@@ -15,6 +16,7 @@ from trio_nsq.log.record_metadata import (
     is_about_messages,
     metadata_for_batch,
     metadata_for_channel,
+    metadata_for_dead_letters,
 )
 from trio_nsq.protocol import pack_messages
 
@@ -129,6 +131,33 @@ def test_restart_uses_the_state_and_later_batches() -> None:
     # Saved by a version without batch numbers.
     del state["producers"]
     assert fixture.restarted(state).topic.producers.state() == [("p", 2, 4)]
+
+
+def test_restart_records_no_batch_that_the_state_has() -> None:
+    """It reads the log from the first dead letter on that may also be in its channel."""
+    fixture = Fixture()
+    letter = metadata_for_dead_letters([ORIGIN])
+    record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), metadata=letter)
+    fixture.log.append([record], sync=False)
+    fixture.topic.accept([record])
+    publish(fixture, "p", 1)
+    fixture.topic.producers.forget("p")
+    state = saved(fixture)
+    assert state["settled"] < state["end"]
+    assert fixture.restarted(state).topic.producers.state() == []
+
+
+def test_producer_is_forgotten_in_the_state_as_in_the_topic() -> None:
+    fixture = Fixture()
+    for producer in "pqr":
+        publish(fixture, producer, 1)
+        assert fixture.topic.producers.has_published(producer, 1, TIMESTAMP + fixture.topic.end * SECOND)
+    before, copy = saved(fixture), fixture.topic.copy(())
+    assert copy.snapshot() == before
+    copy.producers.forget("q")
+    assert saved(fixture) == before
+    fixture.topic.producers.forget("q")
+    assert copy.snapshot() == saved(fixture) != before
 
 
 def test_numbered_batches_are_not_dead_letters() -> None:

@@ -154,10 +154,13 @@ async def test_without_a_number_nothing_changes(tmp_path: Path) -> None:
 )
 async def test_invalid_names_and_numbers(tmp_path: Path, query: dict[str, str], error: str) -> None:
     async with running_api(tmp_path / "d") as api:
-        for path in ("/pub", "/mpub"):
-            status, text = await api.post(path, b"x", topic="t", **query)
-            assert (status, text[: len(error)]) == (400, error)
-        assert (await api.stats())["topics"] == []
+        for there in ([], ["t"]):
+            for path in ("/pub", "/mpub"):
+                status, text = await api.post(path, b"x", topic="t", **query)
+                assert (status, text[: len(error)]) == (400, error)
+            assert [topic["topic_name"] for topic in (await api.stats())["topics"]] == there
+            await api.post("/topic/create", topic="t")
+        assert await stored(api) == []
 
 
 async def test_batch_that_is_stored_in_part_is_refused(tmp_path: Path) -> None:
@@ -288,6 +291,17 @@ async def test_repeated_batch_waits_for_the_first_to_be_stored(tmp_path: Path) -
         files.hold("sync")
         answers = await send_together(bound.http_address, files, [5, 5, 4, 6, 5])
         assert answers == [PUBLISHED, REPEATED, REPEATED, PUBLISHED, REPEATED]
+
+
+async def test_batch_sent_twice_while_it_waits_for_another_is_stored_once(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.post("/pub", b"first", topic="t")
+        files.hold("sync")
+        answers = await send_together(str(api.client.base_url.netloc, "ascii"), files, [5, 6, 6])
+        assert answers[0] == PUBLISHED
+        assert sorted(answers[1:]) == sorted([PUBLISHED, REPEATED]), "either may be first"
+        assert await stored(api) == ["first", "body of 5", "body of 6"]
 
 
 async def test_all_batches_behind_a_failed_one_fail(tmp_path: Path) -> None:

@@ -196,6 +196,9 @@ async def test_dead_letters_that_cannot_be_dropped_go_to_a_waiting_consumer(tmp_
             await api.tcp.send(b"RDY 5\n")
             await settle()  # nothing is delivered: they are withdrawn
             files.release()
+        assert (await api.channel("dead", "dead-letters"))["in_flight_count"] == 2, (
+            "not with the next heartbeat"
+        )
         assert [(await api.tcp.message()).body for _ in range(2)] == [b"1", b"2"]
 
 

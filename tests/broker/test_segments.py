@@ -173,6 +173,19 @@ async def test_swapped_segment_of_format_1_is_detected_after_the_first_start(old
     assert (other / f"{FIRST}.foreign").exists()
 
 
+async def test_segment_of_format_1_is_not_used_by_a_topic_without_such_segments(
+    tmp_path: Path, old: Path
+) -> None:
+    folder = tmp_path / "d" / "topics" / "small.topic"
+    async with running_broker(tmp_path / "d") as bound:
+        await publish(bound.tcp_address, "small", 1000)
+    shutil.copy(old / "topics" / "small.topic" / FIRST, folder / FIRST)
+    async with running_broker(tmp_path / "d") as bound:
+        await publish(bound.tcp_address, "small", 1001)
+        await consume(bound.tcp_address, "small", {1001})
+    assert (folder / f"{FIRST}.foreign").exists()
+
+
 @pytest.mark.parametrize("at", range(32))
 @pytest.mark.parametrize("started", [False, True])
 async def test_damaged_header_of_format_1_costs_nothing(old: Path, at: int, started: bool) -> None:

@@ -10,7 +10,17 @@ import trio
 
 from broker.api import Api, running_api
 from broker.retention import FAST, fill, segments
-from broker.support import PATIENCE_S, connected, identify, mpub, pub, running_broker, settle, until
+from broker.support import (
+    PATIENCE_S,
+    HeldFiles,
+    connected,
+    identify,
+    mpub,
+    pub,
+    running_broker,
+    settle,
+    until,
+)
 from trio_nsq import Producer, PublishFailed
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.storage import retention
@@ -337,6 +347,23 @@ async def test_publishes_stored_together_respect_the_limit(tmp_path: Path) -> No
             for _ in range(20):
                 nursery.start_soon(publish, address)
         assert stored == (await stats(api))["depth"] == 50
+
+
+async def test_publishes_that_wait_for_a_sync_count_for_the_limit(tmp_path: Path) -> None:
+    files = HeldFiles()
+    async with running_api(tmp_path / "d", files=files) as api:
+        await api.tcp.publish("t", b"makes the file")
+        await configure(api, max_messages=3)
+        async with connected("%s:%d" % api.tcp.stream.socket.getpeername()) as other:
+            files.hold("sync")
+            await api.tcp.send(mpub("t", b"a", b"b"))
+            await files.reached()
+            await other.send(pub("t", b"c"))
+            await settle()
+            files.release()
+            assert "topic t is full" in await other.error()
+        await api.tcp.ok()
+        assert (await stats(api))["depth"] == 3
 
 
 async def test_oldest_messages_are_dropped_and_counted(tmp_path: Path) -> None:

@@ -167,6 +167,27 @@ async def test_failed_save_is_repeated_at_the_next_checkpoint_and_reported_once(
         assert (await api.get("/ping")).text == "OK"
 
 
+async def test_change_during_a_save_is_saved_by_a_later_checkpoint(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    files = HeldFiles()
+    state = tmp_path / "d" / "topics" / "t.topic" / "state.json"
+    async with running_api(tmp_path / "d", files=files, checkpoint_interval_ms=1000) as api:
+        await api.tcp.publish("t", b"before")
+        await threads_done()
+        files.hold("replace")
+        clock.jump(1)
+        await files.reached()
+        await api.tcp.publish("t", b"meanwhile")
+        files.release()
+        await until(state.exists)
+        await threads_done()
+        for _ in range(3):
+            clock.jump(1)
+            await threads_done()
+        assert json.loads(state.read_bytes())["end"] == 2
+
+
 class UnsyncedLogs(Files):
     """A real file system where logs cannot be synced while `fails`, and other files can."""
 

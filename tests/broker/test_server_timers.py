@@ -42,6 +42,25 @@ async def test_deferred_messages_behind_a_paused_topic(tmp_path: Path, clock: tr
         assert (await api.tcp.message()).body == b"later"
 
 
+async def test_deferred_messages_of_a_broker_that_was_restarted(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.tcp.send(dpub("t", 3_600_000, b"later"))
+        await api.tcp.ok()
+    async with running_api(tmp_path / "d") as api:
+        await api.tcp.subscribe("t", "c", ready_count=1)
+        await api.tcp.nothing_more()
+        assert (await api.channel("t", "c"))["deferred_count"] == 1
+        await settle()
+        clock.jump(3600)
+        await settle()
+        channel = await api.channel("t", "c")
+        assert (channel["deferred_count"], channel["in_flight_count"]) == (0, 1)
+
+
 async def test_each_connection_has_its_own_message_timeout(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:

@@ -251,7 +251,17 @@ def test_ephemeral_channel_keeps_messages_that_it_has_not_read(tmp_path: Path) -
     assert 0 < fixture.log.first_sequence <= 10
     fixture.pass_ms(10)
     tail.requeue(first[11])
-    assert sorted(fixture.drain("tail#ephemeral")) == sorted([*bodies[10:12], *bodies[30:]])
+    tail.ready(100)
+    received = tail.receive()
+    assert sorted(each.body for each in received) == sorted([*bodies[10:12], *bodies[30:]])
+    tail.requeue(received[-1], delay_ms=10)
+    tail.finish(received[:-1])
+    kept = fixture.topic.checkpoint()
+    for _ in kept.encode():
+        pass
+    assert kept.first_needed == first_needed(json.loads(kept.content)) == bodies.index(received[-1].body)
+    fixture.pass_ms(10)
+    assert tail.receive_bodies() == [received[-1].body]
     fixture.log.discard_before(first_needed(saved(fixture)))
     assert fixture.log.first_sequence > 40
 
@@ -330,6 +340,7 @@ def test_a_snapshot_ahead_of_the_log_of_a_paused_topic() -> None:
     after.topic.unpause()
     assert after.drain() == [b"a", b"new"]
     assert after.channel().message_count == 1
+    assert (after.channel().next_due_ns, after.topic.deferred_count) == (None, 0)
 
 
 def test_due_times_are_in_order_after_some_were_cut() -> None:
@@ -550,3 +561,18 @@ def test_copy_has_all_that_a_checkpoint_saves() -> None:
         assert copied == state
         assert copy.checkpoint().settings == checkpoint.settings
         assert copy.checkpoint().moved_letters == checkpoint.moved_letters == 1
+
+
+def test_change_during_a_move_keeps_how_far_the_messages_are_moved() -> None:
+    fixture = Fixture()
+    fixture.publish_many(3)
+    topic, channel = fixture.topic, fixture.channel()
+    topic.moving.begin(Move("0" * 16, "elsewhere", topic.end, 0))
+    channel.fix_stream()
+    assert channel.stream is not None
+    channel.confirm_moved(channel.stream, 0)
+    copy = topic.copy([channel.name])
+    copy.channels[channel.name].configure({"max_attempts": 5})
+    assert kept(channel.state())[0]["moved"] == 0
+    channel.configure({"max_attempts": 5})
+    assert copy.snapshot() == topic.snapshot()

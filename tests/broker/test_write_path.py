@@ -781,6 +781,50 @@ async def test_log_is_not_rewritten_before_a_failed_sync_is_undone(
     log.close()
 
 
+class NotedSyncs(TopicsFiles):
+    """Notes the names of the files that are synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+
+async def test_refused_messages_are_removed_durably_before_a_new_file_begins(tmp_path: Path) -> None:
+    """No start recovers the file before the last one: a power cut could bring them back."""
+    files = NotedSyncs()
+    async with running_write_path(tmp_path, files=files, cut_retry_s=1e6, cut_retry_max_s=1e6) as running:
+        one = running.add("t")
+        one.publish()
+        await until(lambda: bool(one.stored))
+        errors: list[PublishRefused | None] = []
+        files.failing = {"t"}
+        running.write_path.submit(one.topic, [Publication([pack_messages([b"refused"])])], errors.append)
+        await until(lambda: len(errors) == 1 and not running.write_path.is_busy)
+        assert one.topic.log.has_unsynced_cut
+        files.failing = set()
+        files.synced.clear()
+        assert await running.write_path.rotate(one.topic)
+        first, *_ = sorted(each.name for each in (tmp_path / "d" / "topics" / "t.topic").glob("*.log"))
+        assert files.synced[0] == first
+
+
+async def test_file_is_synced_before_the_next_one_begins(tmp_path: Path) -> None:
+    files = NotedSyncs()
+    async with running_write_path(tmp_path, sync="interval", files=files) as running:
+        one = running.add("t")
+        one.publish()
+        await until(lambda: bool(one.stored))
+        assert one.topic.log.unsynced_bytes
+        files.synced.clear()
+        assert await running.write_path.rotate(one.topic)
+        first, last = sorted(each.name for each in (tmp_path / "d" / "topics" / "t.topic").glob("*.log"))
+        assert files.synced[:2] == [first, last]
+
+
 async def test_written_messages_are_synced_at_the_close(tmp_path: Path) -> None:
     files = Counted()
     async with running_write_path(tmp_path, "interval", files) as running:

@@ -106,6 +106,15 @@ def test_messages_before_the_common_ones_are_not_compared() -> None:
     assert common_span(Log("abc").bounds(), Log("abcdef", 3).bounds()) is None
 
 
+@pytest.mark.parametrize("address", ["x", "y", "z"])
+def test_log_of_several_names_continues_with_the_one_that_has_most(address: str) -> None:
+    """Older versions gave a log one name for each address."""
+    log, marks = Log("abcd"), {"x": LogMark(ONE, 2), "y": LogMark(ONE, 3), "z": LogMark(OTHER, 4)}
+    assert known_as(log, log.bounds(), address, marks) == "y"
+    marks["x"] = LogMark(ONE, 3)
+    assert known_as(log, log.bounds(), address, marks) == ("y" if address == "y" else "x")
+
+
 @pytest.mark.parametrize(
     ("incarnation", "ids", "name"),
     [

@@ -1,6 +1,9 @@
 """The brokers of a fleet at one time: which answers are about the same broker, and where it should be registered."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from trio_nsq.api.lookupd import Node
 from trio_nsq.fleet.snapshot import BrokerState, merged
@@ -27,6 +30,12 @@ def test_broker_with_two_addresses_is_there_by_the_first_with_all_registrations(
     found = merged([answering("a:1", "a", "l1"), listed, answering("a:2", "a", "l2"), answering("c:1", "c")])
     assert list(found) == ["a:1", "b:1", "c:1"]
     assert sorted(found["a:1"].registrations) == ["l1", "l2"]
+
+
+@pytest.mark.parametrize("configured", [(True, False), (False, True), (False, False)])
+def test_broker_is_configured_if_one_of_its_addresses_is(configured: tuple[bool, bool]) -> None:
+    one, other = (replace(answering(f"a:{n}", "a"), configured=each) for n, each in enumerate(configured))
+    assert merged([one, other])["a:0"].configured is any(configured)
 
 
 def test_registered_address_that_never_answers_is_that_of_the_broker_that_tells_it() -> None:

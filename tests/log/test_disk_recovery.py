@@ -679,6 +679,26 @@ def test_segment_that_was_being_created(
     check_usable(folder, BATCHES)
 
 
+class FolderSyncs(HastyFiles):
+    """Records which folders are synced."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+
+    def sync_folder(self, path: Path) -> None:
+        self.folders.append(path)
+
+
+def test_name_of_an_empty_segment_is_made_durable(tmp_path: Path) -> None:
+    """The process that created it may have been killed before."""
+    log = DiskLog(tmp_path / "t")
+    log.rotate()
+    log.close()
+    files = FolderSyncs()
+    DiskLog(tmp_path / "t", files=files).close()
+    assert files.folders == [tmp_path / "t"]
+
+
 def test_segment_that_was_created_and_never_used(tmp_path: Path) -> None:
     make_log(tmp_path, BATCHES, segment_bytes=1)
     last = segment_files(tmp_path)[-1]

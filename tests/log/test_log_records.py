@@ -11,12 +11,14 @@ from trio_nsq.log import RecordBatch, RecordHeader
 from trio_nsq.log.records import (
     HEADER_BYTES,
     MAGIC,
+    MAX_RECORD_MESSAGES,
     decode_header,
     decode_payload,
     encode_header,
     find_headers,
+    split_batch,
 )
-from trio_nsq.protocol import MessageSet
+from trio_nsq.protocol import MessageSet, pack_messages
 
 BATCH = RecordBatch(
     base_sequence=0x0102030405060708,
@@ -137,3 +139,19 @@ def test_sizes_and_positions_of_a_batch() -> None:
     one = batch(10, b"a", b"b", b"c")
     assert (one.count, one.base_sequence, one.next_sequence) == (3, 10, 13)
     assert unpack_from(">Q", encode_header(one, 0), 24) == (10,)
+
+
+def test_every_part_of_a_split_batch_has_its_metadata() -> None:
+    """It may say for which channel the messages are."""
+    messages = pack_messages([b"%d" % n for n in range(2 * MAX_RECORD_MESSAGES + 1)])
+    parts = split_batch(RecordBatch(7, 100, 5, 0, messages, b"for one channel"))
+    assert [part.count for part in parts] == [MAX_RECORD_MESSAGES, MAX_RECORD_MESSAGES, 1]
+    assert [part.metadata for part in parts] == [b"for one channel"] * 3
+    assert [(part.base_sequence, part.first_id) for part in parts] == [
+        (7 + at, 100 + at) for at in (0, MAX_RECORD_MESSAGES, 2 * MAX_RECORD_MESSAGES)
+    ]
+    assert [(part.has_previous, part.has_next) for part in parts] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]

@@ -85,6 +85,33 @@ def test_a_sync_after_a_failed_one_counts_only_if_it_writes_the_bytes_again(tmp_
     assert (log.unsynced_bytes, log.failed_syncs) == (0, 2)
 
 
+def test_write_refused_during_a_sync_is_removed_durably_by_the_next(tmp_path: Path) -> None:
+    """Until then a crash may bring it back, so nothing may be written in its place in the write-ahead log only."""
+    log = DiskLog(tmp_path / "t")
+    log.append([batch(0, b"kept")], sync=False)
+    point = log.sync_point()
+    log.write([batch(1, b"refused")])
+    log.rollback()
+    point.sync()
+    assert log.end_sync(point, None) is None
+    assert log.has_unsynced_cut
+    assert log.pending_wal() is None
+    log.sync()
+    assert not log.has_unsynced_cut
+    assert log.pending_wal() is not None
+
+
+def test_writes_in_the_place_of_refused_ones_need_a_sync(tmp_path: Path) -> None:
+    """The refused ones were synced, and something else failed."""
+    log = DiskLog(tmp_path / "t")
+    log.rotate()
+    log.write([batch(0, b"refused")])
+    log.sync()
+    log.rollback()
+    log.write([batch(0, b"kept")])
+    assert log.unsynced_bytes == batch(0, b"kept").record_bytes
+
+
 def test_uncommitted_data_counts_for_the_size_of_a_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "t", segment_bytes=1000)
     log.rotate()

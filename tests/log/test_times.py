@@ -112,3 +112,14 @@ def test_few_bytes_are_read(tmp_path: Path) -> None:
         assert sequence_at(log, number * 10 - 5) == number
     assert files.read_bytes < 5 * 25 * 64 * 1024
     log.close()
+
+
+def test_age_of_a_file_is_that_of_its_last_message(tmp_path: Path) -> None:
+    """Also if several batches are written at once, and after a restart."""
+    log = DiskLog(tmp_path, files=HastyFiles())
+    log.append(timed([(1, 10), (2, 20), (1, 30)]), sync=False)
+    assert (log.files[-1].first_ns, log.files[-1].last_ns()) == (10, 30)
+    log.close()
+    log = DiskLog(tmp_path, files=HastyFiles())
+    assert (log.files[-1].first_ns, log.files[-1].last_ns()) == (10, 30)
+    log.close()

@@ -9,11 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark.kills import Killed, KillingStorage
+from spark.table_support import COUNT, DELTA, duckdb_counts, files_of, write_range
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, range_name, safe_name
 from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
 from trio_nsq.spark.export.state import ExportState
 from trio_nsq.spark.tables.table import Compacted
+from trio_nsq.spark.tables.target import TableOptions
 from trio_nsq.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError
 
 
@@ -133,6 +135,23 @@ def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:
         state.manifest.plan("b:1", Span(0, 30), 10)
         assert state.ranges_of("b:1").pending == {Span(10, 20): 0, Span(20, 30): 1}
     assert table.layouts == [state.manifest.layout]
+
+
+def test_file_of_an_unfinished_range_comes_to_a_table_with_its_result(tmp_path: Path) -> None:
+    """A task was killed between its file and its result, when the export had no table."""
+    storage = LocalStorage(tmp_path)
+    with storage.hold("lock", StorageError) as lease:
+        state = ExportState("t", storage, lease)
+        state.start(Layout(), ["b"]).plan("b", Span(0, 2 * COUNT), COUNT)
+        state.save()
+        done, late = (write_range(tmp_path, number, Layout()) for number in range(2))
+        for result, names in ((done, done.files), (late, done.files + late.files)):
+            storage.put_new(result_path("t", "b", result.span), result.to_bytes())
+            state.reconcile()
+            state.attach_table(DELTA, TableOptions())
+            state.commit()
+            assert files_of(DELTA, tmp_path) == [str(tmp_path / name) for name in names]
+        assert duckdb_counts(DELTA, tmp_path)[:2] == (2 * COUNT, 2 * COUNT)
 
 
 def test_fenced_export_changes_nothing(tmp_path: Path) -> None:

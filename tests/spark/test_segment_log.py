@@ -171,6 +171,15 @@ def test_a_planned_log_is_not_read_from_another_one_in_its_folder(tmp_path: Path
         list(planned.open().read(span))
 
 
+@pytest.mark.parametrize("size", [0, FILE_HEADER_BYTES - 1, FILE_HEADER_BYTES])
+def test_first_segments_without_a_record(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "log"
+    make_log(folder, [[each] for each in numbered(0, 60)], 400)
+    for path in segment_files(folder)[:2]:
+        os.truncate(path, size)
+    check_same(folder, tmp_path / "copy")
+
+
 def test_an_empty_last_segment(tmp_path: Path) -> None:
     log = DiskLog(tmp_path, files=HastyFiles())
     append_each(log, numbered(0, 10))

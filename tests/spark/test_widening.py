@@ -5,9 +5,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from spark.support import NOON_NS
+from trio_nsq.log.gaps import Span
+from trio_nsq.log.records import RecordBatch
+from trio_nsq.protocol import pack_messages
+from trio_nsq.spark.export.files import RangeFiles
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.widening import widen_file
-from trio_nsq.storage import LocalStorage
+from trio_nsq.storage import LocalStorage, StorageError
 
 
 class TakenOver(LocalStorage):
@@ -20,6 +28,40 @@ class TakenOver(LocalStorage):
     def replace(self, name: str, data: bytes, version: str | None) -> str:
         assert widen_file(LocalStorage(self.folder), name, self._schema)
         return super().replace(name, data, version)
+
+
+def test_file_of_an_attempt_that_was_considered_dead_is_converted(tmp_path: Path) -> None:
+    """It was written before the column became wider, and gets its name before the file of the next attempt."""
+
+    def exported(kind: JsonType) -> list[str]:
+        layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("a", kind, "a"),))
+        request = ExportRequest("t", str(tmp_path), layout=layout)
+        files = RangeFiles(LocalStorage(tmp_path), request, layout, "b", Span(0, 1))
+        files.add(RecordBatch(0, 1000, NOON_NS, 0, pack_messages([b'{"a":1}'])))
+        files.close()
+        files.publish()
+        files.discard()
+        return files.names
+
+    (name,) = exported(JsonType.LONG)
+    assert pq.read_schema(tmp_path / name).field("a").type == pa.int64()
+    assert exported(JsonType.DOUBLE) == [name]
+    assert pq.read_schema(tmp_path / name).field("a").type == pa.float64()
+
+
+def test_file_of_another_topic_is_not_taken_for_that_of_a_dead_attempt(tmp_path: Path) -> None:
+    """A hyphen separates topic and broker in the name, and both may have hyphens."""
+    for topic, broker in (("a-b", "c"), ("a", "b-c")):
+        request = ExportRequest(topic, str(tmp_path))
+        files = RangeFiles(LocalStorage(tmp_path), request, Layout(), broker, Span(0, 1))
+        files.add(RecordBatch(0, 1000, NOON_NS, 0, pack_messages([b"x"])))
+        files.close()
+        if topic == "a":
+            with pytest.raises(StorageError, match="has topic a-b from broker c"):
+                files.publish()
+        else:
+            files.publish()
+        files.discard()
 
 
 def test_what_another_process_has_converted_further_stays(tmp_path: Path) -> None:

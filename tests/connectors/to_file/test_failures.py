@@ -151,6 +151,23 @@ def test_files_that_cannot_be_begun_do_not_pile_up(tmp_path: Path) -> None:
     assert files_in(tmp_path) == {"clicks-000000.12.log.gz": b"0000000000\n"}
 
 
+def test_position_is_not_moved_past_discarded_messages(tmp_path: Path) -> None:
+    files = FailingFiles("write")
+    output = open_output(settings(tmp_path), files=files)
+    output.write([numbered(0, 2)], NOON)
+    output.sync(NOON)
+    files.error = FULL
+    with pytest.raises(OSError, match="No space"):
+        output.write([numbered(2, 2)], NOON)
+    output.discard()
+    files.error = None
+    output.close_file(NOON)
+    position = output.position(BROKER)
+    assert position is not None
+    assert position.sequence == 2
+    assert lines_in(tmp_path) == [b"0000000000", b"0000000001"]
+
+
 def test_discarded_messages_are_not_written(tmp_path: Path) -> None:
     files = FailingFiles("write")
     output = open_output(settings(tmp_path), files=files)

@@ -100,6 +100,8 @@ def test_messages_with_different_due_times_are_apart() -> None:
     more = load_of(batch_of([b"f"], 5))
     load.join(more)
     assert shape(load.parts)[-1] == ([b"e", b"f"], [4, 5], 0)
+    load.join(load_of(batch_of([b"g"], 6, [200]), now_ns=100))
+    assert shape(load.parts)[-2:] == [([b"e", b"f"], [4, 5], 0), ([b"g"], [6], 200)]
 
 
 def test_filtered_messages_keep_their_sequences() -> None:
