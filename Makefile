@@ -10,7 +10,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -94,6 +94,9 @@ pytest-pure: $(INSTALLED) ## the tests of what is compiled, without compiling: C
 		--no-build-isolation --no-deps --editable $(PURE)
 	cd $(PURE) && TRIO_NSQ_COMPILE=0 .venv/bin/python tools/failed_again.py \
 		--numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(or $(ARGS),$(PURE_TESTS))
+
+mutants: $(READY) ## put known bugs into a copy, one by one: the tests named for each must fail, half an hour
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 # The oldest version of Spark that pyproject.toml allows, beside the pinned one.
 OLDEST_SPARK := 4.0.0

@@ -561,18 +561,3 @@ def test_copy_has_all_that_a_checkpoint_saves() -> None:
         assert copied == state
         assert copy.checkpoint().settings == checkpoint.settings
         assert copy.checkpoint().moved_letters == checkpoint.moved_letters == 1
-
-
-def test_change_during_a_move_keeps_how_far_the_messages_are_moved() -> None:
-    fixture = Fixture()
-    fixture.publish_many(3)
-    topic, channel = fixture.topic, fixture.channel()
-    topic.moving.begin(Move("0" * 16, "elsewhere", topic.end, 0))
-    channel.fix_stream()
-    assert channel.stream is not None
-    channel.confirm_moved(channel.stream, 0)
-    copy = topic.copy([channel.name])
-    copy.channels[channel.name].configure({"max_attempts": 5})
-    assert kept(channel.state())[0]["moved"] == 0
-    channel.configure({"max_attempts": 5})
-    assert copy.snapshot() == topic.snapshot()
