@@ -29,7 +29,6 @@ class Field(NamedTuple):
 
 
 def fields_of(kind: type) -> tuple[Field, ...]:
-    """Return the fields of a `TypedDict`."""
     return _fields_of(kind)
 
 

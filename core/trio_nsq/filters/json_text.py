@@ -29,7 +29,6 @@ def text_of(body: bytes) -> str:
 
 
 def body_of(text: str) -> bytes:
-    """Return the body with this text."""
     return text.encode("utf-8", "surrogateescape")
 
 

@@ -147,8 +147,6 @@ class HTTPClient:
         content_type: str = "",
         body: bytes = b"",
     ) -> Reply:
-        """Make one request."""
-
         headers = dict(HEADERS)
         if content_type:
             headers["Content-Type"] = content_type

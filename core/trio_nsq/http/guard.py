@@ -102,7 +102,6 @@ class Guard:
         return self._decide(request, route, token, identity)
 
     def is_current(self, request: Request, route: Route) -> bool:
-        """As `RequestGuard.is_current`."""
         identity, rule = request.identity, route.rule
         if identity is None or rule is None or rule.open:
             return True
@@ -115,7 +114,6 @@ class Guard:
         return True
 
     def refuse_late(self, request: Request, route: Route) -> Response:
-        """As `RequestGuard.refuse_late`."""
         if request.identity is not None:
             request.identity = self._access.renew(request.identity)
         error = self._check_rule(request, route.rule, token_of(request.headers), request.identity)
@@ -123,7 +121,6 @@ class Guard:
         return self._refuse(request, error).response
 
     def check_again(self, request: Request, route: Route) -> None:
-        """As `RequestGuard.check_again`."""
         if not self.is_current(request, route):
             record_closing(self._access.audit, request, self._subject)
             name = request.identity.name if request.identity is not None else ""

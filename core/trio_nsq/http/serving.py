@@ -50,7 +50,6 @@ class PolledConnection(PolledEndpoint, Connection):
         self._is_gone = False
 
     async def run(self) -> None:
-        """As `Connection.run`."""
         self.start_polling()
         try:
             await super().run()
@@ -107,7 +106,6 @@ class PolledConnection(PolledEndpoint, Connection):
     # ------------------------------------------------------------------ in the poller
 
     def serve_data(self, data: bytes | None) -> None:
-        """As `PolledEndpoint.serve_data`."""
         if data:
             self._go_on(data)
         else:

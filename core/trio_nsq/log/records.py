@@ -138,11 +138,9 @@ class RecordBatch:
 
     @property
     def last_id(self) -> str:
-        """The last message's id."""
         return self.id_of(self.next_sequence - 1)
 
     def ids(self) -> list[bytes]:
-        """Return the ids of the messages."""
         return [b"%016x" % each for each in range(self.first_id, self.first_id + self.count)]
 
     @property

@@ -80,7 +80,6 @@ class LogWriter:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence of the next message."""
         return self._base_sequence + len(self._bodies)
 
     def add(self, message_id: int, timestamp_ns: int, body: bytes) -> None:

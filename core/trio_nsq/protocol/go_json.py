@@ -29,11 +29,9 @@ class GoObject:
         self._values: dict[str, list[Any]] | None = None  # made on first use: most objects are never read
 
     def text(self, name: str) -> str:
-        """Return a string."""
         return _text(self._last(name, str, ""))
 
     def boolean(self, name: str) -> bool:
-        """Return a boolean."""
         return self._last(name, bool, False)
 
     def integer(self, name: str, allowed: range = INT64) -> int:

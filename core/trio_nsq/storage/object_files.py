@@ -113,7 +113,6 @@ class ObjectInput(RawIOBase):
         return self._at
 
     def size(self) -> int:
-        """Return the size in bytes."""
         return self._size_bytes
 
     def read(self, size: int | None = -1, /) -> bytes:

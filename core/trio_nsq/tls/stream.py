@@ -60,7 +60,6 @@ class TLSStream(trio.abc.HalfCloseableStream):
         return piece
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """As trio's."""
         self._is_sending = True
         try:
             await self.transport.send_all(self._session.encode(bytes(data)) if data else b"")
@@ -70,7 +69,6 @@ class TLSStream(trio.abc.HalfCloseableStream):
             self._is_sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        """As trio's."""
         await self.transport.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:

@@ -127,7 +127,6 @@ def _grid(rows: Iterable[Sequence[str]], *, numbers: bool = False) -> Renderable
 
 
 def _bars(times: Histogram) -> RenderableType:
-    """Return a bar for each class of times."""
     from rich.bar import Bar
     from rich.table import Table
 

@@ -145,5 +145,4 @@ def under_headings(*table: Setting | str) -> list[Setting]:
 
 
 def fields_of(options: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of a dataclass."""
     return {field.name: values[field.name] for field in dataclasses.fields(options) if field.name in values}

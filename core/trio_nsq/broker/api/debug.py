@@ -41,7 +41,6 @@ async def pprof(server: Server, request: Request) -> Response:
 
 
 async def tasks(server: Server, request: Request) -> Response:
-    """Return the task tree."""
     return Response.text(task_tree())
 
 

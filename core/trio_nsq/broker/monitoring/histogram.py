@@ -27,7 +27,6 @@ class Histogram:
         self.sum_s = 0.0
 
     def observe(self, duration_s: float) -> None:
-        """Count one duration."""
         self._counts[bisect_left(self._bounds_s, duration_s)] += 1
         self.count += 1
         self.sum_s += duration_s

@@ -129,7 +129,6 @@ class Session(PolledEndpoint):
         self.rested_s = self._clock.clock_s()
 
     def serve_data(self, data: bytes | None) -> None:
-        """As `PolledEndpoint.serve_data`."""
         if data is None:
             self.send_buffer.abandon()
             self._hand_over(None)

@@ -44,7 +44,6 @@ class ClientTask:
         return self._session.handshake.settings.heartbeat_interval_ms / 1000 or math.inf
 
     async def run(self) -> None:
-        """Serve the client."""
         session = self._session
         try:
             with session.scope:

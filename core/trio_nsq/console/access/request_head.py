@@ -64,7 +64,6 @@ class RequestHead:
 
     @classmethod
     def of(cls, request: Request, base_path: str, port: int, scheme: str) -> "RequestHead":
-        """Read the head of a request."""
         host = host_of(request.peer)
         return cls(
             request.method,

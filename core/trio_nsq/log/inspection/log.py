@@ -91,7 +91,6 @@ class InspectedLog:
         )
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
-        """As `Log.headers`."""
         for place in self._from(sequence):
             with self._opened(place) as segment:
                 if segment is not None:

@@ -253,11 +253,9 @@ class Segment:
 
     @property
     def created_ns(self) -> int:
-        """As `LogFileFacts.created_ns`."""
         return self.header.created_ns
 
     def last_ns(self) -> int:
-        """As `LogFileFacts.last_ns`."""
         if self.newest_ns is None:
             last = 0
             for header in self.headers(self.next_sequence - 1):

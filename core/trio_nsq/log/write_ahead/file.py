@@ -99,7 +99,6 @@ class WriteAheadFile:
         return self.size - self.synced_size
 
     def sync_point(self) -> _FileSync:
-        """As `Log.sync_point`."""
         return _FileSync(self._files, self.path, self._fd, self.size)
 
     def end_sync(self, point: SyncPoint, error: Exception | None) -> Exception | None:

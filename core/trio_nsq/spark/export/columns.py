@@ -41,7 +41,6 @@ _UINT64 = 2**64 - 1
 
 
 def schema_of(layout: Layout) -> Any:
-    """Return the Arrow schema of a layout."""
     fields = [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("broker", pa.string(), nullable=False),

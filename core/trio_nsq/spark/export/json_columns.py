@@ -68,7 +68,6 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def arrow_type(kind: ColumnType) -> Any:
-    """Return the Arrow type of a column."""
     match kind:
         case DecimalType():
             return pa.decimal128(kind.precision, kind.scale)

@@ -93,7 +93,6 @@ class Fleet:
         return {key: options.place(*key) for key in dict.fromkeys(keys)}
 
     def _find_segments(self, folders: Sequence[str]) -> dict[LogKey, LogPlace]:
-        """Return the logs in the folders of segments."""
         subscription = self._options.subscription
         topics = subscription.topics or sorted(
             {topic for folder in folders for topic in topics_in(folder) if subscription.includes(topic)}

@@ -49,7 +49,6 @@ class LogOffset:
         return LogMark.before(self.sequence, self.last_id, self.incarnation)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to the object of an offset."""
         found: dict[str, Any] = {"first": self.first}
         if self.last_id is not None:
             found["id"] = self.last_id

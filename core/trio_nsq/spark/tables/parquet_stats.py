@@ -52,7 +52,6 @@ def _json(value: Any) -> str:
 
 
 def _bound(value: Any, *, is_upper: bool = False) -> str:
-    """Return a bound as JSON."""
     if isinstance(value, datetime):
         # `strftime` does not pad years before 1000, and readers then skip files with such a bound.
         return f'"{value.replace(tzinfo=None).isoformat(timespec="microseconds")}Z"'
