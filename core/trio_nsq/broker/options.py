@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..event_loop.pacing import Pacing
-from ..protocol.arguments import check_int, check_options
 from ..protocol.limits import MIB, MINUTE_MS, SECOND_MS, Limits
+from ..text.arguments import check_int, check_options
 from ..tls.settings import ClientAuthPolicy, TLSSettings, TLSVersion, requires_certificate
 from .state.settings import TopicSettings
 

@@ -5,7 +5,7 @@ import random as random_module
 import time
 from collections.abc import Callable
 
-from ..protocol.arguments import check_seconds
+from ..text.arguments import check_seconds
 
 MIN_DELAY_S = 0.1
 MAX_DELAY_S = 15.0

@@ -104,7 +104,7 @@ def pack_messages(bodies: Sequence[bytes]) -> MessageSet:
         ValueError: A message is longer than the protocol can have.
     """
     if type(bodies) is not list or not _BYTES.issuperset(map(type, bodies)):
-        from .arguments import check_bytes, list_of  # not compiled
+        from .bodies import check_bytes, list_of  # not compiled
 
         bodies = list_of(bodies)
         check_bytes(bodies)

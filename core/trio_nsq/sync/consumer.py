@@ -9,7 +9,7 @@ from typing import NoReturn, Self, TypeVar, Unpack
 
 import trio
 
-from trio_nsq.protocol.arguments import check_int, check_seconds
+from trio_nsq.text.arguments import check_int, check_seconds
 
 from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from trio_nsq.protocol import MessageSet
-from trio_nsq.protocol.arguments import list_of
+from trio_nsq.protocol.bodies import list_of
 
 from ..client.errors import ProducerClosed
 from ..client.publishing import producer as client

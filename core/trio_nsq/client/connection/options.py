@@ -8,8 +8,8 @@ from inspect import signature
 from typing import TypedDict
 
 from trio_nsq._version import __version__
-from trio_nsq.protocol.arguments import check_options
 from trio_nsq.protocol.limits import KIB, SECOND_MS
+from trio_nsq.text.arguments import check_options
 
 from ...access.secret import Secret, StrPath
 from .tls import TLSFiles

@@ -11,8 +11,9 @@ import trio
 
 from trio_nsq.platform.requirements import require_trio
 from trio_nsq.protocol import is_ephemeral
-from trio_nsq.protocol.arguments import check_int, check_name, check_seconds, check_type
+from trio_nsq.text.arguments import check_int, check_seconds, check_type
 
+from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import ConnectionSettings, refuse_unknown

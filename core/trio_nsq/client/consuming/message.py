@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NoReturn, Protocol, TypeVar
 
-from trio_nsq.protocol.arguments import MAX_INT, check_int
 from trio_nsq.protocol.frames import MessageRun
+from trio_nsq.text.arguments import MAX_INT, check_int
 
 from ..errors import AlreadyAnswered
 

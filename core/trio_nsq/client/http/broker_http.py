@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 
-from trio_nsq.protocol.arguments import check_type
+from trio_nsq.text.arguments import check_type
 
 from ...access.secret import NO_SECRET, Secret
 from ...api.request import Request, message_of

@@ -17,20 +17,15 @@ from struct import pack
 from types import TracebackType
 from typing import Self, TypeVar
 
-from trio_nsq.protocol.arguments import (
-    check_bytes,
-    check_int,
-    check_name,
-    check_producer,
-    check_seconds,
-    list_of,
-)
+from trio_nsq.protocol.bodies import check_bytes, list_of
+from trio_nsq.text.arguments import check_int, check_seconds
 
 from ...access.secret import Secret, StrPath
 from ...api import broker as api
 from ...api.request import Request
 from ...event_loop.retries import FIRST_DELAY_S, PATIENCE_S, Retry
 from ...protocol.messages import pack_messages
+from ..arguments import check_name, check_producer
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
 from .broker_http import BrokerHTTP

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trio_nsq.protocol import MessageSet
-from trio_nsq.protocol.arguments import check_bytes, check_int
+from trio_nsq.protocol.bodies import check_bytes
+from trio_nsq.text.arguments import check_int
 
 from .queue import COUNT_BYTES, SIZE_BYTES
 

@@ -10,9 +10,11 @@ import trio
 
 from trio_nsq.platform.requirements import require_trio
 from trio_nsq.protocol import MessageSet, pack_messages
-from trio_nsq.protocol.arguments import check_bytes, check_name, check_type, list_of
 from trio_nsq.protocol.batcher import split_for_mpub
+from trio_nsq.protocol.bodies import check_bytes, list_of
+from trio_nsq.text.arguments import check_type
 
+from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown

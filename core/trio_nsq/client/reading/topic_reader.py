@@ -12,7 +12,7 @@ from typing import Any, Self
 import trio
 
 from trio_nsq.event_loop.retries import reconnect_delays
-from trio_nsq.protocol.arguments import MAX_INT, check_int, check_name, check_type
+from trio_nsq.text.arguments import MAX_INT, check_int, check_type
 
 from ...access.secret import Secret, SecretFileError, StrPath
 from ...api import broker as api
@@ -26,6 +26,7 @@ from ...platform.requirements import require_trio
 from ...protocol import NSQError
 from ...protocol.address import is_unix_path
 from ...protocol.untrusted_json import decode_json
+from ..arguments import check_name
 from ..errors import WRONG_PORT, ConnectionFailed, RequestRefused
 from .log_stream import Found, LogStream
 

@@ -1,14 +1,12 @@
 """Checks of arguments, whose errors name the argument."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
-
-from .names import is_valid_name, is_valid_producer
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,7 +23,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     Callable: "a function",
 }
 
-_BYTES = frozenset({bytes})
 _LISTS = {
     (Sequence, str): "list of strings",
     (tuple, str): "tuple of strings",
@@ -99,40 +96,3 @@ def check_type(name: str, value: object, annotation: Any) -> None:
                 if kind is not type(None)
             )
             raise TypeError(f"{name} is {value!r}; it must be {wanted}")
-
-
-def check_name(what: str, name: str) -> None:
-    """Check the name of a topic or channel. Raises TypeError or ValueError."""
-    try:
-        valid = is_valid_name(name)
-    except TypeError:
-        raise TypeError(f"the name of a {what} must be a string, not {type(name).__name__}") from None
-    if not valid:
-        raise ValueError(f"{name!r} is not a valid {what} name")
-
-
-def check_producer(name: str) -> None:
-    """Check the name of an idempotent producer. Raises TypeError or ValueError."""
-    check_type("the name of a producer", name, str)
-    if not is_valid_producer(name):
-        raise ValueError(
-            f"{name!r} is not the name of a producer, 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
-        )
-
-
-def list_of(bodies: Iterable[_Item]) -> Sequence[_Item]:
-    """Return messages as a sequence. Raises TypeError if these are not several messages."""
-    if isinstance(bodies, list | tuple):
-        return bodies
-    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
-        raise TypeError(f"the messages must be a list, or another iterable, not {type(bodies).__name__}")
-    return list(bodies)
-
-
-def check_bytes(bodies: Sequence[bytes]) -> None:
-    """Check that messages are bytes: otherwise the writer fails, and other publishes with it. Raises TypeError."""
-    if _BYTES.issuperset(map(type, bodies)):
-        return  # in less than half the time of the loop
-    for body in bodies:
-        if not isinstance(body, bytes):
-            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
