@@ -13,6 +13,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import Any, NamedTuple
 
 from ..access.secret import NO_SECRET, Secret
@@ -20,7 +21,7 @@ from ..platform.boot_clock import boot_time_s
 from ..protocol.address import format_address
 from ..storage import Patience
 from .etcd_gateway import EtcdGateway, NotFound, encoded
-from .interface import Clock, Coordinator, CoordinatorError, Reading, ValueChanged
+from .interface import Clock, Coordinator, CoordinatorError, LeadershipLost, Reading, ValueChanged
 from .state import ClusterState, decode
 
 TTL_S = 10.0
@@ -115,22 +116,33 @@ class EtcdCoordinator(Coordinator):
     def _win(self, reading: Reading, state: ClusterState) -> tuple[ClusterState, Any] | None:
         self._check_conditions()
         sent_s = self._clock()
-        lease = self._gateway.ask("/v3/lease/grant", {"TTL": str(-int(-self.ttl_s // 1)), "ID": "0"})
-        self._lease = str(lease.get("ID") or "0")
+        self._lease = self._grant()
         self._about = json.dumps({"folder": state.leader, "session": state.session}).encode()
         try:
             version = self._write_both(state, reading.version)
-        except NotFound:
+            if reading.state is None and state.epoch < version:
+                # There may have been values since the reading, which were removed. Their epochs were not above
+                # etcd's revision.
+                state = replace(state, epoch=version)
+                version = self._write(state, version)
+        except (NotFound, LeadershipLost):
             return None  # the lease is over
         except ValueChanged:
             self._revoke()
             return None
-        if reading.state is None and state.epoch < version:
-            # There may have been values since the reading, which were removed: none had an epoch above their revision.
-            state = replace(state, epoch=version)
-            version = self._write(state, version)
         self._sent_s = sent_s
         return state, version
+
+    def _grant(self) -> str:
+        """Return the id of a new lease."""
+        wanted_s = ceil(self.ttl_s)
+        lease = self._gateway.ask("/v3/lease/grant", {"TTL": str(wanted_s), "ID": "0"})
+        try:
+            if int(lease["TTL"]) >= wanted_s:
+                return str(lease["ID"])
+        except (LookupError, TypeError, ValueError) as exc:
+            raise CoordinatorError(f"{self.shown} does not answer as etcd does") from exc
+        raise CoordinatorError(f"{self.shown} grants leases of {lease['TTL']} s; {wanted_s} s are needed")
 
     def _check_conditions(self) -> None:
         """Check that transactions are conditional. Raises CoordinatorError."""

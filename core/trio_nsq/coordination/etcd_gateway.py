@@ -71,6 +71,9 @@ class EtcdGateway:
         self._password = password
         self._attempt_s, self._deadline_s = patience
         self._token = ""
+        self._is_closed = False
+        self._in_progress = 0
+        self._lock = threading.Lock()
         self._pool = httpcore.ConnectionPool(tls, max_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
         self._shown = ", ".join(format_address(*endpoint) for endpoint in endpoints)
 
@@ -125,10 +128,10 @@ class EtcdGateway:
 
     def _answer(self, path: str, body: Mapping[str, Any], token: str) -> dict[str, Any]:
         """Ask the first endpoint in another thread: a server that sends slowly must not keep this one."""
-        host, port = self._endpoints[0]
+        endpoint = self._endpoints[0]
 
         def ask() -> tuple[int, bytes]:
-            with self._opened((host, port), path, body, token, _limits(self._attempt_s)) as answer:
+            with self._opened(endpoint, path, body, token, _limits(self._attempt_s)) as answer:
                 return answer.status, b"".join(_limited(answer.iter_stream()))
 
         try:
@@ -155,6 +158,7 @@ class EtcdGateway:
         ]
         if token:
             headers.append((b"Authorization", token.encode()))
+        self._count(1)
         try:
             url = httpcore.URL(
                 scheme=self._scheme, host=endpoint[0].encode(), port=endpoint[1], target=path.encode()
@@ -170,6 +174,8 @@ class EtcdGateway:
             raise _NoAnswer(str(exc) or type(exc).__name__) from exc
         except (httpcore.UnsupportedProtocol, UnicodeError) as exc:
             raise CoordinatorError(f"the address {endpoint[0]}:{endpoint[1]} is not valid: {exc}") from exc
+        finally:
+            self._count(-1)
 
     def _decoded(self, status: int, data: bytes) -> dict[str, Any]:
         """Return a successful answer. Raises _NoAnswer, _OldToken, NotFound, CoordinatorError."""
@@ -201,7 +207,7 @@ class EtcdGateway:
         raise CoordinatorError(f"etcd ({self._shown}) refuses the request: {text}")
 
     def watch(self, body: Mapping[str, Any], timeout_s: float, woken: threading.Event) -> None:
-        """Set an event at the first change of what is watched, or if the watch ends. Returns at once.
+        """Set an event at the first change of what is watched, or later if the watch fails. Returns at once.
 
         Args:
             body: The request for `/v3/watch`.
@@ -215,19 +221,27 @@ class EtcdGateway:
                 with self._opened(endpoint, "/v3/watch", body, token, limits) as answer:
                     limits["read"] = timeout_s  # etcd has answered: the next message is a change
                     lines = _lines(answer.iter_stream())
-                    next(lines, None)  # "created", or an error
-                    next(lines, None)
+                    if not _is_created(next(lines, b"")) or not next(lines, b""):
+                        raise _NoAnswer("the watch has ended")
             except _NoAnswer:
-                # The next request finds out whether the endpoint answers; it must not be made at once, again and again.
-                woken.wait(_MAX_PAUSE_S)
+                woken.wait(_MAX_PAUSE_S)  # the caller would watch again at once
             finally:
                 woken.set()
 
         start(watch)
 
     def close(self) -> None:
-        """Close all connections."""
-        self._pool.close()
+        """Close all connections, when the last request has ended: until then, httpcore would not close all of them."""
+        self._is_closed = True
+        self._count(0)
+
+    def _count(self, more: int) -> None:
+        """Count the requests in progress."""
+        with self._lock:
+            self._in_progress += more
+            is_last = self._is_closed and not self._in_progress
+        if is_last:
+            self._pool.close()
 
     def _place(self) -> str:
         return format_address(*self._endpoints[0])
@@ -235,6 +249,15 @@ class EtcdGateway:
 
 def _limits(timeout_s: float) -> dict[str, float]:
     return dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
+
+
+def _is_created(line: bytes) -> bool:
+    """Whether etcd accepts a watch."""
+    try:
+        result = decode_json(line)["result"]
+        return result.get("created") is True and not result.get("canceled")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def _limited(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -103,7 +103,7 @@ class Coordinator(ABC):
         return None if self._sent_s is None else self._sent_s + self.ttl_s
 
     def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
-        """Lead, unless another member does.
+        """Lead, unless another member does. A leadership that this process has had is forgotten.
 
         Args:
             candidate: This member.
