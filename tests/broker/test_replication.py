@@ -1,7 +1,7 @@
 """A broker whose OKs wait for followers, and the brokers that open the followers' folders."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,12 @@ from faults.power_cut import AHEAD, sync_options
 from log.support import HastyFiles
 from replication.leader import tree_of
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
-from trio_nsq.broker.replication import Replication
+from trio_nsq.broker.replication import Replication, record_nothing
 from trio_nsq.broker.storage.data_folder import end_following
 from trio_nsq.client import TopicReader
 from trio_nsq.log.files import Files
 from trio_nsq.log.records import RecordBatch
+from trio_nsq.protocol.errors import NSQError
 from trio_nsq.replication.follower import follow
 from trio_nsq.replication.replica import Replica
 
@@ -61,11 +62,17 @@ class Leading:
 
 
 @asynccontextmanager
-async def leading(data_path: Path, epoch: int = 1, **options: Any) -> AsyncIterator[Leading]:
+async def leading(
+    data_path: Path,
+    epoch: int = 1,
+    record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
+    stall_s: float = PATIENCE_S,
+    **options: Any,
+) -> AsyncIterator[Leading]:
     """Run a leader on free loopback ports; it is stopped cleanly at the end."""
     addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     settings = BrokerOptions(data_path=data_path, **(addresses | options))
-    replication = Replication(data_path, "prod", "one", epoch)
+    replication = Replication(data_path, "prod", "one", epoch, record=record, stall_s=stall_s)
     async with trio.open_nursery() as accepting:
         listeners = await accepting.start(partial(trio.serve_tcp, replication.accept, 0, host="127.0.0.1"))
         async with trio.open_nursery() as serving:
@@ -323,3 +330,91 @@ async def test_an_old_leader_follows(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "one") as addresses:
         found = [body for _, body in await bodies_in(addresses, "t")]
     assert found == [b"both have it", b"from the new leader"]
+
+
+class Record:
+    """Which followers are in sync, as it is recorded outside.
+
+    Attributes:
+        members: As last recorded.
+        fails: Whether recording fails; with `is_lost`, after it was done.
+    """
+
+    def __init__(self) -> None:
+        self.members: frozenset[str] = frozenset()
+        self.fails = self.is_lost = False
+        self.attempts = 0
+
+    async def __call__(self, members: frozenset[str]) -> None:
+        self.attempts += 1
+        await trio.sleep(0)
+        if not self.fails or self.is_lost:
+            self.members = members
+        if self.fails:
+            raise NSQError("it does not answer")
+
+
+async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_path: Path) -> None:
+    """While that cannot be recorded, there is no OK: the follower could be elected."""
+    record = Record()
+    async with leading(tmp_path / "one", record=record) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leader.follow, tmp_path / "two", "two")
+                await until(lambda: record.members == {"two"})
+                await client.publish("t", b"both")
+                record.fails = True
+                nursery.cancel_scope.cancel()
+            await client.send(pub("t", b"alone"))
+            attempts = record.attempts + 3
+            await until(lambda: record.attempts >= attempts)
+            assert record.members == {"two"}
+            with trio.move_on_after(0.1):
+                await client.frame()
+                pytest.fail("there is an OK that a follower that may lead does not have")
+            record.fails = False
+            await client.ok()
+            assert record.members == frozenset()
+
+
+async def test_a_follower_whose_recording_has_an_unknown_result_is_waited_for(tmp_path: Path) -> None:
+    record = Record()
+    async with leading(tmp_path / "one", record=record) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await until(lambda: record.attempts > 0)
+            record.fails = record.is_lost = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leader.follow, tmp_path / "two", "two")
+                await until(lambda: record.members == {"two"})
+                record.is_lost = False
+                nursery.cancel_scope.cancel()
+            await client.send(pub("t", b"alone"))
+            with trio.move_on_after(0.1):
+                await client.frame()
+                pytest.fail("there is an OK that a follower that may lead does not have")
+            record.fails = False
+            await client.ok()
+            assert record.members == frozenset()
+
+
+async def test_a_follower_that_stores_nothing_is_disconnected(tmp_path: Path) -> None:
+    """Its disk hangs, and it says that it is alive."""
+    files = HeldFiles()
+    record = Record()
+    async with (
+        leading(tmp_path / "one", record=record, stall_s=0.2) as leader,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def follow_with_a_disk_that_hangs() -> None:
+            with suppress(BaseExceptionGroup):
+                await leader.follow(tmp_path / "two", "two", files)
+
+        nursery.start_soon(follow_with_a_disk_that_hangs)
+        await until(lambda: record.members == {"two"})
+        files.hold("sync")
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"the follower's disk hangs")
+        assert record.members == frozenset()
+        files.release()
+        nursery.cancel_scope.cancel()

@@ -142,7 +142,7 @@ def test_what_the_leader_lacks_is_kept(tmp_path: Path) -> None:
         b"b/1.log": b"deleted there",
         b"state.json": b"old",
         b"state.json.tmp": b"unfinished",
-        b"write-ahead.3": b"not shared",
+        b"write-ahead.3": b"of a former leader",
     }
     written(HastyFiles(), folder, {path.decode(): data for path, data in more.items() if data is not None})
     copy_all(CatchUp(files, stream, entries_of(folder)), folder)[0].close()
@@ -156,6 +156,7 @@ def test_what_the_leader_lacks_is_kept(tmp_path: Path) -> None:
         "a/2.log": b"y" * 50 + b"z" * 70,
         "a/3.log": b"only here",
         "b/1.log": b"deleted there",
+        "write-ahead.3": b"of a former leader",
     }
 
 

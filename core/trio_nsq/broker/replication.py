@@ -1,16 +1,31 @@
-"""A broker as the leader of a cluster: its file operations, and the followers that its OKs wait for."""
+"""A broker as the leader of a cluster: its file operations, and the followers that its OKs wait for.
 
+Where the next leader is elected, it is recorded which followers are in sync: only they may win. So these are always
+among those that OKs wait for: a follower is waited for before it is recorded, until it is recorded no longer.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
+from ..protocol.errors import NSQError
 from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
 
-_KEPT_BYTES = 256 * 1024 * 1024
+logger = logging.getLogger("trio_nsq.broker")
+
+_KEPT_BYTES: Final = 256 * 1024 * 1024
+_STALL_S: Final = 3.0
+_RETRY_S: Final = 0.5
+
+
+async def record_nothing(members: frozenset[str]) -> None:
+    """Record nowhere: there is no election."""
 
 
 class Replication:
@@ -21,7 +36,10 @@ class Replication:
         cluster: The name of the cluster.
         member: The id of the data folder.
         epoch: The number of this leadership, higher than all before.
+        record: Records which followers are in sync. When it returns, that is certain; after an NSQError it is
+            unknown, and `record` is called again.
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
+        stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
 
     Attributes:
         files: The file layer of the broker.
@@ -29,13 +47,26 @@ class Replication:
     """
 
     def __init__(
-        self, data_path: Path, cluster: str, member: str, epoch: int, *, kept_bytes: int = _KEPT_BYTES
+        self,
+        data_path: Path,
+        cluster: str,
+        member: str,
+        epoch: int,
+        *,
+        record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
+        kept_bytes: int = _KEPT_BYTES,
+        stall_s: float = _STALL_S,
     ) -> None:
         self.operations = OperationStream(kept_bytes)
         self.files = RecordingFiles(data_path, self.operations)
         self._about = cluster, member, epoch
-        self._members: ReplicationBarrier[Any] | None = None
+        self._record = record
+        self._stall_s = stall_s
+        self._members: ReplicationBarrier[Any]
         self._leader: Leader | None = None
+        self._present: dict[str, Follower] = {}  # those connected that have caught up
+        self._recorded: frozenset[str] | None = None  # None: unknown
+        self._changed = trio.Event()
 
     def begin(self, members: ReplicationBarrier[Any]) -> None:
         """Serve followers; those that have caught up are members that OKs wait for."""
@@ -57,15 +88,71 @@ class Replication:
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The followers that OKs wait for."""
-        return frozenset(self._members.stored if self._members is not None else ())
+        """The followers that are recorded as in sync, as far as known."""
+        return self._recorded or frozenset()
 
     def _progress(self, follower: Follower) -> None:
-        members = self._members
-        assert members is not None
+        member, stored = follower.member, follower.stored
         if not follower.is_connected:
-            members.remove(follower.member)
-        elif follower.member in members.stored:
-            members.store(follower.member, follower.stored)
+            if self._present.get(member) is follower:
+                del self._present[member]
+                self._changed.set()
+        elif self._present.get(member) is follower:
+            self._members.store(member, stored)
         elif follower.is_caught_up:
-            members.add(follower.member, follower.stored)
+            self._present[member] = follower
+            if member in self._members.stored:
+                self._members.store(member, stored)
+            else:
+                self._members.add(member, stored)
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Record which followers are in sync, and disconnect those that store nothing; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_stalls)
+            while True:
+                self._changed = trio.Event()
+                present = frozenset(self._present)
+                if present != self._recorded:
+                    await self._record_present(present)
+                elif self._release():
+                    await self._changed.wait()
+
+    async def _record_present(self, present: frozenset[str]) -> None:
+        try:
+            await self._record(present)
+        except NSQError as exc:
+            if self._recorded is not None:
+                logger.warning("cannot record which followers are in sync: %s", exc)
+            self._recorded = None
+            await trio.sleep(_RETRY_S)
+        else:
+            self._recorded = present
+            logger.info("in sync: %s", ", ".join(sorted(present)) or "this member alone")
+
+    def _release(self) -> bool:
+        """Wait no longer for followers that are gone and not recorded; returns False if the followers have changed."""
+        for member in [each for each in self._members.stored if each not in self._present]:
+            if self._recorded is None or member in self._recorded:
+                return False
+            self._members.remove(member)
+        return True
+
+    async def _end_stalls(self) -> None:
+        progress: dict[Follower, tuple[int, float]] = {}
+        while True:
+            await trio.sleep(self._stall_s / 4)
+            now_s, before, progress = trio.current_time(), progress, {}
+            for follower in self._present.values():
+                stored = follower.stored
+                number, since_s = before.get(follower, (-1, now_s))
+                if stored != number or stored >= self.operations.last_number:
+                    since_s = now_s
+                progress[follower] = stored, since_s
+                if now_s - since_s >= self._stall_s:
+                    logger.warning(
+                        "follower %s: disconnected: it has stored nothing for %g s, and lacks %d operations",
+                        *(follower.member, self._stall_s, self.operations.last_number - stored),
+                    )
+                    follower.disconnect()

@@ -147,6 +147,7 @@ class Server:
             write_path.syncs.run,
             partial(self.authentication.watch_expiry, self.sessions),
             self.audit.run,
+            *((replication.run,) if replication is not None else ()),
         )
 
     def _first_ids(self) -> MessageIds:

@@ -128,8 +128,9 @@ class CatchUp:
         yield CaughtUp(self._number)
 
     def _operations(self) -> Iterator[Piece]:
-        """Yield the operations that are not sent."""
-        while self._number < self._stream.last_number:
+        """Yield the operations until now that are not sent; it ends, however many come meanwhile."""
+        last = self._stream.last_number
+        while self._number < last:
             self._number, pieces = self._stream.after(self._number, _ROUND_BYTES)
             data = b"".join(pieces)
             for operation in decode_all(data):
