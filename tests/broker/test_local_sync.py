@@ -108,6 +108,12 @@ class Committing:
         await settle()
 
     @property
+    def wal_file(self) -> str:
+        """The name of the write-ahead file that is written to. It exists before it is in use."""
+        file = self._write_ahead.current if self._write_ahead is not None else None
+        return file.path.name if file is not None else ""
+
+    @property
     def threads(self) -> int:
         """Return the number of threads: each has a task that waits for it."""
         return len(self._nursery.child_tasks)
@@ -158,8 +164,7 @@ async def committing_ahead(folder: Path, **pacing: Any) -> AsyncIterator[tuple[C
             made.write("t1", "t2", "t3")
         made.committer.begin()  # the write-ahead log does not exist yet
         await made.idle()
-        await until(lambda: (folder / "write-ahead.1").exists())
-        await settle()
+        await until(lambda: made.wal_file == "write-ahead.1")
         synced.clear()
         yield made, synced
         await write_ahead.close()
@@ -393,7 +398,7 @@ async def test_two_files_wait_for_the_same_topic(tmp_path: Path) -> None:
         await in_a_round("t1", "t2", "t3")
         gate_1, gate_2 = running.hold("t1", "t2")
         await in_a_round("t2", "t3")  # the file is full, so the next one begins
-        await until(lambda: "t1" in running.files.syncing)
+        await until(lambda: "t1" in running.files.syncing and running.wal_file == "write-ahead.2")
         await in_a_round("t2", "t3")
         running.files.failing.add("write-ahead.2")
         await in_a_round("t2", "t3")  # synced by themselves
