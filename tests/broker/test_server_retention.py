@@ -358,6 +358,7 @@ async def test_publishes_that_wait_for_a_sync_count_for_the_limit(tmp_path: Path
             files.hold("sync")
             await api.tcp.send(mpub("t", b"a", b"b"))
             await files.reached()
+            await settle()  # what has reached it may be another sync
             await other.send(pub("t", b"c"))
             await settle()
             files.release()
