@@ -274,12 +274,13 @@ def read_only_broker(folder: Path, lookupds: Sequence[Broker] = (), *flags: str)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Ask a server until the condition is met."""
+    """Ask a server until the condition is met: often at first, and then less often, so that the server can work."""
     deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
+    pause_s = 0.005
     while not condition():
         assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
-        pause.wait(0.005)  # lets the server work
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.05)
 
 
 @contextmanager

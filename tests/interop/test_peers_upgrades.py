@@ -114,7 +114,7 @@ def consumer_of(broker: Broker, topic: str) -> dict[str, Any]:
             if seen["ready_count"]:
                 found: dict[str, Any] = seen
                 return found
-        time.sleep(0.005)  # leave CPU time for the client
+        time.sleep(0.02)  # leave CPU time for the client
     pytest.fail("the consumer never asked for messages")
 
 
