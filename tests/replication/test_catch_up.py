@@ -6,7 +6,7 @@ With `FAULT_COMPLETE=1` (`make soak`) thousands of times; `FAULT_SEED` sets what
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 from log.support import HastyFiles
 from replication.leader import RandomChanges, Tree, tree_of
+from trio_nsq.log.files import Files
 from trio_nsq.replication import catch_up, inventory
 from trio_nsq.replication.catch_up import Block, CatchUp
 from trio_nsq.replication.inventory import decode_entry, take_inventory
@@ -128,6 +129,136 @@ def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int)
     assert tree_of(folder) == tree_of(root)
 
 
+class ScriptedFiles(RecordingFiles, HastyFiles):
+    """Files that change before names are held still, and after a block is read, as a test says.
+
+    Attributes:
+        before_hold: What to do before each time that names are held still.
+        after_read: What to do after the read at an offset.
+    """
+
+    def __init__(self, root: Path, stream: OperationStream) -> None:
+        super().__init__(root, stream)
+        self.before_hold: list[Callable[[], None]] = []
+        self.after_read: dict[int, Callable[[], None]] = {}
+
+    @contextmanager
+    def names_unchanged(self) -> Iterator[None]:
+        if self.before_hold:
+            self.before_hold.pop(0)()
+        with super().names_unchanged():
+            yield
+
+    def read_fully(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().read_fully(fd, size, offset)
+        if offset in self.after_read:
+            self.after_read.pop(offset)()
+        return data
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> tuple[ScriptedFiles, OperationStream, Path]:
+    """Return files that change as a test says, what they record, and the folder of a follower."""
+    stream = OperationStream(1 << 30)
+    for name in ("leader", "follower"):
+        (tmp_path / name).mkdir()
+    return ScriptedFiles(tmp_path / "leader", stream), stream, tmp_path / "follower"
+
+
+def finish(files: ScriptedFiles, stream: OperationStream, folder: Path) -> None:
+    """Catch up, do what comes after it, and compare."""
+    replica, number = copy_all(CatchUp(files, stream, entries_of(folder)), folder)
+    assert not files.before_hold
+    assert not files.after_read
+    if number < stream.last_number:
+        replica.store(b"".join(stream.after(number, 1 << 30)[1]))
+        replica.apply()
+    replica.close()
+    assert tree_of(folder) == tree_of(files.root)
+
+
+def test_a_name_that_changes_just_before_its_folder_is_listed(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, _ = scripted
+
+    def create() -> None:
+        files.create_folder(files.root / "t")
+        written(files, files.root, {"t/a": b"content"})
+
+    files.before_hold = [create, lambda: files.rename(files.root / "t" / "a", files.root / "t" / "b")]
+    finish(*scripted)
+
+
+def test_a_name_that_changes_again_just_before_the_end(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """Its file was renamed while it was copied."""
+    files, _, _ = scripted
+    names = [files.root / name for name in ("f", "g", "h")]
+    written(files, files.root, {"f": b"x" * 200})
+    files.after_read[64] = lambda: files.rename(names[0], names[1])
+    files.before_hold = [lambda: None, lambda: files.rename(names[1], names[2])]
+    finish(*scripted)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_copied(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, _ = scripted
+    written(files, files.root, {"f": b"x" * 200})
+    fd = files.open(files.root / "f")
+    files.after_read[64] = lambda: files.truncate(fd, 0)
+    files.after_read[128] = lambda: files.write(fd, 0, [b"new"])
+    finish(*scripted)
+    files.close(fd)
+
+
+def test_a_file_that_is_removed_while_it_is_copied(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, _ = scripted
+    written(files, files.root, {"f": b"x" * 200})
+    files.after_read[64] = lambda: files.unlink(files.root / "f")
+    finish(*scripted)
+
+
+def test_a_state_that_is_saved_while_it_is_copied(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """Its previous content gets a second name, of which the follower has a part."""
+    files, _, _ = scripted
+    path, linked, previous = (files.root / name for name in ("state", "linked", "previous"))
+    written(files, files.root, {"state": b"x" * 200})
+
+    def save() -> None:
+        files.link(path, linked)
+        files.replace(path, b"new")
+        files.rename(linked, previous)
+
+    files.after_read[64] = save
+    finish(*scripted)
+
+
+def test_a_file_that_is_longer_at_the_follower(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, folder = scripted
+    written(files, files.root, {"f": b"x" * 200})
+    written(HastyFiles(), folder, {"f": b"x" * 200 + b"y" * 100})
+    finish(*scripted)
+
+
+def test_a_sealed_segment_with_another_last_block_is_sent(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, folder = scripted
+    written(files, files.root, {"1.log": b"x" * 200, "2.log": b"y"})
+    written(HastyFiles(), folder, {"1.log": b"x" * 199 + b"z", "2.log": b"y"})
+    finish(*scripted)
+    assert (folder / "diverged-7" / "1.log").read_bytes() == b"x" * 199 + b"z"
+
+
 def test_what_the_leader_lacks_is_kept(tmp_path: Path) -> None:
     root, folder = tmp_path / "leader", tmp_path / "follower"
     stream = OperationStream(1 << 30)
@@ -160,7 +291,7 @@ def test_what_the_leader_lacks_is_kept(tmp_path: Path) -> None:
     }
 
 
-def written(files: HastyFiles | BusyFiles, root: Path, contents: dict[str, bytes]) -> None:
+def written(files: Files, root: Path, contents: dict[str, bytes]) -> None:
     """Create these files."""
     for name, content in contents.items():
         path = root / name
