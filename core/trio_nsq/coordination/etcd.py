@@ -194,7 +194,7 @@ class EtcdCoordinator(Coordinator):
         if keys.leader is None and (
             keys.reading.state is None or keys.reading.state.session == state.session
         ):
-            # Somebody has removed the keys. Nobody has won since.
+            # Somebody has removed the keys. No member has won since.
             with suppress(ValueChanged):
                 kept = keys.reading.state or state
                 return keys.reading._replace(state=kept, version=self._write_both(kept, keys.reading.version))

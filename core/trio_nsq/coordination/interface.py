@@ -115,7 +115,7 @@ class Coordinator(ABC):
 
         Raises:
             NotInSync: This member may not lead.
-            OutdatedState: Nobody knows who may.
+            OutdatedState: It is unknown which members may.
         """
         self._forget()
         reading = self._read()

@@ -37,7 +37,7 @@ class NotInSync(StateError):
 
 
 class OutdatedState(StateError):
-    """The value is missing, or older than what a member knows: nobody may lead, because nobody knows who is in sync."""
+    """The value is missing, or older than what a member knows: no member may lead, because it is unknown which are in sync."""
 
 
 class Candidate(NamedTuple):
@@ -123,7 +123,7 @@ class ClusterState:
             raise OutdatedState(
                 f"the coordinator has epoch {self.epoch} of the cluster {self.cluster}, and the data folder "
                 f"{candidate.folder} has seen epoch {candidate.epoch}: the coordinator's data is older, for example "
-                "from a backup, so nobody knows which members have all messages"
+                "from a backup, so it is unknown which members have all messages"
             )
         self._check_in_sync(candidate.folder)
         if epoch <= self.epoch:
@@ -190,7 +190,7 @@ def check_founder(cluster: str, candidate: Candidate) -> None:
     if candidate.epoch:
         raise OutdatedState(
             f"the coordinator has no value of the cluster {cluster}, and the data folder {candidate.folder} has seen "
-            f"epoch {candidate.epoch}: the value was lost, so nobody knows which members have all messages"
+            f"epoch {candidate.epoch}: the value was lost, so it is unknown which members have all messages"
         )
 
 

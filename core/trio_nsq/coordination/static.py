@@ -42,7 +42,7 @@ class StaticCoordinator(Coordinator):
         return super().campaign(candidate, found=found)
 
     def promote(self, candidate: Candidate) -> int:
-        """Let this member lead, whoever has led before, and return its epoch.
+        """Let this member lead, instead of the one that led before, and return its epoch.
 
         The caller has asked somebody who knows that no other member leads, and has more messages.
         """
