@@ -37,7 +37,7 @@ class NotInSync(StateError):
 
 
 class OutdatedState(StateError):
-    """The value is missing, or older than what a member knows: no member may lead, because it is unknown which are in sync."""
+    """The value is missing, or older than what a member knows: it is unknown who is in sync, so no member may lead."""
 
 
 class Candidate(NamedTuple):
