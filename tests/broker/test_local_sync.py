@@ -114,6 +114,13 @@ class Committing:
         return file.path.name if file is not None else ""
 
     @property
+    def wal_unsynced_bytes(self) -> int:
+        """What the write-ahead file has that no sync has covered."""
+        assert self._write_ahead is not None
+        assert self._write_ahead.current is not None
+        return self._write_ahead.current.unsynced_bytes
+
+    @property
     def threads(self) -> int:
         """Return the number of threads: each has a task that waits for it."""
         return len(self._nursery.child_tasks)
@@ -228,6 +235,28 @@ async def test_topics_share_the_next_sync_of_a_write_ahead_log_that_is_being_syn
         await running.idle()
         assert [path.name for path in synced] == ["write-ahead.1"] * 2
         assert set(running.synced.values()) == {2}
+
+
+async def test_topics_that_join_a_waiting_sync_of_the_write_ahead_log_are_covered_by_it(
+    tmp_path: Path,
+) -> None:
+    """What it has not covered would be cut off after an error."""
+    async with committing_ahead(tmp_path, wal_topics=2, **threads(2)) as (running, synced):
+        running.write("t4")
+        await running.idle()
+        synced.clear()
+        gate = running.files.gates[tmp_path.stem] = threading.Event()
+        with running.a_round():
+            running.write("t1", "t2")
+        running.committer.begin()
+        await until(lambda: running.files.syncing == [tmp_path.stem])
+        for name in ("t3", "t4"):
+            running.write(name)
+            await settle()
+        gate.set()
+        await running.idle()
+        assert [path.name for path in synced] == ["write-ahead.1"] * 2
+        assert running.wal_unsynced_bytes == 0
 
 
 def threads(least: int, most: int | None = None) -> dict[str, int]:
