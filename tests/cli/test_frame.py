@@ -96,7 +96,8 @@ def test_invalid_address_in_the_environment_is_a_usage_error(nowhere: Cli) -> No
 
 
 @pytest.mark.parametrize("args", [["--help"], ["stat"], ["topic", "list"]])
-def test_closed_pipe_is_a_silent_success(qcli: Cli, args: list[str]) -> None:
+def test_closed_pipe_is_a_silent_success(qcli: Cli, args: list[str], topic: str) -> None:
+    qcli("topic", "create", topic)
     process = subprocess.Popen(
         command_line(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=qcli.environment()
     )

@@ -150,7 +150,8 @@ def test_clients(run_here: Run, fleet: Fleet, admin: Admin, busy: str) -> None:
         shown = run_here(
             fleet.discovering, "clients", f"{busy}/{channel}", "--format", "json", "--interval", "0"
         )
-        assert (shown.code, shown.err) == (0, "")
+        said = "" if count else f"There are no connected clients in {busy}/{channel}.\n"
+        assert (shown.code, shown.err) == (0, said)
         ours = {(record["broker"], record["address"]): record for record in shown.records}
         theirs = {
             (each["node"], each["remote_address"]): each
