@@ -77,6 +77,9 @@ def test_the_leader_changes_the_value(opened: Open) -> None:
     assert two.read().state == led_by(one) == second
     with pytest.raises(StateError):
         one.replace(second.unsynced("A"), second)
+    with pytest.raises(StateError, match="the epoch, the leader and the session"):
+        one.replace(second.elected(B, "other", second.epoch + 1), second)
+    assert two.read().state == led_by(one) == second
     one.replace(second.unsynced("B").removed("B"), second)
     assert two.read().state == led_by(one) == first
 

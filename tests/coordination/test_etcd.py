@@ -219,6 +219,73 @@ def test_the_leader_writes_keys_again_that_were_removed(
     assert win(two, "B") == epoch + 1
 
 
+def test_a_candidate_that_was_removed_meanwhile_does_not_win(
+    opened: Open, etcd_member: Member, broken: Proxy, cluster: str
+) -> None:
+    """The last leader writes once more and resigns, between what the candidate reads and what it writes."""
+    one, two = opened(etcd_member.address), opened(address_of(broken))
+    epoch = win(one, "A")
+    add(one, "B")
+    led = one.led
+    assert led is not None
+    etcd_member.remove(f"/trio-nsq/{cluster}/leader")
+
+    def last_words() -> None:
+        one.renew()
+        one.replace(led.unsynced("B"), led)
+        one.resign()
+
+    broken.judge = nth(0, "/v3/lease/grant", Fault(is_sent=False, then=last_words))
+    assert two.campaign(B) is None
+    assert broken.requests.count("POST /v3/lease/revoke") == 1
+    assert two.read() == Observation(led.unsynced("B"), is_held=False)
+    assert win(one, "A") == epoch + 1
+
+
+def test_a_renewal_that_finds_another_leader_makes_nothing_certain(
+    opened: Open, etcd_member: Member, cluster: str, broken: Proxy
+) -> None:
+    """Somebody has removed the key: the lease is alive, but it is no longer that of the leader."""
+    one, two = opened(address_of(broken)), opened(etcd_member.address)
+    win(one, "A")
+    add(one, "B")
+    before_s = one.certain_until_s
+    etcd_member.remove(f"/trio-nsq/{cluster}/leader")
+    win(two, "B")
+    certain: list[float | None] = []
+    broken.judge = nth(0, "/v3/kv/txn", Fault(is_sent=True, then=lambda: certain.append(one.certain_until_s)))
+    with pytest.raises(LeadershipLost, match="another member has its key"):
+        one.renew()
+    assert certain == [before_s]
+    assert one.certain_until_s is None
+    assert two.read() == Observation(two.led, is_held=True)
+
+
+def test_a_former_leader_takes_no_key(opened: Open, etcd_member: Member, cluster: str) -> None:
+    """The next leader has resigned already, and the lease of the former one is still alive."""
+    one, two = opened(etcd_member.address), opened(etcd_member.address)
+    win(one, "A")
+    add(one, "B")
+    etcd_member.remove(f"/trio-nsq/{cluster}/leader")
+    epoch = win(two, "B")
+    two.resign()
+    with pytest.raises(LeadershipLost):
+        one.renew()
+    assert win(two, "B") == epoch + 1
+
+
+def test_a_watch_that_is_refused_is_not_repeated_at_once(
+    opened: Open, etcd_member: Member, broken: Proxy
+) -> None:
+    """For example, the user may only read the keys."""
+    one, two = opened(etcd_member.address), opened(address_of(broken))
+    win(one, "A")
+    seen = two.read()
+    broken.judge = lambda method, path: Fault(status=403) if path == "/v3/watch" else None
+    assert two.wait_for_change(seen, 0.5) == seen
+    assert 1 <= broken.requests.count("POST /v3/watch") <= 2
+
+
 def test_a_value_that_was_removed_is_written_again_by_a_change(
     opened: Open, etcd_member: Member, cluster: str
 ) -> None:

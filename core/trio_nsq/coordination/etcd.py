@@ -86,7 +86,7 @@ class EtcdCoordinator(Coordinator):
     def _read(self) -> Reading:
         return self._transact([], []).reading
 
-    def _transact(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> "_Keys":
+    def _transact(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> _Keys:
         """Write keys if the comparisons hold, and return the keys before that.
 
         Raises:
@@ -186,15 +186,19 @@ class EtcdCoordinator(Coordinator):
             raise CoordinatorError(f"{self.shown} does not answer as etcd does") from exc
         if not is_kept:
             raise self._lost("its lease is over, or was revoked")
+        reading = self._kept(self._transact([], []))
         self._sent_s = sent_s
-        keys = self._transact([], [])
+        return reading
+
+    def _kept(self, keys: _Keys) -> Reading:
+        """Return the value if this process has the leader's key; take the key again if somebody has removed it."""
         if keys.leader == self._about:
             return keys.reading
         state, _ = self._current()
         if keys.leader is None and (
             keys.reading.state is None or keys.reading.state.session == state.session
         ):
-            # Somebody has removed the keys. No member has won since.
+            # No member has won since.
             with suppress(ValueChanged):
                 kept = keys.reading.state or state
                 return keys.reading._replace(state=kept, version=self._write_both(kept, keys.reading.version))

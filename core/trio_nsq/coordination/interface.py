@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..platform.boot_clock import boot_time_s
 from ..protocol.errors import NSQError
-from .state import Candidate, ClusterState, check_founder, check_name, founded
+from .state import Candidate, ClusterState, StateError, check_founder, check_name, founded
 
 _T = TypeVar("_T")
 
@@ -98,9 +98,10 @@ class Coordinator(ABC):
     def certain_until_s(self) -> float | None:
         """The time of the clock until which nobody else can lead; None: this process does not lead.
 
-        It is the time at which the last successful renewal was sent, and the lease's time.
+        It is the time at which the last successful renewal was sent, and the lease's time. Any thread may ask.
         """
-        return None if self._sent_s is None else self._sent_s + self.ttl_s
+        sent_s = self._sent_s  # other threads may ask
+        return None if sent_s is None else sent_s + self.ttl_s
 
     def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
         """Lead, unless another member does. A leadership that this process has had is forgotten.
@@ -155,12 +156,13 @@ class Coordinator(ABC):
         Raises:
             LeadershipLost: This process does not lead, or no longer.
             ValueChanged: The value is not the expected one.
+            StateError: The new value is one of another leadership.
         """
         led, version = self._current()
         if led != expected:
             raise ValueChanged(f"the value of the cluster {self.cluster} is not the expected one")
         if (state.epoch, state.leader, state.session) != (led.epoch, led.leader, led.session):
-            raise LeadershipLost(f"the value is of epoch {state.epoch} of another leadership")
+            raise StateError("the epoch, the leader and the session of a value stay until the next election")
         self._led = self._leading(lambda: self._replaced(state, version))
 
     def wait_for_change(self, seen: Observation, timeout_s: float) -> Observation:
@@ -218,12 +220,11 @@ class Coordinator(ABC):
             raise
 
     def _replaced(self, state: ClusterState, version: Any) -> tuple[ClusterState, Any]:
+        """Write a value. An engine recognizes its own write if the answer was lost."""
         try:
             return state, self._write(state, version)
         except ValueChanged:
-            self._led = self._own(self._read())
-            if self._led[0] == state:  # by an earlier request, whose answer was lost
-                return self._led
+            self._led = self._own(self._read())  # an earlier request without an answer may have changed it
             raise
 
     def _own(self, reading: Reading) -> tuple[ClusterState, Any]:
