@@ -135,7 +135,7 @@ def test_a_successor_that_does_not_come_is_waited_for_as_long_as_a_lease(opened:
     assert boot_time_s() - began_s > 1.0
 
 
-def test_nobody_leads_if_the_value_was_lost(opened: Open) -> None:
+def test_no_member_leads_if_the_value_was_lost(opened: Open) -> None:
     one = opened()
     with pytest.raises(OutdatedState, match="has no value of the cluster"):
         one.campaign(candidate("A", epoch=7))

@@ -245,7 +245,7 @@ def test_a_candidate_that_was_removed_meanwhile_does_not_win(
 def test_a_renewal_that_finds_another_leader_makes_nothing_certain(
     opened: Open, etcd_member: Member, cluster: str, broken: Proxy
 ) -> None:
-    """Somebody has removed the key: the lease is alive, but it is no longer that of the leader."""
+    """The key was removed: the lease is alive, but it is no longer that of the leader."""
     one, two = opened(address_of(broken)), opened(etcd_member.address)
     win(one, "A")
     add(one, "B")
@@ -300,7 +300,7 @@ def test_a_value_that_was_removed_is_written_again_by_a_change(
 
 
 def test_epochs_grow_over_removed_values(opened: Open, etcd_member: Member, cluster: str) -> None:
-    """Somebody removes everything while founders campaign: no epoch is won twice."""
+    """All keys are removed while founders campaign: no epoch is won twice."""
     ledger: list[int] = []
     is_over = threading.Event()
     failures: list[BaseException] = []

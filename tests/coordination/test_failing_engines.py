@@ -23,7 +23,7 @@ NAMES = "ABC"
 
 @dataclass
 class Leadership:
-    """What a member believed: that it led an epoch from one time, and that nobody else could until another."""
+    """What a member believed: that it led an epoch from one time, and that no other could until another."""
 
     epoch: int
     leader: str

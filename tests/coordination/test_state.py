@@ -109,7 +109,7 @@ def test_only_a_member_in_sync_is_elected() -> None:
     assert elected.addresses == ("new:1",)
 
 
-def test_nobody_is_elected_from_a_value_that_is_too_old() -> None:
+def test_no_member_is_elected_from_a_value_that_is_too_old() -> None:
     with pytest.raises(OutdatedState, match=r"has epoch 1 .* B has seen epoch 3"):
         TWO.elected(B._replace(epoch=3), "s2", 4)
     with pytest.raises(OutdatedState, match=r"has no value of the cluster prod, .* B has seen epoch 3"):

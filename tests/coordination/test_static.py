@@ -15,7 +15,7 @@ def opened(folder: Path) -> StaticCoordinator:
     return StaticCoordinator(folder, "prod")
 
 
-def test_nobody_leads_before_somebody_is_promoted(tmp_path: Path) -> None:
+def test_no_member_leads_before_one_is_promoted(tmp_path: Path) -> None:
     one = opened(tmp_path)
     assert one.campaign(A) is None
     assert one.read() == Observation(None, is_held=True)

@@ -32,7 +32,7 @@ class _Keys(NamedTuple):
     """What etcd has of a cluster.
 
     Attributes:
-        leader: The content of the leader's key; None: nobody leads.
+        leader: The content of the leader's key; None: no member leads.
         reading: The value. Its version is the key's revision; 0: it does not exist.
         revision: etcd's revision.
     """
@@ -191,7 +191,7 @@ class EtcdCoordinator(Coordinator):
         return reading
 
     def _kept(self, keys: _Keys) -> Reading:
-        """Return the value if this process has the leader's key; take the key again if somebody has removed it."""
+        """Return the value if this process has the leader's key; take the key again if it was removed."""
         if keys.leader == self._about:
             return keys.reading
         state, _ = self._current()

@@ -96,7 +96,7 @@ class Coordinator(ABC):
 
     @property
     def certain_until_s(self) -> float | None:
-        """The time of the clock until which nobody else can lead; None: this process does not lead.
+        """The time of the clock until which no other member can lead; None: this process does not lead.
 
         It is the time at which the last successful renewal was sent, and the lease's time. Any thread may ask.
         """
@@ -108,8 +108,8 @@ class Coordinator(ABC):
 
         Args:
             candidate: This member.
-            found: Begin with this member alone if there is no value, although it has seen an epoch: somebody has
-                confirmed that no other member has more messages.
+            found: Begin with this member alone if there is no value, although it has seen an epoch: an
+                administrator has confirmed that no other member has more messages.
 
         Returns:
             The epoch; None: another member leads, or has just won.
@@ -228,7 +228,7 @@ class Coordinator(ABC):
             raise
 
     def _own(self, reading: Reading) -> tuple[ClusterState, Any]:
-        """Return the value of the own leadership from a reading; write it again if somebody has removed it."""
+        """Return the value of the own leadership from a reading; write it again if it was removed."""
         state, _ = self._current()
         if reading.state is None:
             return state, self._write(state, reading.version)

@@ -1,7 +1,7 @@
 """A coordinator for two machines without an engine: a file in the data folder says who leads, and people change it.
 
-Nobody is elected. If the leader's machine is lost, somebody promotes the other member, and makes sure that the old
-leader no longer runs: this cannot be checked here.
+There are no elections. If the leader's machine is lost, an administrator promotes the other member, and makes sure that
+the old leader no longer runs: this cannot be checked here.
 """
 
 from hashlib import blake2b
@@ -44,7 +44,7 @@ class StaticCoordinator(Coordinator):
     def promote(self, candidate: Candidate) -> int:
         """Let this member lead, instead of the one that led before, and return its epoch.
 
-        The caller has asked somebody who knows that no other member leads, and has more messages.
+        An administrator has confirmed that no other member leads, or has more messages.
         """
         state = self._read().state
         if state is not None and candidate.folder not in state.in_sync:
@@ -83,7 +83,7 @@ class StaticCoordinator(Coordinator):
         return Reading(decode(found.data), found.version, is_held=False)
 
     def read(self) -> Observation:
-        """Return what the file says. The lease is always held: nobody is elected."""
+        """Return what the file says. The lease is always held: there are no elections."""
         return super().read()._replace(is_held=True)
 
     def _win(self, reading: Reading, state: ClusterState) -> tuple[ClusterState, Any] | None:

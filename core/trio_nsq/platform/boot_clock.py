@@ -1,4 +1,4 @@
-"""A clock that also runs while the machine sleeps, and that nobody can set."""
+"""A clock that also runs while the machine sleeps, and that cannot be set."""
 
 import time
 

@@ -75,7 +75,7 @@ class ObjectLease:
         clock: A clock that also runs while the machine sleeps.
 
     Attributes:
-        sent_s: When the last successful renewal was sent; nobody else takes the lease before `ttl_s` have passed.
+        sent_s: When the last successful renewal was sent; no other process takes the lease before `ttl_s` have passed.
         was_renewed: Whether `find_holder` has seen the holder renew it.
     """
 
