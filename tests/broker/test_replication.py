@@ -377,6 +377,26 @@ async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_pat
             assert record.members == frozenset()
 
 
+async def test_nothing_is_acknowledged_before_earlier_followers_are_recorded_no_longer(
+    tmp_path: Path,
+) -> None:
+    """One of them could be elected."""
+    record = Record()
+    record.members = frozenset({"earlier"})
+    record.fails = True
+    async with leading(tmp_path / "one", record=record) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.send(pub("t", b"alone"))
+            attempts = record.attempts + 2
+            await until(lambda: record.attempts >= attempts)
+            with trio.move_on_after(0.1):
+                await client.frame()
+                pytest.fail("there is an OK that a follower that may lead does not have")
+            record.fails = False
+            await client.ok()
+            assert record.members == frozenset()
+
+
 async def test_a_follower_whose_recording_has_an_unknown_result_is_waited_for(tmp_path: Path) -> None:
     record = Record()
     async with leading(tmp_path / "one", record=record) as leader:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from broker.support import HeldFiles
 from log.support import HastyFiles
 from replication.leader import RandomChanges, tree_of
 from trio_nsq.protocol.errors import NSQError
@@ -335,6 +336,33 @@ async def test_a_leader_that_sends_something_else(tmp_path: Path, sent: bytes) -
     assert isinstance(first_of(caught.value), NSQError), caught.value
     assert (tmp_path / "f").read_bytes() == (folder / "cluster.json").read_bytes() == b"x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "two"]
+
+
+async def test_a_follower_says_that_it_lives_while_it_reads_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    files = HeldFiles()
+
+    async def lead(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(WELCOME)
+            reader = FrameReader()
+            kinds: list[FrameKind] = []
+            while FrameKind.ALIVE not in kinds:
+                kinds += [kind for kind, _ in reader.receive(await stream.receive_some())]
+            assert FrameKind.INVENTORY not in kinds
+            files.release()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, lead, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        replica = Replica.open(files, tmp_path)
+        files.hold("read")
+        with trio.fail_after(PATIENCE_S):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                with pytest.raises(BaseExceptionGroup):
+                    await follow(stream, replica, cluster="prod", member="two", alive_s=0.05)
+        replica.close()
+        nursery.cancel_scope.cancel()
 
 
 def first_of(error: BaseException) -> BaseException:

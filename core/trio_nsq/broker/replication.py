@@ -1,7 +1,8 @@
 """A broker as the leader of a cluster: its file operations, and the followers that its OKs wait for.
 
 Where the next leader is elected, it is recorded which followers are in sync: only they may win. So these are always
-among those that OKs wait for: a follower is waited for before it is recorded, until it is recorded no longer.
+among those that OKs wait for: a follower is waited for before it is recorded, until it is recorded no longer. Nothing
+is acknowledged before the followers of the leader before are recorded no longer.
 """
 
 import logging
@@ -22,6 +23,8 @@ logger = logging.getLogger("trio_nsq.broker")
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _STALL_S: Final = 3.0
 _RETRY_S: Final = 0.5
+_EARLIER: Final = ""
+"""Stands for the followers that are recorded from the leader before; no member has this id."""
 
 
 async def record_nothing(members: frozenset[str]) -> None:
@@ -71,6 +74,7 @@ class Replication:
     def begin(self, members: ReplicationBarrier[Any]) -> None:
         """Serve followers; those that have caught up are members that OKs wait for."""
         self._members = members
+        members.add(_EARLIER, 0)
         self._leader = Leader(*self._about, self.files, self.operations, self._progress)
 
     def end(self) -> None:

@@ -73,13 +73,13 @@ async def follow(
     if resumes and position is None:
         raise LinkError("the leader wants to continue, and this folder has no position")
     following = _Following(frames, replica)
-    if not resumes:
-        await following.send_inventory()
-        await trio.to_thread.run_sync(replica.catch_up, epoch)
     send, receive = trio.open_memory_channel[Sequence[tuple[FrameKind, bytes]]](_WAITING)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(following.receive, send)
         nursery.start_soon(frames.stay_alive, alive_s)
+        if not resumes:
+            await following.send_inventory()
+            await trio.to_thread.run_sync(replica.catch_up, epoch)
+        nursery.start_soon(following.receive, send)
         await following.run(receive)
 
 
