@@ -317,6 +317,18 @@ def test_only_what_is_missing_is_sent(tmp_path: Path) -> None:
     assert [(each.path, each.offset) for each in pieces if isinstance(each, Block)] == [(b"a/4.log", 960)]
 
 
+def test_things_that_are_no_files_are_left_alone(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, stream, folder = scripted
+    written(files, files.root, {"f": b"x"})
+    for root in (files.root, folder):
+        os.mkfifo(root / "pipe")
+        (root / "link").symlink_to("nowhere")
+    copy_all(CatchUp(files, stream, entries_of(folder)), folder)[0].close()
+    assert sorted(path.name for path in folder.iterdir()) == ["f", "link", "pipe", "replica-journal.1"]
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -77,14 +77,21 @@ def walk(files: Files, root: Path) -> Iterator[tuple[bytes, list[bytes]]]:
 
 
 def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the names of the files and of the folders in a folder, sorted, without what members do not share."""
+    """Return the names of the files and of the folders in a folder, sorted, without what members do not share.
+
+    Named pipes and other things that are neither are left out: the broker has made none of them.
+    """
     found: list[bytes] = []
     folders: list[bytes] = []
     path = absolute(root, folder)
     for name in sorted(files.names(path)):
         encoded = name.encode(errors="surrogateescape")
-        if is_shared(folder + b"/" + encoded if folder else encoded):
-            (folders if (path / name).is_dir() else found).append(encoded)
+        if not is_shared(folder + b"/" + encoded if folder else encoded):
+            continue
+        if (path / name).is_dir():
+            folders.append(encoded)
+        elif (path / name).is_file():
+            found.append(encoded)
     return found, folders
 
 

@@ -191,7 +191,7 @@ class Replica:
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise Diverged(f"{self._folder} lacks what the leader has: {exc}") from exc
         except OSError as exc:
-            raise ReplicaError(f"cannot use {self._folder}: {exc.strerror or exc}") from exc
+            raise ReplicaError(f"cannot use {exc.filename or self._folder}: {exc.strerror or exc}") from exc
 
     # ------------------------------------------------------------------ following
 
