@@ -386,6 +386,15 @@ def test_returned_messages_have_their_attempts_left_after_a_restart() -> None:
         assert fixture.channel().messages.withdrawn.waiting == waiting
 
 
+def test_a_message_in_the_place_of_a_returned_one_that_a_power_cut_lost_has_no_further_attempts() -> None:
+    """With `--sync=interval` the log can end before it, and its sequence is used again."""
+    fixture = returned_three_times()
+    fixture = fixture.restarted(saved(fixture), MemoryLog())
+    fixture.publish(b"new")
+    assert attempt(fixture.subscriber(), 2).attempts == 2
+    assert fixture.channel().messages.withdrawn.waiting == 1
+
+
 def test_returned_messages_have_no_further_attempts_after_a_seek() -> None:
     """Attempts start again."""
     fixture = returned_three_times()

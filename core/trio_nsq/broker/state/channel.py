@@ -482,7 +482,9 @@ class Channel:
             ),
             key=lambda each: each[0],
         )
-        self.messages.prefetched.update((int(s), int(n)) for s, n in state.get("prefetched", ()))
+        self.messages.prefetched.update(
+            (int(s), int(n)) for s, n in state.get("prefetched", ()) if s < log_end
+        )
         moved = state.get("moved")
         for sequence, attempts, reason in unfinished:
             # A message of a stream may be at the target: it must not go to a dead-letter topic.
