@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordination.conftest import LONG_S, candidate
+from coordination.conftest import LONG_S, PATIENCE, candidate
 from storage.stores import Fault, Judge, Proxy, Store, proxy
 from trio_nsq.coordination import (
     Coordinator,
@@ -34,8 +34,8 @@ def broken(s3: Store) -> Iterator[Proxy]:
 
 @pytest.fixture
 def storage(broken: Proxy, s3: Store) -> Storage:
-    """A place of its own, whose calls end soon after a fault that lasts."""
-    return storage_at(s3.new_place(), patience=Patience(attempt_s=30.0, deadline_s=0.5))
+    """A place of its own."""
+    return storage_at(s3.new_place(), patience=PATIENCE)
 
 
 @pytest.fixture
@@ -43,11 +43,17 @@ def opened(storage: Storage) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_one(ttl_s: float = LONG_S, **options: Any) -> BucketCoordinator:
-            one = BucketCoordinator(storage, "prod", ttl_s=ttl_s, poll_s=0.05, **options)
+            place = options.pop("storage", storage)
+            one = BucketCoordinator(place, "prod", ttl_s=ttl_s, poll_s=0.05, **options)
             stack.callback(one.close)
             return one
 
         yield open_one
+
+
+def impatient(storage: Storage) -> Storage:
+    """Return the same place for faults that are there until the deadline."""
+    return storage_at(storage.shown, patience=Patience(attempt_s=30.0, deadline_s=0.1))
 
 
 def nth(number: int, name: str, fault: Fault) -> Judge:
@@ -101,10 +107,10 @@ def test_a_write_without_an_answer_is_recognized(
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["lost request", "lost answer"])
-def test_an_outage_ends_no_leadership(opened: Open, broken: Proxy, is_sent: bool) -> None:
+def test_an_outage_ends_no_leadership(opened: Open, broken: Proxy, storage: Storage, is_sent: bool) -> None:
     """Only time does. When the store is back, the leader renews its lease, and finds its change if it was applied."""
     now_s = [100.0]
-    one, two = opened(ttl_s=15.0, clock=lambda: now_s[0]), opened()
+    one, two = opened(ttl_s=15.0, clock=lambda: now_s[0], storage=impatient(storage)), opened()
     win(one, "A")
     before = one.led
     broken.judge = lambda method, path: Fault(is_sent)
@@ -211,6 +217,35 @@ def test_a_candidate_that_was_removed_meanwhile_does_not_win(
     assert two.campaign(candidate("B")) is None
     assert two.read() == Observation(one.led, is_held=False)
     assert win(opened(), "A") == 2
+
+
+def test_a_candidate_without_the_lease_writes_no_value(opened: Open, storage: Storage, broken: Proxy) -> None:
+    """Another one takes the lease first, and has not written the value yet."""
+    one = opened()
+    win(one, "A")
+    last = one.led
+    one.resign()
+
+    def take_first() -> None:
+        broken.judge = lambda method, path: None
+        storage.put(LEADER, json.dumps({"holder": "another one", "token": "x"}).encode())
+
+    broken.judge = nth(0, LEADER, Fault(is_sent=False, status=503, then=take_first))
+    assert one.campaign(candidate("A")) is None
+    assert opened().read() == Observation(last, is_held=True)
+
+
+def test_a_lease_that_was_taken_without_an_answer_is_taken_again(
+    opened: Open, storage: Storage, broken: Proxy
+) -> None:
+    """The deadline passes after the lease was taken: the next campaign need not wait for its end."""
+    one = opened(storage=impatient(storage))
+    broken.judge = lambda method, path: Fault(is_sent=True) if method == "PUT" else None
+    with pytest.raises(CoordinatorError):
+        one.campaign(candidate("A"))
+    assert opened().read() == Observation(None, is_held=True)
+    broken.judge = lambda method, path: None
+    win(one, "A")
 
 
 def test_the_leader_writes_the_value_again_that_was_removed(opened: Open, storage: Storage) -> None:
