@@ -34,8 +34,8 @@ SAMPLES: dict[object, Any] = {
 """Arguments of constructors, by name or by type."""
 OF_COMPILED: dict[str, tuple[Any, ...]] = {"LineTooLong": ()}
 """Arguments of constructors that do not tell their parameters once they are compiled."""
-IN_ONE_TASK = {"LogTaken"}
-"""Errors that have the objects to wait with, and that a caller in the same task always handles."""
+IN_ONE_TASK = {"LogTaken", "_NotApplied"}
+"""Errors that have the objects to wait with, or what was read, and that a caller in the same task handles."""
 
 
 def pickled(protocol: int, error: BaseException) -> Any:
