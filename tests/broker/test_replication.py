@@ -33,6 +33,7 @@ from trio_nsq.log.files import Files
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.replication.follower import follow
+from trio_nsq.replication.link import FrameKind, encode_json, encode_number
 from trio_nsq.replication.replica import Replica
 
 SYNCS = pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
@@ -44,14 +45,14 @@ class Leading:
     def __init__(self, replication: Replication, addresses: BoundAddresses, port: int) -> None:
         self.replication = replication
         self.addresses = addresses
-        self._port = port
+        self.port = port
 
     async def follow(self, folder: Path, member: str, files: Files | None = None) -> None:
         """Follow with a folder until the connection ends."""
         folder.mkdir(exist_ok=True)
         replica = await trio.to_thread.run_sync(Replica.open, files or HastyFiles(), folder, 20_000)
         try:
-            async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
+            async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
                 await follow(stream, replica, cluster="prod", member=member)
         finally:
             replica.close()
@@ -375,6 +376,29 @@ async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_pat
             record.fails = False
             await client.ok()
             assert record.members == frozenset()
+
+
+async def test_a_follower_is_recorded_when_it_has_what_was_acknowledged_without_it(tmp_path: Path) -> None:
+    record = Record()
+    async with leading(tmp_path / "one", record=record) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"alone")
+            position = {"epoch": 1, "number": 0}
+            hello = {"versions": [1], "cluster": "prod", "member": "two", "position": position}
+            async with await trio.open_tcp_stream("127.0.0.1", leader.port) as follower:
+                await follower.send_all(b"".join(encode_json(FrameKind.HELLO, hello)))
+                await until(lambda: "two" in leader.replication.waited_for)
+                await settle()
+                assert record.members == frozenset()
+                await client.send(pub("t", b"waits for it"))
+                last = leader.replication.operations.last_number
+                await until(lambda: leader.replication.operations.last_number > last)
+                await settle()
+                assert record.members == frozenset()
+                stored = encode_number(FrameKind.STORED, leader.replication.operations.last_number)
+                await follower.send_all(b"".join(stored))
+                await client.ok()
+                await until(lambda: record.members == {"two"})
 
 
 async def test_nothing_is_acknowledged_before_earlier_followers_are_recorded_no_longer(

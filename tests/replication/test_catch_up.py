@@ -16,11 +16,11 @@ from log.support import HastyFiles
 from replication.leader import RandomChanges, Tree, tree_of
 from trio_nsq.log.files import Files
 from trio_nsq.replication import catch_up, inventory
-from trio_nsq.replication.catch_up import Block, CatchUp
-from trio_nsq.replication.inventory import decode_entry, take_inventory
+from trio_nsq.replication.catch_up import Block, CatchUp, FileBegin, FileEnd
+from trio_nsq.replication.inventory import decode_entry
 from trio_nsq.replication.operations import InvalidOperation
 from trio_nsq.replication.recorder import RecordingFiles
-from trio_nsq.replication.replica import Replica
+from trio_nsq.replication.replica import Replica, ReplicaError
 from trio_nsq.replication.stream import OperationStream
 
 EPOCH = 7
@@ -78,7 +78,10 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def entries_of(folder: Path) -> dict[bytes, inventory.FileDigest]:
     """Return the inventory of a folder, as the leader gets it."""
-    return dict(decode_entry(digest.encode(path)) for path, digest in take_inventory(HastyFiles(), folder))
+    replica = Replica.open(HastyFiles(), folder)
+    entries = dict(map(decode_entry, replica.inventory()))
+    replica.close()
+    return entries
 
 
 def copy_all(catching: CatchUp, folder: Path) -> tuple[Replica, int]:
@@ -257,6 +260,43 @@ def test_a_sealed_segment_with_another_last_block_is_sent(
     written(HastyFiles(), folder, {"1.log": b"x" * 199 + b"z", "2.log": b"y"})
     finish(*scripted)
     assert (folder / "diverged-7" / "1.log").read_bytes() == b"x" * 199 + b"z"
+
+
+def test_a_catch_up_that_was_not_finished_leaves_nothing_to_trust(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """A sealed segment can have its size and its last block, and a hole before."""
+    files, _, folder = scripted
+    written(files, files.root, {"1.log": bytes(range(200)), "2.log": b"y"})
+    replica = Replica.open(HastyFiles(), folder)
+    replica.catch_up(EPOCH)
+    for name, offset, data in ((b"1.log", 128, bytes(range(128, 200))), (b"2.log", 0, b"y")):
+        replica.add(FileBegin(name, has_diverged=False, is_whole=True))
+        replica.add(Block(name, offset, data))
+        replica.add(FileEnd(name, offset + len(data)))
+    replica.close()
+    again = Replica.open(HastyFiles(), folder)
+    with pytest.raises(ReplicaError, match="has not caught up"):
+        again.end()
+    again.close()
+    finish(*scripted)
+
+
+def test_many_names_are_sent_once_more(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some at a time, and more change meanwhile."""
+    files, _, _ = scripted
+    monkeypatch.setattr(catch_up, "_ONCE_MORE", 3)
+    written(files, files.root, {"a": b"x" * 200} | {f"b{number}": b"%d" % number for number in range(20)})
+
+    def rename(start: int, old: str, new: str) -> None:
+        for number in range(start, 20, 2):
+            files.rename(files.root / f"{old}{number}", files.root / f"{new}{number}")
+
+    files.after_read[64] = lambda: rename(0, "b", "c")
+    files.before_hold = [lambda: None, lambda: None, lambda: rename(1, "b", "c"), lambda: rename(0, "c", "d")]
+    finish(*scripted)
 
 
 def test_what_the_leader_lacks_is_kept(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from log.support import HastyFiles
 from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of
 from trio_nsq.log.files import Files
 from trio_nsq.platform.checksum import crc32
+from trio_nsq.replication import changed_files
 from trio_nsq.replication.journal import JournalDamaged, Position, read_journal
 from trio_nsq.replication.operations import InvalidOperation, Kind, Operation, decode_all, encode
 from trio_nsq.replication.recorder import RecordingFiles
@@ -304,6 +305,82 @@ def test_a_folder_that_lacks_a_file_has_diverged(tmp_path: Path) -> None:
     with pytest.raises(Diverged):
         replica.apply()
     replica.close()
+    assert Replica.open(Files(), tmp_path).position is None, "the operation would be left out"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        (Kind.WRITE, b"folder", 0, b"", b"x"),
+        (Kind.CREATE, b"folder", 0, b"", b""),
+        (Kind.RENAME, b"f", 0, b"folder", b""),
+        (Kind.CREATE_FOLDER, b"f", 0, b"", b""),
+        (Kind.TRUNCATE, b"f", (1 << 63) - 1, b"", b""),
+        (Kind.UNLINK, b"missing", 0, b"", b""),
+    ],
+    ids=lambda made: f"{made[0].name} {made[1].decode()}",
+)
+def test_an_operation_that_does_not_fit_gives_up_the_position(tmp_path: Path, made: _Made) -> None:
+    """Its journal would fail at each start."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "g").write_bytes(b"x")
+    (tmp_path / "f").write_bytes(b"x")
+    replica = Replica.open(Files(), tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    replica.store(operations(made))
+    replica.close()  # as a crash: a start does it first
+    again = Replica.open(Files(), tmp_path)
+    if again.position is not None:
+        again.close()
+        replica = Replica.open(Files(), tmp_path)
+        replica.store(b"".join(encode(2, *made[:4], [made[4]] if made[4] else ())))
+        with pytest.raises(Diverged):
+            replica.apply()
+        replica.close()
+        again = Replica.open(Files(), tmp_path)
+    assert again.position is None
+    again.close()
+
+
+class FewDescriptors(HastyFiles):
+    """Counts open files."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._open = 0
+
+    def _opened(self, fd: int) -> int:
+        self._open += 1
+        self.most = max(self.most, self._open)
+        return fd
+
+    def open(self, path: Path) -> int:
+        return self._opened(super().open(path))
+
+    def create_or_empty(self, path: Path) -> int:
+        return self._opened(super().create_or_empty(path))
+
+    def close(self, fd: int) -> None:
+        self._open -= 1
+        super().close(fd)
+
+
+def test_a_round_that_changes_many_files_opens_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changed_files, "_MOST_CHANGED", 10)
+    many = operations(*((Kind.CREATE, b"%d" % number, 0, b"", b"") for number in range(200)))
+    for is_done in (True, False):
+        files = FewDescriptors()
+        replica = Replica.open(files, tmp_path)
+        replica.begin(Position(EPOCH, 0))
+        replica.store(many)
+        if is_done:
+            replica.apply()
+        replica.close()
+        again = Replica.open(files, tmp_path)
+        assert again.position == Position(EPOCH, 200)
+        again.close()
+        assert len(tree_of(tmp_path)) == 200
+        assert files.most < 20
 
 
 def test_a_journal_whose_acknowledged_part_is_damaged(tmp_path: Path) -> None:

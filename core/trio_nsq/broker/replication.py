@@ -67,7 +67,9 @@ class Replication:
         self._stall_s = stall_s
         self._members: ReplicationBarrier[Any]
         self._leader: Leader | None = None
-        self._present: dict[str, Follower] = {}  # those connected that have caught up
+        self._present: dict[str, Follower] = {}  # those connected that have all that was acknowledged
+        # Those that OKs wait for, and that may lack what was acknowledged before: the operation that they must have.
+        self._joining: dict[Follower, int] = {}
         self._recorded: frozenset[str] | None = None  # None: unknown
         self._changed = trio.Event()
 
@@ -95,21 +97,30 @@ class Replication:
         """The followers that are recorded as in sync, as far as known."""
         return self._recorded or frozenset()
 
+    @property
+    def waited_for(self) -> frozenset[str]:
+        """The followers that OKs wait for."""
+        return frozenset(self._members.stored) - {_EARLIER}
+
     def _progress(self, follower: Follower) -> None:
-        member, stored = follower.member, follower.stored
+        member, stored, members = follower.member, follower.stored, self._members
         if not follower.is_connected:
+            self._joining.pop(follower, None)
             if self._present.get(member) is follower:
                 del self._present[member]
-                self._changed.set()
-        elif self._present.get(member) is follower:
-            self._members.store(member, stored)
-        elif follower.is_caught_up:
-            self._present[member] = follower
-            if member in self._members.stored:
-                self._members.store(member, stored)
-            else:
-                self._members.add(member, stored)
             self._changed.set()
+        elif self._present.get(member) is follower:
+            members.store(member, stored)
+        elif follower.is_caught_up:
+            if member in members.stored:
+                members.store(member, stored)
+            else:
+                members.add(member, stored)
+            # What is acknowledged from now on has waited for it.
+            if stored >= self._joining.setdefault(follower, self.operations.last_number):
+                del self._joining[follower]
+                self._present[member] = follower
+                self._changed.set()
 
     async def run(self) -> None:
         """Record which followers are in sync, and disconnect those that store nothing; runs until cancelled."""
@@ -137,7 +148,8 @@ class Replication:
 
     def _release(self) -> bool:
         """Wait no longer for followers that are gone and not recorded; returns False if the followers have changed."""
-        for member in [each for each in self._members.stored if each not in self._present]:
+        joining = {follower.member for follower in self._joining}
+        for member in [each for each in self._members.stored if each not in self._present.keys() | joining]:
             if self._recorded is None or member in self._recorded:
                 return False
             self._members.remove(member)
@@ -148,7 +160,7 @@ class Replication:
         while True:
             await trio.sleep(self._stall_s / 4)
             now_s, before, progress = trio.current_time(), progress, {}
-            for follower in self._present.values():
+            for follower in (*self._present.values(), *self._joining):
                 stored = follower.stored
                 number, since_s = before.get(follower, (-1, now_s))
                 if stored != number or stored >= self.operations.last_number:

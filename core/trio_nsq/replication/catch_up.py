@@ -8,7 +8,7 @@ A second name, and a new name for something older than the begin, depend on what
 which may be newer, or no copy yet. So what has such names at the end is sent once more, as it is at one moment.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import fstat
 from typing import NamedTuple, TypeAlias
@@ -29,6 +29,8 @@ from .recorder import RecordingFiles
 from .stream import OperationStream
 
 _ROUND_BYTES = 1024 * 1024
+_ONCE_MORE = 64
+"""How many names are opened at one moment to be sent once more."""
 
 
 class Operations(NamedTuple):
@@ -124,7 +126,6 @@ class CatchUp:
                 yield from self._file(prefix + name)
             waiting += [prefix + name for name in reversed(folders)]
         yield from self._once_more()
-        yield from self._operations()
         yield CaughtUp(self._number)
 
     def _operations(self) -> Iterator[Piece]:
@@ -227,15 +228,24 @@ class CatchUp:
     # ------------------------------------------------------------------ the end
 
     def _once_more(self) -> Iterator[Piece]:
-        """Yield whole files whose names the operations cannot give right, as they are at one moment."""
+        """Yield whole files whose names the operations cannot give right, some of them at a time."""
+        while True:
+            yield from self._operations()
+            if not self._again:
+                return
+            yield from self._some_once_more(sorted(self._again)[:_ONCE_MORE])
+
+    def _some_once_more(self, paths: Sequence[bytes]) -> Iterator[Piece]:
+        """Yield these files as they are at one moment; from there on, the operations give them right."""
         opened: list[tuple[bytes, int]] = []
         folders: list[Folder] = []
         try:
-            yield from self._operations()
             with self._files.names_unchanged():
                 rest = list(self._operations())
-                for path in sorted(self._again):
+                for path in paths:
                     self._open_below(path, opened, folders)
+                self._again.difference_update(paths)
+                self._names.created.update(path for path, _ in opened)
             yield from rest
             yield from folders
             for path, fd in opened:

@@ -5,11 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ..log.files import Files
+from ..log.files import Files, reasonable_limit
 from .inventory import absolute
 from .operations import MOST_DATA_BYTES, Kind, Operation
 
-_MOST_OPEN: Final = 512
+_MOST_CHANGED: Final = 512
 
 
 def _is_at_or_below(path: bytes, folder: bytes) -> bool:
@@ -25,6 +25,7 @@ class ChangedFiles:
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
         self._root = root
+        self._most = min(_MOST_CHANGED, reasonable_limit())
         self._open: dict[bytes, int] = {}
         self._folders: set[bytes] = set()  # names in them were changed
 
@@ -32,15 +33,16 @@ class ChangedFiles:
         """Return the absolute path."""
         return absolute(self._root, path)
 
-    @property
-    def are_many(self) -> bool:
-        """Whether so many files are changed that they should be synced."""
-        return len(self._open) + len(self._folders) > _MOST_OPEN
+    def sync_if_many(self) -> None:
+        """Sync if many files are changed, because they are open."""
+        if len(self._open) + len(self._folders) >= self._most:
+            self.sync()
 
     # ------------------------------------------------------------------ operations
 
     def do(self, operation: Operation) -> None:
         """Do an operation. Raises FileNotFoundError, NotADirectoryError: what it changes is not there."""
+        self.sync_if_many()
         path = operation.path
         match operation.kind:
             case Kind.WRITE:

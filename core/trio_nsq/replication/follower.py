@@ -90,7 +90,8 @@ def _welcomed(kind: FrameKind, payload: bytes) -> tuple[int, bool]:
         raise LinkError(f"the leader refuses: {content.get('reason')}")
     match content:
         case {"version": 1, "epoch": int(epoch), "resumes": bool(resumes)} if kind is FrameKind.WELCOME:
-            return epoch, resumes
+            if 0 <= epoch < 1 << 63:
+                return epoch, resumes
     raise LinkError(f"the leader answers with a frame {kind.name} that this version does not understand")
 
 

@@ -56,8 +56,7 @@ class FuzzyCopy:
                 self._changed.write(path, offset, data)
             case FileEnd(path, size):
                 self._changed.cut(path, size)
-        if self._changed.are_many:
-            self._changed.sync()
+        self._changed.sync_if_many()
 
     def _take_folder(self, path: bytes, names: frozenset[bytes]) -> None:
         if path and not self._changed.path(path).is_dir():

@@ -56,14 +56,26 @@ def decode_entry(entry: bytes) -> tuple[bytes, FileDigest]:
     return path, FileDigest(size, first_block, digests)
 
 
-def take_inventory(files: Files, root: Path) -> Iterator[tuple[bytes, FileDigest]]:
-    """Yield each file that members share, by relative path. Raises OSError: a file cannot be read."""
+def take_inventory(
+    files: Files, root: Path, *, trusts_sealed: bool = True
+) -> Iterator[tuple[bytes, FileDigest]]:
+    """Yield each file that members share, by relative path.
+
+    Args:
+        trusts_sealed: The last block of a sealed segment says that the others are right, too.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
     for folder, names in walk(files, root):
         segments = sorted(name for name in names if name.endswith(SEGMENT_SUFFIX))
         for name in names:
             path = folder + b"/" + name if folder else name
             # The last segment may have been appended to, or cut.
-            yield path, _digest(files, absolute(root, path), is_sealed=name in segments[:-1])
+            yield (
+                path,
+                _digest(files, absolute(root, path), is_sealed=trusts_sealed and name in segments[:-1]),
+            )
 
 
 def walk(files: Files, root: Path) -> Iterator[tuple[bytes, list[bytes]]]:

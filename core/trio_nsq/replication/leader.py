@@ -1,6 +1,7 @@
 """The leader's side of the links to its followers."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ _ROUND_BYTES: Final = 1024 * 1024
 _PIECES: Final = 64
 """How many pieces of a catch-up without content are made in one call of a thread."""
 _MOST_INVENTORY_BYTES: Final = 256 * 1024 * 1024
-_MOST_ID: Final = 64
+_MOST_VERSIONS: Final = 64
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(eq=False, slots=True)
@@ -294,11 +296,13 @@ class _Hello:
         position = content.get("position")
         match content:
             case {"versions": [*versions], "cluster": str(cluster), "member": str(member)} if (
-                all(type(each) is int for each in versions) and 0 < len(member) <= _MOST_ID
+                all(type(each) is int for each in versions[:_MOST_VERSIONS])
+                and _ID.fullmatch(member)
+                and _ID.fullmatch(cluster)
             ):
                 pass
             case _:
-                raise LinkError("its frame HELLO lacks versions, cluster or member")
+                raise LinkError("its frame HELLO lacks valid versions, cluster or member")
         match position:
             case None:
                 return cls(versions, cluster, member, None)

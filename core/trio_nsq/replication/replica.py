@@ -14,6 +14,7 @@ them again must give the same result:
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from errno import EEXIST, EFBIG, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +31,10 @@ from .operations import InvalidOperation, Kind, Operation, decode_all, encode
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 """A journal of this size is followed by an empty one."""
+_INCOMPLETE: Final = "replica-incomplete"
+"""A file that is there while the folder is no state that a leader had: a catch-up is not finished."""
+_MISFITS: Final = frozenset((EEXIST, EFBIG, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY))
+"""Errors of operations that do not fit the folder; repeating them does not help."""
 
 
 class ReplicaError(NSQError):
@@ -95,18 +100,43 @@ class Replica:
         if stored is None:
             return
         number = stored.base.number
-        for each in stored.rounds:
-            number = each.last_number
-            for operation in decode_all(each.operations):
-                if names_older := self._names.add(operation):
-                    self._changed.sync_below(operation.path)
-                self._changed.redo(operation, names_older=names_older)
-        self._begin(Position(stored.base.epoch, number))
+        try:
+            for each in stored.rounds:
+                number = each.last_number
+                for operation in decode_all(each.operations):
+                    if names_older := self._names.add(operation):
+                        self._changed.sync_below(operation.path)
+                    self._changed.redo(operation, names_older=names_older)
+        except OSError as exc:
+            if exc.errno not in _MISFITS:
+                raise
+            self._forget_position()
+        else:
+            self._begin(Position(stored.base.epoch, number))
+
+    def _forget_position(self) -> None:
+        """Record durably that the folder is no state that a leader had, and must catch up."""
+        self._stored.clear()
+        self._changed.close()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        self.position = None
+        if not self._is_incomplete:
+            self._files.replace(self._folder / _INCOMPLETE, b"")
+        remove_journals(self._files, self._folder)
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return (self._folder / _INCOMPLETE).exists()
 
     def inventory(self) -> Iterator[bytes]:
         """Yield an entry for each file, for a leader. Raises ReplicaError: a file cannot be read."""
         with self._errors():
-            for path, digest in take_inventory(self._files, self._folder):
+            # After a catch-up that was not finished, a segment can have its last block, and not the ones before.
+            for path, digest in take_inventory(
+                self._files, self._folder, trusts_sealed=not self._is_incomplete
+            ):
                 yield digest.encode(path)
 
     def catch_up(self, epoch: int) -> None:
@@ -118,13 +148,7 @@ class Replica:
             ReplicaError: A file cannot be written.
         """
         with self._errors():
-            self._stored.clear()
-            self._changed.close()
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
-            self.position = None
-            remove_journals(self._files, self._folder)
+            self._forget_position()
             self._copy = FuzzyCopy(self._files, self._folder, self._changed, epoch)
             self._copy.set_write_ahead_aside()
 
@@ -161,6 +185,9 @@ class Replica:
             self._journal.close()
             self._journal = None
         self._journal = Journal.begin(self._files, self._folder, position)
+        if self._is_incomplete:
+            self._files.unlink(self._folder / _INCOMPLETE)
+            self._files.sync_folder(self._folder)
         self.position = position
         self._names = NamesSince()
 
@@ -168,8 +195,10 @@ class Replica:
         """Follow no longer: make the files durable, and remove the journal. Then a broker may open the folder.
 
         Raises:
-            ReplicaError: A file cannot be written.
+            ReplicaError: A file cannot be written, or the folder has not caught up.
         """
+        if self.position is None:
+            raise ReplicaError(f"{self._folder} has not caught up with a leader: messages are missing in it")
         with self._errors():
             self._do_stored()
             self._changed.sync()
@@ -188,9 +217,10 @@ class Replica:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise Diverged(f"{self._folder} lacks what the leader has: {exc}") from exc
         except OSError as exc:
+            if exc.errno in _MISFITS:
+                self._forget_position()
+                raise Diverged(f"{self._folder} is not what the leader's operations assume: {exc}") from exc
             raise ReplicaError(f"cannot use {exc.filename or self._folder}: {exc.strerror or exc}") from exc
 
     # ------------------------------------------------------------------ following
@@ -260,7 +290,7 @@ class Replica:
             self._do_stored()
             assert self._journal is not None
             assert self.position is not None
-            if self._journal.size >= self._journal_bytes or self._changed.are_many:
+            if self._journal.size >= self._journal_bytes:
                 self._begin(self.position)
 
     def _do_stored(self) -> None:
