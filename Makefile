@@ -62,8 +62,8 @@ types: $(READY) ## mypy --strict
 	$(BIN)/mypy --num-workers=auto
 	$(BIN)/mypy --num-workers=auto tests bench examples docs tools
 
-# Files run side by side; within a file in order. Many tests wait for processes: six of them keep two cores busy.
-WORKERS ?= $(shell expr 3 '*' $$(nproc))
+# Files run side by side; within a file in order. Many tests wait for processes: four of them keep two cores busy.
+WORKERS ?= $(shell expr 2 '*' $$(nproc))
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]
 	$(BIN)/python tools/failed_again.py --numprocesses=$(WORKERS) --maxprocesses=8 --dist=loadfile --no-loadscope-reorder $(ARGS)

@@ -287,7 +287,7 @@ def test_many_names_are_sent_once_more(
 ) -> None:
     """Some at a time, and more change meanwhile."""
     files, _, _ = scripted
-    monkeypatch.setattr(catch_up, "_ONCE_MORE", 3)
+    monkeypatch.setattr(catch_up, "ONCE_MORE", 3)
     written(files, files.root, {"a": b"x" * 200} | {f"b{number}": b"%d" % number for number in range(20)})
 
     def rename(start: int, old: str, new: str) -> None:

@@ -366,7 +366,7 @@ class FewDescriptors(HastyFiles):
 
 
 def test_a_round_that_changes_many_files_opens_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changed_files, "_MOST_CHANGED", 10)
+    monkeypatch.setattr(changed_files, "MOST_CHANGED", 10)
     many = operations(*((Kind.CREATE, b"%d" % number, 0, b"", b"") for number in range(200)))
     for is_done in (True, False):
         files = FewDescriptors()

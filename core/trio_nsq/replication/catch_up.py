@@ -29,7 +29,7 @@ from .recorder import RecordingFiles
 from .stream import OperationStream
 
 _ROUND_BYTES = 1024 * 1024
-_ONCE_MORE = 64
+ONCE_MORE = 64
 """How many names are opened at one moment to be sent once more."""
 
 
@@ -233,7 +233,7 @@ class CatchUp:
             yield from self._operations()
             if not self._again:
                 return
-            yield from self._some_once_more(sorted(self._again)[:_ONCE_MORE])
+            yield from self._some_once_more(sorted(self._again)[:ONCE_MORE])
 
     def _some_once_more(self, paths: Sequence[bytes]) -> Iterator[Piece]:
         """Yield these files as they are at one moment; from there on, the operations give them right."""

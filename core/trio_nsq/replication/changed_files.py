@@ -9,7 +9,7 @@ from ..log.files import Files, reasonable_limit
 from .inventory import absolute
 from .operations import MOST_DATA_BYTES, Kind, Operation
 
-_MOST_CHANGED: Final = 512
+MOST_CHANGED: Final = 512
 
 
 def _is_at_or_below(path: bytes, folder: bytes) -> bool:
@@ -25,7 +25,7 @@ class ChangedFiles:
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
         self._root = root
-        self._most = min(_MOST_CHANGED, reasonable_limit())
+        self._most = min(MOST_CHANGED, reasonable_limit())
         self._open: dict[bytes, int] = {}
         self._folders: set[bytes] = set()  # names in them were changed
 
