@@ -321,6 +321,10 @@ class LocalSync:
             if topic in self._waits:
                 self._wake(topic, request, job)
             self._release(topic)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Begin the requested syncs that could not begin before, because another sync of their logs ran."""
         if self._queue and not self._gathering_from_s:
             self._gathering_from_s = self._clock_s()
         if not self._poller.in_round:
@@ -351,7 +355,7 @@ class LocalSync:
             self._alone.add(topic)
             self.request(topic, begins=False)
             self._release(topic)
-        self.begin()
+        self._begin_again()
 
     def _wake(self, topic: Topic, request: int, job: SyncJob) -> None:
         """Wake the callers of `sync` that a job has served."""
