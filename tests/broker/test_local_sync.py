@@ -151,9 +151,9 @@ async def committing_ahead(folder: Path, **pacing: Any) -> AsyncIterator[tuple[C
         def sync(self, fd: int) -> None:
             path = Path(f"/proc/self/fd/{fd}").readlink()
             synced.append(path)
+            super().sync(fd)
             if path.name in self.failing:
                 raise OSError(errno.EIO, "broken")
-            super().sync(fd)
 
     files = NotedFiles()
     numbers = count(1)
@@ -572,6 +572,21 @@ async def test_topic_in_the_write_ahead_log_is_not_synced_by_itself_meanwhile(tm
             own.set()
         assert syncing == [tmp_path.stem]
         assert [path.parent.name for path in synced] == [tmp_path.name, "t3.topic", "t1.topic"]
+
+
+async def test_topic_is_synced_by_itself_after_a_failed_sync_of_the_write_ahead_log(tmp_path: Path) -> None:
+    """Its own sync was requested meanwhile, and could not begin."""
+    async with committing_ahead(tmp_path, wal_topics=1, **threads(3)) as (running, _):
+        gate = running.files.gates[tmp_path.stem] = threading.Event()
+        with running.a_round():
+            running.write("t1")
+        running.committer.begin()
+        await until(lambda: running.files.syncing == [tmp_path.stem])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.sync_alone, "t1")
+            await settle()
+            running.files.failing.add("write-ahead.1")
+            gate.set()
 
 
 async def test_topic_that_is_to_be_synced_alone_is_not_left_to_the_write_ahead_log(tmp_path: Path) -> None:
