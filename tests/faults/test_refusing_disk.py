@@ -172,6 +172,7 @@ async def use(
             if len(scenario.refusals) > refusals:
                 said.append((await ping(bound))[1])
         shutil.rmtree(folder / "killed", ignore_errors=True)
+        await threads_done()  # one may be removing a file
         write_image(read_image(folder / "d"), folder / "killed")
         killed_at = files.position
         files.failing = {}
