@@ -15,6 +15,7 @@ from broker.support import (
     BOTH_SYNCS,
     PATIENCE_S,
     HeldFiles,
+    RawClient,
     connected,
     mpub,
     pub,
@@ -109,6 +110,13 @@ async def post(addresses: BoundAddresses, path: str) -> None:
         await client.post(path)
 
 
+async def no_answer(client: RawClient) -> None:
+    """Check that a client has no answer yet to what it has published: a follower that may lead lacks it."""
+    with trio.move_on_after(0.2):
+        await client.frame()
+        pytest.fail("there is an answer before each follower that may lead has the message")
+
+
 async def test_an_ok_waits_for_the_follower(tmp_path: Path) -> None:
     files = HeldFiles()
     async with leading(tmp_path / "one") as leader, trio.open_nursery() as nursery:
@@ -122,9 +130,7 @@ async def test_an_ok_waits_for_the_follower(tmp_path: Path) -> None:
             async with connected(leader.addresses.tcp_address) as other:
                 await other.publish("e#ephemeral", b"is not replicated")
             await settle()
-            with trio.move_on_after(0.2):
-                await client.frame()
-                pytest.fail("there is an answer before the follower has the message")
+            await no_answer(client)
             files.release()
             await client.ok()
         nursery.cancel_scope.cancel()
@@ -370,9 +376,7 @@ async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_pat
             attempts = record.attempts + 3
             await until(lambda: record.attempts >= attempts)
             assert record.members == {"two"}
-            with trio.move_on_after(0.1):
-                await client.frame()
-                pytest.fail("there is an OK that a follower that may lead does not have")
+            await no_answer(client)
             record.fails = False
             await client.ok()
             assert record.members == frozenset()
@@ -413,9 +417,7 @@ async def test_nothing_is_acknowledged_before_earlier_followers_are_recorded_no_
             await client.send(pub("t", b"alone"))
             attempts = record.attempts + 2
             await until(lambda: record.attempts >= attempts)
-            with trio.move_on_after(0.1):
-                await client.frame()
-                pytest.fail("there is an OK that a follower that may lead does not have")
+            await no_answer(client)
             record.fails = False
             await client.ok()
             assert record.members == frozenset()
@@ -433,9 +435,7 @@ async def test_a_follower_whose_recording_has_an_unknown_result_is_waited_for(tm
                 record.is_lost = False
                 nursery.cancel_scope.cancel()
             await client.send(pub("t", b"alone"))
-            with trio.move_on_after(0.1):
-                await client.frame()
-                pytest.fail("there is an OK that a follower that may lead does not have")
+            await no_answer(client)
             record.fails = False
             await client.ok()
             assert record.members == frozenset()

@@ -105,3 +105,12 @@ def quote(name: str) -> str:
         else:
             out.append(f"\\U{code:08x}")
     return '"' + "".join(out) + '"'
+
+
+def leaves_of(group: BaseExceptionGroup[Exception]) -> list[Exception]:
+    """Return the errors in a group, and in the groups in it."""
+    return [
+        leaf
+        for each in group.exceptions
+        for leaf in (leaves_of(each) if isinstance(each, BaseExceptionGroup) else [each])
+    ]

@@ -23,8 +23,8 @@ from .inventory import (
     digest_of,
     list_folder,
 )
-from .names import NamesSince, parent_of
-from .operations import Kind, Operation, decode_all
+from .names import NamesSince
+from .operations import Kind, Operation, decode_all, joined, parent_of
 from .recorder import RecordingFiles
 from .stream import OperationStream
 
@@ -121,10 +121,9 @@ class CatchUp:
             files, folders = found
             yield Folder(folder, frozenset(files + folders))
             self._there.add(folder)
-            prefix = folder + b"/" if folder else b""
             for name in files:
-                yield from self._file(prefix + name)
-            waiting += [prefix + name for name in reversed(folders)]
+                yield from self._file(joined(folder, name))
+            waiting += [joined(folder, name) for name in reversed(folders)]
         yield from self._once_more()
         yield CaughtUp(self._number)
 
@@ -269,7 +268,7 @@ class CatchUp:
         found, below = list_folder(self._files, self._root, path)
         folders.append(Folder(path, frozenset(found + below)))
         for name in found + below:
-            self._open_below(path + b"/" + name, opened, folders)
+            self._open_below(joined(path, name), opened, folders)
 
 
 def _digest_in(known: FileDigest, number: int) -> bytes:

@@ -7,13 +7,9 @@ from typing import Final
 
 from ..log.files import Files, reasonable_limit
 from .inventory import absolute
-from .operations import MOST_DATA_BYTES, Kind, Operation
+from .operations import MOST_DATA_BYTES, Kind, Operation, is_at_or_below, parent_of
 
 MOST_CHANGED: Final = 512
-
-
-def _is_at_or_below(path: bytes, folder: bytes) -> bool:
-    return path == folder or path.startswith(folder + b"/")
 
 
 class ChangedFiles:
@@ -135,9 +131,9 @@ class ChangedFiles:
     def rename(self, path: bytes, to: bytes) -> None:
         self._files.rename(self.path(path), self.path(to))
         self._close(to)
-        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+        for each in [each for each in self._open if is_at_or_below(each, path)]:
             self._open[to + each[len(path) :]] = self._open.pop(each)
-        for each in [each for each in self._folders if _is_at_or_below(each, path)]:
+        for each in [each for each in self._folders if is_at_or_below(each, path)]:
             self._folders.remove(each)
             self._folders.add(to + each[len(path) :])
         self._change_name(path)
@@ -151,13 +147,13 @@ class ChangedFiles:
     def remove_folder(self, path: bytes) -> None:
         """Remove a folder, and what is in it; does nothing if there is none."""
         self._files.remove_folder(self.path(path))
-        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+        for each in [each for each in self._open if is_at_or_below(each, path)]:
             self._close(each)
-        self._folders = {each for each in self._folders if not _is_at_or_below(each, path)}
+        self._folders = {each for each in self._folders if not is_at_or_below(each, path)}
         self._change_name(path)
 
     def _change_name(self, path: bytes) -> None:
-        self._folders.add(path.rpartition(b"/")[0])
+        self._folders.add(parent_of(path))
 
     # ------------------------------------------------------------------ syncs
 
@@ -173,10 +169,10 @@ class ChangedFiles:
 
     def sync_below(self, path: bytes) -> None:
         """Make the changes at and below a path durable."""
-        for each in [each for each in self._open if _is_at_or_below(each, path)]:
+        for each in [each for each in self._open if is_at_or_below(each, path)]:
             self._files.sync(self._open[each])
             self._close(each)
-        for each in [each for each in self._folders if _is_at_or_below(each, path)]:
+        for each in [each for each in self._folders if is_at_or_below(each, path)]:
             self._files.sync_folder(self.path(each))
             self._folders.remove(each)
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import trio
 
+from .catch_up import Operations
 from .frame_stream import FrameStream
 from .link import (
     VERSION,
@@ -138,12 +139,14 @@ class _Following:
         return []
 
     async def _follow(self, frames: Iterable[tuple[FrameKind, bytes]]) -> None:
-        operations: list[memoryview] = []
+        operations: list[bytes] = []
         for kind, payload in frames:
-            if kind is FrameKind.OPERATIONS:
-                operations.append(memoryview(payload)[8:])
-            elif kind is not FrameKind.ALIVE:
+            if kind is FrameKind.ALIVE:
+                continue
+            piece = decode_piece(kind, payload)
+            if not isinstance(piece, Operations):
                 raise LinkError(f"the leader has sent a frame {kind.name}")
+            operations.append(piece.data)
         if operations:
             await trio.to_thread.run_sync(self._replica.store, b"".join(operations))
         assert self._replica.position is not None

@@ -10,7 +10,7 @@ from .catch_up import Block, FileBegin, FileEnd, Folder, Operations, Piece
 from .changed_files import ChangedFiles
 from .inventory import SEGMENT_SUFFIX, list_folder
 from .names import NamesSince
-from .operations import decode_all
+from .operations import decode_all, joined
 
 _REMAINS: Final = re.compile(rb"\.tmp\Z|\.topic-(deleted-[0-9]+|importing)\Z")
 """Names of what is left of unfinished work: it is not kept."""
@@ -65,7 +65,7 @@ class FuzzyCopy:
         files, folders = list_folder(self._files, self._root, path)
         for name in files + folders:
             if name not in names:
-                self._set_aside(path + b"/" + name if path else name)
+                self._set_aside(joined(path, name))
 
     def _begin(self, file: FileBegin) -> None:
         path = self._changed.path(file.path)
@@ -93,12 +93,16 @@ class FuzzyCopy:
         """Return an unused path in the folder of what has diverged, and create the folders above it."""
         *folders, name = path.split(b"/")
         place = self._aside
-        for each in (b"", *folders):
-            place = place + b"/" + each if each else place
-            if not self._changed.path(place).is_dir():
-                self._changed.create_folder(place)
-        found, number = place + b"/" + name, 1
+        self._make_folder(place)
+        for each in folders:
+            place = joined(place, each)
+            self._make_folder(place)
+        found, number = joined(place, name), 1
         while self._changed.path(found).exists():
             number += 1
-            found = place + b"/" + name + b"-%d" % number
+            found = joined(place, name + b"-%d" % number)
         return found
+
+    def _make_folder(self, path: bytes) -> None:
+        if not self._changed.path(path).is_dir():
+            self._changed.create_folder(path)

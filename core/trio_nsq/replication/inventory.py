@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ..log.files import Files
-from .operations import InvalidOperation, check_path, is_shared
+from .operations import InvalidOperation, check_path, is_shared, joined
 
 BLOCK_BYTES: Final = 1024 * 1024
 DIGEST_BYTES: Final = 16
@@ -70,7 +70,7 @@ def take_inventory(
     for folder, names in walk(files, root):
         segments = sorted(name for name in names if name.endswith(SEGMENT_SUFFIX))
         for name in names:
-            path = folder + b"/" + name if folder else name
+            path = joined(folder, name)
             # The last segment may have been appended to, or cut.
             yield (
                 path,
@@ -85,7 +85,7 @@ def walk(files: Files, root: Path) -> Iterator[tuple[bytes, list[bytes]]]:
         folder = waiting.pop()
         found, folders = list_folder(files, root, folder)
         yield folder, found
-        waiting += [folder + b"/" + name if folder else name for name in reversed(folders)]
+        waiting += [joined(folder, name) for name in reversed(folders)]
 
 
 def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -98,7 +98,7 @@ def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], l
     path = absolute(root, folder)
     for name in sorted(files.names(path)):
         encoded = name.encode(errors="surrogateescape")
-        if not is_shared(folder + b"/" + encoded if folder else encoded):
+        if not is_shared(joined(folder, encoded)):
             continue
         if (path / name).is_dir():
             folders.append(encoded)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from ..protocol.errors import NSQError
+from ..protocol.errors import NSQError, leaves_of
 from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
 from .frame_stream import FrameStream
 from .inventory import FileDigest, decode_entry
@@ -150,7 +150,7 @@ class Leader:
                     self._leave(follower)
             logger.info("%s: another connection of it has begun", who)
         except* (NSQError, trio.BrokenResourceError, OSError, TooFarBehind) as group:
-            for exc in _leaves(group):
+            for exc in leaves_of(group):
                 reason = "it is too far behind" if isinstance(exc, TooFarBehind) else str(exc)
                 logger.warning("%s: disconnected: %s", who, reason or "the connection is broken")
         finally:
@@ -309,11 +309,3 @@ class _Hello:
             case {"epoch": int(epoch), "number": int(number)} if epoch >= 0 and number >= 0:
                 return cls(versions, cluster, member, Position(epoch, number))
         raise LinkError("its frame HELLO has a position that is none")
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
-    for each in group.exceptions:
-        if isinstance(each, BaseExceptionGroup):
-            yield from _leaves(each)
-        else:
-            yield each

@@ -18,6 +18,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
 
+from ..protocol import untrusted_json
 from ..protocol.errors import NSQError
 from .catch_up import Block, CaughtUp, FileBegin, FileEnd, Folder, Operations, Piece
 from .operations import MOST_OPERATION_BYTES, InvalidOperation, check_path
@@ -147,8 +148,8 @@ def decode_number(payload: bytes) -> int:
 def decode_json(kind: FrameKind, payload: bytes) -> dict[str, Any]:
     """Return the JSON object of a frame. Raises LinkError."""
     try:
-        content = json.loads(payload)
-    except (ValueError, RecursionError) as exc:
+        content = untrusted_json.decode_json(payload)
+    except ValueError as exc:
         raise LinkError(f"a frame {kind.name} is no JSON: {exc}") from exc
     if not isinstance(content, dict):
         raise LinkError(f"a frame {kind.name} is no JSON object")

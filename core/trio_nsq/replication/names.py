@@ -1,6 +1,6 @@
 """What is younger than a journal, or a catch-up: its whole content is in the operations since then."""
 
-from .operations import Kind, Operation
+from .operations import Kind, Operation, is_at_or_below, parent_of
 
 
 class NamesSince:
@@ -67,8 +67,4 @@ class NamesSince:
 
     def _forget_below(self, path: bytes) -> None:
         for names in (self.created, self._folders):
-            names -= {name for name in names if name == path or name.startswith(path + b"/")}
-
-
-def parent_of(path: bytes) -> bytes:
-    return path.rpartition(b"/")[0]
+            names -= {name for name in names if is_at_or_below(name, path)}

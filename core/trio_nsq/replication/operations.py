@@ -92,6 +92,21 @@ def relative(path: Path, root: Path) -> bytes | None:
     return below if is_shared(below) else None
 
 
+def parent_of(path: bytes) -> bytes:
+    """Return the folder that a file or folder is in; empty for the data folder itself."""
+    return path.rpartition(b"/")[0]
+
+
+def joined(folder: bytes, name: bytes) -> bytes:
+    """Return the path of what has this name in a folder; an empty folder is the data folder itself."""
+    return folder + b"/" + name if folder else name
+
+
+def is_at_or_below(path: bytes, folder: bytes) -> bool:
+    """Whether a path is this folder, or in it."""
+    return path == folder or path.startswith(folder + b"/")
+
+
 def is_shared(path: bytes) -> bool:
     """Whether the file or folder of this relative path is the same on all members."""
     first = path.partition(b"/")[0].removesuffix(b".tmp")

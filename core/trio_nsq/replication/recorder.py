@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import RLock
 
 from ..log.files import Files
-from .operations import MOST_DATA_BYTES, Kind, relative
+from .operations import MOST_DATA_BYTES, Kind, is_at_or_below, relative
 from .stream import OperationStream
 
 
@@ -181,7 +181,7 @@ class RecordingFiles(Files):
         return below, target
 
     def _at_or_below(self, path: bytes) -> list[_OpenFile]:
-        return [file for at, file in self._by_path.items() if at == path or at.startswith(path + b"/")]
+        return [file for at, file in self._by_path.items() if is_at_or_below(at, path)]
 
     @contextmanager
     def _stopped(self, *paths: bytes | None) -> Iterator[None]:

@@ -15,7 +15,7 @@ from .publication import Write
 LOCAL: Final = 0
 """The barrier of `LocalSync`."""
 MEMBERS: Final = 1
-"""The barrier of `Members`, in a cluster."""
+"""The barrier of `ReplicationBarrier`, in a cluster."""
 
 
 class _Waiting:

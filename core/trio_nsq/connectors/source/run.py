@@ -26,6 +26,7 @@ from ...client.reading.topic_reader import TopicReader
 from ...event_loop.retries import Delays
 from ...log.raw import RawStreamError
 from ...lookup.query import lookup_nodes
+from ...protocol.errors import leaves_of
 from ...protocol.names import is_ephemeral, is_valid_name
 from .batch import Position, Source
 from .broker_http import BrokerFinder, FoundBroker
@@ -272,7 +273,7 @@ class _Sources:
                 async with opened() as source:
                     await self._handle(source)
             except* LogTaken as group:
-                taken = next(each for each in _leaves(group) if isinstance(each, LogTaken))
+                taken = next(each for each in leaves_of(group) if isinstance(each, LogTaken))
             except* LogIdentified:
                 is_identified = True
             except* (
@@ -283,7 +284,7 @@ class _Sources:
                 LogChanged,
                 RawStreamError,
             ) as group:
-                errors += _leaves(group)
+                errors += leaves_of(group)
             if taken is not None:
                 try:
                     if await taken.can_be_read(waits=self._options.looks_again):
@@ -398,11 +399,3 @@ def _topics_of(nodes: list[Node]) -> set[str]:
     """Return the topics of a broker that is listed by several services, without those that are being deleted."""
     topics = {topic for node in nodes for topic in node.topics}
     return topics - {topic for node in nodes for topic in node.tombstones}
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
-    return [
-        leaf
-        for each in group.exceptions
-        for leaf in (_leaves(each) if isinstance(each, BaseExceptionGroup) else [each])
-    ]
