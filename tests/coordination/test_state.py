@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from trio_nsq.coordination.state import (
-    MAX_ADDRESSES,
     MAX_EPOCH,
     MAX_MEMBERS,
     MAX_VALUE_BYTES,
@@ -23,6 +22,7 @@ from trio_nsq.coordination.state import (
     decode,
     founded,
 )
+from trio_nsq.replication.link import MAX_ADDRESSES
 
 A, B, C = (Candidate(name, (f"10.0.0.{number}:4151",)) for number, name in enumerate("ABC", 1))
 FIRST = founded("prod", A, "s1", 1)

@@ -14,7 +14,7 @@ from log.support import HastyFiles
 from replication.leader import RandomChanges, tree_of
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.replication.catch_up import Block, CaughtUp, FileBegin, FileEnd, Folder, Operations, Piece
-from trio_nsq.replication.follower import StaleLeader, follow
+from trio_nsq.replication.follower import INSTANCE, StaleLeader, follow
 from trio_nsq.replication.journal import Position
 from trio_nsq.replication.leader import Follower, Leader
 from trio_nsq.replication.link import (
@@ -193,6 +193,8 @@ WRONG_FOLLOWERS: dict[str, tuple[bytes, str]] = {
         "versions [2, 3]",
     ),
     "no member": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"member": ""})), "lacks"),
+    "many addresses": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["a"] * 17})), "lacks"),
+    "long address": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["a" * 256]})), "lacks"),
     "a wrong position": (
         b"".join(encode_json(FrameKind.HELLO, HELLO | {"position": {"epoch": 1, "number": -1}})),
         "position",
@@ -377,13 +379,32 @@ async def test_a_second_connection_of_a_follower_ends_the_first(tmp_path: Path) 
     async with running(cluster) as nursery:
         with trio.fail_after(PATIENCE_S):
             async with await trio.open_tcp_stream("127.0.0.1", cluster.port) as first:
-                await first.send_all(b"".join(encode_json(FrameKind.HELLO, HELLO)))
+                hello = HELLO | {"instance": INSTANCE}
+                await first.send_all(b"".join(encode_json(FrameKind.HELLO, hello)))
                 assert await first.receive_some()
                 nursery.start_soon(cluster.follow, tmp_path / "two", "two")
                 await cluster.until(lambda: cluster.has_all("two"))
                 with suppress(trio.BrokenResourceError):
                     while await first.receive_some():
                         pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_copy_of_a_followers_folder_is_refused_while_the_follower_is_connected(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path, 8)
+    async with running(cluster) as nursery:
+        with trio.fail_after(PATIENCE_S):
+            nursery.start_soon(cluster.follow, tmp_path / "two", "two")
+            await cluster.until(lambda: cluster.has_all("two"))
+            async with await trio.open_tcp_stream("127.0.0.1", cluster.port) as copy:
+                await copy.send_all(b"".join(encode_json(FrameKind.HELLO, HELLO | {"instance": "another"})))
+                answer = b""
+                while data := await copy.receive_some():
+                    answer += data
+            assert b"remove cluster.json from the copy" in answer
+            assert "two" in cluster.leader.followers
         nursery.cancel_scope.cancel()
 
 

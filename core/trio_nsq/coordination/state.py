@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from ..protocol.errors import NSQError
 from ..protocol.untrusted_json import decode_json
+from ..replication.link import MAX_ADDRESS_CHARACTERS, MAX_ADDRESSES
 
 MAX_EPOCH = 2**62
 MAX_MEMBERS = 64
-MAX_ADDRESSES = 16
-MAX_ADDRESS_CHARACTERS = 255
 MAX_VALUE_BYTES = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KNOWN = frozenset({"cluster", "epoch", "leader", "session", "in_sync", "members", "successor"})

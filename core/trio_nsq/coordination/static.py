@@ -14,7 +14,7 @@ from ..storage import PRIVATE_MODE, ChangedMeanwhile, LocalStorage
 from .interface import Clock, Coordinator, CoordinatorError, Observation, Reading, ValueChanged
 from .state import Candidate, ClusterState, StateError, decode
 
-STATE_FILE = "cluster.json"
+STATE_FILE = "cluster-state.json"
 _POLL_S = 1.0
 _FOLDER_BITS = 16
 

@@ -1,6 +1,7 @@
 """The follower's side of the link to its leader."""
 
 import logging
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ logger = logging.getLogger("trio_nsq.replication")
 _WAITING: Final = 16
 """How many received frames, or groups of them, may wait for the disk; then the leader waits, too."""
 _ENTRIES: Final = 64
+INSTANCE: Final = secrets.token_hex(8)
+"""Of this process: a leader tells its connections from those of a copy of its folder."""
 
 
 class StaleLeader(LinkError):
@@ -37,6 +40,7 @@ async def follow(
     *,
     cluster: str,
     member: str,
+    addresses: Sequence[str] = (),
     least_epoch: int = 0,
     timeout_s: float = 10.0,
     alive_s: float = 1.0,
@@ -46,6 +50,7 @@ async def follow(
     Args:
         replica: The opened data folder; nothing else may use it meanwhile.
         cluster, member: The names of the cluster, and of this folder.
+        addresses: Where this member is reached, as URLs.
         least_epoch: A leader of a lower epoch is not followed.
         timeout_s: Limit for the leader to send anything.
 
@@ -63,6 +68,8 @@ async def follow(
                 "versions": [VERSION],
                 "cluster": cluster,
                 "member": member,
+                "instance": INSTANCE,
+                "addresses": list(addresses),
                 "position": None if position is None else position._asdict(),
             },
         )

@@ -4,7 +4,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import trio
@@ -15,6 +15,8 @@ from .frame_stream import FrameStream
 from .inventory import FileDigest, decode_entry
 from .journal import Position
 from .link import (
+    MAX_ADDRESS_CHARACTERS,
+    MAX_ADDRESSES,
     VERSION,
     FrameKind,
     LinkError,
@@ -44,12 +46,16 @@ class Follower:
 
     Attributes:
         member: The id of its data folder.
+        instance: A random name of its process.
+        addresses: Where it is reached, as URLs.
         stored: The number of the last operation that it has durably.
         is_caught_up: It has the whole folder; otherwise it is catching up.
         is_connected: Its connection has not ended.
     """
 
     member: str
+    instance: str = ""
+    addresses: tuple[str, ...] = ()
     stored: int = 0
     is_caught_up: bool = False
     is_connected: bool = True
@@ -136,7 +142,7 @@ class Leader:
         who = "a follower"
         try:
             hello = await self._hello(frames)
-            follower = Follower(hello.member)
+            follower = Follower(hello.member, hello.instance, hello.addresses)
             who = f"follower {hello.member}"
             if (before := self.followers.get(hello.member)) is not None:
                 self._leave(before)  # its connection is broken, and this side has not noticed
@@ -181,6 +187,13 @@ class Leader:
                 raise LinkError(
                     f"its data folder has the leader's identity {hello.member}: it is a copy. Remove cluster.json from "
                     "it, so that it becomes a new member"
+                )
+            before = self.followers.get(hello.member)
+            if before is not None and before.instance != hello.instance:
+                raise LinkError(
+                    f"another process with the identity {hello.member} is connected. If that was an earlier process of "
+                    "this member, its connection ends soon; if its data folder was copied, remove cluster.json from "
+                    "the copy, so that it becomes a new member"
                 )
         except LinkError as exc:
             await frames.send(encode_json(FrameKind.REFUSED, {"reason": str(exc)}))
@@ -289,23 +302,32 @@ class _Hello:
     cluster: str
     member: str
     position: Position | None
+    instance: str
+    addresses: tuple[str, ...]
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> "_Hello":
         """Raises LinkError: a field is missing, or has a wrong value."""
-        position = content.get("position")
-        match content:
-            case {"versions": [*versions], "cluster": str(cluster), "member": str(member)} if (
+        match {"instance": "", "addresses": [], **content}:
+            case {
+                "versions": [*versions],
+                "cluster": str(cluster),
+                "member": str(member),
+                "instance": str(instance),
+                "addresses": [*addresses],
+            } if (
                 all(type(each) is int for each in versions[:_MOST_VERSIONS])
                 and _ID.fullmatch(member)
                 and _ID.fullmatch(cluster)
+                and len(addresses) <= MAX_ADDRESSES
+                and all(type(each) is str and len(each) <= MAX_ADDRESS_CHARACTERS for each in addresses)
             ):
-                pass
+                hello = cls(versions, cluster, member, None, instance, tuple(addresses))
             case _:
-                raise LinkError("its frame HELLO lacks valid versions, cluster or member")
-        match position:
+                raise LinkError("its frame HELLO lacks valid versions, cluster, member or addresses")
+        match content.get("position"):
             case None:
-                return cls(versions, cluster, member, None)
+                return hello
             case {"epoch": int(epoch), "number": int(number)} if epoch >= 0 and number >= 0:
-                return cls(versions, cluster, member, Position(epoch, number))
+                return replace(hello, position=Position(epoch, number))
         raise LinkError("its frame HELLO has a position that is none")

@@ -25,6 +25,9 @@ from .operations import MOST_OPERATION_BYTES, InvalidOperation, check_path
 
 VERSION: Final = 1
 """The version of the link: HELLO names all that the follower speaks, WELCOME the one that is used."""
+MAX_ADDRESSES: Final = 16
+MAX_ADDRESS_CHARACTERS: Final = 255
+"""Limits of the addresses of a member."""
 MOST_FRAME_BYTES: Final = MOST_OPERATION_BYTES + 64 * 1024
 _HEAD = Struct(">IB")
 _NUMBER = Struct(">Q")

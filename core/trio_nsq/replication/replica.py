@@ -12,7 +12,7 @@ them again must give the same result:
 - What is missing was removed or renamed already.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EEXIST, EFBIG, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
 from pathlib import Path
@@ -191,8 +191,11 @@ class Replica:
         self.position = position
         self._names = NamesSince()
 
-    def end(self) -> None:
+    def end(self, finish: Callable[[], None] = lambda: None) -> None:
         """Follow no longer: make the files durable, and remove the journal. Then a broker may open the folder.
+
+        Args:
+            finish: Called before the journal is removed. After a crash until then, the folder follows as before.
 
         Raises:
             ReplicaError: A file cannot be written, or the folder has not caught up.
@@ -202,6 +205,7 @@ class Replica:
         with self._errors():
             self._do_stored()
             self._changed.sync()
+            finish()
             self.close()
             self.position = None
             remove_journals(self._files, self._folder)
