@@ -116,7 +116,7 @@ def _operation(
             yield f"Status {status}{', ' if kinds else ''}{kinds}: {text[0].lower() + text[1:]}"
     if generic:
         yield f"[Errors](#errors): {', '.join(generic)}."
-    answer = _resolve(spec, operation["responses"]["200"])
+    answer = _resolve(spec, operation["responses"].get("200", {}))
     if "headers" in answer:
         rows = [
             (_code(name), _kind(spec, each["schema"]), each["description"])

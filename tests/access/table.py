@@ -62,6 +62,8 @@ ENDPOINTS = {
     ("POST", "/dead_letters/drop"): Row("manage", "topic"),
     ("GET", "/jobs"): Row("any"),
     ("PUT", "/jobs/{id}"): Row("any", body="4 KiB"),
+    ("GET", "/cluster/replicate"): Row("replicate"),
+    ("GET", "/cluster/forward"): Row("replicate"),
     ("GET", "/debug"): Row("admin"),
     ("GET", "/debug/tasks"): Row("admin"),
     ("GET", "/debug/profile"): Row("admin"),

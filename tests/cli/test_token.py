@@ -177,7 +177,7 @@ def test_names_and_roles_are_completed(nowhere: Cli, file: str) -> None:
 
     assert complete("qcli token revoke ") == ["web", "bill"]
     assert complete("qcli token revoke --auth-file /nowhere w") == []
-    assert complete("qcli token create x --role re") == ["read", "register"]
+    assert complete("qcli token create x --role re") == ["read", "register", "replicate"]
 
 
 def test_running_broker_accepts_and_forgets_tokens(tmp_path: Path, file: str) -> None:

@@ -59,6 +59,7 @@ def call(line: str, body: bytes = b"", status: int = 200, **headers: str) -> Cal
 
 
 C = "topic=t channel=c"
+UPGRADE = (("Connection", "Upgrade"), ("Upgrade", "trio-nsq-cluster"))
 CALLS = [
     call("POST /topic/create topic=t"),
     call("POST /topic/create topic=!", status=400),
@@ -195,6 +196,11 @@ CALLS = [
     call("PUT /jobs/one", bytes(4097), status=413),
     call("GET /jobs"),
     call("GET /jobs %=", status=400),
+    call("GET /cluster/replicate", status=426),
+    replace(call("GET /cluster/replicate", status=404), headers=UPGRADE),
+    call("GET /cluster/forward", status=426),
+    replace(call("GET /cluster/forward listener=tcp client=127.0.0.1:5000", status=404), headers=UPGRADE),
+    replace(call("GET /cluster/forward listener=udp", status=400), headers=UPGRADE),
     call("GET /debug"),
     call("GET /debug/tasks"),
     call("GET /debug/profile seconds=1"),
@@ -290,9 +296,9 @@ def test_answers_match_the_document(broker: Broker) -> None:
     documented = {
         (key, int(status)) for key, operation in OPERATIONS.items() for status in operation["responses"]
     }
-    # A full disk, a broker that stops, two profiles at the same time: other tests cover these.
+    # A full disk, a broker that stops, two profiles at the same time, members of a cluster: other tests cover these.
     # 401 and 403 are below.
-    assert {each for each in documented - seen if each[1] not in (401, 403, 409, 500, 503)} == set()
+    assert {each for each in documented - seen if each[1] not in (101, 401, 403, 409, 500, 503)} == set()
     parameters = {
         (key, resolve(parameter)["name"])
         for key, operation in OPERATIONS.items()

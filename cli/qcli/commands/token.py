@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trio_nsq.access.auth_file_editor import Entry
 
 _ALL = "all"
-_OF_SERVER = "admin"
-"""The role that is for the whole server."""
+_OF_SERVER = ("admin", "replicate")
+"""The roles that are for the whole server."""
 AUTH_FILE_VARIABLE = "QCLI_AUTH_FILE"
 _NS_PER_S = 1_000_000_000
 _MS_PER_S = 1000
@@ -126,7 +126,8 @@ def _reload_options(text: str) -> Decorator:
     details={
         "Roles": "publish; consume (subscribe to channels); read (messages without consuming them, statistics, "
         "settings); manage (create, delete, pause, empty, seek, settings, dead letters); admin (configuration and "
-        "debugging of a server); register (topics with a discovery service, for brokers). No role includes another. "
+        "debugging of a server); register (topics with a discovery service, for brokers); replicate (a broker, for the "
+        "members of its cluster). No role includes another. "
         "docs/how-to/secure-a-broker.md has examples.",
         "Auth file": "TOML. These commands keep its comments, order, mode and owner. It has hashes of the tokens, not "
         "the tokens. A running server reads it again at SIGHUP, or by PUT /config/auth_file.",
@@ -217,10 +218,11 @@ def create(
     )
 
     chosen = ROLES if _ALL in roles else roles
+    of_server = next((role for role in _OF_SERVER if role in chosen), None)
     for flag, patterns in (("--topic", topics), ("--channel", channels)):
-        if _OF_SERVER in chosen and patterns:
+        if of_server is not None and patterns:
             raise click.UsageError(
-                f"The role {_OF_SERVER} is for the whole server, so {flag} would disable it. Name the other roles, or "
+                f"The role {of_server} is for the whole server, so {flag} would disable it. Name the other roles, or "
                 f"leave {flag} out."
             )
     token = make_token()

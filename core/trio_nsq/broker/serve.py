@@ -171,7 +171,7 @@ async def _serve_folder(
             if reloads is not None:
                 steps = (
                     audit.reopen,
-                    partial(authentication.reload, server.sessions),
+                    partial(authentication.reload, server),
                     partial(_reload_certificate, server),
                     partial(_reload_lookup_tls, options, lookup),
                 )

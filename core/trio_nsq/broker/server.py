@@ -32,6 +32,7 @@ from .reader_pool import ReaderPool
 from .recovery import TopicLoader
 from .scheduler import Scheduler
 from .session.deps import SessionDeps
+from .session.members import MemberConnections
 from .session.sessions import Sessions
 from .state.broker import Broker, MessageIds
 from .state.moved_letters import MovedLetters
@@ -66,6 +67,7 @@ class Server:
         authentication: Identifies clients; without one, every client may do everything.
         audit: Writes the audit log.
         replication: The followers, if the broker is the leader of a cluster.
+        members: The connections of other members of the cluster.
         process: Resource usage of the process.
         reported_jobs: The jobs of clients, as they report them.
     """
@@ -135,6 +137,7 @@ class Server:
             options, broker, clock, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
         )  # fmt: skip
         self.sessions = Sessions(self.session_deps)
+        self.members = MemberConnections(self.authentication.access)
         self._loader.load_all()
         self.process = ProcessFigures()
         self.reported_jobs = ReportedJobs()
@@ -145,7 +148,7 @@ class Server:
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,
             write_path.syncs.run,
-            partial(self.authentication.watch_expiry, self.sessions),
+            partial(self.authentication.watch_expiry, self),
             self.audit.run,
             *((replication.run,) if replication is not None else ()),
         )
@@ -203,6 +206,10 @@ class Server:
             open_files=self._folder.open_files,
             stable_end=stable_end,
         )
+
+    def renew_identities(self) -> int:
+        """Close the connections whose token or certificate was revoked or has expired. Returns their number."""
+        return self.sessions.renew_identities() + self.members.renew_identities()
 
     # ------------------------------------------------------------------ health and stop
 

@@ -19,6 +19,7 @@ from .messages import (
     channel_names,
     compact_json,
     given,
+    switching,
     valid_name,
 )
 from .parsing import MAX_HEAD_BYTES
@@ -55,5 +56,6 @@ __all__ = [
     "log_request",
     "peer_of",
     "serve_connection",
+    "switching",
     "valid_name",
 ]

@@ -18,7 +18,17 @@ import trio
 
 from ..server.body_memory import BodyMemoryLimit, PieceRoom
 from .decisions import Deny
-from .messages import INTERNAL_ERROR, CutOff, EndOfAnswer, HTTPError, Request, Response, encode_head
+from .messages import (
+    INTERNAL_ERROR,
+    CutOff,
+    EndOfAnswer,
+    HTTPError,
+    Request,
+    Response,
+    TakesOver,
+    encode_head,
+    encode_switching,
+)
 from .parsing import Exchange, RequestReader
 from .routing import Route
 
@@ -106,15 +116,20 @@ class Connection:
         self._send_timeout_s = send_timeout_s
         self._read_ahead: bytes | bytearray = b""  # while an answer was sent
         self._has_begun = False  # a request has started to arrive, and its deadline is not set yet
+        self._takes_over: TakesOver | None = None
 
-    async def run(self) -> None:
-        """Serve the client until it disconnects, violates HTTP or is too slow. Raises trio.BrokenResourceError."""
+    async def run(self) -> TakesOver | None:
+        """Serve the client until it disconnects, violates HTTP or is too slow. Raises trio.BrokenResourceError.
+
+        Returns what speaks another protocol from now on, if the client has asked for one.
+        """
         try:
             with self._watchdog:
                 await self._serve()
         finally:
             self._release_room()
             self._note_waiting(waits=False)
+        return self._takes_over
 
     def close(self) -> None:
         """Have the connection's task close the connection."""
@@ -127,7 +142,8 @@ class Connection:
             self._note_waiting(waits=self._reader.awaits_head and not self._exchanges)
             while self._exchanges:
                 if not await self._answer(self._exchanges.popleft()):
-                    await self._linger()
+                    if self._takes_over is None:
+                        await self._linger()
                     return
                 self._allow(IDLE_TIMEOUT_S)
             if self._reader.undecided and (refused := await self._reader.decide()) is not None:
@@ -212,6 +228,7 @@ class Connection:
                 exchange.request.room.leave()
         if self._on_request is not None:
             self._on_request(exchange.request, response.status, trio.current_time() - started)
+        self._takes_over = response.takes_over
         return whole and _can_go_on(exchange, response)
 
     def _checked_again(self, exchange: Exchange) -> Exchange:
@@ -361,6 +378,10 @@ class Connection:
 
 def head_of(exchange: Exchange, response: Response) -> bytes:
     """Encode the head of an answer. Raises ValueError if it is not valid."""
+    if response.takes_over is not None:
+        if not (isinstance(exchange.answer, Route) and exchange.answer.upgrade):
+            raise ValueError("no other protocol was asked for")
+        return encode_switching(exchange.answer.upgrade)
     connection = b""
     if not _can_go_on(exchange, response):
         connection = _CLOSE

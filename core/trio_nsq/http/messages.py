@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeAlias
+
+import trio
 
 from ..access.policy import Identity
 from ..protocol import is_valid_name
@@ -15,6 +17,9 @@ from ..server.body_memory import PieceRoom
 
 Body: TypeAlias = bytes | AsyncGenerator[bytes, None]
 """The body of a response: complete, or a generator of its pieces."""
+
+TakesOver: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
+"""Speaks another protocol on the stream of an HTTP connection, which is closed when this returns."""
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
@@ -78,6 +83,8 @@ class Response:
             and Connection.
         delay_s: Send the response after this time, to slow down failed logins.
         held_bytes: About the memory that a generator of the body holds until its end, for an `AnswerLimiter`.
+        takes_over: Called with the client's stream after the head was sent. Only with status 101, for a route that has
+            `Route.upgrade`. The stream is a `trio.SocketStream` if the client's is one and has sent nothing more yet.
     """
 
     status: int = 200
@@ -86,6 +93,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
     held_bytes: int = 0
+    takes_over: TakesOver | None = None
 
     @classmethod
     def text(cls, text: str, status: int = 200) -> Response:
@@ -162,6 +170,27 @@ def channel_names(request: Request) -> tuple[str, str]:
     """Return valid names of a topic and a channel, which need not exist. Raises HTTPError."""
     topic = valid_name(request, "topic", "INVALID_ARG_TOPIC")
     return topic, valid_name(request, "channel", "INVALID_ARG_CHANNEL")
+
+
+# ---------------------------------------------------------------------- other protocols
+
+
+def switching(takes_over: TakesOver) -> Response:
+    """Build the response after which another protocol is spoken on the connection."""
+    return Response(101, content_type=None, takes_over=takes_over)
+
+
+def upgrade_required(protocol: str) -> Response:
+    """Build the response for a request that has not asked for the only protocol of its route."""
+    error = HTTPError(426, f"UPGRADE_REQUIRED: this needs HTTP/1.1 with Upgrade: {protocol}")
+    return error.response({"Upgrade": protocol})
+
+
+def encode_switching(protocol: str) -> bytes:
+    """Encode the head of the response that `switching` has built."""
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % protocol.encode()
+    )
 
 
 # ---------------------------------------------------------------------- the head of a response

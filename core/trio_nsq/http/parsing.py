@@ -15,7 +15,7 @@ import httptools
 from ..protocol.spoken import protocol_of
 from .decisions import ALLOW, Allow, Decision, Deny, NeedsLookup, RequestGuard
 from .head_cache import HeadCache, repeatable_head
-from .messages import INTERNAL_ERROR, ForeignRequest, HTTPError, Request, Response
+from .messages import INTERNAL_ERROR, ForeignRequest, HTTPError, Request, Response, upgrade_required
 from .routing import DEFAULT_MAX_BODY_BYTES, INVALID_REQUEST, Route, Router
 
 logger = logging.getLogger("trio_nsq.http")
@@ -101,7 +101,7 @@ class Exchange:
         request: The request. A refused one has only the fields parsed so far.
         answer: The route whose handler answers, or the response itself.
         undecided: The guard needs a lookup: `RequestGuard.look_up`.
-        keep_alive: Whether the connection continues after the answer. If not, nothing further is read.
+        keep_alive: Whether HTTP continues on the connection after the answer. If not, nothing further is read.
         chunked: Whether the client understands chunked responses (HTTP/1.1).
     """
 
@@ -136,10 +136,12 @@ class RequestReader:
         awaits_head: The head of the next request is not complete.
         unfinished_bytes: The missing bytes of the large body that is arriving, at most if its size is not known; 0
             without one.
+        beyond: What has arrived after a request for another protocol (`Route.upgrade`): it is not HTTP.
     """
 
     def __init__(self, router: Router, peer: str, guard: RequestGuard | None = None) -> None:
         self.continue_expected = False
+        self.beyond = b""
         self.guard = guard
         self._router = router
         self.peer = peer
@@ -231,9 +233,12 @@ class RequestReader:
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
+                (offset,) = upgrade.args
+                if self._switches:
+                    self.beyond = data[offset:]
+                    return
                 # RFC 9110 7.8: a server may ignore Upgrade, and some clients (Java's) offer h2c with every request.
                 # The parser has skipped the body, so it parses the request again without the Upgrade header.
-                (offset,) = upgrade.args
                 data = self._head_without_upgrade() + data[offset:]
                 self._parser = httptools.HttpRequestParser(self)
 
@@ -285,6 +290,7 @@ class RequestReader:
         self._body_bytes = 0
         self._pending = None
         self.undecided = False
+        self._switches = False
         self.unfinished_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -328,10 +334,21 @@ class RequestReader:
         decision = ALLOW if self.guard is None else self.guard.check(self._request(), route)
         self.undecided = isinstance(decision, NeedsLookup)
         self._obey(decision)
+        if route is not None and route.upgrade:
+            self._switch(route.upgrade)
         if self._method == "CONNECT":  # the data after it is not HTTP, and no route has this method
             raise _Refused(answer if isinstance(answer, Response) else INVALID_REQUEST)
         if self._chunked and "expect" in headers:
             self.continue_expected = headers["expect"].lower() == "100-continue"
+
+    def _switch(self, protocol: str) -> None:
+        """Expect the other protocol after the request that has asked for it; refuse a request that has not."""
+        headers = self._headers
+        offered = {each.strip().lower() for each in headers.get("upgrade", "").split(",")}
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self._switches = self._upgrade and self._chunked and not has_body and protocol in offered
+        if not self._switches:
+            self._answer = upgrade_required(protocol)
 
     def _obey(self, decision: Decision) -> None:
         """Raises _Refused: the guard denies the request, or its body is too long."""
@@ -382,7 +399,7 @@ class RequestReader:
             self._body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
-        if self._upgrade:
+        if self._upgrade and not self._switches:
             return  # `_feed` parses it again, with its body
         self._loose_bytes = 0
         self.continue_expected = False
@@ -393,7 +410,13 @@ class RequestReader:
         self._body.clear()  # an idle connection must not keep it in memory
         self._pending = None
         self._exchanges.append(
-            Exchange(request, self._answer, self._keep_alive, self._chunked, self.undecided)
+            Exchange(
+                request,
+                self._answer,
+                self._keep_alive and not self._switches,
+                self._chunked,
+                self.undecided,
+            )
         )
         self.undecided = False
 

@@ -50,6 +50,8 @@ class Route:
         parses_query: The query must be valid, and `Request.query` has its parameters. False: the handler parses it.
         notices_end: A generated answer is closed as soon as the client disconnects, not only with the next piece. Not
             for clients that a poller serves.
+        upgrade: The protocol, in lower case, that follows the answer to a valid request, by `Response.takes_over`. A
+            request that does not ask for it with `Upgrade` is answered with 426. Empty: HTTP goes on.
     """
 
     method: str
@@ -64,6 +66,7 @@ class Route:
     pieces: BodyMemoryLimit | None = None
     parses_query: bool = True
     notices_end: bool = False
+    upgrade: str = ""
 
 
 class _Resource:

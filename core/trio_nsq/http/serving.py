@@ -11,8 +11,9 @@ from ..protocol.address import format_peer
 from ..server.body_memory import BodyMemoryLimit
 from .connection import IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection, OnRequest, WaitingClients, head_of
 from .decisions import RequestGuard
-from .messages import HTTPError, Request, Response
+from .messages import HTTPError, Request, Response, TakesOver
 from .parsing import Exchange, RequestReader
+from .prefixed_stream import with_prefix
 from .routing import Route, Router
 
 
@@ -49,10 +50,10 @@ class PolledConnection(PolledEndpoint, Connection):
         )  # the deadline, by trio's clock; the watchdog has it while the task serves the client
         self._is_gone = False
 
-    async def run(self) -> None:
+    async def run(self) -> TakesOver | None:
         self.start_polling()
         try:
-            await super().run()
+            return await super().run()
         finally:
             self._is_gone = True
             self.stop_polling()
@@ -190,7 +191,8 @@ async def serve_connection(
 ) -> None:
     """Serve one client until it disconnects, violates HTTP or is too slow; none of that is an error.
 
-    A cancellation also cancels a running handler, and sends nothing.
+    A cancellation also cancels a running handler, and sends nothing. If a handler switches to another protocol, that is
+    spoken until its end.
 
     Args:
         stream: The connection. It is always closed at the end.
@@ -216,7 +218,9 @@ async def serve_connection(
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         connection = PolledConnection(stream, reader, on_request, bodies, sock=sock, poller=poller)
     try:
-        await connection.run()
+        takes_over = await connection.run()
+        if takes_over is not None:
+            await takes_over(with_prefix(reader.beyond, stream))
     except trio.BrokenResourceError:
         pass  # the client has disconnected
     finally:

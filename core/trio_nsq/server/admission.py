@@ -75,6 +75,7 @@ class Admission:
 
     Args:
         name: The listener's kind, for the log.
+        handler: Serves a client: its stream, and what `handle` gets besides.
         refusal: Sent to a client above the limit, before its connection is closed.
         make_room: Ends the connection of a client that does nothing; returns whether there was one.
     """
@@ -83,7 +84,7 @@ class Admission:
         self,
         name: str,
         most: int,
-        handler: Callable[[trio.SocketStream], Coroutine[Any, Any, None]],
+        handler: Callable[..., Coroutine[Any, Any, None]],
         refusal: bytes,
         *,
         make_room: Callable[[], bool] = bool,
@@ -97,14 +98,14 @@ class Admission:
         self.refused_count = 0
         self._limit_logged = False  # reset when half of the connections are free
 
-    async def handle(self, stream: trio.SocketStream) -> None:
+    async def handle(self, stream: trio.SocketStream, *about: str) -> None:
         """Serve a client, or refuse it."""
         if self._connected >= self._most and not self._make_room():
             await self._refuse(stream)
             return
         self._connected += 1
         try:
-            await self._handler(stream)
+            await self._handler(stream, *about)
         finally:
             self._connected -= 1
             self._limit_logged &= self._connected > self._most // 2

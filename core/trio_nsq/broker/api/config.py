@@ -75,7 +75,7 @@ class Config:
         if path != str(self._server.options.auth_file):
             raise HTTPError(400, "INVALID_VALUE: the body must be the path that --auth-file gives")
         try:
-            await self._server.authentication.reload(self._server.sessions)
+            await self._server.authentication.reload(self._server)
         except (AuthFileError, StartupError) as exc:
             raise HTTPError(400, f"INVALID_VALUE: {exc}; the previous contents stay in use") from exc
 

@@ -36,7 +36,7 @@ from ..errors import BatchOverlaps, DeletedError, MoveRefused, OtherLog, Publish
 from ..server import Server
 from ..state.reported_jobs import MAX_REPORT_BYTES
 from ..state.settings import SettingsError
-from . import backlog, dead_letters, debug, jobs, moves, read, topics
+from . import backlog, cluster, dead_letters, debug, jobs, moves, read, topics
 from .config import Config
 from .publishing import Publishing, refusal
 from .status import Status
@@ -55,8 +55,10 @@ _UNLOGGED = {
     ("POST", "/topic/producer/forget"),
     ("POST", "/topic/move/next"),
     ("POST", "/topic/move/store"),
+    ("GET", "/cluster/forward"),
 }
-"""Publishes, as in nsqd; requests about idempotent producers: for a new topic, the answer is 404; moved messages."""
+"""Publishes, as in nsqd; requests about idempotent producers: for a new topic, the answer is 404; moved messages; and
+clients that a follower passes on, who are logged as clients."""
 _JOB_PATH = "/jobs/"
 _CONSOLE = "trio-nsq-admin/"
 _POLLED = ("/info", "/stats", "/jobs", "/access")
@@ -87,12 +89,13 @@ class HTTPServer:
             common_name=tls.common_name if tls is not None else "",
         )
 
-    async def handle_http(self, stream: trio.SocketStream) -> None:
-        """Serve one client of the HTTP listener."""
+    async def handle_http(self, stream: trio.SocketStream, peer: str | None = None) -> None:
+        """Serve one client of the HTTP listener; `peer` is its address if it is not the socket's."""
         try:
             await serve_connection(
                 stream,
                 self._plain_router,
+                peer=peer,
                 on_request=self._log_plain,
                 poller=self._poller,
                 bodies=self._bodies,
@@ -110,15 +113,15 @@ class HTTPServer:
         else:
             log_unless_publish(request, status, elapsed_s)
 
-    async def handle_https(self, stream: trio.SocketStream) -> None:
-        """Serve one client of the HTTPS listener."""
+    async def handle_https(self, stream: trio.SocketStream, peer: str | None = None) -> None:
+        """Serve one client of the HTTPS listener; `peer` is its address if it is not the socket's."""
         # Here, because it is slow to import, and most brokers have no certificate.
         from ...tls.session import TLSError
         from ...tls.stream import TLSStream
 
         tls_context = self._server.session_deps.tls_context
         assert tls_context is not None  # without it there is no HTTPS listener
-        peer = peer_of(stream)
+        peer = peer_of(stream) if peer is None else peer
         secure = TLSStream(stream, tls_context)
         try:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
@@ -167,7 +170,7 @@ _ANY_ROLE = Rule()
 _PUBLISH = Rule("publish", "topic")
 _READ_TOPIC, _READ_CHANNEL, _READ_ALL = Rule("read", "topic"), Rule("read", "channel"), Rule("read")
 _MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
-_ADMIN = Rule("admin")
+_ADMIN, _REPLICATE = Rule("admin"), Rule("replicate")
 
 _Handlers = dict[tuple[str, str], tuple[Rule, Callable[[Server, Request], Awaitable[Response]]]]
 
@@ -226,6 +229,10 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     limiter, slow_limiter = AnswerLimiter(), AnswerLimiter()
     pieces = BodyMemoryLimit(late="it reads large messages too slowly")
     letters = partial(dead_letters.overview, server)
+    of_members = {
+        ("GET", "/cluster/replicate"): partial(cluster.replicate, server),
+        ("GET", "/cluster/forward"): partial(cluster.forward, server, bound),
+    }
     metrics_rule = _OPEN if server.options.http_open_metrics else _READ_ALL
     routes = [
         Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
@@ -253,6 +260,10 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
         *(
             Route(*place, partial(handler, server), plain=True, rule=rule)
             for place, (rule, handler) in _DEBUG_HANDLERS.items()
+        ),
+        *(
+            Route(*place, handler, rule=_REPLICATE, upgrade=cluster.PROTOCOL)
+            for place, handler in of_members.items()
         ),
     ]
     answered = (replace(route, handler=partial(_answer, route.handler)) for route in routes)

@@ -322,8 +322,8 @@ class Sessions:
         self._all_closed = trio.Event()  # set while there is no session
         self._all_closed.set()
 
-    async def handle(self, stream: trio.SocketStream) -> None:
-        """Serve one client."""
+    async def handle(self, stream: trio.SocketStream, peer: str = "") -> None:
+        """Serve one client; `peer` is its address if it is not the socket's."""
         # The plain socket lets frames be sent without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
@@ -333,7 +333,7 @@ class Sessions:
         try:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = format_peer(sock.getpeername())
+            peer = peer or format_peer(sock.getpeername())
         except OSError:
             sock.close()  # the client has disconnected already
             return
