@@ -315,7 +315,7 @@ class HeldFiles(Files):
         self._pass("read")
         return super().read(fd, size, offset)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         self._pass("write")
         super().write(fd, offset, parts)
 
@@ -364,7 +364,7 @@ class TopicsFiles(Files):
         self.most = 0
         """The maximum number of concurrent syncs."""
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if Path(f"/proc/self/fd/{fd}").readlink().name in self.refusing:
             raise OSError(errno.EIO, "broken")
         super().write(fd, offset, parts)
@@ -395,7 +395,7 @@ class FailingFiles(Files):
         """The remaining free bytes; None for no limit."""
         self.sync_fails = False
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.full_after is not None:
             data = b"".join(parts)[: self.full_after]
             self.full_after -= len(data)

@@ -234,7 +234,7 @@ class NoDeadLetters(Files):
 
     fails = False
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.fails and Path(f"/proc/self/fd/{fd}").readlink().parent.name == "dead.topic":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().write(fd, offset, parts)

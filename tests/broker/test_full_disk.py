@@ -82,7 +82,7 @@ class FullFiles(Files):
 class UnwritableFiles(FullFiles):
     """Nothing can be written either."""
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().write(fd, offset, parts)

@@ -402,7 +402,7 @@ class OrderedFiles(CountingFiles):
         self.unsynced = False
         self.saved_before: list[bool] = []
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         self.unsynced |= any(b"NSQB" in part for part in parts)
 

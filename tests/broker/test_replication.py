@@ -34,7 +34,7 @@ from trio_nsq.log.files import Files
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.replication.follower import follow
-from trio_nsq.replication.link import FrameKind, encode_json, encode_number
+from trio_nsq.replication.link import FrameKind, LinkError, encode_json, encode_number
 from trio_nsq.replication.replica import Replica
 
 SYNCS = pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
@@ -280,7 +280,7 @@ async def test_folders_are_the_same_after_a_stop(tmp_path: Path, sync: str) -> N
         async with leading(tmp_path / "one", sync=sync, max_bytes_per_file=5000) as leader:
 
             async def follow_to_the_end() -> None:
-                with suppress(BaseExceptionGroup):
+                with suppress(LinkError, trio.BrokenResourceError):
                     await leader.follow(tmp_path / "two", "two")
                 followed.set()
 
@@ -451,7 +451,7 @@ async def test_a_follower_that_stores_nothing_is_disconnected(tmp_path: Path) ->
     ):
 
         async def follow_with_a_disk_that_hangs() -> None:
-            with suppress(BaseExceptionGroup):
+            with suppress(LinkError, trio.BrokenResourceError):
                 await leader.follow(tmp_path / "two", "two", files)
 
         nursery.start_soon(follow_with_a_disk_that_hangs)

@@ -67,7 +67,7 @@ class CountingFiles(HastyFiles):
         self._paths[fd] = path
         return fd
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         try:
             self._pass("write", self._paths[fd])
         except OSError:

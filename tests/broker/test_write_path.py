@@ -121,7 +121,7 @@ class MistakenFiles(Files):
 
     mistake: Exception | None = None
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.mistake is not None:
             mistake, self.mistake = self.mistake, None
             raise mistake
@@ -540,7 +540,7 @@ class RecordedWrites(FailingFiles):
         super().__init__()
         self.events: list[str] = []
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         self.events.append("written")
 
@@ -737,7 +737,7 @@ class HeldRewrites(TopicsFiles):
         self._event_loop = threading.get_ident()
         self.holds = False
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.holds and threading.get_ident() != self._event_loop:
             self.rewriting.set()
             assert self.go_on.wait(PATIENCE_S)

@@ -110,7 +110,7 @@ class RecordingFiles(Files):
             self._handles.pop(fd, None)
             super().close(fd)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         with self._lock:
             super().write(fd, offset, parts)
             self._note("write", self._handles[fd], offset=offset, data=b"".join(parts))

@@ -28,8 +28,8 @@ class DyingFiles(Files):
         if self._storing and not self._left and moment == self._moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
-        self._storing = parts[0].startswith(b"NSQB")
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        self._storing = bytes(parts[0]).startswith(b"NSQB")
         self._left -= self._storing
         self._pass("unwritten")
         super().write(fd, offset, parts)

@@ -107,7 +107,7 @@ class SmallFiles(HastyFiles):
         self._blocks[inode] = blocks
         return True
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
         with self._lock:
             while not self._grow(fd, offset + len(data)):

@@ -43,7 +43,7 @@ class FailingDisk(RecordingFiles):
         self.failing[name] = times - 1, code
         return OSError(code, os.strerror(code))
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
         if offset and (error := self._fails("write")):
             super().write(fd, offset, [data[: len(data) * 2 // 3]])

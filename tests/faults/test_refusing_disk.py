@@ -62,7 +62,7 @@ class FaultyFiles(HastyFiles):
         self._pass("open")
         return super().open(path)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         try:
             self._pass("write")
         except OSError:
@@ -230,7 +230,7 @@ class FullFiles(HastyFiles):
         self.full = False
         self._spare = spare
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.full and self._spare.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().write(fd, offset, parts)

@@ -142,7 +142,7 @@ class CountingFiles(Files):
     def __init__(self) -> None:
         self.writes = self.reads = self.syncs = self.read_bytes = 0
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         self.writes += 1
         super().write(fd, offset, parts)
 
@@ -186,7 +186,7 @@ class FailingFiles(HastyFiles):
         self._maybe_fail("open")
         return super().open(path)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
         if self.room is not None and len(data) > self.room:
             super().write(fd, offset, [data[: self.room]])
@@ -295,7 +295,7 @@ class SimulatedDisk(HastyFiles):
         self._paths.pop(fd, None)  # opened for reading only
         super().close(fd)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         self._files[self._paths[fd]].pending.append((offset, b"".join(parts)))
 

@@ -149,7 +149,7 @@ def test_interrupt_is_handled_like_an_error(tmp_path: Path) -> None:
     class Interrupted(FailingFiles):
         interrupt = False
 
-        def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+        def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
             super().write(fd, offset, parts)
             if self.interrupt:
                 raise KeyboardInterrupt

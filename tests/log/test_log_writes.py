@@ -18,7 +18,7 @@ class BesideAWrite(Files):
     opens = True
     closed = 0
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         if self.beside is not None:
             beside, self.beside = self.beside, None

@@ -101,7 +101,7 @@ class NotingFiles(HastyFiles):
         self.closed: list[int] = []
         self.dirty: set[int] = set()
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         self.dirty.add(fd)
         super().write(fd, offset, parts)
 

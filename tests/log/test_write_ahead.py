@@ -308,7 +308,7 @@ class FullFiles(HastyFiles):
 
     is_full = False
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.is_full and "write-ahead" in Path(f"/proc/self/fd/{fd}").readlink().name:
             raise OSError(ENOSPC, "full")
         super().write(fd, offset, parts)

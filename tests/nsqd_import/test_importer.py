@@ -168,7 +168,7 @@ class NotingFiles(Files):
         self.unsynced: set[int] = set()
         self.saved_with: list[set[int]] = []
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         self.unsynced.add(fd)
 

@@ -76,7 +76,9 @@ class Cluster:
         try:
             if replica.position is not None:
                 assert replica.position.number >= self.stored.get(member, 0)
-            async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
+            async with await trio.open_tcp_stream("127.0.0.1", self.port) as plain:
+                # As a stream with TLS, one member has no socket that a thread could use.
+                stream = trio.StapledStream(plain, plain) if member == "three" else plain
                 await follow(stream, replica, cluster=cluster, member=member, least_epoch=least_epoch)
         finally:
             replica.close()
@@ -331,11 +333,10 @@ async def test_a_leader_that_sends_something_else(tmp_path: Path, sent: bytes) -
         replica = Replica.open(HastyFiles(), folder)
         with trio.fail_after(PATIENCE_S):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-                with pytest.raises(BaseException) as caught:
+                with pytest.raises(NSQError):
                     await follow(stream, replica, cluster="prod", member="two")
         replica.close()
         nursery.cancel_scope.cancel()
-    assert isinstance(first_of(caught.value), NSQError), caught.value
     assert (tmp_path / "f").read_bytes() == (folder / "cluster.json").read_bytes() == b"x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "two"]
 
@@ -350,7 +351,7 @@ async def test_a_follower_says_that_it_lives_while_it_reads_its_folder(tmp_path:
             reader = FrameReader()
             kinds: list[FrameKind] = []
             while FrameKind.ALIVE not in kinds:
-                kinds += [kind for kind, _ in reader.receive(await stream.receive_some())]
+                kinds += [kind for kind, _ in reader.receive(bytes(await stream.receive_some()))]
             assert FrameKind.INVENTORY not in kinds
             files.release()
 
@@ -361,17 +362,10 @@ async def test_a_follower_says_that_it_lives_while_it_reads_its_folder(tmp_path:
         files.hold("read")
         with trio.fail_after(PATIENCE_S):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-                with pytest.raises(BaseExceptionGroup):
+                with pytest.raises((LinkError, trio.BrokenResourceError)):
                     await follow(stream, replica, cluster="prod", member="two", alive_s=0.05)
         replica.close()
         nursery.cancel_scope.cancel()
-
-
-def first_of(error: BaseException) -> BaseException:
-    """Return the error in groups of one."""
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
-    return error
 
 
 async def test_a_second_connection_of_a_follower_ends_the_first(tmp_path: Path) -> None:
@@ -419,7 +413,7 @@ def test_frames_that_arrive_in_parts(seed: int) -> None:
     reader, received = FrameReader(), []
     while data:
         size = chance.choice((1, 3, 1000))
-        received += list(reader.receive(data[:size]))
+        received += [(kind, bytes(payload)) for kind, payload in reader.receive(data[:size])]
         data = data[size:]
     assert received == sent
 

@@ -36,7 +36,7 @@ ONCE_MORE = 64
 class Operations(NamedTuple):
     """Operations to do again, in order; `data` as `encode` makes it."""
 
-    data: bytes
+    data: bytes | memoryview
     last_number: int
 
 
@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
     path: bytes
     offset: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class FileEnd(NamedTuple):

@@ -77,7 +77,7 @@ class ChangedFiles:
     # ------------------------------------------------------------------ changes
 
     def write(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
-        self._files.write(self._descriptor(path), offset, [bytes(data)])
+        self._files.write(self._descriptor(path), offset, [data])
 
     def truncate(self, path: bytes, size: int) -> None:
         self._files.truncate(self._descriptor(path), size)

@@ -1,14 +1,14 @@
 """The follower's side of the link to its leader."""
 
-import logging
 import secrets
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import trio
 
 from .catch_up import Operations
-from .frame_stream import FrameStream
+from .frame_socket import FrameSocket
 from .link import (
     VERSION,
     FrameKind,
@@ -19,12 +19,9 @@ from .link import (
     encode_json,
     encode_number,
 )
+from .plain_socket import plain_socket
 from .replica import Replica
 
-logger = logging.getLogger("trio_nsq.replication")
-
-_WAITING: Final = 16
-"""How many received frames, or groups of them, may wait for the disk; then the leader waits, too."""
 _ENTRIES: Final = 64
 INSTANCE: Final = secrets.token_hex(8)
 """Of this process: a leader tells its connections from those of a copy of its folder."""
@@ -47,51 +44,56 @@ async def follow(
 ) -> None:
     """Follow a leader until the connection ends. The caller closes the replica and the stream.
 
+    One thread does it all. It uses the replica until this returns, also if it is cancelled.
+
     Args:
         replica: The opened data folder; nothing else may use it meanwhile.
         cluster, member: The names of the cluster, and of this folder.
         addresses: Where this member is reached, as URLs.
         least_epoch: A leader of a lower epoch is not followed.
         timeout_s: Limit for the leader to send anything.
+        alive_s: The interval of ALIVE, which is sent while the disk or something else takes long.
 
     Raises:
         LinkError: The leader refuses, has ended the connection, or does not answer; StaleLeader.
         InvalidOperation, ReplicaError: What it sent cannot be done, or not be stored.
         trio.BrokenResourceError: The connection is broken.
     """
-    frames = FrameStream(stream, timeout_s)
-    position = replica.position
-    await frames.send(
-        encode_json(
-            FrameKind.HELLO,
-            {
-                "versions": [VERSION],
-                "cluster": cluster,
-                "member": member,
-                "instance": INSTANCE,
-                "addresses": list(addresses),
-                "position": None if position is None else position._asdict(),
-            },
-        )
-    )
-    epoch, resumes = _welcomed(*await frames.receive_one())
-    least_epoch = max(least_epoch, position.epoch if position is not None else 0)
-    if epoch < least_epoch:
-        raise StaleLeader(f"the leader has epoch {epoch}, and this folder has followed epoch {least_epoch}")
-    if resumes and position is None:
-        raise LinkError("the leader wants to continue, and this folder has no position")
-    following = _Following(frames, replica)
-    send, receive = trio.open_memory_channel[Sequence[tuple[FrameKind, bytes]]](_WAITING)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(frames.stay_alive, alive_s)
-        if not resumes:
-            await following.send_inventory()
-            await trio.to_thread.run_sync(replica.catch_up, epoch)
-        nursery.start_soon(following.receive, send)
-        await following.run(receive)
+    error: Exception | None = None
+    async with plain_socket(stream) as sock:
+        frames = FrameSocket(sock, timeout_s)
+        about = {"versions": [VERSION], "cluster": cluster, "member": member}
+        about |= {"instance": INSTANCE, "addresses": list(addresses)}
+        following = _Following(frames, replica, about, least_epoch)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stay_alive, frames, alive_s)
+            nursery.start_soon(_end_if_cancelled, frames)
+            try:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(following.run, limiter=trio.CapacityLimiter(1))
+            except Exception as exc:
+                error = exc  # raised below, outside of all nurseries, which would make groups of it
+            nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
 
 
-def _welcomed(kind: FrameKind, payload: bytes) -> tuple[int, bool]:
+async def _stay_alive(frames: FrameSocket, alive_s: float) -> None:
+    limiter = trio.CapacityLimiter(1)
+    while True:
+        await trio.sleep(alive_s)
+        await trio.to_thread.run_sync(frames.send_alive, limiter=limiter)
+
+
+async def _end_if_cancelled(frames: FrameSocket) -> None:
+    """Turn a cancellation into the end of the connection, because threads cannot be cancelled."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        frames.end()
+
+
+def _welcomed(kind: FrameKind, payload: memoryview) -> tuple[int, bool]:
     """Return the epoch, and whether the leader continues where this folder is. Raises LinkError."""
     content: dict[str, Any] = decode_json(kind, payload)
     if kind is FrameKind.REFUSED:
@@ -104,49 +106,69 @@ def _welcomed(kind: FrameKind, payload: bytes) -> tuple[int, bool]:
 
 
 class _Following:
-    def __init__(self, frames: FrameStream, replica: Replica) -> None:
+    """What the thread does.
+
+    Args:
+        about: What HELLO says, without the position.
+        least_epoch: As of `follow`.
+    """
+
+    def __init__(
+        self, frames: FrameSocket, replica: Replica, about: dict[str, Any], least_epoch: int
+    ) -> None:
         self._frames = frames
         self._replica = replica
+        self._about = about
+        self._least_epoch = least_epoch
 
-    async def send_inventory(self) -> None:
+    def run(self) -> None:
+        """Follow until the connection ends, which is an error."""
+        waiting: Sequence[tuple[FrameKind, memoryview]] = self._begin()
+        while True:
+            if self._replica.position is None:
+                waiting = self._copy(waiting)
+            if waiting:
+                self._follow(waiting)
+            waiting = self._frames.receive()
+
+    def _begin(self) -> list[tuple[FrameKind, memoryview]]:
+        """Agree with the leader on how to go on; returns frames that came with its answer."""
+        replica, position = self._replica, self._replica.position
+        at = None if position is None else position._asdict()
+        self._frames.send(encode_json(FrameKind.HELLO, self._about | {"position": at}))
+        first, *others = self._frames.receive()
+        epoch, resumes = _welcomed(*first)
+        least_epoch = max(self._least_epoch, position.epoch if position is not None else 0)
+        if epoch < least_epoch:
+            raise StaleLeader(
+                f"the leader has epoch {epoch}, and this folder has followed epoch {least_epoch}"
+            )
+        if resumes and position is None:
+            raise LinkError("the leader wants to continue, and this folder has no position")
+        if not resumes:
+            self._send_inventory()
+            replica.catch_up(epoch)
+        return others
+
+    def _send_inventory(self) -> None:
         """Tell the leader what this folder has."""
         entries = self._replica.inventory()
-        while found := await trio.to_thread.run_sync(_some, entries):
-            await self._frames.send(
-                [piece for entry in found for piece in encode_frame(FrameKind.INVENTORY, entry)]
-            )
-        await self._frames.send(encode_frame(FrameKind.INVENTORY_END))
+        while some := list(islice(entries, _ENTRIES)):
+            self._frames.send([piece for entry in some for piece in encode_frame(FrameKind.INVENTORY, entry)])
+        self._frames.send(encode_frame(FrameKind.INVENTORY_END))
 
-    async def receive(self, send: trio.MemorySendChannel[Sequence[tuple[FrameKind, bytes]]]) -> None:
-        """Read frames while others wait for the disk."""
-        while True:
-            await send.send(await self._frames.receive())
-
-    async def run(self, receive: trio.MemoryReceiveChannel[Sequence[tuple[FrameKind, bytes]]]) -> None:
-        """Do what arrives. What waits is stored together."""
-        async for frames in receive:
-            together = list(frames)
-            try:
-                while True:
-                    together += receive.receive_nowait()
-            except trio.WouldBlock:
-                pass
-            if self._replica.position is None:
-                together = await trio.to_thread.run_sync(self._copy, together)
-            if together:
-                await self._follow(together)
-
-    def _copy(self, frames: Sequence[tuple[FrameKind, bytes]]) -> list[tuple[FrameKind, bytes]]:
-        """Take pieces of a copy of the folder, in a thread; returns its last frame and the frames after it."""
+    def _copy(self, frames: Sequence[tuple[FrameKind, memoryview]]) -> Sequence[tuple[FrameKind, memoryview]]:
+        """Take pieces of a copy of the folder; returns its last frame and the frames after it."""
         for index, (kind, payload) in enumerate(frames):
             if kind is not FrameKind.ALIVE:
                 self._replica.add(decode_piece(kind, payload))
                 if self._replica.position is not None:
-                    return [(FrameKind.ALIVE, b""), *frames[index + 1 :]]  # this is answered with STORED
+                    return [(FrameKind.ALIVE, payload), *frames[index + 1 :]]  # this is answered with STORED
         return []
 
-    async def _follow(self, frames: Iterable[tuple[FrameKind, bytes]]) -> None:
-        operations: list[bytes] = []
+    def _follow(self, frames: Iterable[tuple[FrameKind, memoryview]]) -> None:
+        """Store the operations in these frames together, and do them."""
+        operations: list[bytes | memoryview] = []
         for kind, payload in frames:
             if kind is FrameKind.ALIVE:
                 continue
@@ -155,18 +177,8 @@ class _Following:
                 raise LinkError(f"the leader has sent a frame {kind.name}")
             operations.append(piece.data)
         if operations:
-            await trio.to_thread.run_sync(self._replica.store, b"".join(operations))
+            self._replica.store(*operations)
         assert self._replica.position is not None
-        await self._frames.send(encode_number(FrameKind.STORED, self._replica.position.number))
+        self._frames.send(encode_number(FrameKind.STORED, self._replica.position.number))
         if operations:
-            await trio.to_thread.run_sync(self._replica.apply)
-
-
-def _some(entries: Iterable[bytes]) -> list[bytes]:
-    """Return the next entries of an inventory; in a thread."""
-    found: list[bytes] = []
-    for entry in entries:
-        found.append(entry)
-        if len(found) >= _ENTRIES:
-            break
-    return found
+            self._replica.apply()

@@ -22,7 +22,7 @@ class FrameStream:
         self._stream = stream
         self._timeout_s = timeout_s
         self._reader = FrameReader()
-        self._received: deque[tuple[FrameKind, bytes]] = deque()
+        self._received: deque[tuple[FrameKind, memoryview]] = deque()
         self._sending = trio.Lock()
 
     async def send(self, frame: Sequence[bytes | memoryview]) -> None:
@@ -41,8 +41,8 @@ class FrameStream:
             await trio.sleep(alive_s)
             await self.send(encode_frame(FrameKind.ALIVE))
 
-    async def receive(self) -> list[tuple[FrameKind, bytes]]:
-        """Return the next frames, at least one.
+    async def receive(self) -> list[tuple[FrameKind, memoryview]]:
+        """Return the next frames, at least one. Their payloads are valid until the next call.
 
         Raises:
             LinkError: The other side has ended the connection, sends nothing, or sends something else.
@@ -53,7 +53,7 @@ class FrameStream:
         self._received.clear()
         return frames
 
-    async def receive_one(self) -> tuple[FrameKind, bytes]:
+    async def receive_one(self) -> tuple[FrameKind, memoryview]:
         """Return the next frame; errors as of `receive`."""
         await self._fill()
         return self._received.popleft()
@@ -66,4 +66,4 @@ class FrameStream:
                 raise LinkError(f"the other side has sent nothing for {self._timeout_s:g} s")
             if not data:
                 raise LinkError("the other side has ended the connection")
-            self._received += self._reader.receive(data)
+            self._received += self._reader.receive(bytes(data))

@@ -194,7 +194,7 @@ class Journal:
         for piece in operations:
             crc = crc32(piece, crc)
         head = _ROUND_HEAD.pack(_ROUND_MAGIC, crc) + rest
-        self._files.write(self._fd, self.size, [head, *map(bytes, operations)])
+        self._files.write(self._fd, self.size, [head, *operations])
         self._files.sync(self._fd)
         self.size += ROUND_HEADER_BYTES + size
         self._stable = self.size

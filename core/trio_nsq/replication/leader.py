@@ -260,7 +260,7 @@ class Leader:
             size += len(payload)
             if size > _MOST_INVENTORY_BYTES:
                 raise LinkError("its inventory is too large")
-            path, digest = decode_entry(payload)
+            path, digest = decode_entry(bytes(payload))
             inventory[path] = digest
 
     async def _catch_up(self, frames: FrameStream, inventory: dict[bytes, FileDigest]) -> int:
@@ -269,13 +269,15 @@ class Leader:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_ignore, frames)
             nursery.start_soon(frames.stay_alive, self._alive_s)
-            while True:
-                for piece in await trio.to_thread.run_sync(_some, pieces):
-                    await frames.send(encode_piece(piece))
-                    if isinstance(piece, CaughtUp):
-                        nursery.cancel_scope.cancel()
-                        return piece.number
-        raise AssertionError("a catch-up ends with CaughtUp")
+            last: Piece | None = None
+            while not isinstance(last, CaughtUp):
+                for last in await trio.to_thread.run_sync(_some, pieces):
+                    if not isinstance(last, CaughtUp):
+                        await frames.send(encode_piece(last))
+            nursery.cancel_scope.cancel()
+        assert isinstance(last, CaughtUp)
+        await frames.send(encode_piece(last))  # only now: `_ignore` must not read the answer
+        return last.number
 
 
 async def _ignore(frames: FrameStream) -> None:

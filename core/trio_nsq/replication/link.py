@@ -29,6 +29,7 @@ MAX_ADDRESSES: Final = 16
 MAX_ADDRESS_CHARACTERS: Final = 255
 """Limits of the addresses of a member."""
 MOST_FRAME_BYTES: Final = MOST_OPERATION_BYTES + 64 * 1024
+_LEAST_ROOM: Final = 1024 * 1024
 _HEAD = Struct(">IB")
 _NUMBER = Struct(">Q")
 _NAME = Struct(">H")
@@ -73,7 +74,7 @@ def encode_number(kind: FrameKind, number: int) -> list[bytes | memoryview]:
     return encode_frame(kind, _NUMBER.pack(number))
 
 
-def encode_operations(last_number: int, pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+def encode_operations(last_number: int, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return a frame with operations, as `encode` makes them."""
     return encode_frame(FrameKind.OPERATIONS, _NUMBER.pack(last_number), *pieces)
 
@@ -96,14 +97,14 @@ def encode_piece(piece: Piece) -> list[bytes | memoryview]:
             return encode_number(FrameKind.CAUGHT_UP, number)
 
 
-def decode_piece(kind: FrameKind, payload: bytes) -> Piece:
-    """Return the piece of a catch-up in a frame. Raises LinkError, InvalidOperation."""
+def decode_piece(kind: FrameKind, payload: memoryview) -> Piece:
+    """Return the piece of a catch-up in a frame; its data are views. Raises LinkError, InvalidOperation."""
     try:
         match kind:
             case FrameKind.OPERATIONS:
                 return Operations(payload[_NUMBER.size :], decode_number(payload))
             case FrameKind.FOLDER:
-                path, *names = _names_in(payload)
+                path, *names = _names_in(bytes(payload))
                 return Folder(_checked(path) if path else path, frozenset(names))
             case FrameKind.FILE_BEGIN:
                 has_diverged, is_whole = _FILE.unpack_from(payload)
@@ -123,7 +124,8 @@ def decode_piece(kind: FrameKind, payload: bytes) -> Piece:
     raise LinkError(f"a frame {kind.name} is not part of a catch-up")
 
 
-def _checked(path: bytes) -> bytes:
+def _checked(path: bytes | memoryview) -> bytes:
+    path = bytes(path)
     check_path(path)
     return path
 
@@ -140,7 +142,7 @@ def _names_in(payload: bytes) -> Iterator[bytes]:
         raise LinkError("a frame FOLDER is empty")
 
 
-def decode_number(payload: bytes) -> int:
+def decode_number(payload: bytes | memoryview) -> int:
     """Return the number that a payload begins with. Raises LinkError."""
     if len(payload) < _NUMBER.size:
         raise LinkError("a frame with a number is cut off")
@@ -148,10 +150,10 @@ def decode_number(payload: bytes) -> int:
     return number
 
 
-def decode_json(kind: FrameKind, payload: bytes) -> dict[str, Any]:
+def decode_json(kind: FrameKind, payload: memoryview) -> dict[str, Any]:
     """Return the JSON object of a frame. Raises LinkError."""
     try:
-        content = untrusted_json.decode_json(payload)
+        content = untrusted_json.decode_json(bytes(payload))
     except ValueError as exc:
         raise LinkError(f"a frame {kind.name} is no JSON: {exc}") from exc
     if not isinstance(content, dict):
@@ -168,27 +170,43 @@ class FrameReader:
 
     def __init__(self, most_bytes: int = MOST_FRAME_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._buffer = bytearray()
+        self._buffer = memoryview(bytearray(2 * _LEAST_ROOM))
+        self._begin = self._end = 0  # of what has arrived and was not returned
 
-    def receive(self, data: bytes | bytearray) -> Iterator[tuple[FrameKind, bytes]]:
-        """Yield the frames that are complete. Raises LinkError."""
-        buffer = self._buffer
-        buffer += data
-        at = 0
-        try:
-            while len(buffer) - at >= _HEAD.size:
-                size, code = _HEAD.unpack_from(buffer, at)
-                if not 1 <= size <= self._most_bytes:
-                    raise LinkError(f"a frame of {size:,} bytes; the maximum is {self._most_bytes:,}")
-                end = at + _HEAD.size - 1 + size
-                if end > len(buffer):
-                    return
-                try:
-                    kind = FrameKind(code)
-                except ValueError:
-                    raise LinkError(f"there is no frame of kind {code}") from None
-                payload = bytes(memoryview(buffer)[at + _HEAD.size : end])
-                at = end
-                yield kind, payload
-        finally:
-            del buffer[:at]
+    def room(self) -> memoryview:
+        """Return where to put what arrives next. The payloads of earlier frames are no longer valid."""
+        kept = self._end - self._begin
+        if not kept:
+            self._begin = self._end = 0
+        elif len(self._buffer) - self._end < _LEAST_ROOM:
+            waiting = self._buffer[self._begin : self._end]
+            if len(self._buffer) - kept < _LEAST_ROOM:
+                self._buffer = memoryview(bytearray(2 * len(self._buffer)))
+            self._buffer[:kept] = waiting
+            self._begin, self._end = 0, kept
+        return self._buffer[self._end :]
+
+    def add(self, count: int) -> list[tuple[FrameKind, memoryview]]:
+        """Return the frames that are complete with this many more bytes in `room`. Raises LinkError."""
+        self._end += count
+        frames: list[tuple[FrameKind, memoryview]] = []
+        while self._end - self._begin >= _HEAD.size:
+            size, code = _HEAD.unpack_from(self._buffer, self._begin)
+            if not 1 <= size <= self._most_bytes:
+                raise LinkError(f"a frame of {size:,} bytes; the maximum is {self._most_bytes:,}")
+            begin = self._begin + _HEAD.size
+            end = begin + size - 1
+            if end > self._end:
+                break
+            try:
+                kind = FrameKind(code)
+            except ValueError:
+                raise LinkError(f"there is no frame of kind {code}") from None
+            frames.append((kind, self._buffer[begin:end]))
+            self._begin = end
+        return frames
+
+    def receive(self, data: bytes) -> list[tuple[FrameKind, memoryview]]:
+        """As `add`, of at most `_LEAST_ROOM` bytes that have arrived elsewhere."""
+        self.room()[: len(data)] = data
+        return self.add(len(data))

@@ -93,7 +93,7 @@ class RecordingFiles(Files):
 
     # ------------------------------------------------------------------ content
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         file = self._by_descriptor.get(fd)
         if file is None:
             super().write(fd, offset, parts)
@@ -201,10 +201,10 @@ class RecordingFiles(Files):
             file.path = None
 
 
-def _pieces(offset: int, parts: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+def _pieces(offset: int, parts: Sequence[bytes | memoryview]) -> list[tuple[int, list[bytes]]]:
     """Divide a write into those of at most `MOST_DATA_BYTES`: the offset, and the parts, of each."""
     if sum(map(len, parts)) <= MOST_DATA_BYTES:
-        return [(offset, [part for part in parts if part])] if any(parts) else []
+        return [(offset, [bytes(part) for part in parts if part])] if any(parts) else []
     data = memoryview(b"".join(parts))
     return [
         (offset + at, [bytes(data[at : at + MOST_DATA_BYTES])]) for at in range(0, len(data), MOST_DATA_BYTES)

@@ -229,8 +229,8 @@ class Replica:
 
     # ------------------------------------------------------------------ following
 
-    def store(self, operations: bytes | memoryview) -> Position:
-        """Store operations, durably. Then acknowledge them, and call `apply`.
+    def store(self, *operations: bytes | memoryview) -> Position:
+        """Store operations, durably. Then acknowledge them, and call `apply`: they must not change before.
 
         Args:
             operations: At least one, as `encode` makes them; their numbers follow the position's.
@@ -245,7 +245,8 @@ class Replica:
         """
         if self.position is None:
             raise Diverged(f"{self._folder} has no known position")
-        decoded, number = list(decode_all(operations)), self.position.number
+        decoded = [each for some in operations for each in decode_all(some)]
+        number = self.position.number
         for each in decoded:
             number += 1
             if each.number != number:
@@ -256,7 +257,7 @@ class Replica:
             self._store(operations, decoded)
         return self.position
 
-    def _store(self, operations: bytes | memoryview, decoded: Sequence[Operation]) -> None:
+    def _store(self, operations: Sequence[bytes | memoryview], decoded: Sequence[Operation]) -> None:
         """Write operations to the journal; those before a LINK, or that need a new journal, are done first."""
         whole, pending = True, list[_Stored]()
         for each in decoded:
@@ -270,7 +271,7 @@ class Replica:
                 self._begin(self.position)
             for one in self._copied(each) if is_link else (each,):
                 pending.append(_Stored(one, self._names.add(one)))
-        self._append([operations] if whole else _encoded(pending), pending)
+        self._append(operations if whole else _encoded(pending), pending)
 
     def _append(self, content: Sequence[bytes | memoryview], operations: Sequence[_Stored]) -> None:
         if not operations:

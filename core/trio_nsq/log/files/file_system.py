@@ -78,7 +78,7 @@ class Files:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         """Write all parts one after the other from `offset` on, continuing partial writes."""
         for start in range(0, len(parts), _IOV_MAX):
             group = parts[start : start + _IOV_MAX] if len(parts) > _IOV_MAX else parts

@@ -41,7 +41,7 @@ class OverlayFiles(Files):
         self._paths.pop(fd, None)
         self._files.close(fd)
 
-    def write(self, fd: int, offset: int, parts: Sequence[bytes]) -> None:
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         self._written.setdefault(self._paths[fd], []).append((offset, b"".join(parts)))
 
     def truncate(self, fd: int, size: int) -> None:
