@@ -16,9 +16,11 @@ from access.support import ALL_ROLES, AuthFile, Given, auth, bearer, everything
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, pub, running_broker, until
 from log.support import HastyFiles
+from trio_nsq.access.secret import NO_SECRET, Secret
 from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
 from trio_nsq.broker.api.cluster import is_client_address
 from trio_nsq.broker.replication import Replication
+from trio_nsq.http.upgrade import UpgradeFailed, open_upgraded
 from trio_nsq.replication.follower import follow
 from trio_nsq.replication.replica import Replica
 
@@ -57,6 +59,12 @@ class Leader:
                     head += more
             assert head.startswith(b"HTTP/1.1 %d " % status), head
             yield stream
+
+    async def open(self, target: str, *, tls: bool, **more: Any) -> trio.abc.HalfCloseableStream:
+        """Connect as members do."""
+        address = f"https://{self.bound.https_address}" if tls else f"http://{self.bound.http_address}"
+        options: dict[str, Any] = {"secret": NO_SECRET, "tls": self.context, "timeout_s": PATIENCE_S} | more
+        return await open_upgraded(address, target, **options)
 
 
 @asynccontextmanager
@@ -146,6 +154,38 @@ async def test_the_end_of_a_client_reaches_the_session(
             assert f"TCP: new client({CLIENT})" in caplog.text
         await until(lambda: f"[{CLIENT}] exiting" in caplog.text)
         assert "GET /cluster/forward" not in caplog.text
+
+
+@BOTH
+async def test_a_client_may_end_its_side_and_read_the_answers(
+    tmp_path: Path, certificates: Certificates, tls: bool
+) -> None:
+    async with leading(tmp_path / "d", certificates) as leader:
+        async with await leader.open("/cluster/forward?listener=tcp", tls=tls) as stream:
+            await stream.send_all(b"  V2" + b"".join(pub("t", b"x") for _ in range(100)))
+            await stream.send_eof()
+            assert b"".join([bytes(data) async for data in stream]).count(b"OK") == 100
+
+
+@BOTH
+async def test_why_a_member_is_refused(tmp_path: Path, certificates: Certificates, tls: bool) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("reader", everything("read"))
+    async with leading(tmp_path / "d", certificates, auth_file=file.write()) as leader:
+        for secret, code in (
+            (NO_SECRET, "401 AUTH_REQUIRED"),
+            (Secret("x"), "401 INVALID_TOKEN"),
+            (Secret("reader-secret"), "403 FORBIDDEN"),
+        ):
+            with pytest.raises(UpgradeFailed, match=f"--cluster-auth-secret-file \\({code}"):
+                await leader.open("/cluster/replicate", tls=tls, secret=secret)
+
+
+async def test_a_leader_that_requires_tls_says_so(tmp_path: Path, certificates: Certificates) -> None:
+    async with leading(tmp_path / "d", certificates, tls_required="true") as leader:
+        with pytest.raises(UpgradeFailed, match="requires https: --cluster-tls"):
+            await leader.open("/cluster/replicate", tls=False)
+        await trio.aclose_forcefully(await leader.open("/cluster/replicate", tls=True))
 
 
 @BOTH

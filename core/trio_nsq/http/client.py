@@ -1,8 +1,6 @@
 """HTTP client under trio, for brokers, auth servers, discovery services and other services."""
 
 import base64
-import os
-import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
@@ -15,7 +13,7 @@ from .._version import __version__
 from ..access.secret import authorization
 from ..api.https import https_port
 from ..protocol import NSQError
-from ..text.wording import untrusted_certificate
+from .failures import innermost, reason_of
 from .urls import URL
 
 if TYPE_CHECKING:  # slow to import, and most brokers make no requests
@@ -23,7 +21,6 @@ if TYPE_CHECKING:  # slow to import, and most brokers make no requests
 
 _MAX_KEPT = 256
 """Idle connections."""
-_MAX_REASON = 300
 HEADERS = {
     "Accept": "application/vnd.nsq; version=1.0",
     "Accept-Encoding": "identity",  # the size of a compressed answer is unknown before decompression
@@ -314,12 +311,4 @@ def _why(error: BaseException) -> str:
     import httpcore
 
     is_wrapped = isinstance(error, httpcore.ConnectError) or not str(error)
-    while is_wrapped and (inner := error.__cause__ or error.__context__) is not None:
-        error = inner.exceptions[-1] if isinstance(inner, BaseExceptionGroup) else inner
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return untrusted_certificate(error.verify_message)
-    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
-        return os.strerror(error.errno)  # trio adds the address to the text of the error
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error) or type(error).__name__)[:_MAX_REASON]
+    return reason_of(innermost(error) if is_wrapped else error)

@@ -7,10 +7,11 @@ from weakref import WeakValueDictionary
 import trio
 
 from ..protocol import NSQError
+from .errors import TLSError
+from .stream import TLSStream
 
 if TYPE_CHECKING:
-    from .session import ServerContext
-    from .stream import TLSStream
+    from .session import ServerContext, TLSSession
 
 FIRST_BYTE_TIMEOUT_S = 60.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -39,7 +40,9 @@ class Acceptor:
         # By client host; only those in use.
         self._turns: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
 
-    async def accept(self, stream: trio.SocketStream, host: str) -> "trio.SocketStream | TLSStream":
+    async def accept(
+        self, stream: trio.SocketStream, host: str
+    ) -> "trio.SocketStream | TLSStream[TLSSession]":
         """Return the stream to use. The caller closes it, or the given stream after an error.
 
         Args:
@@ -59,13 +62,12 @@ class Acceptor:
             raise trio.BrokenResourceError(str(exc)) from exc
         return await self.shake_hands(stream, host) if first == _HANDSHAKE_RECORD else stream
 
-    async def shake_hands(self, stream: trio.SocketStream, host: str) -> "TLSStream":
+    async def shake_hands(self, stream: trio.SocketStream, host: str) -> "TLSStream[TLSSession]":
         """Start TLS. As `accept`, for a listener without plain text; there must be a context."""
-        from .session import TLSError  # imports OpenSSL
-        from .stream import TLSStream
+        from .session import TLSSession  # imports OpenSSL
 
         assert self.context is not None  # the caller has checked it
-        secure = TLSStream(stream, self.context)
+        secure = TLSStream(stream, TLSSession(self.context))
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 async with self._turns.setdefault(host, trio.CapacityLimiter(HANDSHAKES_PER_HOST)):

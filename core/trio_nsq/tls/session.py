@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from ..protocol import NSQError
+from .errors import TLSError
 
 _READ_BYTES = 64 * 1024
 _IANA_NAMES = {
@@ -37,10 +37,6 @@ _SUBJECT_NAMES = {
     NameOID.SURNAME: "SN",
     NameOID.TITLE: "title",
 }
-
-
-class TLSError(NSQError):
-    """The TLS handshake failed, or the session is lost. The text is OpenSSL's reason."""
 
 
 class ServerContext(SSL.Context):

@@ -13,8 +13,6 @@ from ...server.relay import relay
 from ..addresses import BoundAddresses
 from ..server import Server
 
-PROTOCOL: Final = "trio-nsq-cluster"
-"""What a member asks for with `Upgrade`."""
 _NO_CLUSTER: Final = "NO_CLUSTER: this broker is not a member of a cluster; see --cluster"
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 _ZONE: Final = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # the longest name of an interface

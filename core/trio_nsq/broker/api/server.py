@@ -27,6 +27,7 @@ from ...http import (
     peer_of,
     serve_connection,
 )
+from ...http.upgrade import CLUSTER_PROTOCOL
 from ...log import LogError
 from ...protocol.address import is_unix_path
 from ...server.body_memory import BodyMemoryLimit
@@ -116,13 +117,14 @@ class HTTPServer:
     async def handle_https(self, stream: trio.SocketStream, peer: str | None = None) -> None:
         """Serve one client of the HTTPS listener; `peer` is its address if it is not the socket's."""
         # Here, because it is slow to import, and most brokers have no certificate.
-        from ...tls.session import TLSError
+        from ...tls.errors import TLSError
+        from ...tls.session import TLSSession
         from ...tls.stream import TLSStream
 
         tls_context = self._server.session_deps.tls_context
         assert tls_context is not None  # without it there is no HTTPS listener
         peer = peer_of(stream) if peer is None else peer
-        secure = TLSStream(stream, tls_context)
+        secure = TLSStream(stream, TLSSession(tls_context))
         try:
             with trio.fail_after(_HANDSHAKE_TIMEOUT_S):
                 await secure.do_handshake()
@@ -262,7 +264,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
             for place, (rule, handler) in _DEBUG_HANDLERS.items()
         ),
         *(
-            Route(*place, handler, rule=_REPLICATE, upgrade=cluster.PROTOCOL)
+            Route(*place, handler, rule=_REPLICATE, upgrade=CLUSTER_PROTOCOL)
             for place, handler in of_members.items()
         ),
     ]

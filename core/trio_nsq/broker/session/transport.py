@@ -79,7 +79,8 @@ class Transport:
         Raises:
             CommandError: `E_IDENTIFY_FAILED`. It can be sent in plain text, because there is no TLS session.
         """
-        from ...tls.session import TLSError, TLSSession  # here, because most brokers have no certificate
+        from ...tls.errors import TLSError
+        from ...tls.session import TLSSession  # here, because most brokers have no certificate
 
         session = TLSSession(context)
         try:

@@ -29,8 +29,10 @@ from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
 from ...protocol.go_json import INT64
 from ...protocol.untrusted_json import decode_json
+from ...tls.client_session import TLSClientSession
+from ...tls.errors import TLSError
 from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
-from .codecs import CodecStack, TLSCodec, TLSError
+from .codecs import CodecStack
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
@@ -192,7 +194,7 @@ class Connection:
     async def _start_tls(self) -> None:
         host, _ = parse_address(self.address)
         try:
-            session = TLSCodec(self._settings.client_context(), host)
+            session = TLSClientSession(self._settings.client_context(), host)
         except (ValueError, OSError) as error:  # such as a missing file; it may be temporary
             raise await self._failed(str(error)) from error
         received = self._reader.take_buffered()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...access.secret import StrPath
 from ...protocol.errors import NSQError
+from ...tls.errors import reason_of
 
 
 class TLSFilesError(NSQError, ValueError):
@@ -42,10 +43,3 @@ class TLSFiles:
                 files = f"tls_cert {self.cert}, tls_key {self.key}"
                 raise TLSFilesError(f"{files}: {reason_of(exc)}") from exc
         return context
-
-
-def reason_of(error: OSError) -> str:
-    """Return the text of a TLS error or of an error of a TLS file."""
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "not a PEM file").lower().replace("_", " ")
-    return error.strerror or str(error)
