@@ -52,7 +52,18 @@ spark.sql.codegen.wholeStage false
 spark.sql.shuffle.partitions 1
 """
 """Spark's defaults for the tests, which have few rows: query plans are not compiled."""
-_SLOW_FOLDERS = {"browser", "cli", "faults", "fleet", "interop", "model", "spark", "storage", "coordination"}
+_SLOW_FOLDERS = {
+    "browser",
+    "cli",
+    "faults",
+    "fleet",
+    "interop",
+    "model",
+    "spark",
+    "storage",
+    "coordination",
+    "cluster",
+}
 """Folders in which most tests start processes or repeat a scenario."""
 _SPARK_FOLDERS = {"spark", "documents"}
 """Folders with the slowest files."""

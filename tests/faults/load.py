@@ -37,10 +37,11 @@ class Client:
 
     Attributes:
         emptied_ns: When everything that had been sent was last read: later frames were sent later.
+        heard_ns: When data, or a heartbeat, was read last.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
-        self.emptied_ns = time.time_ns()
+        self.emptied_ns = self.heard_ns = time.time_ns()
         self._next_emptied_ns = self.emptied_ns
         self._stream = stream
         self._buffer = b""
@@ -53,7 +54,10 @@ class Client:
             raise Gone from exc
 
     async def frames(self) -> list[tuple[int, bytes]]:
-        """Receive the next frames (type, data), at least one, and answer heartbeats. Raises Gone."""
+        """Receive the next frames (type, data), at least one, and answer heartbeats. Raises Gone.
+
+        If cancelled, nothing is lost: the next call returns it.
+        """
         while True:
             found, heartbeats = [], 0
             for frame in self._take_whole():
@@ -62,7 +66,8 @@ class Client:
                 else:
                     found.append(frame)
             if heartbeats:
-                await self.send(b"NOP\n" * heartbeats)
+                with trio.CancelScope(shield=True):
+                    await self.send(b"NOP\n" * heartbeats)
             if found:
                 return found
             self.emptied_ns = self._next_emptied_ns
@@ -72,8 +77,9 @@ class Client:
                 raise Gone from exc
             if not data:
                 raise Gone
+            self.heard_ns = time.time_ns()
             if len(data) < _RECEIVE_BYTES:
-                self._next_emptied_ns = time.time_ns()
+                self._next_emptied_ns = self.heard_ns
             self._buffer += data
 
     def _take_whole(self) -> Iterator[tuple[int, bytes]]:
@@ -88,11 +94,11 @@ class Client:
 
 
 @asynccontextmanager
-async def connection(address: str) -> AsyncIterator[Client]:
-    """Connect to `host:port` and send the magic. Raises Gone if the connection is refused."""
+async def connection(address: str, local_address: str | None = None) -> AsyncIterator[Client]:
+    """Connect to `host:port`, from an address, and send the magic. Raises Gone if the connection is refused."""
     host, _, port = address.rpartition(":")
     try:
-        stream = await trio.open_tcp_stream(host, int(port))
+        stream = await trio.open_tcp_stream(host, int(port), local_address=local_address)
     except OSError as exc:
         raise Gone from exc
     async with stream:

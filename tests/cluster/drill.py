@@ -1,0 +1,310 @@
+"""A drill: a cluster under load, faults, and the checks at its end."""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from cluster.checker import differences, read_log
+from cluster.clients import Clients
+from cluster.disks import Disk
+from cluster.engines import Engine
+from cluster.ledger import Epochs, Ledger, Verdict
+from cluster.members import Cluster, Member, NoAnswer
+from cluster.stock import TOPIC as STOCK_TOPIC
+from cluster.stock import StockClients
+
+if TYPE_CHECKING:
+    from cluster.faults import Fault
+
+TOPIC, ONCE_TOPIC = "t", "once"
+CHANNELS = ("a", "b")
+_POLL_S = 0.05
+_STOCK_POLL_S = 1
+
+
+@dataclass
+class Outcome:
+    """What a fault means for clients.
+
+    Attributes:
+        goes_on: Whether publishes are acknowledged while the fault lasts.
+        besides: A member that cannot serve meanwhile.
+        began_s: When it began.
+    """
+
+    goes_on: bool = True
+    besides: Member | None = None
+    began_s: float = field(default_factory=time.monotonic)
+
+
+class Drill:
+    """See the module. Use `drilling`.
+
+    Attributes:
+        refused: Requests of operators that were refused; that is right while another fault lasts.
+        lost_folders: The ids of folders that are gone, of members that are to be removed.
+        took: For each kind of fault, how many seconds passed until another member gave an OK, and until it delivered.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: Engine,
+        seed: int,
+        flags: Iterable[str],
+        pause_s: float,
+        mounted: Sequence[Disk],
+        stock: StockClients | None,
+    ) -> None:
+        self.chance = random.Random(seed)
+        self.refused: list[str] = []
+        self.lost_folders: list[str] = []
+        self.engine = engine
+        self.cluster = Cluster(engine, *flags, *(stock.flags if stock is not None else ()))
+        self._mounted = mounted
+        self._stock = stock
+        self._others = trio.CancelScope()
+        self.epochs = Epochs()
+        self.ledger = Ledger(folder / "acknowledged")
+        self.clients = Clients(self.cluster, self.ledger, self.chance, pause_s)
+        self.took: dict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    @property
+    def members(self) -> list[Member]:
+        return self.cluster.members
+
+    def disk_of(self, member: Member) -> Disk:
+        """Return the file system that a member's data folder is on."""
+        return self._mounted[self.members.index(member)]
+
+    async def leader(self) -> Member:
+        """Return the leader; if there is none at the moment, any member that runs."""
+        for _ in range(20):
+            if (leader := await self.cluster.leader()) is not None:
+                return leader
+            await trio.sleep(_POLL_S)  # another process: only its answers show progress
+        return self.chance.choice(self.cluster.running or self.members)
+
+    async def roles(self) -> tuple[Member, Member]:
+        """Return the leader and one of the others."""
+        leader = await self.leader()
+        others = [member for member in self.members if member is not leader]
+        return leader, self.chance.choice([each for each in others if each.is_running] or others)
+
+    # ------------------------------------------------------------------ load
+
+    async def begin(self, nursery: trio.Nursery, publishers: int) -> None:
+        """Create topics and channels, and start the clients."""
+        if self.engine.kind != "static":
+            nursery.start_soon(self.engine.watch, self.epochs)
+        await self.admit("/topic/create", topic=TOPIC)
+        await self.admit("/topic/create", topic=ONCE_TOPIC)
+        for name in CHANNELS:
+            await self.admit("/channel/create", topic=TOPIC, channel=name)
+            nursery.start_soon(self.clients.consume, self.ledger.channel(TOPIC, name))
+        for _ in range(publishers):
+            nursery.start_soon(self.clients.publish, TOPIC)
+        nursery.start_soon(self.clients.publish_once, ONCE_TOPIC, "numbered")
+        if self._stock is not None:
+            await self.admit("/topic/create", topic=STOCK_TOPIC)
+            for name in ("go-nsq", "pynsq"):
+                await self.admit("/channel/create", topic=STOCK_TOPIC, channel=name)
+            self._stock.start([member.tcp_address for member in self.members], _STOCK_POLL_S)
+            nursery.start_soon(self._publish_by_others, self._stock)
+
+    async def _publish_by_others(self, stock: StockClients) -> None:
+        with self._others:
+            async with trio.open_nursery() as nursery:
+                for publisher in stock.publishers:
+                    nursery.start_soon(publisher.run, 0.1)
+
+    async def admit(self, path: str, **query: str) -> Member:
+        """Make a change, until a member has confirmed it; returns this member."""
+        reason = ""
+        with self.cluster.patience(f"POST {path} {query}", lambda: reason):
+            while True:
+                member = self.chance.choice(self.members)
+                try:
+                    await member.ask("POST", path, **query)
+                    return member
+                except NoAnswer as exc:
+                    reason = str(exc)
+                    await trio.sleep(_POLL_S)  # another process: only its answers show progress
+
+    async def serves(
+        self, besides: Member | None = None, began_s: float | None = None
+    ) -> tuple[float, float]:
+        """Wait for an OK and for a delivery of another member than one; returns how long after the begin they came."""
+        ledger = self.ledger
+        began_s = time.monotonic() if began_s is None else began_s
+        name = "" if besides is None else besides.name
+        answers, deliveries = len(ledger.answers), self._deliveries(name)
+        found: list[float] = []
+
+        def answered() -> bool:
+            new = ledger.answers[answers:]
+            return any(answer.server != name and (name or answer.sent_s >= began_s) for answer in new)
+
+        with self.cluster.patience(
+            f"no OK and no delivery of another member than {name or 'none'}", self.described
+        ):
+            await ledger.until(answered)
+            found.append(time.monotonic() - began_s)
+            await ledger.until(lambda: self._deliveries(name) > deliveries)
+        return found[0], time.monotonic() - began_s
+
+    def _deliveries(self, besides: str) -> int:
+        return sum(count for name, count in self.ledger.deliveries.items() if name != besides)
+
+    def described(self) -> str:
+        return f"epochs {self.epochs.leaders}; refusals {dict(self.ledger.refusals)}"
+
+    # ------------------------------------------------------------------ faults
+
+    async def endure(self, *faults: "Fault") -> None:
+        """Let faults happen, alone or together; then all members must be in sync again, and serve."""
+        self.refused.clear()
+        await self.cluster.wait_in_sync()
+        print(f"{time.monotonic():.1f}: {' + '.join(fault.name for fault in faults)}", flush=True)
+        async with AsyncExitStack() as stack:
+            for number, fault in enumerate(faults):
+                if number:
+                    await trio.sleep(self.chance.uniform(0, 4))  # the moment is random: there is no condition
+                outcome = await stack.enter_async_context(fault.strike(self))
+            if len(faults) == 1:
+                assert not self.refused, self.refused
+            if len(faults) == 1 and outcome.goes_on:
+                took = await self.serves(outcome.besides, outcome.began_s)
+                if outcome.besides is not None:
+                    self.took[faults[0].name].append(took)
+            elif not outcome.goes_on or len(faults) > 1:
+                await trio.sleep(self.chance.uniform(0, 15))  # likewise
+        await self.serves()
+        while self.lost_folders:
+            await self.admit("/cluster/remove", member=self.lost_folders.pop())
+        await self.cluster.wait_in_sync()
+
+    async def settle(self) -> None:
+        """Let the members store which messages are finished: these must never come again."""
+        leader = await self.cluster.leader()
+        if leader is None:
+            return
+        with suppress(NoAnswer):
+            epoch = (await leader.about())["epoch"]
+            for name in CHANNELS:
+                channel = self.ledger.channel(TOPIC, name)
+                left = {each for each in await self.clients.leave(channel) if each.server() == leader.name}
+                for path in ("/channel/pause", "/channel/unpause"):
+                    await self.admit(path, topic=TOPIC, channel=name)
+                about = await leader.about()
+                if (about["role"], about["epoch"]) == ("leader", epoch):
+                    channel.settle(left)
+
+    # ------------------------------------------------------------------ end
+
+    async def finish(self) -> Verdict:
+        """Let everything be delivered, and return the verdict."""
+        self.cluster.mend()
+        self.clients.end_publishing()
+        self._others.cancel()
+        with self.cluster.patience("publishers do not end", self.described):
+            await self.clients.publishers_ended()
+        leader = await self.cluster.wait_in_sync()
+        logs = {}
+        for topic in (TOPIC, ONCE_TOPIC):
+            logs[topic] = await read_log(leader.http_address, topic)
+        left: list[str] = []
+        with self.cluster.patience("not all is delivered", lambda: left):
+            while left := await self._left(leader):
+                await trio.sleep(_POLL_S)  # another process: only its answers show progress
+        if (stock := self._stock) is not None:
+            with self.cluster.patience("consumers of others lack messages", stock.described):
+                while any(stock.missing().values()):
+                    await trio.sleep(_POLL_S)  # other processes: only their output shows progress
+            print(stock.described())
+        await self._compare_folders(leader)
+        for member in self.members:
+            self._look_for_defects(member)
+        verdict = self.ledger.judge(logs, None if self.engine.kind == "static" else self.epochs)
+        print(verdict, *self.figures(), f"refusals: {dict(self.ledger.refusals)}", sep="\n", flush=True)
+        return verdict
+
+    async def _left(self, leader: Member) -> list[str]:
+        """Return which channels are not empty."""
+        kinds = ("depth", "in_flight_count", "deferred_count")
+        return [
+            f"{topic['topic_name']}/{channel['channel_name']}: {[channel[kind] for kind in kinds]}"
+            for topic in (await self.cluster.stats(leader))["topics"]
+            for channel in topic["channels"]
+            if any(channel[kind] for kind in kinds)
+        ]
+
+    async def _compare_folders(self, leader: Member) -> None:
+        for member in self.members:
+            if member is not leader and member.is_running:
+                await self._compare(leader, member)
+
+    async def _compare(self, leader: Member, member: Member) -> None:
+        found: list[str] = []
+        with self.cluster.patience("folders differ", lambda: "\n".join(found[:20])):
+            while True:
+                found = await trio.to_thread.run_sync(differences, leader.data_path, member.data_path)
+                if not found:
+                    return
+                await trio.sleep(_POLL_S)  # operations are applied after they are stored
+
+    def _look_for_defects(self, member: Member) -> None:
+        lines = member.log()
+        for number, line in enumerate(lines):
+            if "Traceback" in line or "internal error" in line:
+                self.ledger.complain(f"{member.name}:\n" + "\n".join(lines[max(0, number - 3) : number + 30]))
+                return
+
+    def figures(self) -> list[str]:
+        """Return a line about each kind of fault: the seconds until an OK, and a delivery, of another member."""
+        return [
+            f"{name}: {len(took)} times; first OK elsewhere after {_spread([ok for ok, _ in took])}, "
+            f"first delivery after {_spread([delivery for _, delivery in took])}"
+            for name, took in sorted(self.took.items())
+        ]
+
+
+def _spread(values: list[float]) -> str:
+    return f"{quantile(values, 0.5):.2f} s (p50), {quantile(values, 0.99):.2f} s (p99)"
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that so many are not above."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@asynccontextmanager
+async def drilling(
+    folder: Path,
+    engine: Engine,
+    members: int,
+    seed: int,
+    *flags: str,
+    publishers: int = 3,
+    pause_s: float = 0.01,
+    mounted: Sequence[Disk] = (),
+    stock: StockClients | None = None,
+) -> AsyncIterator[Drill]:
+    """Run a cluster with clients, until the end of the block; its data folders are on `mounted`, if there are any."""
+    drill = Drill(folder, engine, seed, flags, pause_s, mounted, stock)
+    data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
+    try:
+        async with drill.cluster.serving(data_paths), trio.open_nursery() as nursery:
+            await drill.begin(nursery, publishers)
+            yield drill
+            nursery.cancel_scope.cancel()
+    finally:
+        drill.ledger.close()

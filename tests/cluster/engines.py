@@ -1,0 +1,183 @@
+"""The engines that coordinate a cluster in the tests: etcd, an S3 server, or files; and what can happen to them."""
+
+import random
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import trio
+
+from cluster.ledger import Epochs
+from coordination.etcd_server import Member, etcd
+from spark.support import until
+from storage.stores import Fault, Proxy, Store, proxy, versitygw
+from trio_nsq.coordination.bucket import BucketCoordinator
+from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.interface import Coordinator, CoordinatorError, Observation
+from trio_nsq.coordination.state import StateError, decode
+from trio_nsq.storage import Patience, StorageError, storage_at
+
+CLUSTER = "prod"
+_PATIENCE = Patience(attempt_s=5.0, deadline_s=10.0)
+
+
+class Engine(ABC):
+    """An engine.
+
+    Attributes:
+        kind: `etcd`, `bucket` or `static`.
+        address: `host:port` that members reach through a link; empty: members need no engine.
+        watch_s: How often it is asked who leads.
+    """
+
+    kind: str
+    address: str = ""
+    watch_s = 0.05
+
+    @abstractmethod
+    def url(self, address: str) -> str:
+        """Return the option `--coordinator` of a member that reaches the engine at this address."""
+
+    def environment(self, address: str) -> dict[str, str]:
+        """Return the variables that such a member needs."""
+        return {}
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """Return what the engine says. Raises CoordinatorError, StateError or StorageError."""
+
+    async def watch(self, epochs: Epochs) -> None:
+        """Record who leads, until cancelled."""
+        while True:
+            asked_s = time.monotonic()
+            with suppress(CoordinatorError, StateError, StorageError):
+                found = await trio.to_thread.run_sync(self.observe, abandon_on_cancel=True)
+                if (state := found.state) is not None:
+                    epochs.see(state.epoch, state.leader, state.in_sync, asked_s)
+            await trio.sleep(self.watch_s)
+
+
+class Etcd(Engine):
+    """etcd with one member."""
+
+    kind = "etcd"
+
+    def __init__(self, member: Member, data: Path) -> None:
+        self.member = member
+        self.address = "%s:%d" % member.address
+        self._data, self._lost = data, data.with_name("lost")
+        self._coordinator: Coordinator = EtcdCoordinator([member.address], CLUSTER, patience=_PATIENCE)
+
+    def url(self, address: str) -> str:
+        return f"etcd://{address}"
+
+    def observe(self) -> Observation:
+        return self._coordinator.read()
+
+    def revoke_leases(self) -> None:
+        """End all leases, as an administrator may."""
+        for lease in self.member.ask("/v3/lease/leases", {}).get("leases", ()):
+            self.member.ask("/v3/lease/revoke", {"ID": lease["ID"]})
+
+    def remove_keys(self) -> None:
+        """Remove all keys of the cluster."""
+        self.member.remove(f"/trio-nsq/{CLUSTER}/")
+
+    def restart(self) -> None:
+        """Start etcd, which was killed, again."""
+        self.member.start()
+        until(self.member.answers)
+
+    def lose_data(self) -> None:
+        """Start etcd without its data."""
+        self.member.kill()
+        self._data.rename(self._lost)
+        self.restart()
+
+    def restore_data(self) -> None:
+        """Start etcd with the data that it has lost."""
+        self.member.kill()
+        shutil.rmtree(self._data)
+        self._lost.rename(self._data)
+        self.restart()
+
+
+@contextmanager
+def etcd_engine(folder: Path) -> Iterator[Etcd]:
+    """Run etcd."""
+    with etcd(folder) as (member,):
+        yield Etcd(member, folder / "m0")
+
+
+class Bucket(Engine):
+    """An S3 server behind a proxy that injects faults."""
+
+    kind = "bucket"
+    watch_s = 0.2
+
+    def __init__(self, store: Store, between: Proxy) -> None:
+        self._store = store
+        self._between = between
+        self._place = store.new_place()
+        self.address = between.endpoint.removeprefix("http://")
+        with store.here():
+            self._coordinator: Coordinator = BucketCoordinator(
+                storage_at(self._place, patience=_PATIENCE), CLUSTER
+            )
+
+    def url(self, address: str) -> str:
+        return self._place
+
+    def environment(self, address: str) -> dict[str, str]:
+        return self._store.behind(f"http://{address}").env
+
+    def observe(self) -> Observation:
+        return self._coordinator.read()
+
+    def fail(self) -> None:
+        """Refuse all requests."""
+        self._between.judge = lambda method, path: Fault(status=503)
+
+    def lose_answers(self, share: float, chance: random.Random) -> None:
+        """Do not answer a share of the requests that the store has done."""
+        lock = threading.Lock()
+
+        def judge(method: str, path: str) -> Fault | None:
+            with lock:
+                return Fault(is_sent=True) if chance.random() < share else None
+
+        self._between.judge = judge
+
+    def mend(self) -> None:
+        self._between.judge = lambda method, path: None
+
+
+@contextmanager
+def bucket_engine(folder: Path) -> Iterator[Bucket]:
+    """Run an S3 server."""
+    with versitygw(folder) as store, proxy(store) as between:
+        yield Bucket(store, between)
+
+
+class Static(Engine):
+    """Files in the data folders. People decide who leads."""
+
+    kind = "static"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def url(self, address: str) -> str:
+        return "static:"
+
+    def observe(self) -> Observation:
+        """Return the newest value of all data folders."""
+        states = []
+        for file in self._folder.glob("*/cluster-state.json"):
+            with suppress(FileNotFoundError):
+                states.append(decode(file.read_bytes()))
+        return Observation(max(states, key=lambda state: state.epoch, default=None), is_held=True)

@@ -1,0 +1,459 @@
+"""What can happen to a cluster. Each fault is a context manager: it lasts as long as its block, and is over then."""
+
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from cluster.drill import Drill, Outcome
+from cluster.engines import Bucket, Etcd
+from cluster.links import Way
+from cluster.members import ENGINE, Member, NoAnswer
+
+Strike = Callable[[Drill], AbstractAsyncContextManager[Outcome]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        name: What happens.
+        strike: Does it.
+        kind: The kind of engine that it needs; empty: any that elects leaders.
+        needs_disks: Whether the data folders must be on file systems of their own.
+        in_pairs: Whether it may happen together with another one.
+    """
+
+    name: str
+    strike: Strike
+    kind: str = ""
+    needs_disks: bool = False
+    in_pairs: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FAULTS: list[Fault] = []
+
+
+def _fault(
+    name: str, *, kind: str = "", needs_disks: bool = False, in_pairs: bool = True
+) -> Callable[[Callable[[Drill], AsyncIterator[Outcome]]], Fault]:
+    def add(function: Callable[[Drill], AsyncIterator[Outcome]]) -> Fault:
+        fault = Fault(name, asynccontextmanager(function), kind, needs_disks, in_pairs)
+        FAULTS.append(fault)
+        return fault
+
+    return add
+
+
+# ---------------------------------------------------------------------- processes
+
+
+async def _restart(member: Member) -> None:
+    if not member.is_running:
+        member.start()
+
+
+@_fault("kill the leader")
+async def kill_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    outcome = Outcome(besides=leader)
+    leader.kill()
+    yield outcome
+    await _restart(leader)
+
+
+@_fault("kill a follower")
+async def kill_follower(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    follower.kill()
+    yield Outcome()
+    await _restart(follower)
+
+
+@_fault("kill all members")
+async def kill_all(drill: Drill) -> AsyncIterator[Outcome]:
+    members = drill.members[:]
+    drill.chance.shuffle(members)
+    for member in members:
+        if member.is_running:
+            member.signal(signal.SIGKILL)
+    for member in members:
+        member.kill()
+    yield Outcome(goes_on=False)
+    drill.chance.shuffle(members)
+    for member in members:
+        await _restart(member)
+
+
+@_fault("stop the leader's process for longer than its lease")
+async def pause_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    outcome = Outcome(besides=leader)
+    leader.signal(signal.SIGSTOP)
+    yield outcome
+    leader.signal(signal.SIGCONT)
+
+
+@_fault("stop a follower's process")
+async def pause_follower(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    follower.signal(signal.SIGSTOP)
+    yield Outcome()
+    follower.signal(signal.SIGCONT)
+
+
+@_fault("SIGTERM to the leader")
+async def terminate_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    outcome = Outcome(besides=leader)
+    if leader.is_running:
+        await leader.stop()
+    yield outcome
+    await _restart(leader)
+
+
+@_fault("SIGTERM to a follower")
+async def terminate_follower(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    if follower.is_running:
+        await follower.stop()
+    yield Outcome()
+    await _restart(follower)
+
+
+@_fault("switch")
+async def switch(drill: Drill) -> AsyncIterator[Outcome]:
+    leader, follower = await drill.roles()
+    outcome = Outcome(besides=leader)
+    try:
+        await follower.about()
+        await leader.ask("POST", "/cluster/switch", to=follower.folder_id)
+    except NoAnswer as exc:
+        drill.refused.append(f"switch: {exc}")  # allowed if another fault lasts
+        outcome = Outcome(goes_on=False)
+    yield outcome
+
+
+# ---------------------------------------------------------------------- links
+
+
+@_fault("no data between leader and follower")
+async def part(drill: Drill) -> AsyncIterator[Outcome]:
+    links = drill.cluster.links(*await drill.roles())
+    for link in links:
+        link.stall()
+    yield Outcome()
+    for link in links:
+        link.mend()
+
+
+@_fault("connections between leader and follower are reset and refused")
+async def part_by_reset(drill: Drill) -> AsyncIterator[Outcome]:
+    links = drill.cluster.links(*await drill.roles())
+    for link in links:
+        link.cut()
+    yield Outcome()
+    for link in links:
+        link.mend()
+
+
+@_fault("a follower reads and never acknowledges")
+async def no_acknowledgements(drill: Drill) -> AsyncIterator[Outcome]:
+    leader, follower = await drill.roles()
+    link = drill.cluster.link(follower, leader)
+    link.stall(Way.THERE)
+    yield Outcome()
+    link.mend()
+
+
+@_fault("a follower gets nothing, and can send")
+async def no_operations(drill: Drill) -> AsyncIterator[Outcome]:
+    leader, follower = await drill.roles()
+    link = drill.cluster.link(follower, leader)
+    link.stall(Way.BACK)
+    yield Outcome()
+    link.mend()
+
+
+@_fault("slow links between members")
+async def slow_links(drill: Drill) -> AsyncIterator[Outcome]:
+    links = drill.cluster.links(*await drill.roles())
+    for link in links:
+        link.delay_s = drill.chance.choice((0.02, 0.2))
+    yield Outcome()
+    for link in links:
+        link.mend()
+
+
+@_fault("connections between members are reset again and again")
+async def flapping_links(drill: Drill) -> AsyncIterator[Outcome]:
+    links = drill.cluster.links(*await drill.roles())
+
+    async def flap() -> None:
+        while True:
+            await trio.sleep(drill.chance.uniform(0.05, 1))  # the moment is random: there is no condition
+            for link in links:
+                link.reset()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flap)
+        yield Outcome()
+        nursery.cancel_scope.cancel()
+
+
+@_fault("the leader does not reach the engine")
+async def leader_without_engine(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    link = drill.cluster.link(leader, ENGINE)
+    outcome = Outcome(besides=leader)
+    link.stall()
+    yield outcome
+    link.mend()
+
+
+@_fault("the engine refuses the leader's connections")
+async def leader_refused_by_engine(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    link = drill.cluster.link(leader, ENGINE)
+    outcome = Outcome(besides=leader)
+    link.cut()
+    yield outcome
+    link.mend()
+
+
+@_fault("the engine's answers do not reach the leader")
+async def leader_does_not_hear_engine(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    link = drill.cluster.link(leader, ENGINE)
+    outcome = Outcome(besides=leader)
+    link.stall(Way.BACK)
+    yield outcome
+    link.mend()
+
+
+@_fault("the leader reaches neither members nor the engine, but clients")
+async def isolate_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    links = [drill.cluster.link(leader, ENGINE)]
+    for member in drill.members:
+        links += drill.cluster.links(leader, member) if member is not leader else ()
+    outcome = Outcome(besides=leader)
+    for link in links:
+        link.stall()
+    yield outcome
+    for link in links:
+        link.mend()
+
+
+@_fault("a follower does not reach the engine")
+async def follower_without_engine(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    link = drill.cluster.link(follower, ENGINE)
+    link.stall()
+    yield Outcome()
+    link.mend()
+
+
+@_fault("the leader is lost with operations that no follower has", in_pairs=False)
+async def divergent_tail(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    links = [
+        link
+        for member in drill.members
+        if member is not leader
+        for link in drill.cluster.links(leader, member)
+    ]
+    for link in links:
+        link.stall()
+    sent = drill.ledger.sent
+    await drill.ledger.until(lambda: drill.ledger.sent > sent + 3)
+    outcome = Outcome(besides=leader)
+    leader.kill()
+    for link in links:
+        link.mend()
+    yield outcome
+    await _restart(leader)
+
+
+# ---------------------------------------------------------------------- folders
+
+
+@_fault("a follower's folder runs twice", in_pairs=False)
+async def same_folder_twice(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    follower.kill()
+    copy = follower.data_path.with_name(f"{follower.data_path.name}-copy")
+    await trio.to_thread.run_sync(shutil.copytree, follower.data_path, copy)
+    twin = await drill.cluster.add(copy)
+    drill.members.remove(twin)  # clients do not use it
+    drill.cluster.guests.append(twin)
+    follower.start()
+    twin.start()
+    yield Outcome()
+    twin.kill()
+    drill.cluster.guests.remove(twin)
+    await trio.to_thread.run_sync(shutil.rmtree, copy)
+
+
+@_fault("a follower's folder is lost")
+async def empty_folder(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    before = follower.folder_id
+    follower.kill()
+    await trio.to_thread.run_sync(_clear, follower.data_path)
+    await _restart(follower)
+    yield Outcome()
+    await _restart(follower)
+    if before:
+        drill.lost_folders.append(before)
+
+
+@_fault("a follower returns with an old copy of its folder", in_pairs=False)
+async def old_folder(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    follower.kill()
+    copy = follower.data_path.with_name(f"{follower.data_path.name}-old")
+    await trio.to_thread.run_sync(shutil.copytree, follower.data_path, copy)
+    await _restart(follower)
+    await drill.serves()
+    await drill.cluster.wait_in_sync(follower)
+    follower.kill()
+    # Only a member that is not in sync may come back older than it was.
+    await drill.cluster.wait_not_in_sync(follower)
+    await trio.to_thread.run_sync(_replace, follower.data_path, copy)
+    await _restart(follower)
+    yield Outcome()
+
+
+def _clear(folder: Path) -> None:
+    """Empty a folder, which may be where a file system is mounted."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _replace(folder: Path, by: Path) -> None:
+    _clear(folder)
+    for entry in by.iterdir():
+        shutil.move(entry, folder / entry.name)
+    by.rmdir()
+
+
+@_fault("the leader's disk hangs", needs_disks=True)
+async def leader_disk_hangs(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    disk = drill.disk_of(leader)
+    outcome = Outcome(besides=leader)
+    await trio.to_thread.run_sync(disk.freeze)
+    try:
+        yield outcome
+    finally:
+        await trio.to_thread.run_sync(disk.thaw)
+
+
+@_fault("a follower's disk hangs", needs_disks=True)
+async def follower_disk_hangs(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    disk = drill.disk_of(follower)
+    await trio.to_thread.run_sync(disk.freeze)
+    try:
+        yield Outcome()
+    finally:
+        await trio.to_thread.run_sync(disk.thaw)
+
+
+@_fault("a follower's disk is full", needs_disks=True)
+async def follower_disk_full(drill: Drill) -> AsyncIterator[Outcome]:
+    _, follower = await drill.roles()
+    disk = drill.disk_of(follower)
+    await trio.to_thread.run_sync(disk.fill)
+    yield Outcome()
+    await trio.to_thread.run_sync(disk.make_room)
+    await _restart(follower)
+
+
+# ---------------------------------------------------------------------- etcd
+
+
+def _etcd(drill: Drill) -> Etcd:
+    assert isinstance(drill.engine, Etcd)
+    return drill.engine
+
+
+@_fault("etcd is killed", kind="etcd")
+async def kill_etcd(drill: Drill) -> AsyncIterator[Outcome]:
+    _etcd(drill).member.kill()
+    yield Outcome(goes_on=False)
+    await trio.to_thread.run_sync(_etcd(drill).restart)
+
+
+@_fault("etcd restarts", kind="etcd")
+async def restart_etcd(drill: Drill) -> AsyncIterator[Outcome]:
+    _etcd(drill).member.kill()
+    await trio.to_thread.run_sync(_etcd(drill).restart)
+    yield Outcome()
+
+
+@_fault("etcd has lost its data, and gets it back", kind="etcd")
+async def wipe_etcd(drill: Drill) -> AsyncIterator[Outcome]:
+    await trio.to_thread.run_sync(_etcd(drill).lose_data)
+    yield Outcome(goes_on=False)
+    await trio.to_thread.run_sync(_etcd(drill).restore_data)
+
+
+@_fault("etcd's keys are removed", kind="etcd")
+async def remove_keys(drill: Drill) -> AsyncIterator[Outcome]:
+    await trio.to_thread.run_sync(_etcd(drill).remove_keys)
+    yield Outcome()
+
+
+@_fault("all leases are revoked", kind="etcd")
+async def revoke_leases(drill: Drill) -> AsyncIterator[Outcome]:
+    await trio.to_thread.run_sync(_etcd(drill).revoke_leases)
+    yield Outcome()
+
+
+@_fault("etcd hangs", kind="etcd")
+async def pause_etcd(drill: Drill) -> AsyncIterator[Outcome]:
+    with _etcd(drill).member.stopped():
+        yield Outcome(goes_on=False)
+
+
+@_fault("etcd is slow", kind="etcd")
+async def slow_etcd(drill: Drill) -> AsyncIterator[Outcome]:
+    links = [drill.cluster.link(member, ENGINE) for member in drill.members]
+    for link in links:
+        link.delay_s = 0.3
+    yield Outcome()
+    for link in links:
+        link.mend()
+
+
+# ---------------------------------------------------------------------- a bucket
+
+
+def _bucket(drill: Drill) -> Bucket:
+    assert isinstance(drill.engine, Bucket)
+    return drill.engine
+
+
+@_fault("the store refuses all requests for 30 s", kind="bucket")
+async def store_fails(drill: Drill) -> AsyncIterator[Outcome]:
+    _bucket(drill).fail()
+    yield Outcome(goes_on=False)
+    await trio.sleep(15)  # the length of the outage
+    _bucket(drill).mend()
+
+
+@_fault("answers of the store are lost", kind="bucket")
+async def lost_answers(drill: Drill) -> AsyncIterator[Outcome]:
+    _bucket(drill).lose_answers(0.3, drill.chance)
+    yield Outcome()
+    _bucket(drill).mend()

@@ -1,0 +1,498 @@
+"""A ledger of what a cluster has acknowledged and delivered, as its clients saw it. It is outside the cluster.
+
+Messages are numbered for each producer; a retry has new numbers, except a retry of an idempotent batch. What is
+acknowledged is in a file before it counts. Memory is bounded by some bytes for each message.
+
+Times are seconds of `time.monotonic`. No time is compared with a limit: the checks are about the order of events.
+"""
+
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+import trio
+
+from faults.ledger import body_of
+
+PRODUCER_NUMBERS = 10_000_000
+"""How many messages one producer can send."""
+_ENTRY = Struct(">QIdd")
+
+
+class Answer(NamedTuple):
+    """An OK.
+
+    Attributes:
+        sent_s, at_s: When the command was sent, and when its OK was read.
+        server: The member that has answered; empty: unknown.
+        topic: Of the publish.
+    """
+
+    sent_s: float
+    at_s: float
+    server: str
+    topic: str
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """A consumer's connection.
+
+    Attributes:
+        server: The member that serves it.
+        ended_s: When it ended; None: it is open.
+        read_until_s: The server has read all answers that were sent before this time; 0: unknown.
+    """
+
+    server: Callable[[], str]
+    ended_s: float | None = None
+    read_until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Last:
+    """The last delivery of a message in a channel, and its FIN."""
+
+    by: Attachment
+    at_s: float
+    attempts: int
+    finished_s: float | None = None
+    is_requeued: bool = False
+
+
+class LogEntry(NamedTuple):
+    """A message in the log of a topic."""
+
+    sequence: int
+    id: str
+    timestamp_ns: int
+    body: bytes
+
+
+@dataclass
+class Epochs:
+    """Who led which epoch, as the coordinator said.
+
+    Attributes:
+        leaders: The members that were said to lead each epoch; more than one is wrong.
+        absent_s: When each epoch did not exist yet, for certain.
+        seen_s: When each epoch was seen first.
+        wrong: What contradicts the rules.
+    """
+
+    leaders: dict[int, set[str]] = field(default_factory=dict)
+    absent_s: dict[int, float] = field(default_factory=dict)
+    seen_s: dict[int, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    _highest: int = 0
+    _asked_s: float = 0.0
+
+    def see(self, epoch: int, leader: str, in_sync: Iterable[str], asked_s: float) -> None:
+        """Record an answer of the coordinator to a question that was asked at a time."""
+        if epoch < self._highest:
+            self.wrong.append(f"epoch {epoch} follows epoch {self._highest}")
+            return
+        if leader not in in_sync:
+            self.wrong.append(f"epoch {epoch}: the leader {leader} is not in sync")
+        if epoch > self._highest:
+            self.absent_s[epoch] = self._asked_s
+            self.seen_s[epoch] = time.monotonic()
+        self.leaders.setdefault(epoch, set()).add(leader)
+        self._highest, self._asked_s = epoch, asked_s
+
+    def judge(self, answers: Iterable[Answer]) -> list[str]:
+        """Return what is wrong: two leaders of an epoch, or OKs of a member whose epoch was over.
+
+        Each OK needs an epoch of its member, such that an OK that was asked for after another one has no earlier
+        epoch. The lowest possible epochs are tried: if these do not fit, none do.
+        """
+        wrong = list(self.wrong)
+        for epoch, members in self.leaders.items():
+            if len(members) > 1:
+                wrong.append(f"epoch {epoch} had the leaders {', '.join(sorted(members))}")
+        led: dict[str, list[int]] = defaultdict(list)
+        for epoch in sorted(self.leaders):
+            for leader in self.leaders[epoch]:
+                led[leader].append(epoch)
+        by_sent = sorted(answers)
+        pending = sorted(by_sent, key=lambda each: each.at_s)
+        assigned: dict[Answer, int] = {}
+        floor, done = 0, 0
+        for answer in by_sent:
+            while done < len(pending) and pending[done].at_s < answer.sent_s:
+                floor = max(floor, assigned.get(pending[done], 0))
+                done += 1
+            possible = [
+                epoch
+                for epoch in led[answer.server]
+                if epoch >= floor and self.absent_s.get(epoch, 0.0) <= answer.at_s
+            ]
+            if possible:
+                assigned[answer] = possible[0]
+            else:
+                wrong.append(
+                    f"{answer.server} answered OK at {answer.at_s:.3f} to a publish of {answer.sent_s:.3f}, when epoch "
+                    f"{floor} had answered already; it led {led[answer.server]}"
+                )
+        return wrong
+
+    def began_between(self, from_s: float, until_s: float) -> bool:
+        """Whether an epoch may have begun between two times."""
+        return any(
+            self.absent_s.get(epoch, 0.0) <= until_s and self.seen_s[epoch] >= from_s
+            for epoch in self.leaders
+        )
+
+
+@dataclass
+class Verdict:
+    """The result of a run.
+
+    Attributes:
+        acknowledged, copies, lost: Messages; of these, copies in channels; and copies or messages that are missing.
+        again: Deliveries after the first one.
+        forgotten: Of these, after a FIN that a failover has undone.
+        oldest_forgotten_s: The longest time between such a FIN and the end of the connection.
+        wrong: All violated guarantees, as sentences.
+    """
+
+    acknowledged: int = 0
+    copies: int = 0
+    lost: int = 0
+    again: int = 0
+    forgotten: int = 0
+    oldest_forgotten_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.acknowledged:,} messages acknowledged, {self.copies:,} copies in channels: {self.lost:,} lost, "
+            f"{self.again:,} delivered again, {self.forgotten:,} of these after their FIN (oldest "
+            f"{self.oldest_forgotten_s:.2f} s before the end of its connection)"
+        )
+
+
+class Producer:
+    """The numbers of one producer.
+
+    Args:
+        ledger: The ledger.
+        number: Counts producers from 0.
+        topic: The topic of all its messages.
+    """
+
+    def __init__(self, ledger: "Ledger", number: int, topic: str) -> None:
+        self._ledger = ledger
+        self.topic = topic
+        self.first = number * PRODUCER_NUMBERS
+        self.sent = 0
+        self.commands: array[int] = array("Q")  # where each command begins
+        self.acknowledged = bytearray()
+
+    def take(self, count: int) -> range:
+        """Return new numbers, for one command."""
+        assert self.sent + count <= PRODUCER_NUMBERS
+        start = self.first + self.sent
+        self.commands.append(start)
+        self.sent += count
+        self.acknowledged += bytes(count)
+        self._ledger.notify()
+        return range(start, start + count)
+
+    def acknowledge(self, numbers: range, sent_s: float, server: str) -> None:
+        """Record an OK."""
+        at_s = time.monotonic()
+        self._ledger.store(_ENTRY.pack(numbers.start, len(numbers), sent_s, at_s))
+        at = numbers.start - self.first
+        self.acknowledged[at : at + len(numbers)] = b"\1" * len(numbers)
+        self._ledger.add_answer(Answer(sent_s, at_s, server, self.topic), len(numbers))
+
+
+class Ledger:
+    """All actions and observations of the clients.
+
+    Args:
+        file: Gets what is acknowledged, before it counts.
+
+    Attributes:
+        answers: All OKs whose server is known.
+        acknowledged: The number of messages.
+        deliveries: How often each member has delivered.
+        refusals: The refused publishes, by the error.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.answers: list[Answer] = []
+        self.acknowledged = 0
+        self.deliveries: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.producers: list[Producer] = []
+        self.channels: dict[tuple[str, str], Channel] = {}
+        self._file = file.open("ab", buffering=0)
+        self._wrong: list[str] = []
+        self._changed = trio.Event()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def sent(self) -> int:
+        """The number of messages that were sent."""
+        return sum(producer.sent for producer in self.producers)
+
+    def new_producer(self, topic: str) -> Producer:
+        producer = Producer(self, len(self.producers), topic)
+        self.producers.append(producer)
+        return producer
+
+    def channel(self, topic: str, name: str) -> "Channel":
+        return self.channels.setdefault((topic, name), Channel(self, topic, name))
+
+    def store(self, entry: bytes) -> None:
+        self._file.write(entry)
+
+    def add_answer(self, answer: Answer, messages: int) -> None:
+        if answer.server:
+            self.answers.append(answer)
+        self.acknowledged += messages
+        self.notify()
+
+    def complain(self, sentence: str) -> None:
+        """Record an error that is not about a message."""
+        self._wrong.append(sentence)
+
+    def notify(self) -> None:
+        """Wake up those that wait for something in the ledger."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds; it may change with each OK and each delivery."""
+        while not condition():
+            await self._changed.wait()
+
+    def find(self, topic: str, body: bytes) -> int:
+        """Return the number of a message; -1 if no client has sent it to this topic."""
+        number = int(body[:9]) if body[:9].isdigit() else -1
+        index = number // PRODUCER_NUMBERS
+        if not 0 <= index < len(self.producers):
+            return -1
+        producer = self.producers[index]
+        is_sent = number - producer.first < producer.sent
+        return number if is_sent and producer.topic == topic and body == body_of(number) else -1
+
+    # ------------------------------------------------------------------ judgement
+
+    def judge(self, logs: Mapping[str, Sequence[LogEntry]], epochs: Epochs | None) -> Verdict:
+        """Return the verdict, after all channels are empty.
+
+        Args:
+            logs: The whole log of each topic, as the last leader has it.
+            epochs: None: unknown.
+        """
+        verdict = Verdict(self.acknowledged)
+        verdict.wrong += self._wrong
+        if epochs is not None:
+            verdict.wrong += epochs.judge(self.answers)
+        for topic, log in logs.items():
+            found = self._judge_log(verdict, topic, log)
+            for channel in (each for each in self.channels.values() if each.topic == topic):
+                channel.judge(verdict, found, epochs)
+        return verdict
+
+    def _judge_log(self, verdict: Verdict, topic: str, log: Sequence[LogEntry]) -> dict[int, LogEntry]:
+        """Check the log of a topic, and return its messages by number."""
+        wrong = verdict.wrong
+        found: dict[int, LogEntry] = {}
+        ids: set[str] = set()
+        previous: LogEntry | None = None
+        for entry in log:
+            if previous is not None and entry.sequence != previous.sequence + 1:
+                wrong.append(f"{topic}: sequence {entry.sequence} follows {previous.sequence}")
+            if entry.id in ids:
+                wrong.append(f"{topic}: the log has the id {entry.id} twice")
+            ids.add(entry.id)
+            number = self.find(topic, entry.body)
+            if number < 0:
+                wrong.append(
+                    f"{topic}: sequence {entry.sequence} has {entry.body!r}, which was not published"
+                )
+            elif number in found:
+                wrong.append(
+                    f"{topic}: message {number} has the sequences {found[number].sequence} and {entry.sequence}"
+                )
+            found[number] = previous = entry
+        for producer in (each for each in self.producers if each.topic == topic):
+            self._judge_producer(verdict, producer, found)
+        return found
+
+    def _judge_producer(self, verdict: Verdict, producer: Producer, found: dict[int, LogEntry]) -> None:
+        for at, is_acknowledged in enumerate(producer.acknowledged):
+            if is_acknowledged and producer.first + at not in found:
+                verdict.lost += 1
+                verdict.wrong.append(
+                    f"{producer.topic}: message {producer.first + at} is lost: the log does not have it"
+                )
+        ends = [*producer.commands[1:], producer.first + producer.sent]
+        for start, end in zip(producer.commands, ends, strict=True):
+            kept = sum(number in found for number in range(start, end))
+            if 0 < kept < end - start:
+                verdict.wrong.append(
+                    f"{producer.topic}: the log has {kept} of the {end - start} messages of one command from {start} on"
+                )
+
+    def is_acknowledged(self, number: int) -> bool:
+        producer = self.producers[number // PRODUCER_NUMBERS]
+        return bool(producer.acknowledged[number - producer.first])
+
+
+class _Kept:
+    """What is kept for good about the messages of a producer in a channel."""
+
+    def __init__(self) -> None:
+        self.ids = array("Q")
+        self.stamps = array("q")
+        self.is_durable = bytearray()
+
+    def widen(self, size: int) -> None:
+        if (more := size - len(self.ids)) > 0:
+            self.ids.frombytes(bytes(8 * more))
+            self.stamps.frombytes(bytes(8 * more))
+            self.is_durable += bytes(more)
+
+
+class Channel:
+    """The deliveries of a channel. Every message is finished by the consumers."""
+
+    def __init__(self, ledger: Ledger, topic: str, name: str) -> None:
+        self.topic, self.name = topic, name
+        self.delivered = 0
+        self._ledger = ledger
+        self._kept: dict[int, _Kept] = {}
+        self._last: dict[int, _Last] = {}  # without those that are durable
+        self._again = self._forgotten = 0
+        self._oldest_forgotten_s = 0.0
+        self._suspects: list[tuple[float, float, str]] = []
+        self._wrong: list[str] = []
+
+    def deliver(self, body: bytes, message_id: bytes, attempts: int, stamp_ns: int, by: Attachment) -> int:
+        """Record a delivery; returns the message's number, or -1 if no client has sent it."""
+        number = self._ledger.find(self.topic, body)
+        if number < 0:
+            self._wrong.append(f"{self}: {body!r} was not published there")
+            return number
+        now = _Last(by, time.monotonic(), attempts)
+        kept, at = self._place(number)
+        found = int(message_id, 16), stamp_ns
+        if not kept.ids[at]:
+            self.delivered += 1
+            kept.ids[at], kept.stamps[at] = found
+        else:
+            known = kept.ids[at], kept.stamps[at]
+            if known != found:
+                self._wrong.append(f"{self}: message {number}: id and timestamp were {known}, are {found}")
+            self._note_again(number, bool(kept.is_durable[at]), self._last.get(number), now)
+        self._last[number] = now
+        self._ledger.deliveries[by.server()] += 1
+        self._ledger.notify()
+        return number
+
+    def finish(self, number: int) -> None:
+        """Record that a FIN is sent."""
+        self._last[number].finished_s = time.monotonic()
+
+    def requeue(self, number: int) -> None:
+        """Record that a REQ is sent."""
+        self._last[number].is_requeued = True
+
+    def settle(self, attachments: Collection[Attachment]) -> None:
+        """Record that all members in sync have stored the FINs of these connections: they must never be forgotten."""
+        for number, last in list(self._last.items()):
+            if (
+                last.finished_s is not None
+                and last.by in attachments
+                and last.finished_s <= last.by.read_until_s
+            ):
+                kept, at = self._place(number)
+                kept.is_durable[at] = 1
+                del self._last[number]
+
+    def _place(self, number: int) -> tuple[_Kept, int]:
+        index, at = divmod(number, PRODUCER_NUMBERS)
+        kept = self._kept.get(index)
+        if kept is None:
+            kept = self._kept[index] = _Kept()
+        kept.widen(at + 1)
+        return kept, at
+
+    def _note_again(self, number: int, is_durable: bool, before: _Last | None, now: _Last) -> None:
+        self._again += 1
+        text = f"{self}: message {number} was delivered again by {now.by.server()} (attempt {now.attempts})"
+        if before is None:
+            assert is_durable
+            self._wrong.append(f"{text}, after its FIN was on stable storage of all members in sync")
+            return
+        text += (
+            f" at {now.at_s:.3f}, after a delivery by {before.by.server()} at {before.at_s:.3f} "
+            f"(attempt {before.attempts})"
+        )
+        if is_durable:
+            self._wrong.append(f"{text}, and a durable FIN before that")
+            return
+        if before.is_requeued:
+            return
+        ended_s = before.by.ended_s
+        is_over = ended_s is not None
+        failed_over = before.by.server() != now.by.server()
+        if before.finished_s is None:
+            if not (is_over or failed_over):
+                self._wrong.append(f"{text}, whose consumer is connected and has not answered")
+            return
+        text += f" and its FIN at {before.finished_s:.3f}"
+        if not (is_over or failed_over):
+            self._wrong.append(f"{text}; the connection has not ended")
+            return
+        if before.finished_s <= before.by.read_until_s and not failed_over:
+            self._suspects.append((before.finished_s, now.at_s, text))
+        self._forgotten += 1
+        age_s = (now.at_s if ended_s is None else ended_s) - before.finished_s
+        self._oldest_forgotten_s = max(self._oldest_forgotten_s, age_s)
+
+    def judge(self, verdict: Verdict, log: dict[int, LogEntry], epochs: Epochs | None) -> None:
+        """Add what is wrong with this channel, after it is empty."""
+        verdict.again += self._again
+        verdict.forgotten += self._forgotten
+        verdict.oldest_forgotten_s = max(verdict.oldest_forgotten_s, self._oldest_forgotten_s)
+        verdict.wrong += self._wrong
+        for finished_s, again_s, text in self._suspects:
+            if epochs is not None and not epochs.began_between(finished_s, again_s):
+                verdict.wrong.append(f"{text}; its server has read it, and led all the time")
+        for number, entry in log.items():
+            if number < 0:
+                continue
+            if self._ledger.is_acknowledged(number):
+                verdict.copies += 1
+            kept, at = self._place(number)
+            last = self._last.get(number)
+            if last.finished_s is None if last is not None else not kept.is_durable[at]:
+                verdict.lost += 1
+                what = "was not finished" if last is not None else "was never delivered"
+                verdict.wrong.append(f"{self}: message {number}, sequence {entry.sequence}, {what}")
+            elif (known := (kept.ids[at], kept.stamps[at])) != (int(entry.id, 16), entry.timestamp_ns):
+                verdict.wrong.append(
+                    f"{self}: message {number} was delivered as {known}; the log has {entry}"
+                )
+        for index, kept in self._kept.items():
+            for at, message_id in enumerate(kept.ids):
+                if message_id and index * PRODUCER_NUMBERS + at not in log:
+                    verdict.wrong.append(
+                        f"{self}: message {index * PRODUCER_NUMBERS + at} was delivered, and the log does not have it"
+                    )
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.name}"

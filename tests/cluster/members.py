@@ -1,0 +1,332 @@
+"""A cluster of `qcli serve --cluster` processes on loopback, with links between them, and from each to the engine."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from broker.support import PATIENCE_S
+from cluster.engines import CLUSTER, Engine
+from cluster.links import Gateway, Link, owner_of
+from faults.scenario import http
+from interop.peers import STOP_DEADLINE_S, Child, free_ports
+
+CLIENTS = "clients"
+ENGINE = "engine"
+CHECKPOINT_INTERVAL_MS = 200
+_FLAGS = (
+    f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms",
+    "--retention-time=forever",
+    "--max-bytes-per-file=200000",
+)
+_ASK_S = 2.0
+_POLL_S = 0.05
+_PATIENCE_S = 2 * PATIENCE_S
+
+
+class NoAnswer(Exception):
+    """A member does not answer, or with an error. The text says how."""
+
+
+class Member:
+    """A data folder, and the process that serves it, if one runs.
+
+    Attributes:
+        name: `m0`, `m1`...
+        tcp_address, http_address: Its own, which clients of the tests use.
+        folder_id: The id of its data folder; empty: not known yet.
+    """
+
+    def __init__(self, name: str, data_path: Path, command: list[str], environment: dict[str, str]) -> None:
+        self.name = name
+        self.data_path = data_path
+        self.tcp_address, self.http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.gateways: list[Gateway] = []
+        self.folder_id = ""
+        self.log_lines: list[str] = []
+        self._command = command
+        self._environment = environment
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None: none runs."""
+        child = self._child
+        return child.process.pid if child is not None and child.process.poll() is None else None
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None
+
+    def start(self) -> None:
+        """Start the process. It need not answer yet."""
+        assert not self.is_running
+        self.end()
+        tcp, web = self.gateways
+        self._child = Child(
+            [
+                *(sys.executable, "-m", "qcli", "serve", f"--cluster={CLUSTER}"),
+                f"--data-path={self.data_path}",
+                f"--tcp-address={self.tcp_address}",
+                f"--http-address={self.http_address}",
+                "--broadcast-address=127.0.0.1",
+                f"--broadcast-tcp-port={tcp.port}",
+                f"--broadcast-http-port={web.port}",
+                *self._command,
+            ],
+            self._environment,
+        )
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        if self._child is not None:
+            self._child.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, if it runs."""
+        if self._child is not None:
+            self._child.process.kill()
+            self.end()
+
+    async def stop(self) -> None:
+        """End the process with SIGTERM; its exit code must be 0."""
+        assert self._child is not None
+        child = self._child
+        self.signal(signal.SIGTERM)
+        try:
+            code = await trio.to_thread.run_sync(child.process.wait, 4 * STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            child.fail(f"{self.name}: SIGTERM did not end it in {4 * STOP_DEADLINE_S:g} s")
+        if code:
+            child.fail(f"{self.name}: SIGTERM ended it with exit code {code}")
+        self.end()
+
+    def end(self) -> None:
+        """Collect what a process that has ended has written."""
+        if self._child is not None:
+            self._child.close()
+            self.log_lines += self._child.stderr.seen
+            self._child = None
+
+    def log(self) -> list[str]:
+        """Return the lines that its processes have printed to stderr."""
+        running = [] if self._child is None else self._child.stderr.seen
+        return [*self.log_lines, *running]
+
+    async def ask(self, method: str, path: str, **query: str) -> bytes:
+        """Make an HTTP request at its own address, and return the content. Raises NoAnswer."""
+        with trio.move_on_after(_ASK_S if method == "GET" else PATIENCE_S):
+            try:
+                status, content = await http(self.http_address, method, path, b"", **query)
+            except (OSError, trio.BrokenResourceError, ValueError, IndexError) as exc:
+                raise NoAnswer(f"{self.name}: {path}: {exc!r}") from exc
+            if status != 200:
+                raise NoAnswer(f"{self.name}: {path}: {status} {content!r}")
+            return content
+        raise NoAnswer(f"{self.name}: {path}: no answer in time")
+
+    async def about(self) -> dict[str, Any]:
+        """Return `/cluster/member`. Raises NoAnswer."""
+        found: dict[str, Any] = json.loads(await self.ask("GET", "/cluster/member"))
+        self.folder_id = found["id"]
+        return found
+
+
+class Cluster:
+    """Members, and what they can reach.
+
+    Args:
+        engine: Coordinates them.
+        flags: Further options of `qcli serve`.
+
+    Attributes:
+        members: Those that clients use.
+        guests: Others.
+        served_by: The member that serves a client, by the client's IP address, if another one forwards it.
+    """
+
+    def __init__(self, engine: Engine, *flags: str) -> None:
+        self.engine = engine
+        self.members: list[Member] = []
+        self.guests: list[Member] = []
+        self.served_by: dict[str, Member] = {}
+        self._names = itertools.count()
+        self._flags = flags
+        self._links: dict[tuple[str, str], Link] = {}
+        self._addresses = itertools.count()
+        self._nursery: trio.Nursery
+
+    # ------------------------------------------------------------------ members
+
+    async def add(self, data_path: Path) -> Member:
+        """Add a member with a data folder, which may be missing, and do not start it."""
+        name = f"m{next(self._names)}"
+        environment: dict[str, str] = {}
+        address = ""
+        if self.engine.address:
+            gateway = Gateway(self.engine.address, lambda port, to: self.link(name, ENGINE))
+            await self._nursery.start(gateway.serve)
+            address = gateway.address
+            environment = self.engine.environment(address)
+        flags = [f"--coordinator={self.engine.url(address)}", *_FLAGS, *self._flags]
+        member = Member(name, data_path, flags, environment)
+        for target in (member.tcp_address, member.http_address):
+            gateway = Gateway(target, self._finder(member), self._forwards_to(member))
+            await self._nursery.start(gateway.serve)
+            member.gateways.append(gateway)
+        self.members.append(member)
+        return member
+
+    def _finder(self, target: Member) -> Callable[[int, int], Link]:
+        def find(port: int, to_port: int) -> Link:
+            known = [*self.members, *self.guests]
+            pids = {each.pid: each for each in known if each.pid is not None}
+            owner = owner_of(port, to_port, pids)
+            return self.link(CLIENTS if owner is None else pids[owner].name, target.name)
+
+        return find
+
+    def _forwards_to(self, target: Member) -> Callable[[str], None]:
+        def note(address: str) -> None:
+            self.served_by[address] = target
+
+        return note
+
+    def link(self, source: "Member | str", target: "Member | str") -> Link:
+        """Return the link from a member, or `CLIENTS`, to a member, or `ENGINE`."""
+        names = tuple(each if isinstance(each, str) else each.name for each in (source, target))
+        source_name, target_name = names
+        return self._links.setdefault(
+            (source_name, target_name), Link(f"from {source_name} to {target_name}")
+        )
+
+    def links(self, one: Member, other: Member) -> tuple[Link, Link]:
+        """Return the links between two members."""
+        return self.link(one, other), self.link(other, one)
+
+    def mend(self) -> None:
+        """Let all links pass everything."""
+        for link in self._links.values():
+            link.mend()
+
+    def new_address(self) -> str:
+        """Return an IP address of loopback for one connection of a client, so that `server_of` knows it."""
+        number = next(self._addresses)
+        return f"127.{1 + number // 250**2}.{number // 250 % 250}.{1 + number % 250}"
+
+    def server_of(self, member: Member, address: str) -> str:
+        """Return the name of the member that serves a client, which has connected to a member from an address."""
+        return self.served_by.get(address, member).name
+
+    @property
+    def running(self) -> list[Member]:
+        return [member for member in self.members if member.is_running]
+
+    # ------------------------------------------------------------------ what they say
+
+    async def leader(self) -> Member | None:
+        """Return the member that says that it leads, of the highest epoch; None: none does."""
+        found: dict[int, Member] = {}
+
+        async def look(member: Member) -> None:
+            with suppress(NoAnswer):
+                about = await member.about()
+                if about["role"] == "leader":
+                    found[about["epoch"]] = member
+
+        async with trio.open_nursery() as nursery:
+            for member in self.running:
+                nursery.start_soon(look, member)
+        return found[max(found)] if found else None
+
+    async def wait_for_leader(self, *besides: Member) -> Member:
+        """Wait until a member leads that is none of these."""
+        with self.patience("no member leads"):
+            while True:
+                leader = await self.leader()
+                if leader is not None and leader not in besides:
+                    return leader
+                await trio.sleep(_POLL_S)  # another process: only its answers show progress
+
+    async def status(self, leader: Member) -> dict[str, Any]:
+        """Return `/cluster`. Raises NoAnswer."""
+        found: dict[str, Any] = json.loads(await leader.ask("GET", "/cluster"))
+        return found
+
+    async def stats(self, leader: Member) -> dict[str, Any]:
+        """Return `/stats`. Raises NoAnswer."""
+        query = {"format": "json", "include_clients": "false", "include_mem": "false"}
+        found: dict[str, Any] = json.loads(await leader.ask("GET", "/stats", **query))
+        return found
+
+    async def wait_in_sync(self, *members: Member) -> Member:
+        """Wait until members, or all that run, are in sync and lack nothing; returns the leader."""
+        said: object = None
+        with self.patience("not in sync", lambda: said):
+            while True:
+                leader = await self.leader()
+                with suppress(NoAnswer):
+                    said = "no leader"
+                    if leader is not None:
+                        status = await self.status(leader)
+                        said = status
+                        complete = {
+                            each["id"]
+                            for each in status["members"]
+                            if each["state"] == "leading" or (each["in_sync"] and not each["lag_operations"])
+                        }
+                        for member in members or self.running:
+                            await member.about()
+                        if {member.folder_id for member in members or self.running} <= complete:
+                            return leader
+                await trio.sleep(_POLL_S)  # another process: only its answers show progress
+
+    async def wait_not_in_sync(self, member: Member) -> None:
+        """Wait until a member that does not run may not lead."""
+        with self.patience(f"{member.name} is still in sync"):
+            while True:
+                leader = await self.leader()
+                with suppress(NoAnswer):
+                    if leader is not None:
+                        found = {each["id"]: each for each in (await self.status(leader))["members"]}
+                        if not found.get(member.folder_id, {"in_sync": False})["in_sync"]:
+                            return
+                await trio.sleep(_POLL_S)  # another process: only its answers show progress
+
+    @contextmanager
+    def patience(self, what: str, more: Callable[[], object] = lambda: "") -> Iterator[None]:
+        """Fail with the members' logs if a block takes too long."""
+        with trio.move_on_after(_PATIENCE_S) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise AssertionError(f"{what} after {_PATIENCE_S} s: {more()}\n{self.said()}")
+
+    def said(self, lines: int = 25) -> str:
+        """Return the end of what each member has logged."""
+        return "\n".join(
+            f"--- {member.name} {member.folder_id} ({'runs' if member.is_running else 'is down'})\n"
+            + "\n".join([line for line in member.log() if " GET /" not in line][-lines:])
+            for member in self.members
+        )
+
+    @asynccontextmanager
+    async def serving(self, data_paths: Iterable[Path]) -> AsyncIterator[None]:
+        """Run a member for each data folder, until the end of the block."""
+        async with trio.open_nursery() as self._nursery:
+            for data_path in data_paths:
+                (await self.add(data_path)).start()
+            try:
+                if self.engine.kind != "static":
+                    await self.wait_in_sync()
+                yield
+            finally:
+                for member in [*self.members, *self.guests]:
+                    member.kill()
+                self._nursery.cancel_scope.cancel()
