@@ -48,6 +48,10 @@ def test_buckets(s3: Store) -> None:
 
 
 def test_static(tmp_path: Path) -> None:
+    with_peers = open_coordinator("static:a:4151,[::1]:4152", "prod", tmp_path)
+    assert isinstance(with_peers, StaticCoordinator)
+    assert with_peers.peers == (("a", 4151), ("::1", 4152))
+    assert with_peers.shown == "static:a:4151,[::1]:4152"
     found = open_coordinator("static:", "prod", tmp_path)
     assert isinstance(found, StaticCoordinator)
     assert found.read().state is None
@@ -71,7 +75,7 @@ def test_one_that_is_used(etcd_member: Member, cluster: str) -> None:
         ("hdfs://a/b", "is not one of a coordinator"),
         ("file:///tmp/x", "is not one of a coordinator"),
         ("/tmp/x", "is not one of a coordinator"),
-        ("static:x", "is not one of a coordinator"),
+        ("static:x", "is not valid"),
         ("", "is not one of a coordinator"),
         ("s3:///x", "has no bucket"),
         ("s3://b/x?geheim=1", "has an unknown option"),

@@ -117,6 +117,12 @@ def test_no_member_is_elected_from_a_value_that_is_too_old() -> None:
     check_founder("prod", B)
 
 
+def test_an_administrator_lets_a_member_lead_that_may_lack_messages() -> None:
+    elected = TWO.joined("C", ()).elected(C._replace(epoch=9), "s2", 10, is_confirmed=True)
+    assert (elected.epoch, elected.leader, elected.in_sync) == (10, "C", frozenset("C"))
+    assert elected.members.keys() == set("ABC")
+
+
 def test_epochs_of_elections_grow() -> None:
     with pytest.raises(StateError, match="not above 1"):
         TWO.elected(B, "s2", 1)

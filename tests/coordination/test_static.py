@@ -54,7 +54,7 @@ def test_a_follower_is_promoted(tmp_path: Path) -> None:
     promoted = two.promote(B)
     assert promoted > epoch
     assert two.led is not None
-    assert (two.led.leader, two.led.in_sync) == ("B", frozenset("AB"))
+    assert (two.led.leader, two.led.in_sync) == ("B", frozenset("B"))
     one.learn(two.led)
     with pytest.raises(LeadershipLost, match="B leads epoch"):
         one.renew()

@@ -33,7 +33,7 @@ from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server
 from .session.auth_service import AuthClient
-from .storage.data_folder import DataFolder
+from .storage.data_folder import DataFolder, FolderLock, refuse_member_folder
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
@@ -52,6 +52,8 @@ async def serve(
     drains: AsyncIterable[object] | None = None,
     trusted: Mapping[str, Identity] | None = None,
     replication: "Replication | None" = None,
+    lock: FolderLock | None = None,
+    listeners: Mapping[str, Listening] | None = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -69,7 +71,9 @@ async def serve(
         trusted: Identities by the digest of their token, besides those of the auth file, for programs that the caller
             starts. Without authentication they have no effect.
         replication: Makes the broker the leader of a cluster. An OK then also waits for the followers that have caught
-            up. The caller accepts their connections.
+            up.
+        lock: The lock of the data folder, if the caller has locked it.
+        listeners: Open listeners by name, `TCP`, `HTTP` and `HTTPS`, instead of those of the options. They stay open.
         task_status: Receives the bound addresses once clients can connect.
 
     Raises:
@@ -82,14 +86,16 @@ async def serve(
         logger.warning("this Python runs without the GIL, which the broker relies on: set PYTHON_GIL=1")
     if replication is not None:
         files = replication.files
-    folder = DataFolder(options.data_path, files)
+    else:
+        refuse_member_folder(options.data_path)
+    folder = DataFolder(options.data_path, files, lock)
     use_own_threads()
     try:
         async with trio.open_nursery() as nursery:
             workers = await nursery.start(_host_workers)
             try:
                 await _serve_folder(
-                    options, folder, workers, reloads, drains, trusted, replication, task_status
+                    options, folder, workers, reloads, drains, trusted, replication, listeners, task_status
                 )
             finally:
                 workers.cancel_scope.cancel()
@@ -115,6 +121,7 @@ async def _serve_folder(
     drains: AsyncIterable[object] | None,
     trusted: Mapping[str, Identity] | None,
     replication: "Replication | None",
+    listeners: Mapping[str, Listening] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
@@ -131,13 +138,9 @@ async def _serve_folder(
         replication=replication,
     )  # fmt: skip
     _log_start(server)
-    opened: dict[str, Listening] = {}
+    own: dict[str, Listening] = {}  # filled while listeners open, so that a failure closes those before
     try:
-        opened["TCP"] = await listen("--tcp-address", options.tcp_address)
-        if options.http_address:
-            opened["HTTP"] = await listen("--http-address", options.http_address)
-        if tls_context is not None and options.https_address:
-            opened["HTTPS"] = await listen("--https-address", options.https_address)
+        opened = listeners if listeners is not None else await listen_at(options, own)
         addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         ports = server.session_deps.wrong_ports
@@ -181,7 +184,7 @@ async def _serve_folder(
                 accepting.start_soon(_keep_running, begin, name=begin)
             task_status.started(bound)
     finally:
-        for name, listening in opened.items():
+        for name, listening in own.items():
             logger.info("%s: closing %s", name, listening.address)
             listening.close()
         with trio.CancelScope(shield=True):
@@ -189,6 +192,23 @@ async def _serve_folder(
             await authentication.aclose()
             await audit.aclose()
         logger.info("NSQ: bye")
+
+
+async def listen_at(options: BrokerOptions, opened: dict[str, Listening]) -> dict[str, Listening]:
+    """Open the listeners of a broker, by name, and return them.
+
+    Args:
+        opened: Gets each one, for the caller to close, also if the next one fails.
+
+    Raises:
+        StartupError: An address cannot be used.
+    """
+    opened["TCP"] = await listen("--tcp-address", options.tcp_address)
+    if options.http_address:
+        opened["HTTP"] = await listen("--http-address", options.http_address)
+    if options.tls.is_used and options.https_address:
+        opened["HTTPS"] = await listen("--https-address", options.https_address)
+    return opened
 
 
 async def _reload_certificate(server: Server) -> None:

@@ -22,12 +22,13 @@ from .storage.data_folder import (
     BROKER_FILE,
     MAX_BROKER_BYTES,
     decode_ids,
+    refuse_member_folder,
     refuse_nsqd_folder,
 )
 
 
-def startup_problems(options: BrokerOptions) -> list[str]:
-    """Return why a broker could not start with these options; empty: it could.
+def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list[str]:
+    """Return why a broker, alone or as a member of a cluster, could not start with these options; empty: it could.
 
     Files are read, and not changed. Whether a port is free, and whether the logs of topics are intact, is not checked.
     """
@@ -45,6 +46,7 @@ def startup_problems(options: BrokerOptions) -> list[str]:
             partial(check_written_file, "--audit-log", options.audit_log),
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
+            *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
         ]
     )
 

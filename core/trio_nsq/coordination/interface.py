@@ -108,8 +108,8 @@ class Coordinator(ABC):
 
         Args:
             candidate: This member.
-            found: Begin with this member alone if there is no value, although it has seen an epoch: an
-                administrator has confirmed that no other member has more messages.
+            found: Lead with this member alone in sync, whatever the value says: an administrator has confirmed that no
+                other member has more messages, or that these are lost. Not while another member leads.
 
         Returns:
             The epoch; None: another member leads, or has just won.
@@ -130,8 +130,10 @@ class Coordinator(ABC):
             floor = max(candidate.epoch, reading.floor)
             state = founded(self.cluster, candidate, self._session, self._epoch_above(floor, candidate))
         else:
-            epoch = self._epoch_above(stored.epoch, candidate)
-            state = stored.elected(candidate, self._session, epoch)
+            epoch = self._epoch_above(
+                max(stored.epoch, candidate.epoch) if found else stored.epoch, candidate
+            )
+            state = stored.elected(candidate, self._session, epoch, is_confirmed=found)
         won = self._win(reading, state)
         if won is None:
             self._forget()

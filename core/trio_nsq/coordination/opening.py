@@ -15,7 +15,9 @@ from .static import StaticCoordinator
 
 _PATIENCE = Patience(attempt_s=LEASE_S / 5, deadline_s=LEASE_S / 2)
 """One request that is never answered, and another one, take less than the lease's time."""
-_SCHEMES = "etcd://HOST:PORT,HOST:PORT, etcds:// with TLS, s3://BUCKET/FOLDER, gs://, az://, or static:"
+_SCHEMES = (
+    "etcd://HOST:PORT,HOST:PORT, etcds:// with TLS, s3://BUCKET/FOLDER, gs://, az://, or static:HOST:PORT"
+)
 
 
 def open_coordinator(
@@ -30,7 +32,8 @@ def open_coordinator(
 
     Args:
         url: `etcd://HOST:PORT,HOST:PORT`, or `etcds://` with TLS, both with `USER@` before the hosts if etcd has users;
-            the URL of a place in an object store, see `storage_at`; or `static:`.
+            the URL of a place in an object store, see `storage_at`; or `static:` and the
+            addresses of the other members, `HOST:PORT,HOST:PORT`.
         cluster: The name of the cluster.
         data_folder: For `static:`, the folder with the file.
         password: The password of etcd's user.
@@ -42,8 +45,8 @@ def open_coordinator(
     """
     scheme, _, rest = url.partition(":")
     scheme = scheme.lower()
-    if url.lower() == "static:":
-        return StaticCoordinator(data_folder, cluster)
+    if scheme == "static":
+        return StaticCoordinator(data_folder, cluster, _addresses(url, rest) if rest else ())
     if scheme in ("etcd", "etcds") and rest.startswith("//"):
         from .etcd import EtcdCoordinator  # httpcore is slow to import
 
@@ -67,11 +70,15 @@ def _parse_etcd(url: str, rest: str) -> tuple[str, list[tuple[str, int]]]:
     shown = _without_password(url)
     if ":" in user:
         raise CoordinatorError(f"the URL {shown} has a password: give a file that has it instead")
+    return unquote(user), _addresses(shown, hosts.removesuffix("/"))
+
+
+def _addresses(url: str, hosts: str) -> list[tuple[str, int]]:
+    """Return the hosts and ports of a URL, which have commas between them. Raises CoordinatorError."""
     try:
-        endpoints = [parse_address(host) for host in hosts.removesuffix("/").split(",")]
+        return [parse_address(host) for host in hosts.split(",")]
     except ValueError as exc:
-        raise CoordinatorError(f"the URL {shown} is not valid: {exc}") from exc
-    return unquote(user), endpoints
+        raise CoordinatorError(f"the URL {url} is not valid: {exc}") from exc
 
 
 def _without_password(url: str) -> str:

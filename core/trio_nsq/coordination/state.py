@@ -7,7 +7,7 @@ These hold for each value that `decode` or a transition returns:
 
 1. The leader is in sync, and members in sync are members.
 2. The epoch of a new leader is above all earlier ones.
-3. A new leader was in sync in the value before.
+3. A new leader was in sync in the value before, unless an administrator has confirmed that it may lack messages.
 """
 
 import json
@@ -111,20 +111,27 @@ class ClusterState:
         self._check_in_sync(folder)
         return replace(self, successor=folder)
 
-    def elected(self, candidate: Candidate, session: str, epoch: int) -> "ClusterState":
+    def elected(
+        self, candidate: Candidate, session: str, epoch: int, *, is_confirmed: bool = False
+    ) -> "ClusterState":
         """Return the value in which a candidate leads.
+
+        Args:
+            is_confirmed: It may lack messages: an administrator has confirmed that they are lost. Then it is the only
+                member in sync.
 
         Raises:
             NotInSync: It may lack messages.
             OutdatedState: It knows a higher epoch.
         """
-        if candidate.epoch > self.epoch:
+        if candidate.epoch > self.epoch and not is_confirmed:
             raise OutdatedState(
                 f"the coordinator has epoch {self.epoch} of the cluster {self.cluster}, and the data folder "
                 f"{candidate.folder} has seen epoch {candidate.epoch}: the coordinator's data is older, for example "
                 "from a backup, so it is unknown which members have all messages"
             )
-        self._check_in_sync(candidate.folder)
+        if not is_confirmed:
+            self._check_in_sync(candidate.folder)
         if epoch <= self.epoch:
             raise StateError(f"the epoch {epoch} of a new leader is not above {self.epoch}")
         members = {**self.members, candidate.folder: candidate.addresses}
@@ -134,6 +141,7 @@ class ClusterState:
                 epoch=epoch,
                 leader=candidate.folder,
                 session=session,
+                in_sync=frozenset({candidate.folder}) if is_confirmed else self.in_sync,
                 members=members,
                 successor="",
             )

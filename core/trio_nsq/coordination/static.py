@@ -4,12 +4,14 @@ There are no elections. If the leader's machine is lost, an administrator promot
 the old leader no longer runs: this cannot be checked here.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ..platform.boot_clock import boot_time_s
+from ..protocol.address import format_address
 from ..storage import PRIVATE_MODE, ChangedMeanwhile, LocalStorage
 from .interface import Clock, Coordinator, CoordinatorError, Observation, Reading, ValueChanged
 from .state import Candidate, ClusterState, StateError, decode
@@ -28,10 +30,18 @@ class StaticCoordinator(Coordinator):
     Args:
         folder: The data folder, which this process has locked.
         cluster: The name of the cluster.
+        peers: The addresses of the other members. Nothing is asked here: `learn` is told.
+
+    Attributes:
+        peers: See the argument.
     """
 
-    def __init__(self, folder: Path, cluster: str, *, clock: Clock = boot_time_s) -> None:
-        super().__init__("static:", cluster, inf, _POLL_S, clock)
+    def __init__(
+        self, folder: Path, cluster: str, peers: Sequence[tuple[str, int]] = (), *, clock: Clock = boot_time_s
+    ) -> None:
+        shown = ",".join(format_address(*each) for each in peers)
+        super().__init__(f"static:{shown}", cluster, inf, _POLL_S, clock)
+        self.peers = tuple(peers)
         self._storage = LocalStorage(folder, PRIVATE_MODE)
 
     def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
@@ -46,12 +56,6 @@ class StaticCoordinator(Coordinator):
 
         An administrator has confirmed that no other member leads, or has more messages.
         """
-        state = self._read().state
-        if state is not None and candidate.folder not in state.in_sync:
-            self._write(
-                state.joined(candidate.folder, candidate.addresses).synced(candidate.folder),
-                self._read().version,
-            )
         epoch = self.campaign(candidate, found=True)
         if epoch is None:
             raise CoordinatorError(f"the file {self._shown_file()} was changed meanwhile")

@@ -3,6 +3,10 @@
 broker.json                     {"crc32": C, "format": F, "next_id": N}: message ids below N may have been used; the
                                 format is 2 while there may be a write-ahead log, which older versions would ignore
 broker.json.copy                a copy, used if broker.json is damaged
+cluster.json                    in the folder of a member of a cluster: see `trio_nsq.cluster.membership`
+cluster-state.json              of the coordinator `static:`
+replica-journal.N               of a follower: see `trio_nsq.replication.journal`
+diverged-EPOCH/                 what a former leader had and the next one has not
 spare-room                      see `DiskReserve`
 write-ahead.N                   what the topics' segments may lack after a power cut, see `WriteAhead`
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
@@ -57,6 +61,7 @@ DAMAGED_STATE_FILE = "state.json.damaged"
 BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
+MEMBER_FILE = "cluster.json"
 RESERVE_FILE = "spare-room"  # older than the name of `DiskReserve`, and stays on disk
 TOPICS_FOLDER = "topics"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
@@ -80,7 +85,7 @@ ID_RESERVE = 2**32
 def is_own_name(name: str) -> bool:
     """Whether the broker uses this name in a data folder, or refuses a folder that has it."""
     name = name.removesuffix(".tmp").removesuffix(".probe")
-    names = (BROKER_FILE, BROKER_COPY_FILE, RESERVE_FILE, TOPICS_FOLDER, NSQD_FILE)
+    names = (BROKER_FILE, BROKER_COPY_FILE, RESERVE_FILE, TOPICS_FOLDER, NSQD_FILE, MEMBER_FILE)
     return name in names or bool(write_ahead_files(Path(), [name]))
 
 
@@ -93,12 +98,61 @@ def refuse_nsqd_folder(path: Path) -> None:
         )
 
 
+def refuse_member_folder(path: Path) -> None:
+    """Raise StartupError: the folder is that of a member of a cluster, which a broker alone must not open."""
+    if (path / MEMBER_FILE).exists():
+        raise StartupError(
+            f"--data-path: {path} is the data folder of a member of a cluster, as {MEMBER_FILE} in it says: give "
+            "--cluster and --coordinator. A broker alone would have messages that the other members lack"
+        )
+
+
+class FolderLock:
+    """Keeps other brokers from a data folder until `close`, or until the process ends.
+
+    Args:
+        path: The folder. Created if missing; its parent must exist.
+
+    Raises:
+        StartupError: The folder cannot be used.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        try:
+            (files or Files()).make_folder(path)
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            if not path.parent.is_dir():
+                raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+            if path.exists() and not path.is_dir():
+                raise StartupError(f"--data-path: {path} is not a folder") from exc
+            raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            holder = lock_holder(self._fd)
+            os.close(self._fd)
+            raise StartupError(
+                f"--data-path: {path} is in use by {holder}, probably another broker. Stop it, or choose another "
+                "--data-path"
+            ) from exc
+        try:
+            refuse_nsqd_folder(path)
+        except StartupError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 class DataFolder:
     """A data folder, locked against other brokers until `close`.
 
     Args:
         path: Created if missing; its parent must exist.
         files: The file system; tests may pass their own.
+        lock: The lock of the folder, which stays locked after `close`; None: the folder is locked here.
 
     Attributes:
         open_files: Shared by the topics' logs.
@@ -109,39 +163,23 @@ class DataFolder:
         StartupError: The folder cannot be used.
     """
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, files: Files | None = None, lock: FolderLock | None = None) -> None:
         self.path = path
         self.files = files or Files()
         self.disk_reserve = DiskReserve(path / RESERVE_FILE, self.files)
         self.open_files = OpenFiles(self.files, reasonable_limit())
-        try:
-            self.files.make_folder(path)
-            self._lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as exc:
-            if not path.parent.is_dir():
-                raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
-            if path.exists() and not path.is_dir():
-                raise StartupError(f"--data-path: {path} is not a folder") from exc
-            raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+        self._own_lock = FolderLock(path, self.files) if lock is None else None
         self._saving_ids = Lock()
         self._reserved_below = 0
         self.lacks_write_ahead = False
         try:
-            self._lock()
+            self._prepare()
             self._has_write_ahead = bool(write_ahead_files(path, self.files.names(path)))
         except BaseException:
-            os.close(self._lock_fd)
+            self.close()
             raise
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise StartupError(
-                f"--data-path: {self.path} is in use by {lock_holder(self._lock_fd)}, probably another broker. Stop "
-                "it, or choose another --data-path"
-            ) from exc
-        refuse_nsqd_folder(self.path)
+    def _prepare(self) -> None:
         topics = self.path / TOPICS_FOLDER
         try:
             self.files.make_folder(topics)
@@ -160,7 +198,8 @@ class DataFolder:
             pass  # without write permission there, the broker did not create the folder either
 
     def close(self) -> None:
-        os.close(self._lock_fd)
+        if self._own_lock is not None:
+            self._own_lock.close()
 
     # ------------------------------------------------------------------ ids
 
