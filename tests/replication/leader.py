@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trio_nsq.log.files import Files
-from trio_nsq.replication.operations import Kind, Operation, is_shared
+from trio_nsq.replication.operations import Kind, Operation, decode_all, is_shared
+from trio_nsq.replication.stream import OperationStream
 
 Tree = dict[bytes, bytes | None]
 """The content of each file, and None for each folder, by relative path."""
@@ -74,6 +75,16 @@ class NaiveFolder:
         return [each for each in self._files if each == path or each.startswith(path + b"/")]
 
 
+def trees_of(stream: OperationStream) -> list[Tree]:
+    """Return the folder after each number of operations."""
+    folder = NaiveFolder()
+    trees = [folder.tree]
+    for operation in decode_all(b"".join(stream.after(0, 1 << 40)[1])):
+        folder.apply([operation])
+        trees.append(folder.tree)
+    return trees
+
+
 class RandomChanges:
     """Changes a data folder as a broker does: appends and cuts of logs, saved states, deletions, files set aside."""
 
@@ -137,6 +148,8 @@ class RandomChanges:
         folder = self._topic()
         self._number += 1
         retired = folder.with_name(f"{folder.name}-deleted-{self._number}")
+        if retired.exists():
+            return  # from a folder that this one is a copy of
         self._files.rename(folder, retired)
         for path in [path for path in self._logs if path.parent == folder]:
             self._files.close(self._logs.pop(path))

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from log.support import HastyFiles
-from replication.leader import RandomChanges, Tree, tree_of
+from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.log.files import Files
 from trio_nsq.replication import catch_up, inventory
-from trio_nsq.replication.catch_up import Block, CatchUp, FileBegin, FileEnd
+from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, FileBegin, FileEnd
+from trio_nsq.replication.earlier import diverged_folders
 from trio_nsq.replication.inventory import decode_entry
 from trio_nsq.replication.operations import InvalidOperation
 from trio_nsq.replication.recorder import RecordingFiles
-from trio_nsq.replication.replica import Replica, ReplicaError
+from trio_nsq.replication.replica import Diverged, Replica, ReplicaError
 from trio_nsq.replication.stream import OperationStream
 
 EPOCH = 7
@@ -99,6 +100,7 @@ def copy_all(catching: CatchUp, folder: Path) -> tuple[Replica, int]:
 @pytest.mark.parametrize("before", ["an empty folder", "an older copy", "a diverged copy"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int) -> None:
+    """Some catch-ups are not finished. What only the follower had is kept as it was."""
     root, folder = tmp_path / "leader", tmp_path / "follower"
     root.mkdir()
     stream = OperationStream(1 << 30)
@@ -115,12 +117,20 @@ def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int)
         for _ in range(15):
             other.step()
         other.close()
+    earlier = tree_of(folder)
     for _ in range(20):
         changes.step()
+    compared_from = stream.last_number
+    for _ in range(chance_of(seed).choice((0, 0, 1, 2))):
+        catching = CatchUp(files, stream, entries_of(folder))
+        files.changes = changes
+        abort(catching, folder, EPOCH - 1, files.chance.choice((1, 5, 20, 60)))
+        files.changes = None
     catching = CatchUp(files, stream, entries_of(folder))
     files.changes = changes
     replica, number = copy_all(catching, folder)
     files.changes = None
+    compared_to = stream.last_number
     for _ in range(10):
         changes.step()
     changes.close()
@@ -130,6 +140,34 @@ def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int)
         replica.apply()
     replica.close()
     assert tree_of(folder) == tree_of(root)
+    kept = {path: data for path, data in kept_in(folder).items() if data is not None}
+    assert kept == {path: earlier[path] for path in kept}
+    history = trees_of(stream)[compared_from : compared_to + 1]
+    for path, data in earlier.items():
+        if path.endswith(b".log") and path not in kept and b"-deleted-" not in path:
+            assert data is not None
+            assert any((tree.get(path) or b"").startswith(data) for tree in history), path
+
+
+def chance_of(seed: int) -> random.Random:
+    """Return a source of chance that nothing else uses."""
+    return random.Random(seed)
+
+
+def abort(catching: CatchUp, folder: Path, epoch: int, count: int) -> None:
+    """Begin to catch up, and take this many pieces, or all but the last one."""
+    replica = Replica.open(HastyFiles(), folder)
+    replica.catch_up(epoch)
+    for index, piece in enumerate(catching.pieces()):
+        if index == count or isinstance(piece, CaughtUp):
+            break
+        replica.add(piece)
+    replica.close()
+
+
+def kept_in(folder: Path) -> Tree:
+    """Return what a folder has kept in `diverged-7`."""
+    return tree_of(kept) if (kept := folder / f"diverged-{EPOCH}").is_dir() else {}
 
 
 class ScriptedFiles(RecordingFiles, HastyFiles):
@@ -271,7 +309,7 @@ def test_a_catch_up_that_was_not_finished_leaves_nothing_to_trust(
     replica = Replica.open(HastyFiles(), folder)
     replica.catch_up(EPOCH)
     for name, offset, data in ((b"1.log", 128, bytes(range(128, 200))), (b"2.log", 0, b"y")):
-        replica.add(FileBegin(name, has_diverged=False, is_whole=True))
+        replica.add(FileBegin(name, is_whole=True))
         replica.add(Block(name, offset, data))
         replica.add(FileEnd(name, offset + len(data)))
     replica.close()
@@ -280,6 +318,231 @@ def test_a_catch_up_that_was_not_finished_leaves_nothing_to_trust(
         again.end()
     again.close()
     finish(*scripted)
+
+
+def test_what_a_former_leader_had_is_kept_as_it_was(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """The leader changes it, under each name, before its turn."""
+    files, _, folder = scripted
+    names = ("written", "cut", "unlinked", "renamed", "replaced")
+    written(files, files.root, {f"t/{name}.log": b"x" * 100 for name in names} | {"t/new": b"new"})
+    alone = {f"t/{name}.log": b"x" * 80 + name.encode() for name in names}
+    written(HastyFiles(), folder, alone)
+    root = files.root / "t"
+
+    def change() -> None:
+        for name, offset in (("written", 100), ("cut", 0)):
+            fd = files.open(root / f"{name}.log")
+            files.truncate(fd, offset)
+            files.write(fd, offset, [b"of the leader"])
+            files.close(fd)
+        files.unlink(root / "unlinked.log")
+        files.rename(root / "renamed.log", root / "elsewhere.log")
+        files.rename(root / "new", root / "replaced.log")
+
+    files.before_hold = [change]
+    finish(*scripted)
+    assert kept_in(folder) == {b"t": None} | {path.encode(): data for path, data in alone.items()}
+
+
+@pytest.mark.parametrize("count", range(12))
+def test_what_catch_ups_have_copied_is_not_kept(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], count: int
+) -> None:
+    """Only what was there before the first one counts, whoever leads."""
+    files, stream, folder = scripted
+    written(files, files.root, {"t/1.log": b"x" * 200, "t/2.log": b"y" * 100})
+    written(HastyFiles(), folder, {"t/1.log": b"x" * 200, "t/2.log": b"alone"})
+    for epoch in (EPOCH - 2, EPOCH - 1):
+        abort(CatchUp(files, stream, entries_of(folder)), folder, epoch, count)
+        fd = files.open(files.root / "t" / "2.log")
+        files.truncate(fd, epoch)  # what was copied is no beginning of it any more
+        files.write(fd, epoch, [b"z" * 150])
+        files.close(fd)
+    finish(*scripted)
+    assert kept_in(folder) == {b"t": None, b"t/2.log": b"alone"}
+    assert sorted(each.name for each in folder.glob("*-*")) == ["diverged-7", "replica-journal.1"]
+
+
+def test_nothing_is_kept_of_a_folder_that_followed_the_same_leader(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """What it has and the leader has not, the leader has removed."""
+    files, stream, folder = scripted
+    written(files, files.root, {"t/1.log": b"x" * 200, "t/2.log": b"y"})
+    finish(*scripted)
+    files.unlink(files.root / "t" / "1.log")
+    abort(CatchUp(files, stream, entries_of(folder)), folder, EPOCH, 2)
+    finish(*scripted)
+    assert not list(folder.glob("diverged-*"))
+
+
+def test_what_is_kept_gets_a_name_of_its_own_and_is_measured(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        replica = Replica.open(HastyFiles(), scripted[2])
+        if replica.position is not None:
+            replica.end()
+        replica.close()
+        written(HastyFiles(), scripted[2], {f"{number}.log": b"x" * number})
+        finish(*scripted)
+    assert diverged_folders(scripted[2]) == [
+        ("diverged-7", 1, 0),
+        ("diverged-7-2", 1, 1),
+        ("diverged-7-3", 1, 2),
+    ]
+    assert caplog.text.count("that the leader has not") == 3
+    assert "diverged-7-3 has 1 files, 2 bytes" in caplog.text
+
+
+def test_segments_beside_a_damaged_journal_are_compared_whole(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """A power cut can leave a hole before the last block, which the journal was to fill."""
+    files, _, folder = scripted
+    written(files, files.root, {"1.log": bytes(range(200)), "2.log": b"y"})
+    written(HastyFiles(), folder, {"1.log": bytes(128) + bytes(range(128, 200)), "2.log": b"y"})
+    (folder / "replica-journal.1").write_bytes(b"damaged" * 20)
+    finish(*scripted)
+
+
+def test_a_sealed_segment_that_changes_after_it_is_compared(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    files, _, folder = scripted
+    for root, layer in ((files.root, files), (folder, HastyFiles())):
+        written(layer, root, {"1.log": b"x" * 200, "2.log": b"y"})
+
+    def change() -> None:
+        fd = files.open(files.root / "1.log")
+        files.write(fd, 0, [b"changed"])
+        files.close(fd)
+
+    files.after_read[192] = change
+    finish(*scripted)
+
+
+BETWEEN = {
+    "a file": lambda root: (root / "t").write_bytes(b"x"),
+    "a link to a file": lambda root: (root / "t").symlink_to(root.parent / "outside" / "f"),
+    "a link to a folder": lambda root: (root / "t").symlink_to(root.parent / "outside"),
+    "a link to nothing": lambda root: (root / "t").symlink_to(root.parent / "outside" / "g"),
+    "a pipe": lambda root: os.mkfifo(root / "t"),
+    "folders": lambda root: (root / "t" / "f" / "g").mkdir(parents=True),
+    "a link to a file below": lambda root: linked_below(root, "f"),
+    "a link to a folder below": lambda root: linked_below(root, ""),
+}
+"""Makes what is in the way of a folder `t` with a file `f`."""
+
+
+def linked_below(root: Path, name: str) -> None:
+    (root / "t").mkdir()
+    (root / "t" / "f").symlink_to(root.parent / "outside" / name)
+
+
+@pytest.mark.parametrize("moment", ["before", "while it catches up", "after"])
+@pytest.mark.parametrize("make", BETWEEN.values(), ids=BETWEEN)
+def test_what_is_in_the_way(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], make: Callable[[Path], object], moment: str
+) -> None:
+    """It is set aside, and nothing outside of the folder is changed, also if the leader writes all the time."""
+    files, stream, folder = scripted
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "f").write_bytes(b"outside")
+    written(files, files.root, {"t/f": b"content"})
+
+    def change() -> None:
+        fd = files.open(files.root / "t" / "f")
+        files.write(fd, 0, [b"changed"])
+        files.close(fd)
+        files.replace(files.root / "t" / "g", b"new")
+
+    if moment == "before":
+        make(folder)
+    elif moment == "after":
+        finish(*scripted)
+        shutil.rmtree(folder / "t")
+        make(folder)
+        replica = Replica.open(HastyFiles(), folder)
+        assert replica.position is not None
+        number = stream.last_number
+        change()
+        replica.store(b"".join(stream.after(number, 1 << 30)[1]))
+        with pytest.raises(Diverged):
+            replica.apply()
+        replica.close()
+    else:
+        abort(CatchUp(files, stream, entries_of(folder)), folder, EPOCH, 1)
+        shutil.rmtree(folder / "t", ignore_errors=True)
+        make(folder)
+    files.before_hold = [change, change]
+    finish(*scripted)
+    assert [(path.name, path.read_bytes()) for path in outside.iterdir()] == [("f", b"outside")]
+    assert not (folder / "t").is_symlink()
+
+
+def change_kind(how: str, files: Files, root: Path) -> None:
+    """Give a file's name to a folder, or a folder's to a file."""
+    match how:
+        case "create a folder" | "rename a folder":
+            files.unlink(root / "f")
+        case _:
+            files.remove_folder(root / "d")
+    match how:
+        case "create":
+            written(files, root, {"d": b"x"})
+        case "create a folder":
+            written(files, root, {"f/x": b"x"})
+        case "rename a folder":
+            files.rename(root / "d", root / "f")
+        case "rename":
+            files.rename(root / "f", root / "d")
+        case "link":
+            files.link(root / "f", root / "d")
+
+
+@pytest.mark.parametrize("how", ["create", "create a folder", "rename a folder", "rename", "link"])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_name_that_changes_its_kind_after_an_aborted_catch_up(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], how: str, *, is_recorded: bool
+) -> None:
+    """What was copied is in the way, of the copy or of operations."""
+    files, stream, folder = scripted
+    written(files, files.root, {"a": b"a", "f": b"content", "d/1": b"1", "d/2": b"2"})
+    abort(CatchUp(files, stream, entries_of(folder)), folder, EPOCH, 1000)
+    if not is_recorded:
+        change_kind(how, HastyFiles(), files.root)
+        finish(*scripted)
+        return
+    catching = CatchUp(files, stream, entries_of(folder))
+    change_kind(how, files, files.root)
+    fd = files.open(files.root / "a")
+    files.write(fd, 0, [b"b"])
+    files.close(fd)
+    copy_all(catching, folder)[0].close()
+    assert tree_of(folder) == tree_of(files.root)
+
+
+def test_the_data_folder_may_be_a_link(scripted: tuple[ScriptedFiles, OperationStream, Path]) -> None:
+    files, stream, folder = scripted
+    linked = folder.parent / "linked"
+    linked.symlink_to(folder)
+    written(files, files.root, {"t/f": b"content"})
+    finish(files, stream, linked)
+    assert tree_of(folder) == tree_of(files.root)
+
+
+def test_a_leader_may_have_links(scripted: tuple[ScriptedFiles, OperationStream, Path]) -> None:
+    """A part of its folder is on another disk."""
+    files, stream, folder = scripted
+    other = folder.parent / "other"
+    written(files, folder.parent, {"other/f": b"content"})
+    (files.root / "t").symlink_to(other)
+    copy_all(CatchUp(files, stream, entries_of(folder)), folder)[0].close()
+    assert (folder / "t" / "f").read_bytes() == b"content"
 
 
 def test_many_names_are_sent_once_more(
@@ -351,13 +614,16 @@ def test_only_what_is_missing_is_sent(tmp_path: Path) -> None:
     written(files, root, contents)
     shutil.copytree(root, folder)
     fd = files.open(root / "a" / "4.log")
-    files.write(fd, 990, [b"new" * 10])
+    files.write(fd, 1000, [b"new" * 10])
     files.close(fd)
     pieces = list(CatchUp(files, stream, entries_of(folder)).pieces())
-    assert [(each.path, each.offset) for each in pieces if isinstance(each, Block)] == [(b"a/4.log", 960)]
+    assert [(each.path, each.offset) for each in pieces if isinstance(each, Block)] == [
+        (b"a/4.log", 960),
+        (b"a/4.log", 1024),
+    ]
 
 
-def test_things_that_are_no_files_are_left_alone(
+def test_things_that_are_no_files_are_set_aside(
     scripted: tuple[ScriptedFiles, OperationStream, Path],
 ) -> None:
     files, stream, folder = scripted
@@ -366,7 +632,8 @@ def test_things_that_are_no_files_are_left_alone(
         os.mkfifo(root / "pipe")
         (root / "link").symlink_to("nowhere")
     copy_all(CatchUp(files, stream, entries_of(folder)), folder)[0].close()
-    assert sorted(path.name for path in folder.iterdir()) == ["f", "link", "pipe", "replica-journal.1"]
+    assert sorted(path.name for path in folder.iterdir()) == ["diverged-7", "f", "replica-journal.1"]
+    assert sorted(path.name for path in (folder / "diverged-7").iterdir()) == ["link", "pipe"]
 
 
 @pytest.mark.parametrize(

@@ -292,9 +292,8 @@ WRONG_LEADERS: dict[str, bytes] = {
         encode_json(FrameKind.WELCOME, {"version": 1, "epoch": EPOCH, "resumes": True})
     ),
     "not WELCOME": b"".join(encode_number(FrameKind.CAUGHT_UP, 1)),
-    "above": WELCOME + b"".join(encode_piece(FileBegin(b"../f", has_diverged=False, is_whole=True))),
-    "the identity": WELCOME
-    + b"".join(encode_piece(FileBegin(b"cluster.json", has_diverged=False, is_whole=True))),
+    "above": WELCOME + b"".join(encode_piece(FileBegin(b"../f", is_whole=True))),
+    "the identity": WELCOME + b"".join(encode_piece(FileBegin(b"cluster.json", is_whole=True))),
     "a folder above": WELCOME + b"".join(encode_piece(Folder(b"..", frozenset()))),
     "a folder without a path": WELCOME + b"".join(encode_frame(FrameKind.FOLDER)),
     "a name that is cut off": WELCOME + b"".join(encode_frame(FrameKind.FOLDER, b"\0\0\0\x09x")),
@@ -422,8 +421,8 @@ PIECES: list[Piece] = [
     Operations(b"data", 7),
     Folder(b"", frozenset()),
     Folder(b"a/b", frozenset({b"c", b"d"})),
-    FileBegin(b"a/b", has_diverged=True, is_whole=False),
-    FileBegin(b"a/b", has_diverged=False, is_whole=True),
+    FileBegin(b"a/b", is_whole=False),
+    FileBegin(b"a/b", is_whole=True),
     Block(b"a/b", 1 << 40, b"data"),
     FileEnd(b"a/b", 1 << 40),
     CaughtUp(1 << 40),

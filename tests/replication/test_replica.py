@@ -9,7 +9,7 @@ import pytest
 from faults.disk import Disk, Image, disk_at, write_image
 from faults.disk import RecordingFiles as RecordedDisk
 from log.support import HastyFiles
-from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of
+from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.log.files import Files
 from trio_nsq.platform.checksum import crc32
 from trio_nsq.replication import changed_files
@@ -35,16 +35,6 @@ def random_stream(root: Path, seed: int, steps: int) -> OperationStream:
         changes.step()
     changes.close()
     return stream
-
-
-def trees_of(stream: OperationStream) -> list[Tree]:
-    """Return the folder after each number of operations."""
-    folder = NaiveFolder()
-    trees = [folder.tree]
-    for operation in decode_all(b"".join(stream.after(0, 1 << 40)[1])):
-        folder.apply([operation])
-        trees.append(folder.tree)
-    return trees
 
 
 @pytest.mark.parametrize("seed", range(10))

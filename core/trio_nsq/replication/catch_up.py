@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeAlias
 from .inventory import (
     BLOCK_BYTES,
     DIGEST_BYTES,
-    SEGMENT_SUFFIX,
     FileDigest,
     absolute,
     block_count,
@@ -48,15 +47,13 @@ class Folder(NamedTuple):
 
 
 class FileBegin(NamedTuple):
-    """A file of which blocks follow, or its end.
+    """A file. The blocks that the follower lacks follow, and its end.
 
     Attributes:
-        has_diverged: The follower's file is not the beginning of the leader's: what it has is kept aside.
-        is_whole: All blocks follow: the follower's content is dropped.
+        is_whole: All blocks follow. Otherwise the follower has the file, or the beginning of it.
     """
 
     path: bytes
-    has_diverged: bool
     is_whole: bool
 
 
@@ -103,6 +100,8 @@ class CatchUp:
         self._names = NamesSince()
         self._there: set[bytes] = set()  # folders that the follower has
         self._again: set[bytes] = set()  # names to send once more
+        self._compared = b""  # the file that is compared with the follower's
+        self._has_changed = False  # an operation has changed it meanwhile
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all pieces. Blocking. Raises OSError: a file cannot be read; TooFarBehind: begin anew."""
@@ -114,7 +113,7 @@ class CatchUp:
             with self._files.names_unchanged():
                 rest = list(self._operations())
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    found = list_folder(self._files, self._root, folder)
+                    found = list_folder(self._files, self._root, folder, follows_links=True)
             yield from rest
             if found is None:
                 continue  # an operation has removed or renamed it
@@ -140,6 +139,8 @@ class CatchUp:
     def _note(self, operation: Operation) -> None:
         """Note what must be sent once more because of an operation."""
         kind, path = operation.kind, operation.path
+        if path == self._compared:
+            self._has_changed = True
         is_creation = kind in (Kind.CREATE, Kind.CREATE_FOLDER)
         if (
             is_creation
@@ -159,36 +160,27 @@ class CatchUp:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return  # an operation has removed or renamed it, or will
         try:
-            known = self._inventory.get(path, FileDigest(0, 0, b""))
-            if self._is_sealed_copy(fd, path, known):
-                return
-            if known.first_block:
-                known = FileDigest(0, 0, b"")
-                is_whole = has_diverged = True
-            else:
-                has_diverged = self._has_diverged(fd, known)
-                is_whole = path not in self._inventory
+            known = self._inventory.get(path)
+            is_sealed = known is not None and known.first_block > 0
+            self._compared, self._has_changed = path, False
+            if known is not None and not self._begins_with(fd, known):
+                known = None
             yield from self._operations()
+            if is_sealed and self._has_changed:
+                known = None  # perhaps in a block that is not compared
             if self._needs_copy(fd, path):
-                yield FileBegin(path, has_diverged, is_whole)
-                yield from self._blocks(fd, path, known)
+                yield FileBegin(path, is_whole=known is None)
+                if known is None or not is_sealed:
+                    yield from self._blocks(fd, path, known or FileDigest(0, 0, b""))
         finally:
             self._files.close(fd)
 
-    def _is_sealed_copy(self, fd: int, path: bytes, known: FileDigest) -> bool:
-        """Whether the follower has this file, a segment that does not change any more."""
-        return (
-            path.endswith(SEGMENT_SUFFIX)
-            and known.first_block > 0
-            and known.size == self._files.size(fd)
-            and self._block_digest(fd, known, known.first_block) == known.digests[:DIGEST_BYTES]
-        )
-
-    def _has_diverged(self, fd: int, known: FileDigest) -> bool:
-        """Whether the follower's file is not the beginning of this one."""
-        return self._files.size(fd) < known.size or any(
-            self._block_digest(fd, known, number) != _digest_in(known, number)
-            for number in range(block_count(known.size))
+    def _begins_with(self, fd: int, known: FileDigest) -> bool:
+        """Whether the follower's file is the beginning of this one; a sealed segment must be all of it."""
+        size = self._files.size(fd)
+        return (size == known.size if known.first_block else size >= known.size) and all(
+            self._block_digest(fd, known, known.first_block + index) == _digest_in(known, index)
+            for index in range(block_count(known.size) - known.first_block)
         )
 
     def _block_digest(self, fd: int, known: FileDigest, number: int) -> bytes:
@@ -248,7 +240,7 @@ class CatchUp:
             yield from rest
             yield from folders
             for path, fd in opened:
-                yield FileBegin(path, has_diverged=False, is_whole=True)
+                yield FileBegin(path, is_whole=True)
                 size = 0
                 while block := self._files.read_fully(fd, BLOCK_BYTES, size):
                     yield Block(path, size, block)
@@ -265,7 +257,7 @@ class CatchUp:
             except (FileNotFoundError, NotADirectoryError):
                 pass  # it was renamed or removed
             return
-        found, below = list_folder(self._files, self._root, path)
+        found, below = list_folder(self._files, self._root, path, follows_links=True)
         folders.append(Folder(path, frozenset(found + below)))
         for name in found + below:
             self._open_below(joined(path, name), opened, folders)

@@ -1,7 +1,10 @@
 """The files and folders that a replica has changed and not synced."""
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import ELOOP
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +24,34 @@ class ChangedFiles:
     def __init__(self, files: Files, root: Path) -> None:
         self._files = files
         self._root = root
+        self._prefix = os.fsencode(root) + b"/"
         self._most = min(MOST_CHANGED, reasonable_limit())
         self._open: dict[bytes, int] = {}
         self._folders: set[bytes] = set()  # names in them were changed
 
     def path(self, path: bytes) -> Path:
-        """Return the absolute path."""
-        return absolute(self._root, path)
+        """Return the absolute path. Raises OSError: a symbolic link is in it, which may lead out of the folder."""
+        found = self._name(path)
+        self._check(path, found)
+        return found
+
+    def _name(self, path: bytes) -> Path:
+        """As `path`, for changes of the name: it may be that of a symbolic link."""
+        found, at = absolute(self._root, path), path
+        while at := parent_of(at):
+            self._check(at, found)
+        return found
+
+    def _check(self, at: bytes, path: Path) -> None:
+        if stat.S_ISLNK(self.mode(at)):
+            raise OSError(ELOOP, "it is, or leads over, a symbolic link", str(path))
+
+    def mode(self, path: bytes) -> int:
+        """Return the type of what has this path, a constant of `stat`; 0: nothing."""
+        try:
+            return stat.S_IFMT(os.lstat(self._prefix + path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def sync_if_many(self) -> None:
         """Sync if many files are changed, because they are open."""
@@ -66,7 +90,7 @@ class ChangedFiles:
         Args:
             names_older: The result of `NamesSince.add`.
         """
-        is_folder = self.path(operation.path).is_dir()
+        is_folder = stat.S_ISDIR(self.mode(operation.path))
         if is_folder and operation.kind is Kind.CREATE_FOLDER:
             self.remove_folder(operation.path)  # a later one, or with what comes later
         if is_folder and operation.kind is Kind.RENAME and not names_older:
@@ -129,7 +153,7 @@ class ChangedFiles:
         self._change_name(path)
 
     def rename(self, path: bytes, to: bytes) -> None:
-        self._files.rename(self.path(path), self.path(to))
+        self._files.rename(self._name(path), self._name(to))
         self._close(to)
         for each in [each for each in self._open if is_at_or_below(each, path)]:
             self._open[to + each[len(path) :]] = self._open.pop(each)
@@ -140,7 +164,7 @@ class ChangedFiles:
         self._change_name(to)
 
     def unlink(self, path: bytes) -> None:
-        self._files.unlink(self.path(path))
+        self._files.unlink(self._name(path))
         self._close(path)
         self._change_name(path)
 

@@ -1,57 +1,52 @@
 """The follower's side of a catch-up: see `CatchUp`."""
 
-import re
-from contextlib import suppress
+import stat
 from pathlib import Path
-from typing import Final
 
 from ..log.files import Files
 from .catch_up import Block, FileBegin, FileEnd, Folder, Operations, Piece
 from .changed_files import ChangedFiles
-from .inventory import SEGMENT_SUFFIX, list_folder
+from .earlier import EarlierContent
 from .names import NamesSince
-from .operations import decode_all, joined
-
-_REMAINS: Final = re.compile(rb"\.tmp\Z|\.topic-(deleted-[0-9]+|importing)\Z")
-"""Names of what is left of unfinished work: it is not kept."""
+from .operations import Kind, Operation, decode_all, is_shared, joined, parent_of
 
 
 class FuzzyCopy:
     """Takes the pieces of a catch-up, in order. After an OSError it begins anew.
 
+    What is in the folder at the begin was copied by catch-ups that were not finished.
+
     Args:
         root: The data folder.
         changed: Changes its files.
+        earlier: What it had before the first of them; set aside.
         epoch: Of the leader.
 
     Attributes:
         epoch: As given.
     """
 
-    def __init__(self, files: Files, root: Path, changed: ChangedFiles, epoch: int) -> None:
+    def __init__(
+        self, files: Files, root: Path, changed: ChangedFiles, earlier: EarlierContent, epoch: int
+    ) -> None:
         self._files = files
         self._root = root
         self._changed = changed
+        self._earlier = earlier
         self.epoch = epoch
-        self._aside = b"diverged-%d" % epoch
         self._names = NamesSince()
-
-    def set_write_ahead_aside(self) -> None:
-        """Move away what a leader, which this folder was before, had not synced: a start would bring it back."""
-        for name in self._files.names(self._root):
-            if name.startswith("write-ahead."):
-                self._set_aside(name.encode())
 
     def add(self, piece: Piece) -> None:
         """Take the next piece, but `CaughtUp`. Raises OSError, InvalidOperation."""
         match piece:
             case Operations(data):
                 for operation in decode_all(data):
+                    self._make_room_for(operation)
                     self._changed.redo(operation, names_older=self._names.add(operation))
             case Folder(path, names):
                 self._take_folder(path, names)
-            case FileBegin():
-                self._begin(piece)
+            case FileBegin(path, is_whole):
+                self._begin(path, is_whole=is_whole)
             case Block(path, offset, data):
                 self._changed.write(path, offset, data)
             case FileEnd(path, size):
@@ -59,50 +54,44 @@ class FuzzyCopy:
         self._changed.sync_if_many()
 
     def _take_folder(self, path: bytes, names: frozenset[bytes]) -> None:
-        if path and not self._changed.path(path).is_dir():
-            self._set_aside(path)
-            self._changed.create_folder(path)
-        files, folders = list_folder(self._files, self._root, path)
-        for name in files + folders:
-            if name not in names:
-                self._set_aside(joined(path, name))
+        if path:
+            self._make_room(path, stat.S_IFDIR)
+            if not self._changed.mode(path):
+                self._changed.create_folder(path)
+        for name in self._files.names(self._changed.path(path)):
+            below = joined(path, name.encode(errors="surrogateescape"))
+            if is_shared(below) and below.rpartition(b"/")[2] not in names:
+                self._remove(below)
 
-    def _begin(self, file: FileBegin) -> None:
-        path = self._changed.path(file.path)
-        if path.is_dir():
-            self._set_aside(file.path)
-        elif file.has_diverged and file.path.endswith(SEGMENT_SUFFIX):
-            with suppress(FileNotFoundError):
-                self._changed.copy(file.path, self._place_for(file.path))
-        if file.is_whole or not path.exists():
-            self._changed.create(file.path)
+    def _begin(self, path: bytes, *, is_whole: bool) -> None:
+        self._make_room(path, stat.S_IFREG)
+        if is_whole:
+            self._changed.create(path)
+        elif not self._changed.mode(path):
+            self._earlier.take(self._changed, path)
 
-    def _set_aside(self, path: bytes) -> None:
-        """Move what the leader does not have out of the shared part of the folder."""
-        at = self._changed.path(path)
-        if not at.exists():
-            return
-        if not _REMAINS.search(path):
-            self._changed.rename(path, self._place_for(path))
-        elif at.is_dir():
+    # ------------------------------------------------------------------ what is in the way
+
+    def _make_room_for(self, operation: Operation) -> None:
+        """Remove what has another kind than the operation assumes: it is from a catch-up that was not finished."""
+        kind, path, to = operation.kind, operation.path, operation.to
+        is_folder = kind in (Kind.CREATE_FOLDER, Kind.REMOVE_FOLDER)
+        if kind is Kind.RENAME:
+            is_folder = stat.S_ISDIR(self._changed.mode(path))
+        expected = stat.S_IFDIR if is_folder else stat.S_IFREG
+        self._make_room(path, expected)
+        if to:
+            self._make_room(to, expected)
+
+    def _make_room(self, path: bytes, expected: int) -> None:
+        """Remove what is not of the expected type at a path, and what is no folder above it."""
+        if parent := parent_of(path):
+            self._make_room(parent, stat.S_IFDIR)
+        if self._changed.mode(path) not in (0, expected):
+            self._remove(path)
+
+    def _remove(self, path: bytes) -> None:
+        if stat.S_ISDIR(self._changed.mode(path)):
             self._changed.remove_folder(path)
         else:
             self._changed.unlink(path)
-
-    def _place_for(self, path: bytes) -> bytes:
-        """Return an unused path in the folder of what has diverged, and create the folders above it."""
-        *folders, name = path.split(b"/")
-        place = self._aside
-        self._make_folder(place)
-        for each in folders:
-            place = joined(place, each)
-            self._make_folder(place)
-        found, number = joined(place, name), 1
-        while self._changed.path(found).exists():
-            number += 1
-            found = joined(place, name + b"-%d" % number)
-        return found
-
-    def _make_folder(self, path: bytes) -> None:
-        if not self._changed.path(path).is_dir():
-            self._changed.create_folder(path)

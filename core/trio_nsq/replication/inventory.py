@@ -1,6 +1,7 @@
 """What a follower's data folder has, so that its leader sends only what is missing or different."""
 
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
@@ -56,39 +57,48 @@ def decode_entry(entry: bytes) -> tuple[bytes, FileDigest]:
     return path, FileDigest(size, first_block, digests)
 
 
-def take_inventory(
-    files: Files, root: Path, *, trusts_sealed: bool = True
-) -> Iterator[tuple[bytes, FileDigest]]:
-    """Yield each file that members share, by relative path.
+class Source(NamedTuple):
+    """A folder with files of a follower.
 
-    Args:
+    Attributes:
         trusts_sealed: The last block of a sealed segment says that the others are right, too.
+    """
+
+    root: Path
+    trusts_sealed: bool
+
+
+def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[bytes, FileDigest]]:
+    """Yield each file that members share, by relative path. If several sources have it, the first one counts.
 
     Raises:
         OSError: A file cannot be read.
     """
-    for folder, names in walk(files, root):
-        segments = sorted(name for name in names if name.endswith(SEGMENT_SUFFIX))
-        for name in names:
-            path = joined(folder, name)
-            # The last segment may have been appended to, or cut.
-            yield (
-                path,
-                _digest(files, absolute(root, path), is_sealed=trusts_sealed and name in segments[:-1]),
-            )
-
-
-def walk(files: Files, root: Path) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Yield each folder that members share, as a relative path, with the names of its files; the root is empty."""
     waiting = [b""]
     while waiting:
         folder = waiting.pop()
-        found, folders = list_folder(files, root, folder)
-        yield folder, found
-        waiting += [joined(folder, name) for name in reversed(folders)]
+        found: dict[bytes, tuple[Source, bool]] = {}  # whether it is sealed
+        folders: set[bytes] = set()
+        for source in sources:
+            try:
+                names, below = list_folder(files, source.root, folder, follows_links=False)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            segments = [name for name in names if name.endswith(SEGMENT_SUFFIX)]
+            # The last segment may have been appended to, or cut.
+            sealed = frozenset(segments[:-1] if source.trusts_sealed else ())
+            for name in names:
+                found.setdefault(name, (source, name in sealed))
+            folders.update(below)
+        for name, (source, is_sealed) in sorted(found.items()):
+            path = joined(folder, name)
+            yield path, _digest(files, absolute(source.root, path), is_sealed=is_sealed)
+        waiting += [joined(folder, name) for name in sorted(folders, reverse=True)]
 
 
-def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], list[bytes]]:
+def list_folder(
+    files: Files, root: Path, folder: bytes, *, follows_links: bool
+) -> tuple[list[bytes], list[bytes]]:
     """Return the names of the files and of the folders in a folder, sorted, without what members do not share.
 
     Named pipes and other things that are neither are left out: the broker has made none of them.
@@ -96,15 +106,19 @@ def list_folder(files: Files, root: Path, folder: bytes) -> tuple[list[bytes], l
     found: list[bytes] = []
     folders: list[bytes] = []
     path = absolute(root, folder)
-    for name in sorted(files.names(path)):
+    for name in files.names(path):
         encoded = name.encode(errors="surrogateescape")
         if not is_shared(joined(folder, encoded)):
             continue
-        if (path / name).is_dir():
+        try:
+            mode = (path / name).stat(follow_symlinks=follows_links).st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(mode):
             folders.append(encoded)
-        elif (path / name).is_file():
+        elif stat.S_ISREG(mode):
             found.append(encoded)
-    return found, folders
+    return sorted(found), sorted(folders)
 
 
 def absolute(root: Path, path: bytes) -> Path:
@@ -117,10 +131,9 @@ def _digest(files: Files, path: Path, *, is_sealed: bool) -> FileDigest:
     try:
         size = files.size(fd)
         first = max(0, block_count(size) - 1) if is_sealed else 0
-        digests = [
-            digest_of(files.read_fully(fd, min(BLOCK_BYTES, size - at), at))
-            for at in range(first * BLOCK_BYTES, size, BLOCK_BYTES)
-        ]
-        return FileDigest(size, first, b"".join(digests))
+        digests = bytearray()
+        for at in range(first * BLOCK_BYTES, size, BLOCK_BYTES):
+            digests += digest_of(files.read_fully(fd, min(BLOCK_BYTES, size - at), at))
+        return FileDigest(size, first, bytes(digests))
     finally:
         files.close(fd)

@@ -33,7 +33,7 @@ _LEAST_ROOM: Final = 1024 * 1024
 _HEAD = Struct(">IB")
 _NUMBER = Struct(">Q")
 _NAME = Struct(">H")
-_FILE = Struct(">BB")
+_FILE = Struct(">B")
 _BLOCK = Struct(">QH")
 
 
@@ -87,8 +87,8 @@ def encode_piece(piece: Piece) -> list[bytes | memoryview]:
         case Folder(path, names):
             listed = (_NAME.pack(len(name)) + name for name in (path, *sorted(names)))
             return encode_frame(FrameKind.FOLDER, *listed)
-        case FileBegin(path, has_diverged, is_whole):
-            return encode_frame(FrameKind.FILE_BEGIN, _FILE.pack(has_diverged, is_whole), path)
+        case FileBegin(path, is_whole):
+            return encode_frame(FrameKind.FILE_BEGIN, _FILE.pack(is_whole), path)
         case Block(path, offset, data):
             return encode_frame(FrameKind.BLOCK, _BLOCK.pack(offset, len(path)), path, data)
         case FileEnd(path, size):
@@ -107,8 +107,8 @@ def decode_piece(kind: FrameKind, payload: memoryview) -> Piece:
                 path, *names = _names_in(bytes(payload))
                 return Folder(_checked(path) if path else path, frozenset(names))
             case FrameKind.FILE_BEGIN:
-                has_diverged, is_whole = _FILE.unpack_from(payload)
-                return FileBegin(_checked(payload[_FILE.size :]), bool(has_diverged), bool(is_whole))
+                (is_whole,) = _FILE.unpack_from(payload)
+                return FileBegin(_checked(payload[_FILE.size :]), bool(is_whole))
             case FrameKind.BLOCK:
                 offset, path_bytes = _BLOCK.unpack_from(payload)
                 end = _BLOCK.size + path_bytes

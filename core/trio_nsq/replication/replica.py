@@ -14,7 +14,7 @@ them again must give the same result:
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from errno import EEXIST, EFBIG, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
+from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,17 +23,16 @@ from ..log.files import Files
 from ..protocol.errors import NSQError
 from .catch_up import CaughtUp, Piece
 from .changed_files import ChangedFiles
+from .earlier import EarlierContent
 from .fuzzy_copy import FuzzyCopy
 from .inventory import take_inventory
-from .journal import Journal, JournalDamaged, Position, read_journal, remove_journals
+from .journal import Journal, JournalDamaged, Position, journals, read_journal, remove_journals
 from .names import NamesSince
 from .operations import InvalidOperation, Kind, Operation, decode_all, encode
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 """A journal of this size is followed by an empty one."""
-_INCOMPLETE: Final = "replica-incomplete"
-"""A file that is there while the folder is no state that a leader had: a catch-up is not finished."""
-_MISFITS: Final = frozenset((EEXIST, EFBIG, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY))
+_MISFITS: Final = frozenset((EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY))
 """Errors of operations that do not fit the folder; repeating them does not help."""
 
 
@@ -71,6 +70,7 @@ class Replica:
         self._journal: Journal | None = None
         self._names = NamesSince()
         self._changed = ChangedFiles(files, folder)
+        self._earlier = EarlierContent(files, folder)
         self._stored: list[_Stored] = []
         self._copy: FuzzyCopy | None = None  # of a catch-up
 
@@ -114,29 +114,31 @@ class Replica:
         else:
             self._begin(Position(stored.base.epoch, number))
 
-    def _forget_position(self) -> None:
-        """Record durably that the folder is no state that a leader had, and must catch up."""
+    def _forget_position(self, *, is_whole: bool = False) -> None:
+        """Record durably that the folder is no state that a leader had, and must catch up.
+
+        Args:
+            is_whole: It is one yet, or what a leader left, durably.
+        """
         self._stored.clear()
         self._changed.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+        epoch = self.position.epoch if self.position is not None and is_whole else None
+        self._earlier.give_up(epoch, is_whole=is_whole)
         self.position = None
-        if not self._is_incomplete:
-            self._files.replace(self._folder / _INCOMPLETE, b"")
         remove_journals(self._files, self._folder)
 
-    @property
-    def _is_incomplete(self) -> bool:
-        return (self._folder / _INCOMPLETE).exists()
+    def _is_whole(self) -> bool:
+        """Whether each file has all that was written to it, unless `EarlierContent` knows better."""
+        return self.position is not None or not journals(self._folder, self._files.names(self._folder))
 
     def inventory(self) -> Iterator[bytes]:
         """Yield an entry for each file, for a leader. Raises ReplicaError: a file cannot be read."""
         with self._errors():
-            # After a catch-up that was not finished, a segment can have its last block, and not the ones before.
-            for path, digest in take_inventory(
-                self._files, self._folder, trusts_sealed=not self._is_incomplete
-            ):
+            self._do_stored()
+            for path, digest in take_inventory(self._files, self._earlier.sources(is_whole=self._is_whole())):
                 yield digest.encode(path)
 
     def catch_up(self, epoch: int) -> None:
@@ -148,9 +150,11 @@ class Replica:
             ReplicaError: A file cannot be written.
         """
         with self._errors():
-            self._forget_position()
-            self._copy = FuzzyCopy(self._files, self._folder, self._changed, epoch)
-            self._copy.set_write_ahead_aside()
+            self._do_stored()
+            self._changed.sync()
+            self._forget_position(is_whole=self._is_whole())
+            self._earlier.set_aside()
+            self._copy = FuzzyCopy(self._files, self._folder, self._changed, self._earlier, epoch)
 
     def add(self, piece: Piece) -> None:
         """Take the next piece of a catch-up. `CaughtUp` gives the folder its position, durably.
@@ -185,9 +189,7 @@ class Replica:
             self._journal.close()
             self._journal = None
         self._journal = Journal.begin(self._files, self._folder, position)
-        if self._is_incomplete:
-            self._files.unlink(self._folder / _INCOMPLETE)
-            self._files.sync_folder(self._folder)
+        self._earlier.end(position.epoch)
         self.position = position
         self._names = NamesSince()
 
