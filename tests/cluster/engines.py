@@ -75,6 +75,9 @@ class Etcd(Engine):
     def url(self, address: str) -> str:
         return f"etcd://{address}"
 
+    def close(self) -> None:
+        self._coordinator.close()
+
     def observe(self) -> Observation:
         return self._coordinator.read()
 
@@ -110,7 +113,11 @@ class Etcd(Engine):
 def etcd_engine(folder: Path) -> Iterator[Etcd]:
     """Run etcd."""
     with etcd(folder) as (member,):
-        yield Etcd(member, folder / "m0")
+        engine = Etcd(member, folder / "m0")
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 class Bucket(Engine):
@@ -134,6 +141,9 @@ class Bucket(Engine):
 
     def environment(self, address: str) -> dict[str, str]:
         return self._store.behind(f"http://{address}").env
+
+    def close(self) -> None:
+        self._coordinator.close()
 
     def observe(self) -> Observation:
         return self._coordinator.read()
@@ -160,7 +170,11 @@ class Bucket(Engine):
 def bucket_engine(folder: Path) -> Iterator[Bucket]:
     """Run an S3 server."""
     with versitygw(folder) as store, proxy(store) as between:
-        yield Bucket(store, between)
+        engine = Bucket(store, between)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 class Static(Engine):
