@@ -3,81 +3,26 @@
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from access.support import ALL_ROLES, AuthFile, Given, auth, bearer, everything
 from broker.certificates import Certificates
+from broker.cluster_leader import Leader, leading
 from broker.support import PATIENCE_S, RawClient, pub, running_broker, until
 from log.support import HastyFiles
 from trio_nsq.access.secret import NO_SECRET, Secret
-from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
-from trio_nsq.broker.api.cluster import is_client_address
+from trio_nsq.broker import BoundAddresses
 from trio_nsq.broker.replication import Replication
-from trio_nsq.http.upgrade import UpgradeFailed, open_upgraded
+from trio_nsq.http.upgrade import UpgradeFailed
 from trio_nsq.replication.follower import follow
 from trio_nsq.replication.replica import Replica
 
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: trio-nsq-cluster\r\n"
 CLIENT = "192.0.2.7:5000"
-
-
-class Leader:
-    """A running leader; `context` is that of its clients."""
-
-    def __init__(self, bound: BoundAddresses, replication: Replication, context: ssl.SSLContext) -> None:
-        self.bound = bound
-        self.replication = replication
-        self.context = context
-
-    @asynccontextmanager
-    async def upgraded(
-        self, target: str, token: str = "", *, tls: bool = False, status: int = 101
-    ) -> AsyncIterator[Any]:
-        """Ask for the other protocol; yields the stream after the answer, which must have this status."""
-        address = str(self.bound.https_address if tls else self.bound.http_address)
-        host, _, port = address.rpartition(":")
-        stream: Any = await trio.open_tcp_stream(host, int(port))
-        if tls:
-            stream = trio.SSLStream(stream, self.context, server_hostname="127.0.0.1", https_compatible=True)
-        async with stream:
-            about = f"Authorization: {token}\r\n".encode() if token else b""
-            await stream.send_all(
-                b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\n%b%b\r\n" % (target.encode(), UPGRADE, about)
-            )
-            head = b""
-            with trio.fail_after(PATIENCE_S):
-                while not head.endswith(b"\r\n\r\n"):
-                    more = await stream.receive_some(1)
-                    assert more, head
-                    head += more
-            assert head.startswith(b"HTTP/1.1 %d " % status), head
-            yield stream
-
-    async def open(self, target: str, *, tls: bool, **more: Any) -> trio.abc.HalfCloseableStream:
-        """Connect as members do."""
-        address = f"https://{self.bound.https_address}" if tls else f"http://{self.bound.http_address}"
-        options: dict[str, Any] = {"secret": NO_SECRET, "tls": self.context, "timeout_s": PATIENCE_S} | more
-        return await open_upgraded(address, target, **options)
-
-
-@asynccontextmanager
-async def leading(folder: Path, certificates: Certificates, **options: Any) -> AsyncIterator[Leader]:
-    """Run a leader on free loopback ports."""
-    addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
-    settings = BrokerOptions(data_path=folder, **(addresses | certificates.options | options))
-    replication = Replication(folder, "prod", "one", 1)
-    async with trio.open_nursery() as serving:
-        with trio.fail_after(3 * PATIENCE_S):
-            bound: BoundAddresses = await serving.start(partial(serve, settings, replication=replication))
-            yield Leader(bound, replication, certificates.client_context())
-            serving.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -308,40 +253,3 @@ async def test_invalid_requests_are_refused(tmp_path: Path, query: str, code: st
         assert json.loads(body)["message"].startswith(code)
         async with leader.upgraded("/cluster/replicate", status=404) as stream:
             assert b"NO_CLUSTER: this broker is not a member" in await stream.receive_some()
-
-
-@pytest.mark.parametrize(
-    ("text", "is_valid"),
-    [
-        ("127.0.0.1:1", True),
-        ("255.255.255.255:65535", True),
-        ("[::1]:4150", True),
-        ("[::ffff:1.2.3.4]:4150", True),
-        ("[fe80::1%eth0]:4150", True),
-        ("[fe80::1%en.0_a-b]:4150", True),
-        ("", False),
-        ("127.0.0.1", False),
-        ("127.0.0.1:", False),
-        ("127.0.0.1:0", False),
-        ("127.0.0.1:01", False),
-        ("127.0.0.1:65536", False),
-        ("127.0.0.1:+1", False),
-        ("127.0.0.1:1 ", False),
-        ("127.0.0.1:1\n", False),
-        ("127.0.0.1:\u0661", False),
-        ("127.0.0.1%eth0:1", False),
-        ("127.1:1", False),
-        ("0177.0.0.1:1", False),
-        ("localhost:1", False),
-        ("::1:4150", False),
-        ("[::1:4150", False),
-        ("[127.0.0.1]:4150", False),
-        ("[fe80::1%]:4150", False),
-        ("[fe80::1%a b]:4150", False),
-        ("[fe80::1%a\n]:4150", False),
-        ("[fe80::1%0123456789abcdef]:4150", False),
-        ("@", False),
-    ],
-)
-def test_addresses_of_clients(text: str, is_valid: bool) -> None:
-    assert is_client_address(text) is is_valid

@@ -1,6 +1,12 @@
 import pytest
 
-from trio_nsq.protocol.address import format_address, format_peer, parse_address, without_secrets
+from trio_nsq.protocol.address import (
+    format_address,
+    format_peer,
+    is_ip_peer,
+    parse_address,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +101,40 @@ def test_peers_are_shown_as_in_nsqd(
 )
 def test_password_in_a_url_is_hidden(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("127.0.0.1:1", True),
+        ("255.255.255.255:65535", True),
+        ("[::1]:4150", True),
+        ("[::ffff:1.2.3.4]:4150", True),
+        ("[fe80::1%eth0]:4150", True),
+        ("[fe80::1%en.0_a-b]:4150", True),
+        ("", False),
+        ("127.0.0.1", False),
+        ("127.0.0.1:", False),
+        ("127.0.0.1:0", False),
+        ("127.0.0.1:01", False),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1:+1", False),
+        ("127.0.0.1:1 ", False),
+        ("127.0.0.1:1\n", False),
+        ("127.0.0.1:\u0661", False),
+        ("127.0.0.1%eth0:1", False),
+        ("127.1:1", False),
+        ("0177.0.0.1:1", False),
+        ("localhost:1", False),
+        ("::1:4150", False),
+        ("[::1:4150", False),
+        ("[127.0.0.1]:4150", False),
+        ("[fe80::1%]:4150", False),
+        ("[fe80::1%a b]:4150", False),
+        ("[fe80::1%a\n]:4150", False),
+        ("[fe80::1%0123456789abcdef]:4150", False),
+        ("@", False),
+    ],
+)
+def test_addresses_of_ip_peers(text: str, is_valid: bool) -> None:
+    assert is_ip_peer(text) is is_valid

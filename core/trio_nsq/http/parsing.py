@@ -125,6 +125,7 @@ class RequestReader:
 
     Args:
         guard: Checks each request before its body is read; None accepts all.
+        once: The connection is to end after the first answer.
 
     Attributes:
         peer: The client's address, for each `Request`.
@@ -139,11 +140,14 @@ class RequestReader:
         beyond: What has arrived after a request for another protocol (`Route.upgrade`): it is not HTTP.
     """
 
-    def __init__(self, router: Router, peer: str, guard: RequestGuard | None = None) -> None:
+    def __init__(
+        self, router: Router, peer: str, guard: RequestGuard | None = None, *, once: bool = False
+    ) -> None:
         self.continue_expected = False
         self.beyond = b""
         self.guard = guard
         self._router = router
+        self._once = once
         self.peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._exchanges: list[Exchange] = []
@@ -164,7 +168,7 @@ class RequestReader:
         """
         data = bytes(data)
         starts_request = self.at_rest
-        start = self._read_known(data) if starts_request else 0
+        start = self._read_known(data) if starts_request and not self._once else 0
         if start < len(data):
             self._parse(data[start:] if start else data)
         exchanges, self._exchanges = self._exchanges, []
@@ -327,7 +331,7 @@ class RequestReader:
         self._version = version
         self._chunked = version == "1.1"
         self._upgrade = parser.should_upgrade()
-        self._keep_alive = parser.should_keep_alive()
+        self._keep_alive = parser.should_keep_alive() and not self._once
         self._answer = answer = self._resolve()
         route = answer if isinstance(answer, Route) else None
         self._max_body_bytes = route.max_body_bytes if route is not None else DEFAULT_MAX_BODY_BYTES

@@ -188,6 +188,7 @@ async def serve_connection(
     guard: RequestGuard | None = None,
     waiting: WaitingClients | None = None,
     send_timeout_s: float = IDLE_TIMEOUT_S,
+    once: bool = False,
 ) -> None:
     """Serve one client until it disconnects, violates HTTP or is too slow; none of that is an error.
 
@@ -203,9 +204,10 @@ async def serve_connection(
         guard: Checks each request before its body is read; None accepts all.
         waiting: Has the connection while it waits for a request. Without a poller only, as the next one.
         send_timeout_s: Limit for the client to accept an answer, or one piece of a generated one.
+        once: Close the connection after the first answer.
     """
     bodies = bodies or BodyMemoryLimit()
-    reader = RequestReader(router, peer_of(stream) if peer is None else peer, guard)
+    reader = RequestReader(router, peer_of(stream) if peer is None else peer, guard, once=once)
     connection: Connection
     if poller is None or not isinstance(stream, trio.SocketStream):
         connection = Connection(

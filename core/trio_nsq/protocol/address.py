@@ -4,6 +4,8 @@ import ipaddress
 import re
 
 MAX_PORT = 65535
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # the longest name of an interface
 _LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,254}}\Z)(?:{_LABEL}\.)*{_LABEL}\.?", re.ASCII)
 
@@ -112,6 +114,21 @@ def format_peer(address: tuple[str, int] | tuple[str, int, int, int] | str | byt
         address = address.replace(b"\0", b"@", 1).decode("utf-8", "backslashreplace")
     name = address or "@"
     return name if name.isprintable() else ascii(name)  # the client chooses the name, and it is logged
+
+
+def is_ip_peer(text: str) -> bool:
+    """Whether a text is the address of an IP socket in the form of `format_peer`. It may come from anybody."""
+    host, _, port = text.rpartition(":")
+    if not _PORT.fullmatch(port) or int(port) > MAX_PORT:
+        return False
+    is_v6 = host.startswith("[") and host.endswith("]")
+    host, percent, zone = (host[1:-1] if is_v6 else host).partition("%")
+    if percent and not (is_v6 and _ZONE.fullmatch(zone)):
+        return False
+    try:
+        return ipaddress.ip_address(host).version == (6 if is_v6 else 4)
+    except ValueError:
+        return False
 
 
 def host_of(peer: str) -> str:

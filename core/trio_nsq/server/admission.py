@@ -57,7 +57,12 @@ def refusal_text(most: int, server: str) -> str:
 
 def http_refusal(most: int, server: str = "broker") -> bytes:
     """The response for an HTTP client above the limit."""
-    body = f'{{"message":"TOO_MANY_CONNECTIONS: {refusal_text(most, server)}"}}'.encode()
+    return http_unavailable(f"TOO_MANY_CONNECTIONS: {refusal_text(most, server)}")
+
+
+def http_unavailable(message: str) -> bytes:
+    """The response for an HTTP client whose request is not read; the message needs no escapes."""
+    body = f'{{"message":"{message}"}}'.encode()
     head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
@@ -123,13 +128,19 @@ class Admission:
             return
         self._being_refused += 1
         try:
-            with trio.move_on_after(_LINGER_S):
-                async with stream:
-                    await stream.send_all(self._refusal)
-                    await stream.send_eof()
-                    while await stream.receive_some(65536):
-                        pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the client has closed
+            await refuse(stream, self._refusal)
         finally:
             self._being_refused -= 1
+
+
+async def refuse(stream: trio.SocketStream, refusal: bytes) -> None:
+    """Send a refusal to a client, and close its connection."""
+    try:
+        with trio.move_on_after(_LINGER_S):
+            async with stream:
+                await stream.send_all(refusal)
+                await stream.send_eof()
+                while await stream.receive_some(65536):
+                    pass
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass  # the client has closed

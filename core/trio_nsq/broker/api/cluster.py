@@ -1,21 +1,17 @@
 """Connections of the members of a cluster: the link of a follower, and clients that a follower passes on."""
 
-import ipaddress
-import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
 from ...http import HTTPError, Request, Response, given, switching
-from ...protocol.address import MAX_PORT
+from ...protocol.address import is_ip_peer
 from ...server.relay import relay
 from ..addresses import BoundAddresses
 from ..server import Server
 
 _NO_CLUSTER: Final = "NO_CLUSTER: this broker is not a member of a cluster; see --cluster"
-_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
-_ZONE: Final = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # the longest name of an interface
 
 
 async def replicate(server: Server, request: Request) -> Response:
@@ -32,7 +28,7 @@ async def forward(server: Server, bound: BoundAddresses, request: Request) -> Re
     if listener not in ("tcp", "http", "https") or (listener == "https" and bound.https_address is None):
         raise HTTPError(400, "INVALID_ARG_LISTENER: it is tcp, http or https, and this broker must have it")
     client = request.query.get("client", "")
-    if client and not is_client_address(client):
+    if client and not is_ip_peer(client):
         raise HTTPError(400, "INVALID_ARG_CLIENT: it is not IP:PORT")
     if server.replication is None:
         raise HTTPError(404, _NO_CLUSTER)
@@ -58,18 +54,3 @@ async def _with_socket(
         nursery.start_soon(relay, stream, trio.SocketStream(ours))
         async with trio.SocketStream(theirs) as socket:
             await handle(socket)
-
-
-def is_client_address(text: str) -> bool:
-    """Whether a text is an IP address and a port, as `format_peer` formats them. It is logged and shown."""
-    host, _, port = text.rpartition(":")
-    if not _PORT.fullmatch(port) or int(port) > MAX_PORT:
-        return False
-    is_v6 = host.startswith("[") and host.endswith("]")
-    host, percent, zone = (host[1:-1] if is_v6 else host).partition("%")
-    if percent and not (is_v6 and _ZONE.fullmatch(zone)):
-        return False
-    try:
-        return ipaddress.ip_address(host).version == (6 if is_v6 else 4)
-    except ValueError:
-        return False
