@@ -12,6 +12,7 @@ import trio
 from broker.support import HeldFiles
 from log.support import HastyFiles
 from replication.leader import RandomChanges, tree_of
+from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.replication.catch_up import Block, CaughtUp, FileBegin, FileEnd, Folder, Operations, Piece
 from trio_nsq.replication.follower import INSTANCE, StaleLeader, follow
@@ -44,13 +45,20 @@ class HastyRecordingFiles(RecordingFiles, HastyFiles):
 class Cluster:
     """A leader that listens, and a folder that changes at random."""
 
-    def __init__(self, tmp_path: Path, seed: int, most_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, tmp_path: Path, seed: int, most_bytes: int = 1 << 30, timeout_s: float = PATIENCE_S
+    ) -> None:
         self.root = tmp_path / "leader"
         self.root.mkdir()
         self.stream = OperationStream(most_bytes)
         self.files = HastyRecordingFiles(self.root, self.stream)
         self.changes = RandomChanges(self.files, self.root, seed)
-        self.leader = Leader("prod", "one", EPOCH, self.files, self.stream, self._progress)
+        self.poller = Poller()
+        self.leader = Leader(
+            *("prod", "one", EPOCH, self.files, self.stream, self.poller, self._progress),
+            alive_s=timeout_s / 10,
+            timeout_s=timeout_s,
+        )
         self.stored: dict[str, int] = {}
         self.port = 0
         self._progressed = trio.Event()
@@ -84,10 +92,26 @@ class Cluster:
             replica.close()
 
 
+async def poll(poller: Poller) -> None:
+    """Do what a broker's scheduler does with its poller."""
+    poller.open()
+    try:
+        while True:
+            await poller.sleep()
+            while poller.poll():
+                poller.in_round = True
+                poller.serve()
+                poller.in_round = False
+                await trio.lowlevel.checkpoint()
+    finally:
+        poller.close()
+
+
 @asynccontextmanager
 async def running(cluster: Cluster) -> AsyncIterator[trio.Nursery]:
     """Serve followers in the block."""
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(poll, cluster.poller)
         serve = partial(trio.serve_tcp, cluster.leader.serve, 0, host="127.0.0.1")
         listeners = await nursery.start(serve)
         cluster.port = listeners[0].socket.getsockname()[1]
@@ -178,6 +202,44 @@ async def test_a_follower_that_does_not_read_loses_its_place(
                     cluster.stream.append(Kind.WRITE, b"f", data=[bytes(10_000)])
                     await trio.sleep(0)
     assert "two" not in cluster.leader.followers
+
+
+async def test_a_follower_that_is_silent_is_disconnected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(tmp_path, 3, timeout_s=0.2)
+    position = {"epoch": EPOCH, "number": cluster.stream.last_number}
+    async with running(cluster):
+        with trio.fail_after(PATIENCE_S):
+            async with await trio.open_tcp_stream("127.0.0.1", cluster.port) as stream:
+                await stream.send_all(b"".join(encode_json(FrameKind.HELLO, HELLO | {"position": position})))
+                reader, kinds = FrameReader(), list[FrameKind]()
+                with suppress(trio.BrokenResourceError):
+                    while data := await stream.receive_some():
+                        kinds += [kind for kind, _ in reader.receive(bytes(data))]
+    assert kinds[:2] == [FrameKind.WELCOME, FrameKind.ALIVE]
+    assert "disconnected: the other side has sent nothing for 0.2 s" in caplog.text
+    assert "two" not in cluster.leader.followers
+
+
+async def test_a_follower_that_accepts_nothing_is_disconnected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that it is alive."""
+    cluster = Cluster(tmp_path, 3, timeout_s=0.2)
+    position = {"epoch": EPOCH, "number": cluster.stream.last_number}
+    alive = b"".join(encode_frame(FrameKind.ALIVE))
+    async with running(cluster):
+        with trio.fail_after(PATIENCE_S):
+            async with await trio.open_tcp_stream("127.0.0.1", cluster.port) as stream:
+                await stream.send_all(b"".join(encode_json(FrameKind.HELLO, HELLO | {"position": position})))
+                for _ in range(100):
+                    cluster.stream.append(Kind.WRITE, b"f", data=[bytes(1_000_000)])
+                with suppress(trio.BrokenResourceError):
+                    while "disconnected" not in caplog.text:
+                        await stream.send_all(alive)
+                        await trio.sleep(0.01)
+    assert "disconnected: the other side has accepted nothing for 0.2 s" in caplog.text
 
 
 HELLO = {"versions": [1], "cluster": "prod", "member": "two", "position": None}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import trio
 
+from ..event_loop.reactor import Poller
 from ..protocol.errors import NSQError
 from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
@@ -73,11 +74,11 @@ class Replication:
         self._recorded: frozenset[str] | None = None  # None: unknown
         self._changed = trio.Event()
 
-    def begin(self, members: ReplicationBarrier[Any]) -> None:
+    def begin(self, members: ReplicationBarrier[Any], poller: Poller) -> None:
         """Serve followers; those that have caught up are members that OKs wait for."""
         self._members = members
         members.add(_EARLIER, 0)
-        self._leader = Leader(*self._about, self.files, self.operations, self._progress)
+        self._leader = Leader(*self._about, self.files, self.operations, poller, self._progress)
 
     def end(self) -> None:
         """Serve no follower any longer."""

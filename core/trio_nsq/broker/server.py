@@ -112,7 +112,7 @@ class Server:
         )  # fmt: skip
         self.replication = replication
         if replication is not None and write_path.members is not None:
-            replication.begin(write_path.members)
+            replication.begin(write_path.members, poller)
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated
         )

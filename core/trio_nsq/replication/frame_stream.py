@@ -58,6 +58,10 @@ class FrameStream:
         await self._fill()
         return self._received.popleft()
 
+    def leave(self) -> tuple[FrameReader, list[tuple[FrameKind, memoryview]]]:
+        """Let something else receive: return what has the beginning of the next frame, and the frames before it."""
+        return self._reader, list(self._received)
+
     async def _fill(self) -> None:
         while not self._received:
             with trio.move_on_after(self._timeout_s) as waiting:

@@ -2,13 +2,13 @@
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import trio
 
+from ..event_loop.reactor import Poller
 from ..protocol.errors import NSQError, leaves_of
 from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
 from .frame_stream import FrameStream
@@ -21,18 +21,16 @@ from .link import (
     FrameKind,
     LinkError,
     decode_json,
-    decode_number,
-    encode_frame,
     encode_json,
-    encode_operations,
     encode_piece,
 )
+from .live_link import LiveLink
+from .plain_socket import plain_socket
 from .recorder import RecordingFiles
 from .stream import OperationStream, TooFarBehind
 
 logger = logging.getLogger("trio_nsq.replication")
 
-_ROUND_BYTES: Final = 1024 * 1024
 _PIECES: Final = 64
 """How many pieces of a catch-up without content are made in one call of a thread."""
 _MOST_INVENTORY_BYTES: Final = 256 * 1024 * 1024
@@ -73,6 +71,7 @@ class Leader:
         cluster, member: The names of the cluster, and of this folder.
         epoch: Of this leader.
         files: Has recorded all changes since the start; `stream` has them.
+        poller: Serves the followers that have caught up.
         on_progress: Called when a follower has stored more, was caught up, or has left.
         alive_s: Pause after which something is sent in any case.
         timeout_s: Limit for a follower to send anything, and to accept what is sent.
@@ -88,6 +87,7 @@ class Leader:
         epoch: int,
         files: RecordingFiles,
         stream: OperationStream,
+        poller: Poller,
         on_progress: Callable[[Follower], None],
         *,
         alive_s: float = 1.0,
@@ -102,37 +102,23 @@ class Leader:
         self._on_progress = on_progress
         self._alive_s = alive_s
         self._timeout_s = timeout_s
-        self._loop = trio.lowlevel.current_trio_token()
-        self._loop_thread = threading.get_ident()
-        self._grown = trio.Event()
+        self._poller = poller
+        self._links: set[LiveLink] = set()
         self._is_told = False
         stream.on_append = self._tell
 
     # ------------------------------------------------------------------ new operations
 
     def _tell(self) -> None:
-        """Tell the senders that there are new operations; any thread may call it."""
-        if self._is_told:
-            return
-        self._is_told = True
-        if threading.get_ident() == self._loop_thread:
-            self._wake()
-        else:
-            self._loop.run_sync_soon(self._wake)
+        """Have new operations sent in the next round; any thread may call it."""
+        if not self._is_told:
+            self._is_told = True
+            self._poller.call_soon(self._send)
 
-    def _wake(self) -> None:
-        grown, self._grown = self._grown, trio.Event()
-        grown.set()
-
-    async def _until_grown(self, number: int) -> bool:
-        """Wait until there are operations after this number; returns False after `alive_s` without one."""
+    def _send(self) -> None:
         self._is_told = False
-        if self._stream.last_number > number:
-            await trio.lowlevel.checkpoint()
-            return True
-        with trio.move_on_after(self._alive_s):
-            await self._grown.wait()
-        return self._stream.last_number > number
+        for link in self._links:
+            link.send()
 
     # ------------------------------------------------------------------ one follower
 
@@ -150,7 +136,7 @@ class Leader:
             self.followers[hello.member] = follower
             try:
                 with follower._scope:
-                    await self._serve(frames, follower, hello)
+                    await self._serve(stream, frames, follower, hello)
             finally:
                 if follower.is_connected:
                     self._leave(follower)
@@ -200,7 +186,9 @@ class Leader:
             raise
         return hello
 
-    async def _serve(self, frames: FrameStream, follower: Follower, hello: "_Hello") -> None:
+    async def _serve(
+        self, stream: trio.abc.Stream, frames: FrameStream, follower: Follower, hello: "_Hello"
+    ) -> None:
         position = hello.position
         resumes = (
             position is not None and position.epoch == self._epoch and self._stream.has_after(position.number)
@@ -218,31 +206,33 @@ class Leader:
             follower.stored = number
             follower.is_caught_up = True
             self._on_progress(follower)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._receive, frames, follower)
-            while True:
-                if await self._until_grown(number):
-                    number, pieces = self._stream.after(number, _ROUND_BYTES)
-                    await frames.send(encode_operations(number, pieces))
-                else:
-                    await frames.send(encode_frame(FrameKind.ALIVE))
+        reader, received = frames.leave()
 
-    async def _receive(self, frames: FrameStream, follower: Follower) -> None:
-        while True:
-            for kind, payload in await frames.receive():
-                if kind is FrameKind.ALIVE:
-                    continue
-                if kind is not FrameKind.STORED:
-                    raise LinkError(f"it has sent a frame {kind.name}")
-                number = decode_number(payload)
-                if not follower.stored <= number <= self._stream.last_number:
-                    raise LinkError(
-                        f"it has stored operation {number} after {follower.stored}; the last one is "
-                        f"{self._stream.last_number}"
-                    )
-                follower.stored = number
-                follower.is_caught_up = True
-                self._on_progress(follower)
+        def on_stored(number: int) -> None:
+            self._store(follower, number)
+
+        async with plain_socket(stream) as sock:
+            link = LiveLink(
+                *(sock, self._poller, self._stream, reader, number, on_stored),
+                alive_s=self._alive_s,
+                timeout_s=self._timeout_s,
+            )
+            self._links.add(link)
+            try:
+                await link.run(received)
+            finally:
+                self._links.remove(link)
+
+    def _store(self, follower: Follower, number: int) -> None:
+        """Record what a follower has stored. Raises LinkError."""
+        last = self._stream.last_number
+        if not follower.stored <= number <= last:
+            raise LinkError(
+                f"it has stored operation {number} after {follower.stored}; the last one is {last}"
+            )
+        follower.stored = number
+        follower.is_caught_up = True
+        self._on_progress(follower)
 
     # ------------------------------------------------------------------ catch-up
 
