@@ -202,8 +202,9 @@ async def test_connections_of_a_revoked_member_end(
     file.add_token("admin", everything("admin"))
     for name in ("a", "b"):
         file.add_token(name, everything(*ALL_ROLES))
+    path = tmp_path / "audit.log"
     async with (
-        leading(tmp_path / "d", certificates, auth_file=file.write()) as leader,
+        leading(tmp_path / "d", certificates, auth_file=file.write(), audit_log=str(path)) as leader,
         leader.upgraded(target, bearer("a"), tls=tls) as a,
         leader.upgraded(target, bearer("b"), tls=tls) as b,
     ):
@@ -216,6 +217,10 @@ async def test_connections_of_a_revoked_member_end(
             client = RawClient(b)
             await client.send(b"  V2" + auth("b-secret"))
             assert await client.frame() is not None
+    recorded = [json.loads(line) for line in path.read_text().splitlines()]
+    of_members = [(each["event"], each["name"]) for each in recorded if "/cluster/" in each.get("action", "")]
+    connected = [("action", "a"), ("action", "b")] if "replicate" in target else []
+    assert of_members == [*connected, ("closed", "a")]
 
 
 async def at_its_end(stream: trio.abc.ReceiveStream) -> bool:

@@ -48,6 +48,11 @@ def record_refusal(
     _record(audit, "login_failed" if is_login else "refused", request, error.status, error.code, subject)
 
 
+def record_action(audit: AuditLog, request: Request, status: int) -> None:
+    """Record an answered request, besides those that `audited` records."""
+    _record(audit, "action", request, status, "")
+
+
 def record_closing(audit: AuditLog, request: Request, subject: str) -> None:
     """Record that the answer to a request is cut off, because the client may not send it any more."""
     _record(audit, "closed", request, None, "", subject)

@@ -19,7 +19,8 @@ async def replicate(server: Server, request: Request) -> Response:
     replication = server.replication
     if replication is None:
         raise HTTPError(404, _NO_CLUSTER)
-    return switching(server.members.until_revoked(request.identity, replication.accept))
+    server.members.record(request)
+    return switching(server.members.until_revoked(request, replication.accept))
 
 
 async def forward(server: Server, bound: BoundAddresses, request: Request) -> Response:
@@ -39,7 +40,7 @@ async def forward(server: Server, bound: BoundAddresses, request: Request) -> Re
     async def take_over(stream: trio.abc.Stream) -> None:
         await _with_socket(stream, lambda socket: admission.handle(socket, peer))
 
-    return switching(server.members.until_revoked(request.identity, take_over))
+    return switching(server.members.until_revoked(request, take_over))
 
 
 async def _with_socket(

@@ -8,7 +8,8 @@ from typing import TypeAlias
 import trio
 
 from ...access.access import Access
-from ...access.policy import Identity
+from ...http import Request
+from ...http.auditing import record_action, record_closing
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -20,15 +21,19 @@ class MemberConnections:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._connected: dict[trio.CancelScope, Identity] = {}
+        self._connected: dict[trio.CancelScope, Request] = {}
 
-    def until_revoked(self, identity: Identity | None, serve: Serve) -> Serve:
-        """Return what serves a connection while the member's identity is valid; None: there is no authentication."""
-        return serve if identity is None else partial(self._serve, identity, serve)
+    def record(self, request: Request) -> None:
+        """Record in the audit log that a member may connect."""
+        record_action(self._access.audit, request, 101)
 
-    async def _serve(self, identity: Identity, serve: Serve, stream: trio.abc.Stream) -> None:
+    def until_revoked(self, request: Request, serve: Serve) -> Serve:
+        """Return what serves the connection of a request while the member that has sent it may replicate."""
+        return serve if request.identity is None else partial(self._serve, request, serve)
+
+    async def _serve(self, request: Request, serve: Serve, stream: trio.abc.Stream) -> None:
         with trio.CancelScope() as scope:
-            self._connected[scope] = identity
+            self._connected[scope] = request
             self._renew(scope)  # it was checked before the answer was sent
             try:
                 await serve(stream)
@@ -37,14 +42,15 @@ class MemberConnections:
 
     def renew_identities(self) -> int:
         """End the connections whose identity may not replicate any longer. Returns their number."""
-        return sum(not self._renew(scope) for scope in self._connected)
+        return sum(not self._renew(scope) for scope in self._connected if not scope.cancel_called)
 
     def _renew(self, scope: trio.CancelScope) -> bool:
-        identity = self._connected[scope]
-        current = self._access.renew(identity)
+        request = self._connected[scope]
+        current = self._access.renew(request.identity) if request.identity is not None else None
         if current is not None and current.allows_everywhere("replicate"):
-            self._connected[scope] = current
+            request.identity = current
             return True
-        logger.warning("%s: connection closed, its authentication was revoked or has expired", identity.name)
+        logger.warning("%s: closed, its authentication was revoked or has expired", request.peer)
+        record_closing(self._access.audit, request, "")
         scope.cancel()
         return False
