@@ -1,21 +1,17 @@
 """A broker whose OKs wait for followers, and the brokers that open the followers' folders."""
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import trio
 
+from broker.leading import Leading, Record, bodies_in, leading, no_answer, post, promote
 from broker.support import (
     BOTH_SYNCS,
     PATIENCE_S,
     HeldFiles,
-    RawClient,
     connected,
     mpub,
     pub,
@@ -24,97 +20,10 @@ from broker.support import (
     until,
 )
 from faults.power_cut import AHEAD, sync_options
-from log.support import HastyFiles
 from replication.leader import tree_of
-from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
-from trio_nsq.broker.replication import Replication, record_nothing
-from trio_nsq.broker.storage.data_folder import end_following
-from trio_nsq.client import TopicReader
-from trio_nsq.log.files import Files
-from trio_nsq.log.records import RecordBatch
-from trio_nsq.protocol.errors import NSQError
-from trio_nsq.replication.follower import follow
 from trio_nsq.replication.link import FrameKind, LinkError, encode_json, encode_number
-from trio_nsq.replication.replica import Replica
 
 SYNCS = pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
-
-
-class Leading:
-    """A broker in the test's trio run that accepts followers."""
-
-    def __init__(self, replication: Replication, addresses: BoundAddresses, port: int) -> None:
-        self.replication = replication
-        self.addresses = addresses
-        self.port = port
-
-    async def follow(self, folder: Path, member: str, files: Files | None = None) -> None:
-        """Follow with a folder until the connection ends."""
-        folder.mkdir(exist_ok=True)
-        replica = await trio.to_thread.run_sync(Replica.open, files or HastyFiles(), folder, 20_000)
-        try:
-            async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
-                await follow(stream, replica, cluster="prod", member=member)
-        finally:
-            replica.close()
-
-    async def until_in_sync(self, *members: str) -> None:
-        """Wait until OKs wait for exactly these followers."""
-        await until(lambda: self.replication.in_sync == set(members))
-
-
-@asynccontextmanager
-async def leading(
-    data_path: Path,
-    epoch: int = 1,
-    record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
-    stall_s: float = PATIENCE_S,
-    **options: Any,
-) -> AsyncIterator[Leading]:
-    """Run a leader on free loopback ports; it is stopped cleanly at the end."""
-    addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
-    settings = BrokerOptions(data_path=data_path, **(addresses | options))
-    replication = Replication(data_path, "prod", "one", epoch, record=record, stall_s=stall_s)
-    async with trio.open_nursery() as accepting:
-        listeners = await accepting.start(partial(trio.serve_tcp, replication.accept, 0, host="127.0.0.1"))
-        async with trio.open_nursery() as serving:
-            with trio.fail_after(3 * PATIENCE_S):
-                bound: BoundAddresses = await serving.start(partial(serve, settings, replication=replication))
-                yield Leading(replication, bound, listeners[0].socket.getsockname()[1])
-                serving.cancel_scope.cancel()
-        accepting.cancel_scope.cancel()
-
-
-def promote(folder: Path) -> None:
-    """Make a follower's folder one that a broker opens, as after the loss of the leader."""
-    replica = Replica.open(Files(), folder)
-    assert replica.position is not None
-    replica.end()
-    end_following(Files(), folder)
-
-
-async def bodies_in(addresses: BoundAddresses, topic: str) -> list[tuple[bytes, bytes]]:
-    """Return the id and the body of each message in a topic, by reading it from the beginning."""
-    found: list[tuple[bytes, bytes]] = []
-    async with TopicReader(str(addresses.http_address), topic) as reader:
-        while some := await reader.receive():
-            for batch in some:
-                assert isinstance(batch, RecordBatch)
-                found += zip(batch.ids(), batch.messages.bodies(), strict=True)
-    return found
-
-
-async def post(addresses: BoundAddresses, path: str) -> None:
-    """Send a POST; its answer does not matter."""
-    async with httpx.AsyncClient(base_url=f"http://{addresses.http_address}", timeout=PATIENCE_S) as client:
-        await client.post(path)
-
-
-async def no_answer(client: RawClient) -> None:
-    """Check that a client has no answer yet to what it has published: a follower that may lead lacks it."""
-    with trio.move_on_after(0.2):
-        await client.frame()
-        pytest.fail("there is an answer before each follower that may lead has the message")
 
 
 async def test_an_ok_waits_for_the_follower(tmp_path: Path) -> None:
@@ -337,28 +246,6 @@ async def test_an_old_leader_follows(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "one") as addresses:
         found = [body for _, body in await bodies_in(addresses, "t")]
     assert found == [b"both have it", b"from the new leader"]
-
-
-class Record:
-    """Which followers are in sync, as it is recorded outside.
-
-    Attributes:
-        members: As last recorded.
-        fails: Whether recording fails; with `is_lost`, after it was done.
-    """
-
-    def __init__(self) -> None:
-        self.members: frozenset[str] = frozenset()
-        self.fails = self.is_lost = False
-        self.attempts = 0
-
-    async def __call__(self, members: frozenset[str]) -> None:
-        self.attempts += 1
-        await trio.sleep(0)
-        if not self.fails or self.is_lost:
-            self.members = members
-        if self.fails:
-            raise NSQError("it does not answer")
 
 
 async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ async def test_ids_are_reserved_long_before_the_reserved_ones_are_used(tmp_path:
         return MemoryLog()
 
     options = BrokerOptions(data_path=tmp_path / "d")
-    checkpointer = Checkpointer(Broker(options, memory_log), folder, ids, lambda: 0, never, never, nothing)
+    broker = Broker(options, memory_log)
+    checkpointer = Checkpointer(broker, folder, ids, lambda: 0, never, never, nothing, lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(checkpointer.save_on_schedule, 0)
         await until(lambda: ids.reserved >= 1000 + ID_RESERVE)

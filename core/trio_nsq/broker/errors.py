@@ -20,6 +20,13 @@ class TopicFull(PublishRefused):
     """A publish was refused because of a limit of the topic, which the text names. Nothing of it was stored."""
 
 
+class NotLeading(PublishRefused):
+    """This member of a cluster no longer leads. What was asked for may have been done, and may be lost."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this member no longer leads the cluster: {reason}")
+
+
 class Draining(PublishRefused):
     """A publish was refused because the broker drains. Nothing of it was stored."""
 

@@ -7,6 +7,7 @@ is acknowledged before the followers of the leader before are recorded no longer
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,15 @@ from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
+from .errors import NotLeading
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _STALL_S: Final = 3.0
 _RETRY_S: Final = 0.5
+_STOP_S: Final = 10.0
+_STOP_STEPS: Final = 50
 _EARLIER: Final = ""
 """Stands for the followers that are recorded from the leader before; no member has this id."""
 
@@ -41,13 +45,18 @@ class Replication:
         member: The id of the data folder.
         epoch: The number of this leadership, higher than all before.
         record: Records which followers are in sync. When it returns, that is certain; after an NSQError it is
-            unknown, and `record` is called again.
+            unknown, and `record` is called again. It is cancelled when this member no longer leads.
+        certain_until: Returns the time of `boot_time_s` until which no other member can lead, as
+            `Coordinator.certain_until_s`; None: this member does not lead. Without it, only `fence` ends the
+            leadership.
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
+        stop_s: How long a stop waits for followers. After that, this member no longer leads.
 
     Attributes:
         files: The file layer of the broker.
         operations: What it has recorded.
+        members: The followers that OKs wait for.
     """
 
     def __init__(
@@ -58,15 +67,20 @@ class Replication:
         epoch: int,
         *,
         record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
+        certain_until: Callable[[], float | None] = lambda: inf,
         kept_bytes: int = _KEPT_BYTES,
         stall_s: float = _STALL_S,
+        stop_s: float = _STOP_S,
     ) -> None:
         self.operations = OperationStream(kept_bytes)
         self.files = RecordingFiles(data_path, self.operations)
+        self.members = ReplicationBarrier[Any](self.operations, self._end_leading, certain_until)
         self._about = cluster, member, epoch
         self._record = record
         self._stall_s = stall_s
-        self._members: ReplicationBarrier[Any]
+        self._stop_s = stop_s
+        self._on_fenced: Callable[[NotLeading], None] = lambda error: None
+        self._fenced = trio.Event()
         self._leader: Leader | None = None
         self._present: dict[str, Follower] = {}  # those connected that have all that was acknowledged
         # Those that OKs wait for, and that may lack what was acknowledged before: the operation that they must have.
@@ -74,11 +88,41 @@ class Replication:
         self._recorded: frozenset[str] | None = None  # None: unknown
         self._changed = trio.Event()
 
-    def begin(self, members: ReplicationBarrier[Any], poller: Poller) -> None:
-        """Serve followers; those that have caught up are members that OKs wait for."""
-        self._members = members
-        members.add(_EARLIER, 0)
+    def begin(self, poller: Poller, on_fenced: Callable[[NotLeading], None]) -> None:
+        """Serve followers; those that have caught up are members that OKs wait for.
+
+        Args:
+            poller: Sends operations, and reads what is stored.
+            on_fenced: Called once, when this member no longer leads, or now.
+        """
+        self.members.add(_EARLIER, 0)
         self._leader = Leader(*self._about, self.files, self.operations, poller, self._progress)
+        self._on_fenced = on_fenced
+        if self.members.fenced_because:
+            self._end_leading()
+
+    def fence(self, reason: str) -> None:
+        """End the leadership: from now on, nothing is acknowledged, committed, delivered or changed.
+
+        Call it in the event loop, and cancel `serve`. The broker also fences itself, if the leadership may have ended
+        by time.
+        """
+        self.members.fence(reason)
+
+    @property
+    def fenced_because(self) -> str:
+        """Why this member no longer leads; empty while it does."""
+        return self.members.fenced_because
+
+    async def until_fenced(self) -> None:
+        """Return when this member no longer leads."""
+        await self._fenced.wait()
+
+    def _end_leading(self) -> None:
+        logger.warning("this member no longer leads: %s", self.fenced_because)
+        self.end()
+        self._fenced.set()
+        self._on_fenced(NotLeading(self.fenced_because))
 
     def end(self) -> None:
         """Serve no follower any longer."""
@@ -101,10 +145,10 @@ class Replication:
     @property
     def waited_for(self) -> frozenset[str]:
         """The followers that OKs wait for."""
-        return frozenset(self._members.stored) - {_EARLIER}
+        return frozenset(self.members.stored) - {_EARLIER}
 
     def _progress(self, follower: Follower) -> None:
-        member, stored, members = follower.member, follower.stored, self._members
+        member, stored, members = follower.member, follower.stored, self.members
         if not follower.is_connected:
             self._joining.pop(follower, None)
             if self._present.get(member) is follower:
@@ -124,16 +168,29 @@ class Replication:
                 self._changed.set()
 
     async def run(self) -> None:
-        """Record which followers are in sync, and disconnect those that store nothing; runs until cancelled."""
+        """Record which followers are in sync, and disconnect those that store nothing; runs while this member leads."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_stalls)
-            while True:
-                self._changed = trio.Event()
-                present = frozenset(self._present)
-                if present != self._recorded:
-                    await self._record_present(present)
-                elif self._release():
-                    await self._changed.wait()
+            nursery.start_soon(self._record_changes)
+            await self._fenced.wait()
+            nursery.cancel_scope.cancel()
+
+    async def limit_waiting(self) -> None:
+        """Fence when the followers have been waited for during `stop_s`, in all."""
+        waited = 0
+        while waited < _STOP_STEPS:
+            await trio.sleep(self._stop_s / _STOP_STEPS)
+            waited += self.members.is_waited_for
+        self.fence("it stops, and followers lack operations")
+
+    async def _record_changes(self) -> None:
+        while True:
+            self._changed = trio.Event()
+            present = frozenset(self._present)
+            if present != self._recorded:
+                await self._record_present(present)
+            elif self._release():
+                await self._changed.wait()
 
     async def _record_present(self, present: frozenset[str]) -> None:
         try:
@@ -150,10 +207,10 @@ class Replication:
     def _release(self) -> bool:
         """Wait no longer for followers that are gone and not recorded; returns False if the followers have changed."""
         joining = {follower.member for follower in self._joining}
-        for member in [each for each in self._members.stored if each not in self._present.keys() | joining]:
+        for member in [each for each in self.members.stored if each not in self._present.keys() | joining]:
             if self._recorded is None or member in self._recorded:
                 return False
-            self._members.remove(member)
+            self.members.remove(member)
         return True
 
     async def _end_stalls(self) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from .clock import BrokerClock
 from .dead_letters import DeadLetterMover
 from .delivery import Deliverer
 from .drain import DrainMode
-from .errors import StartupError
+from .errors import NotLeading, StartupError
 from .ingest.write_ahead import MOST_BYTES_IN_FILES, WriteAhead
 from .ingest.write_path import WritePath
 from .monitoring.process import ProcessFigures
@@ -108,14 +109,13 @@ class Server:
         self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
-            replication.operations if replication is not None else None,
+            replication.members if replication is not None else None,
         )  # fmt: skip
         self.replication = replication
-        if replication is not None and write_path.members is not None:
-            replication.begin(write_path.members, poller)
         self.checkpointer = Checkpointer(
-            broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated
-        )
+            broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
+            write_path.refuse_unless_leading,
+        )  # fmt: skip
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
             broker, folder, self._make_log, delivery, moved_letters, self.checkpointer.retention, replay
@@ -152,6 +152,8 @@ class Server:
             self.audit.run,
             *((replication.run,) if replication is not None else ()),
         )
+        if replication is not None:
+            replication.begin(poller, self._end_leading)
 
     def _first_ids(self) -> MessageIds:
         """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""
@@ -221,21 +223,40 @@ class Server:
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
+    def _end_leading(self, error: NotLeading) -> None:
+        """Acknowledge, commit, change and deliver nothing from now on; `serve` is about to be cancelled."""
+        self.broker.stopping = True
+        self.sessions.abandon_all()
+        self.write_path.abandon(error)
+
     async def stop(self) -> None:
-        """Store pending publishes, close every client, save every state. Waits for the disk, never for a client."""
+        """Store pending publishes, close every client, save every state. Waits for the disk, never for a client.
+
+        In a cluster, it waits for the followers, too, for a limited time. A broker that does not lead any longer closes
+        its clients and its files, and leaves the rest.
+        """
         self.process.close()
+        async with trio.open_nursery() as nursery:
+            if self.replication is not None:
+                nursery.start_soon(self.replication.limit_waiting)
+            await self._stop()
+            nursery.cancel_scope.cancel()
+
+    async def _stop(self) -> None:
         await self.write_path.close()
         await trio.lowlevel.checkpoint()  # lets sessions send the OKs of the publishes just stored
         self.broker.stopping = True
         await self.sessions.close_all()
         await self.topics.deletions_done()
-        await self.checkpointer.save_all()
+        if not self.write_path.is_fenced:
+            await self.checkpointer.save_all()
         for topic in list(self.broker.topics.values()):
             # The request of an HTTP client may be saving the topic.
             async with self.checkpointer.locked(topic):
                 topic.log.close()
-        await self.write_path.until_replicated()
         if self.replication is not None:
+            with suppress(NotLeading):
+                await self.write_path.until_replicated()
             self.replication.end()
 
 

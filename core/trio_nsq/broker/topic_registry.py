@@ -14,7 +14,7 @@ from ..log import LogError
 from ..protocol import is_ephemeral
 from .clock import BrokerClock
 from .delivery import Deliverer
-from .errors import DeletedError, Draining, LimitReached, PublishRefused, SaveError
+from .errors import DeletedError, Draining, LimitReached, NotLeading, PublishRefused, SaveError
 from .ingest.publication import Publication
 from .ingest.write_path import WritePath
 from .options import BrokerOptions
@@ -186,8 +186,9 @@ class TopicRegistry:
     async def _wait_for_deletion(self, name: str) -> bool:
         """Wait until a topic that a request has left unused is deleted; returns whether there was one.
 
-        Raises PublishRefused: a client deletes it, or the broker stops.
+        Raises PublishRefused: a client deletes it, or the broker stops, or no longer leads its cluster.
         """
+        self.write_path.refuse_unless_leading()
         only_if_unused = self.broker.deleting.get(name)
         if self.broker.stopping or only_if_unused is False:
             raise PublishRefused("exiting")
@@ -243,6 +244,8 @@ class TopicRegistry:
                 await self.delete_topic(topic, only_if_unused=True)
             except OSError as exc:
                 logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
+            except NotLeading:
+                pass  # the next leader has it, or has it not
 
     def forget_new_soon(self, topic: Topic) -> None:
         """As `forget_new`, after a publish to the topic was refused."""
@@ -254,8 +257,11 @@ class TopicRegistry:
     async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
         """Delete a topic with its channels and files, and disconnect its clients.
 
-        With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels. Raises
-        OSError: nothing was deleted.
+        With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels.
+
+        Raises:
+            OSError: Nothing was deleted.
+            NotLeading: The topic may be deleted on other members of the cluster.
         """
         while topic.name in self.broker.deleting:
             await self._change(topic.name)
@@ -271,7 +277,8 @@ class TopicRegistry:
             self._changed(topic.name)
 
     async def delete_unavailable(self, name: str) -> None:
-        """Delete the files of an unavailable topic. Raises OSError: nothing was deleted."""
+        """Delete the files of an unavailable topic. Errors as of `delete_topic`."""
+        self.write_path.refuse_unless_leading()
         with trio.CancelScope(shield=True):
             is_done = await self.loader.delete(name)
             await self.write_path.until_replicated()
@@ -282,6 +289,7 @@ class TopicRegistry:
         await self.write_path.until_idle(topic)
         if only_if_unused and not self.broker.is_unused(topic):
             return
+        self.write_path.refuse_unless_leading()
         retired: Path | None = None
         if not topic.ephemeral:
             # First, so that a crash or error before it leaves the topic unchanged. Consumers still read open files.

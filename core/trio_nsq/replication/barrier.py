@@ -2,46 +2,89 @@
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Generic, TypeVar
 
+from ..platform.boot_clock import boot_time_s
+from .stream import OperationStream
+
 T = TypeVar("T")
+
+_UNCERTAIN = "another member may lead: the coordinator did not confirm in time that this member leads"
 
 
 class ReplicationBarrier(Generic[T]):
     """The members that an OK waits for, and what waits for them. Without members, nothing waits.
 
+    Once it is fenced, nothing waits any longer, and nothing may be acknowledged.
+
     Args:
-        on_reached: Called with all that was reached, in the order of the requests; not within `request`.
+        operations: All operations of this member.
+        on_fenced: Called when it is fenced.
+        certain_until: Returns the time of the clock until which no other member can lead; None: this member does not
+            lead.
+        clock: A clock that also runs while the machine sleeps.
 
     Attributes:
         stored: For each such member: the number of the last operation that it has durably.
+        fenced_because: Why this member no longer leads; empty while it leads.
+        on_reached: Called with all that waits no longer, in the order of the requests; not within `request`.
     """
 
-    def __init__(self, on_reached: Callable[[list[T]], None]) -> None:
+    def __init__(
+        self,
+        operations: OperationStream,
+        on_fenced: Callable[[], None],
+        certain_until: Callable[[], float | None] = lambda: inf,
+        clock: Callable[[], float] = boot_time_s,
+    ) -> None:
         self.stored: dict[str, int] = {}
-        self._on_reached = on_reached
+        self.fenced_because = ""
+        self.on_reached: Callable[[list[T]], None] = lambda reached: None
+        self._operations = operations
+        self._on_fenced = on_fenced
+        self._certain_until = certain_until
+        self._clock = clock
         self._waiting: deque[tuple[int, T]] = deque()
-        self._last = 0
 
-    def request(self, number: int, what: T) -> bool:
-        """Have something wait until each member has all operations up to this one.
+    def check(self) -> None:
+        """Fence unless this member certainly leads. Call it before an acknowledgement.
 
-        Args:
-            number: Not lower than that of an earlier request.
+        A process that was stopped for a while finds out here, before any other task runs.
+        """
+        if not self.fenced_because:
+            until_s = self._certain_until()
+            if until_s is None or self._clock() >= until_s:
+                self.fence(_UNCERTAIN)
+
+    def fence(self, reason: str) -> None:
+        """Let nothing be acknowledged from now on: this member no longer leads."""
+        if not self.fenced_because:
+            self.fenced_because = reason
+            self._on_fenced()
+            self._reach()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._waiting)
+
+    def request(self, what: T) -> bool:
+        """Have something wait until each member has all operations so far.
 
         Returns:
             False: It is reached already, and does not wait.
         """
-        assert number >= self._last, "requests come in order"
-        self._last = number
-        if not self._waiting and number <= self.reached(number):
+        number = self._operations.last_number
+        if self.fenced_because or (not self._waiting and number <= self._reached):
             return False
         self._waiting.append((number, what))
         return True
 
-    def reached(self, last_number: int) -> int:
-        """Return the number up to which each member has all operations; without members, `last_number`."""
-        return min(self.stored.values(), default=last_number)
+    @property
+    def _reached(self) -> int:
+        """The number up to which each member has all operations."""
+        return min(self.stored.values(), default=self._operations.last_number)
 
     def add(self, member: str, number: int) -> None:
         """Wait for a member from now on, which has all operations up to this one."""
@@ -59,8 +102,8 @@ class ReplicationBarrier(Generic[T]):
             self._reach()
 
     def _reach(self) -> None:
-        upto, reached = self.reached(self._last), list[T]()
-        while self._waiting and self._waiting[0][0] <= upto:
+        upto, reached = self._reached, list[T]()
+        while self._waiting and (self._waiting[0][0] <= upto or self.fenced_because):
             reached.append(self._waiting.popleft()[1])
         if reached:
-            self._on_reached(reached)
+            self.on_reached(reached)

@@ -93,7 +93,7 @@ class WriteAhead:
         self._kept: set[WriteAheadFile] = set()  # only for topics that are unrepaired
         self._tasks = 0
         self._task_ended = trio.Event()
-        self._closed = False
+        self._closed = self._keeps = False
         self._closing = trio.Event()
 
     def use(self, syncs: Syncs) -> None:
@@ -237,8 +237,10 @@ class WriteAhead:
         """Sync all topics that need a file, and delete it; False if it stays."""
         needed = self._needed[file]
         for topic in list(needed):
-            while topic in needed and topic not in self._unrepaired:
+            while topic in needed and topic not in self._unrepaired and not self._keeps:
                 await self._syncs.sync(topic, alone=True)
+        if self._keeps:
+            return False
         if needed:
             names = ", ".join(sorted(topic.name for topic in needed))
             logger.error(
@@ -277,14 +279,18 @@ class WriteAhead:
             self._task_ended.set()
             self._task_ended = trio.Event()
 
-    async def close(self) -> None:
-        """Sync all topics, and delete all files. All writes must be committed. What fails is logged."""
-        self._closed = True
+    async def close(self, *, keeps: bool = False) -> None:
+        """Sync all topics, and delete all files. All writes must be committed. What fails is logged.
+
+        Args:
+            keeps: Keep the files for the next start instead, as after a kill.
+        """
+        self._closed, self._keeps = True, keeps
         self._closing.set()
         while self._tasks:
             await self._task_ended.wait()
         self.current = None
-        for file in list(self._needed):
+        for file in list(self._needed) if not keeps else ():
             await self._retire(file)
         for file in self._needed:
             file.close()

@@ -19,6 +19,7 @@ Creating a file of a log blocks on the disk, so a thread does it. Publications t
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Final, TypeAlias, TypeVar
 
@@ -29,9 +30,8 @@ from ...event_loop.retries import Delays
 from ...log import LogError, RecordBatch, is_disk_full
 from ...log.interface import DiskWork
 from ...replication.barrier import ReplicationBarrier
-from ...replication.stream import OperationStream
 from ..delivery import Deliverer
-from ..errors import PublishRefused, TopicFull
+from ..errors import NotLeading, PublishRefused, TopicFull
 from ..monitoring.histogram import Histogram
 from ..options import BrokerOptions
 from ..state.broker import MessageIds
@@ -44,7 +44,7 @@ from .sync_stage import LOCAL, MEMBERS, SyncStage
 from .write_ahead import WriteAhead
 
 _Result = TypeVar("_Result")
-_Replicated: TypeAlias = tuple[Topic, int] | trio.Event
+Replicated: TypeAlias = tuple[Topic, int] | trio.Event
 """What waits for members: the write of a topic with this number, or a task."""
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -65,7 +65,7 @@ class WritePath:
         delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
             messages.
         write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
-        operations: The recorded operations of the data folder, in a cluster.
+        members: The other members of a cluster that an OK waits for; None without one.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `DiskReserve.failed_with`.
@@ -75,7 +75,6 @@ class WritePath:
         syncs: The schedule of `--sync=interval`.
         due: Topics with collected publications that can be written now.
         on_refused: Called with the topic of each refused publish, before its producer gets the answer.
-        members: The other members of a cluster that an OK waits for; None without one.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class WritePath:
         poller: Poller,
         delivery: Deliverer,
         write_ahead: WriteAhead | None = None,
-        operations: OperationStream | None = None,
+        members: ReplicationBarrier[Replicated] | None = None,
     ) -> None:
         self.error = ""
         self.append_duration = Histogram()
@@ -100,11 +99,10 @@ class WritePath:
         self._poller = poller
         self._delivery = delivery
         self._write_ahead = write_ahead if self._is_synced_first else None
-        self._operations = operations
-        self.members: ReplicationBarrier[_Replicated] | None = None
-        if operations is not None:
-            self.members = ReplicationBarrier(self._report_replicated)
-        self._stage = SyncStage(1 if operations is None else 2)
+        self._members = members
+        if members is not None:
+            members.on_reached = self._report_replicated
+        self._stage = SyncStage(1 if members is None else 2)
         self.local = LocalSync(
             nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
         )
@@ -163,6 +161,7 @@ class WritePath:
                 topic is the reason.
         """
         if self._closed:
+            self.refuse_unless_leading()
             raise self._refuse(topic, PublishRefused("exiting"))
         if (reason := self._disk_reserve.closed_because) and not topic.ephemeral:
             raise self._refuse(topic, PublishRefused(reason))
@@ -219,6 +218,7 @@ class WritePath:
 
     def write_gathered(self) -> None:
         """Write collected publications, including those that producers submit on completion, for at most one turn."""
+        self._check_leading()
         turn_over_s = perf_counter() + self._pacing.turn_s
         while self.due:
             topics, self.due = self.due, {}
@@ -253,11 +253,11 @@ class WritePath:
             return self._commit(topic, write)
         if not self._is_synced_first:
             self.syncs.record_write(topic, records)
-            if self.members is None:
+            if self._members is None:
                 self.append_duration.observe(write.took_s)
                 return self._commit(topic, write)
         self._stage.add(topic, write)
-        if self.members is not None and not self._replicate((topic, write.number)):
+        if self._members is not None and not self._members.request((topic, write.number)):
             self._stage.reach(MEMBERS, topic, write.number)
         if self._is_synced_first:
             self.local.request(topic, begins=False)
@@ -288,6 +288,7 @@ class WritePath:
 
     def _complete_synced(self, job: SyncJob) -> None:
         """Commit, acknowledge and deliver synced writes, or remove them if the sync failed."""
+        self._check_leading()
         delivering: list[Topic] = []
         for topic, (_, number) in job.serves.items():
             if job.error is not None:
@@ -330,17 +331,12 @@ class WritePath:
         write.group.complete(error)
         return error is None and not delivers_first
 
-    def _replicate(self, what: _Replicated) -> bool:
-        """Have something wait until the members have all operations so far; returns False if they have."""
-        assert self._operations is not None
-        assert self.members is not None
-        return self.members.request(self._operations.last_number, what)
-
-    def _report_replicated(self, reached: Sequence[_Replicated]) -> None:
+    def _report_replicated(self, reached: Sequence[Replicated]) -> None:
         self._poller.call_soon(self._complete_replicated, reached)
 
-    def _complete_replicated(self, reached: Sequence[_Replicated]) -> None:
+    def _complete_replicated(self, reached: Sequence[Replicated]) -> None:
         """Commit, acknowledge and deliver writes that the members have, and wake who waits for them."""
+        self._check_leading()
         numbers: dict[Topic, int] = {}
         for each in reached:
             if isinstance(each, trio.Event):
@@ -355,11 +351,53 @@ class WritePath:
             self.write_gathered()
 
     async def until_replicated(self) -> None:
-        """Return when the other members of the cluster have all that was written so far; at once without a cluster."""
-        if self.members is not None:
+        """Return when the other members of the cluster have all that was written so far; at once without a cluster.
+
+        Raises:
+            NotLeading: It is unknown whether they have it.
+        """
+        self.refuse_unless_leading()
+        if self._members is not None:
             done = trio.Event()
-            if self._replicate(done):
+            if self._members.request(done):
                 await done.wait()
+                self.refuse_unless_leading()
+
+    # ------------------------------------------------------------------ the end of a leadership
+
+    def _check_leading(self) -> None:
+        """Before anything is acknowledged: `abandon` it if this member of a cluster may no longer lead."""
+        if self._members is not None:
+            self._members.check()
+
+    def refuse_unless_leading(self) -> None:
+        """Raise NotLeading if this member of a cluster may no longer lead."""
+        self._check_leading()
+        if self.is_fenced:
+            assert self._members is not None
+            raise NotLeading(self._members.fenced_because)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this was a leader of a cluster, and no longer leads."""
+        return self._members is not None and bool(self._members.fenced_because)
+
+    def abandon(self, error: NotLeading) -> None:
+        """Refuse all publications that are not committed, and all later ones. What is written stays in the logs."""
+        self._closed = True
+        self._closing.set()
+        groups = [write.group for topic in self._stage.topics for write in self._stage.waiting(topic)]
+        groups += chain.from_iterable(self._gathered.values())
+        self._stage.topics.clear()
+        self._gathered.clear()
+        self.due.clear()
+        for group in groups:
+            group.complete(error)
+        changes, self._changes = self._changes, {}
+        for change in changes.values():
+            change.set()
+
+    # ------------------------------------------------------------------ failed syncs
 
     def _refuse_written(self, topic: Topic, error: Exception) -> None:
         """Remove the writes since the last good sync, and refuse their publications."""
@@ -448,7 +486,10 @@ class WritePath:
     async def rotate(self, topic: Topic) -> bool:
         """Begin a new file of a topic's log unless the last one is empty, even on a full disk; False if that failed."""
         self.write_gathered()
-        await self._hold(topic)
+        try:
+            await self._hold(topic)
+        except NotLeading:
+            return False
         files = topic.log.files
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -493,7 +534,10 @@ class WritePath:
             self._disk_reserve.end_append()
 
     async def _hold(self, topic: Topic) -> None:
-        """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`."""
+        """Take exclusive use of a topic's log: all writes are committed, and none follows before `_release`.
+
+        Raises NotLeading: they are not committed any longer.
+        """
         if topic in self._holds:
             await self._holds[topic].acquire()
         else:
@@ -502,6 +546,7 @@ class WritePath:
         try:
             while topic in self._stage.topics:
                 await self._change(topic)
+            self.refuse_unless_leading()
         except BaseException:
             self._release(topic)
             raise
@@ -539,18 +584,22 @@ class WritePath:
             await self.until_idle(topic)
 
     async def close(self) -> None:
-        """Refuse further publishes, and wait for those in progress and for a last sync."""
+        """Refuse further publishes, and wait for those in progress and for a last sync.
+
+        After `abandon`, wait only until no thread uses a log.
+        """
         self._closed = True
         self._closing.set()
         self.write_gathered()
         self.local.begin()
         while topic := next(iter([*self._gathered, *self._stage.topics, *self._holds]), None):
             await self.until_idle(topic)
-        await self.syncs.sync_all()
+        if not self.is_fenced:
+            await self.syncs.sync_all()
         for topic in list(self._cutting):
             while topic in self._cutting:
                 await self._change(topic)
         if self._write_ahead is not None:
-            await self._write_ahead.close()
+            await self._write_ahead.close(keeps=self.is_fenced)
         await self.local.until_all_idle()
         self.local.end()

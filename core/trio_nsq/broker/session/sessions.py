@@ -367,6 +367,12 @@ class Sessions:
                 closed += 1
         return closed
 
+    def abandon_all(self) -> None:
+        """Have all sessions close, and send nothing more to their clients."""
+        for session in self.connected:
+            session.send_buffer.abandon()
+            session.close()
+
     async def close_all(self) -> None:
         """Close all sessions. This waits only for the disk, never for a client."""
         for session in list(self.connected):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from ...log import LogError
-from ..errors import DeletedError, SaveError
+from ..errors import DeletedError, NotLeading, PublishRefused, SaveError
 from ..state.broker import Broker, MessageIds
 from ..state.channel import Channel
 from ..state.topic import Topic
@@ -97,7 +97,8 @@ class Checkpointer:
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         rotate: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
-        replicate: Returns when the other members of a cluster have what is on disk.
+        replicate: Returns when the other members of a cluster have what is on disk. Raises NotLeading.
+        refuse: Raises PublishRefused if nothing may be changed now.
     """
 
     def __init__(
@@ -109,10 +110,12 @@ class Checkpointer:
         rotate: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
         replicate: Callable[[], Awaitable[None]],
+        refuse: Callable[[], None],
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
         self._replicate = replicate
+        self._refuse = refuse
         self._threads = trio.CapacityLimiter(_THREADS)
         self._disk_reserve = folder.disk_reserve
         self.retention = RetentionManager(now_ns, rotate, lambda: self._disk_reserve.is_short)
@@ -135,9 +138,10 @@ class Checkpointer:
     # ------------------------------------------------------------------ one topic
 
     async def save_new(self, topic: Topic) -> None:
-        """Return when a topic's state has been saved at least once. Raises SaveError."""
+        """As `save`, unless that was done before. Raises SaveError."""
         if topic in self._broker.never_saved:
-            await self.save(topic)
+            await self._save_version(topic)
+        await self._until_replicated(topic)
 
     async def change(
         self,
@@ -169,6 +173,10 @@ class Checkpointer:
             SaveError: The state cannot be saved; nothing has changed.
             DeletedError: The topic is deleted; nothing has changed.
         """
+        try:
+            self._refuse()
+        except PublishRefused as exc:
+            raise SaveError(str(exc)) from exc
         pending = _Change(change, channels, check, then, with_others)
         if topic.ephemeral:
             self._check_exists(topic)
@@ -230,7 +238,24 @@ class Checkpointer:
         )
 
     async def save(self, topic: Topic) -> None:
-        """Return when the topic's state, current or newer, is on disk.
+        """Return when the topic's state, current or newer, is on disk, also of the other members of a cluster.
+
+        Raises:
+            SaveError: The state cannot be saved. The error is logged, and the next checkpoint retries. Or this member
+                of a cluster no longer leads.
+        """
+        await self._save_version(topic)
+        await self._until_replicated(topic)
+
+    async def _until_replicated(self, topic: Topic) -> None:
+        if not topic.ephemeral:
+            try:
+                await self._replicate()
+            except NotLeading as exc:
+                raise SaveError(str(exc)) from exc
+
+    async def _save_version(self, topic: Topic) -> None:
+        """Return when the topic's state, current or newer, is on this disk. Followers get it before what follows.
 
         One write serves all callers that wait for the same version. It also deletes files that the log no longer
         needs; if that fails, the error is logged and the next checkpoint retries.
@@ -274,8 +299,14 @@ class Checkpointer:
             for change in changes:
                 change.refuse(SaveError(text))
             raise SaveError(text) from exc
-        with trio.CancelScope(shield=True):  # what is saved must become true
-            await self._replicate()
+        if changes:
+            try:
+                with trio.CancelScope(shield=True):  # what is saved must become true
+                    await self._until_replicated(topic)
+            except SaveError as exc:
+                for change in changes:
+                    change.refuse(exc)
+                raise
         self._broker.never_saved.discard(topic)
         for change in changes:
             change.make(topic)
@@ -386,7 +417,7 @@ class Checkpointer:
                 if self._broker.is_unused(topic) and not with_unused:
                     continue  # if its request is refused, it is forgotten, unless it is saved
                 try:
-                    await self.save(topic)
+                    await self._save_version(topic)
                 except SaveError:
                     pass  # logged; the next checkpoint retries
 
