@@ -145,8 +145,9 @@ async def test_a_session_that_ends_ends_the_connection(
             assert await client.frame() is None
 
 
-async def test_clients_that_are_passed_on_count_for_the_limit(
-    tmp_path: Path, certificates: Certificates
+@BOTH
+async def test_clients_that_are_passed_on_count_for_the_limit_of_their_listener(
+    tmp_path: Path, certificates: Certificates, tls: bool
 ) -> None:
     target = "/cluster/forward?listener=tcp"
     async with (
@@ -158,7 +159,7 @@ async def test_clients_that_are_passed_on_count_for_the_limit(
 
         async def stay(*, task_status: trio.TaskStatus[None]) -> None:
             nonlocal connected
-            async with leader.upgraded(target, tls=True) as stream:
+            async with leader.upgraded(target, tls=tls) as stream:
                 client = RawClient(stream)
                 await client.send(b"  V2" + pub("t", b"x"))
                 await client.ok()
@@ -167,8 +168,11 @@ async def test_clients_that_are_passed_on_count_for_the_limit(
 
         for _ in range(16):
             await nursery.start(stay)
-        async with leader.upgraded(target) as stream:
+        async with leader.upgraded(target, tls=tls) as stream:
             assert "too many connections" in await RawClient(stream).error()
+        # Not for that of the listener by which the follower has connected.
+        async with leader.upgraded("/nothing", tls=tls, status=404):
+            pass
         done.set()
 
 

@@ -153,7 +153,9 @@ async def _serve_folder(
             workers.start_soon(_keep_running, push, name=push)
         lookup = server.topics.lookup = _lookup_registration(server, bound)
         http_server = HTTPServer(server, bound)
-        most = connection_limit(options.max_connections, len(opened))
+        # A client that a follower passes on over TLS needs three descriptors.
+        descriptors = 3 if replication is not None and tls_context is not None else 1
+        most = connection_limit(options.max_connections, len(opened) * descriptors)
         server.admissions = {
             "TCP": Admission("TCP", most, server.sessions.handle, tcp_refusal(most)),
             "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)),

@@ -3,6 +3,7 @@
 import logging
 import resource
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 import trio
@@ -75,6 +76,27 @@ def https_refusal() -> bytes:
     return b"\x15\x03\x03\x00\x02\x02\x50"
 
 
+class _Place:
+    """That a client counts for the limit of its listener."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave: Callable[[], None] | None = leave
+
+    def leave(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+_current_place: ContextVar[_Place] = ContextVar("place")
+
+
+def leave_place() -> None:
+    """Have the connection that this task serves count no longer, because another listener counts its client."""
+    if (place := _current_place.get(None)) is not None:
+        place.leave()
+
+
 class Admission:
     """Limits the clients of one listener, and refuses those above the limit.
 
@@ -109,11 +131,17 @@ class Admission:
             await self._refuse(stream)
             return
         self._connected += 1
+        place = _Place(self._leave)
+        before = _current_place.set(place)
         try:
             await self._handler(stream, *about)
         finally:
-            self._connected -= 1
-            self._limit_logged &= self._connected > self._most // 2
+            _current_place.reset(before)
+            place.leave()
+
+    def _leave(self) -> None:
+        self._connected -= 1
+        self._limit_logged &= self._connected > self._most // 2
 
     async def _refuse(self, stream: trio.SocketStream) -> None:
         self.refused_count += 1

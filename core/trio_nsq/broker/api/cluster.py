@@ -7,6 +7,7 @@ import trio
 
 from ...http import HTTPError, Request, Response, given, switching
 from ...protocol.address import is_ip_peer
+from ...server.admission import leave_place
 from ...server.relay import relay
 from ..addresses import BoundAddresses
 from ..server import Server
@@ -38,6 +39,7 @@ async def forward(server: Server, bound: BoundAddresses, request: Request) -> Re
     peer = client or request.peer
 
     async def take_over(stream: trio.abc.Stream) -> None:
+        leave_place()
         await _with_socket(stream, lambda socket: admission.handle(socket, peer))
 
     return switching(server.members.until_revoked(request, take_over))
