@@ -6,8 +6,9 @@ With `FAULT_COMPLETE=1` (`make soak`) thousands of times; `FAULT_SEED` sets what
 import os
 import random
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ import pytest
 from log.support import HastyFiles
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.log.files import Files
-from trio_nsq.replication import catch_up, inventory
+from trio_nsq.replication import catch_up
+from trio_nsq.replication import inventory as inventories
 from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, FileBegin, FileEnd
 from trio_nsq.replication.earlier import diverged_folders
-from trio_nsq.replication.inventory import decode_entry
+from trio_nsq.replication.inventory import FileDigest, Inventory, Source, decode_entry, take_inventory
 from trio_nsq.replication.operations import InvalidOperation
+from trio_nsq.replication.pace import Pace
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Diverged, Replica, ReplicaError
 from trio_nsq.replication.stream import OperationStream
@@ -71,18 +74,30 @@ class BusyFiles(RecordingFiles, HastyFiles):
         return data
 
 
+_inventories: list[Inventory] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_inventories() -> Iterator[None]:
+    yield
+    while _inventories:
+        _inventories.pop().__exit__()
+
+
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (inventory, catch_up):
+    for module in (inventories, catch_up):
         monkeypatch.setattr(module, "BLOCK_BYTES", 64)
 
 
-def entries_of(folder: Path) -> dict[bytes, inventory.FileDigest]:
+def entries_of(folder: Path) -> Inventory:
     """Return the inventory of a folder, as the leader gets it."""
     replica = Replica.open(HastyFiles(), folder)
-    entries = dict(map(decode_entry, replica.inventory()))
+    inventory = Inventory(folder.parent)
+    _inventories.append(inventory)
+    inventory.add(replica.inventory())
     replica.close()
-    return entries
+    return inventory
 
 
 def copy_all(catching: CatchUp, folder: Path) -> tuple[Replica, int]:
@@ -641,11 +656,80 @@ def test_things_that_are_no_files_are_set_aside(
     [
         b"",
         b"\0" * 13,
-        inventory.FileDigest(10, 0, b"").encode(b"f"),
-        inventory.FileDigest(0, 0, b"").encode(b"../f"),
+        FileDigest(10, 0, b"").encode(b"f"),
+        FileDigest(0, 0, b"").encode(b"../f"),
     ],
     ids=["empty", "cut off", "without digests", "above"],
 )
 def test_an_entry_that_is_wrong(entry: bytes) -> None:
     with pytest.raises(InvalidOperation):
         decode_entry(entry)
+
+
+NAMES = [b"a", b"a.b", b"a-b", b"b", b"b.log", b"\xff", "\uffff".encode(), "\U00010000".encode()]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("seed", range(10))
+def test_an_inventory_is_in_the_order_of_a_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, memory_bytes: int
+) -> None:
+    """Whatever the other side has, each file is found, from memory or from a file."""
+    monkeypatch.setattr(inventories, "_MEMORY_BYTES", memory_bytes)
+    chance = random.Random(seed)
+    root, kept = tmp_path / "root", tmp_path / "kept"
+    kept.mkdir()
+    for _ in range(30):
+        *folders, name = (os.fsdecode(chance.choice(NAMES)) for _ in range(chance.randint(1, 4)))
+        folder = root.joinpath(*folders)
+        with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(chance.randbytes(3))
+    entries = list(take_inventory(Files(), [Source(root, trusts_sealed=True)]))
+    assert len(entries) > 5
+    with Inventory(kept) as found:
+        found.add(digest.encode(path) for path, digest in entries)
+        assert not list(kept.iterdir()), "the file has no name"
+        for path, digest in entries:
+            if chance.random() < 0.7:
+                assert found.find(path) == digest
+            assert found.find(path + b"\0") is None
+
+
+def test_a_large_inventory_needs_little_memory(tmp_path: Path) -> None:
+    digest = FileDigest(100 * 64, 0, bytes(16) * 100)
+    tracemalloc.start()
+    with Inventory(tmp_path) as inventory:
+        inventory.add(digest.encode(b"topics/%05d.topic/0.log" % number) for number in range(10_000))
+        assert inventory.find(b"topics/09999.topic/0.log") == digest
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    tracemalloc.stop()
+
+
+def test_an_inventory_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventories, "_MOST_BYTES", 100)
+    with Inventory(tmp_path) as inventory, pytest.raises(InvalidOperation, match="too large"):
+        inventory.add([FileDigest(0, 0, b"").encode(b"f" * 50)] * 2)
+
+
+def test_the_copy_waits_after_each_block_that_is_read(tmp_path: Path) -> None:
+    stream = OperationStream(1 << 30)
+    root, folder = tmp_path / "leader", tmp_path / "follower"
+    for path in (root, folder):
+        path.mkdir()
+    files = BusyFiles(root, stream, 0)
+    for layer, path in ((files, root), (HastyFiles(), folder)):
+        written(layer, path, {"1.log": b"x" * 200, "2.log": b"y"})
+    read: list[int] = []
+    for _ in CatchUp(files, stream, entries_of(folder), read.append).pieces():
+        pass
+    assert read == [8, 1, 1]  # a block of the sealed segment; the other one is compared, and then sent
+
+
+def test_a_pace() -> None:
+    pace = Pace(100)
+    assert pace.wait_s(50.0, 200) == 2.0
+    assert pace.wait_s(52.0, 50) == 0.5
+    assert pace.wait_s(52.0, 50) == 1.0
+    assert pace.wait_s(99.0, 50) == 0.5
+    assert Pace(0).wait_s(99.0, 1 << 40) == 0.0

@@ -8,7 +8,7 @@ A second name, and a new name for something older than the begin, depend on what
 which may be newer, or no copy yet. So what has such names at the end is sent once more, as it is at one moment.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from os import fstat
 from typing import NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from .inventory import (
     BLOCK_BYTES,
     DIGEST_BYTES,
     FileDigest,
+    Inventory,
     absolute,
     block_count,
     digest_of,
@@ -87,15 +88,21 @@ class CatchUp:
     Args:
         files: Has recorded all changes since `stream` began.
         inventory: What the follower has.
+        on_read: Called with the size of each block that was read; may wait.
     """
 
     def __init__(
-        self, files: RecordingFiles, stream: OperationStream, inventory: Mapping[bytes, FileDigest]
+        self,
+        files: RecordingFiles,
+        stream: OperationStream,
+        inventory: Inventory,
+        on_read: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._files = files
         self._root = files.root
         self._stream = stream
         self._inventory = inventory
+        self._on_read = on_read
         self._number = stream.last_number
         self._names = NamesSince()
         self._there: set[bytes] = set()  # folders that the follower has
@@ -160,7 +167,7 @@ class CatchUp:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return  # an operation has removed or renamed it, or will
         try:
-            known = self._inventory.get(path)
+            known = self._inventory.find(path)
             is_sealed = known is not None and known.first_block > 0
             self._compared, self._has_changed = path, False
             if known is not None and not self._begins_with(fd, known):
@@ -185,7 +192,12 @@ class CatchUp:
 
     def _block_digest(self, fd: int, known: FileDigest, number: int) -> bytes:
         at = number * BLOCK_BYTES
-        return digest_of(self._files.read_fully(fd, min(BLOCK_BYTES, known.size - at), at))
+        return digest_of(self._read(fd, min(BLOCK_BYTES, known.size - at), at))
+
+    def _read(self, fd: int, size: int, offset: int) -> bytes:
+        data = self._files.read_fully(fd, size, offset)
+        self._on_read(len(data))
+        return data
 
     def _needs_copy(self, fd: int, path: bytes) -> bool:
         """Whether the operations do not give the whole content of the file, and this file still has its name."""
@@ -204,7 +216,7 @@ class CatchUp:
             if not self._needs_copy(fd, path):
                 return
             at = number * BLOCK_BYTES
-            block = self._files.read_fully(fd, BLOCK_BYTES, at)
+            block = self._read(fd, BLOCK_BYTES, at)
             if block and not self._has_block(known, number, block):
                 yield Block(path, at, block)
             if len(block) < BLOCK_BYTES:
@@ -242,7 +254,7 @@ class CatchUp:
             for path, fd in opened:
                 yield FileBegin(path, is_whole=True)
                 size = 0
-                while block := self._files.read_fully(fd, BLOCK_BYTES, size):
+                while block := self._read(fd, BLOCK_BYTES, size):
                     yield Block(path, size, block)
                     size += len(block)
                 yield FileEnd(path, size)

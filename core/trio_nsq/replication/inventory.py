@@ -1,10 +1,11 @@
 """What a follower's data folder has, so that its leader sends only what is missing or different."""
 
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
+from tempfile import SpooledTemporaryFile
 from typing import Final, NamedTuple
 
 from ..log.files import Files
@@ -14,6 +15,10 @@ BLOCK_BYTES: Final = 1024 * 1024
 DIGEST_BYTES: Final = 16
 _HEAD = Struct(">HQI")
 SEGMENT_SUFFIX: Final = b".log"
+_SIZE = Struct(">I")
+_MEMORY_BYTES: Final = 4 * 1024 * 1024
+_MOST_BYTES: Final = 1024 * 1024 * 1024
+_TEMPORARY: Final = "replica-inventory-"
 
 
 class FileDigest(NamedTuple):
@@ -55,6 +60,66 @@ def decode_entry(entry: bytes) -> tuple[bytes, FileDigest]:
     if len(digests) != DIGEST_BYTES * (block_count(size) - first_block):
         raise InvalidOperation(f"the inventory has {len(digests)} bytes of digests for {path!r}")
     return path, FileDigest(size, first_block, digests)
+
+
+class Inventory:
+    """What a follower has, at its leader: entries in the order of `take_inventory`, which are asked for in this order.
+
+    Beyond some megabytes they are in a file without a name. A context manager.
+
+    Args:
+        folder: For this file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
+            max_size=_MEMORY_BYTES, prefix=_TEMPORARY, dir=str(folder)
+        )
+        self._added_bytes = 0
+        self._next: tuple[list[tuple[bool, bytes]], FileDigest] | None = None
+        self._is_read = False
+
+    def __enter__(self) -> "Inventory":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._file.close()
+
+    def add(self, entries: Iterable[bytes]) -> None:
+        """Add the next entries. Raises InvalidOperation: one is wrong, or they are too many; OSError."""
+        for entry in entries:
+            decode_entry(entry)
+            self._added_bytes += len(entry)
+            if self._added_bytes > _MOST_BYTES:
+                raise InvalidOperation("the inventory is too large")
+            self._file.write(_SIZE.pack(len(entry)) + entry)
+
+    def find(self, path: bytes) -> FileDigest | None:
+        """Return what the follower has under a path, which is behind the ones asked for before. Raises OSError.
+
+        What is out of order is not found: then it is sent.
+        """
+        if not self._is_read:
+            self._is_read = True
+            self._file.seek(0)
+            self._advance()
+        wanted = _order_of(path)
+        while self._next is not None and self._next[0] < wanted:
+            self._advance()
+        return self._next[1] if self._next is not None and self._next[0] == wanted else None
+
+    def _advance(self) -> None:
+        if not (head := self._file.read(_SIZE.size)):
+            self._next = None
+            return
+        path, digest = decode_entry(self._file.read(_SIZE.unpack(head)[0]))
+        self._next = _order_of(path), digest
+
+
+def _order_of(path: bytes) -> list[tuple[bool, bytes]]:
+    """Return a key for the order of a walk: in each folder first the files, then the folders, by name."""
+    *folders, name = path.split(b"/")
+    return [*((True, each) for each in folders), (False, name)]
 
 
 class Source(NamedTuple):

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -12,7 +13,7 @@ from ..event_loop.reactor import Poller
 from ..protocol.errors import NSQError, leaves_of
 from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
 from .frame_stream import FrameStream
-from .inventory import FileDigest, decode_entry
+from .inventory import Inventory
 from .journal import Position
 from .link import (
     MAX_ADDRESS_CHARACTERS,
@@ -25,6 +26,7 @@ from .link import (
     encode_piece,
 )
 from .live_link import LiveLink
+from .pace import Pace
 from .plain_socket import plain_socket
 from .recorder import RecordingFiles
 from .stream import OperationStream, TooFarBehind
@@ -33,7 +35,8 @@ logger = logging.getLogger("trio_nsq.replication")
 
 _PIECES: Final = 64
 """How many pieces of a catch-up without content are made in one call of a thread."""
-_MOST_INVENTORY_BYTES: Final = 256 * 1024 * 1024
+_ENTRIES_BYTES: Final = 256 * 1024
+"""How many bytes of an inventory are added to it at once."""
 _MOST_VERSIONS: Final = 64
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -75,6 +78,7 @@ class Leader:
         on_progress: Called when a follower has stored more, was caught up, or has left.
         alive_s: Pause after which something is sent in any case.
         timeout_s: Limit for a follower to send anything, and to accept what is sent.
+        catch_up_bytes_per_s: How fast this folder is read for a follower that catches up; 0: no limit.
 
     Attributes:
         followers: Those connected, by member.
@@ -92,6 +96,7 @@ class Leader:
         *,
         alive_s: float = 1.0,
         timeout_s: float = 10.0,
+        catch_up_bytes_per_s: float = 0,
     ) -> None:
         self.followers: dict[str, Follower] = {}
         self._cluster = cluster
@@ -102,6 +107,7 @@ class Leader:
         self._on_progress = on_progress
         self._alive_s = alive_s
         self._timeout_s = timeout_s
+        self._catch_up_bytes_per_s = catch_up_bytes_per_s
         self._poller = poller
         self._links: set[LiveLink] = set()
         self._is_told = False
@@ -200,7 +206,7 @@ class Leader:
             logger.info("follower %s: continues after operation %d", follower.member, number)
         else:
             logger.info("follower %s: catches up", follower.member)
-            number = await self._catch_up(frames, await self._inventory(frames))
+            number = await self._catch_up(frames)
             logger.info("follower %s: has caught up", follower.member)
         if resumes:
             follower.stored = number
@@ -236,26 +242,34 @@ class Leader:
 
     # ------------------------------------------------------------------ catch-up
 
-    async def _inventory(self, frames: FrameStream) -> dict[bytes, FileDigest]:
-        inventory: dict[bytes, FileDigest] = {}
-        size = 0
-        while True:
-            kind, payload = await frames.receive_one()
-            if kind is FrameKind.INVENTORY_END:
-                return inventory
-            if kind is FrameKind.ALIVE:
-                continue
-            if kind is not FrameKind.INVENTORY:
-                raise LinkError(f"it has sent a frame {kind.name} instead of its inventory")
-            size += len(payload)
-            if size > _MOST_INVENTORY_BYTES:
-                raise LinkError("its inventory is too large")
-            path, digest = decode_entry(bytes(payload))
-            inventory[path] = digest
+    async def _receive_inventory(self, frames: FrameStream, inventory: Inventory) -> None:
+        is_ended = False
+        while not is_ended:
+            entries, size = list[bytes](), 0
+            while not is_ended and size < _ENTRIES_BYTES:
+                kind, payload = await frames.receive_one()
+                is_ended = kind is FrameKind.INVENTORY_END
+                if kind is FrameKind.INVENTORY:
+                    entries.append(bytes(payload))
+                    size += len(payload)
+                elif not is_ended and kind is not FrameKind.ALIVE:
+                    raise LinkError(f"it has sent a frame {kind.name} instead of its inventory")
+            await trio.to_thread.run_sync(inventory.add, entries)
 
-    async def _catch_up(self, frames: FrameStream, inventory: dict[bytes, FileDigest]) -> int:
+    async def _catch_up(self, frames: FrameStream) -> int:
         """Send a copy of the folder; returns the number of its last operation."""
-        pieces = CatchUp(self._files, self._stream, inventory).pieces()
+        with Inventory(self._files.root) as inventory:
+            await self._receive_inventory(frames, inventory)
+            return await self._send_copy(frames, inventory)
+
+    async def _send_copy(self, frames: FrameStream, inventory: Inventory) -> int:
+        pace = Pace(self._catch_up_bytes_per_s)
+
+        def wait(size: int) -> None:
+            if (wait_s := pace.wait_s(time.monotonic(), size)) > 0:
+                trio.from_thread.run(trio.sleep, wait_s)
+
+        pieces = CatchUp(self._files, self._stream, inventory, wait).pieces()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_ignore, frames)
             nursery.start_soon(frames.stay_alive, self._alive_s)
