@@ -85,6 +85,27 @@ async def test_actions_of_a_broker_without_authentication(tmp_path: Path) -> Non
     assert lines_of(path) == [line("action", action="POST /topic/create", topic="t", status=200)]
 
 
+async def test_the_target_of_an_action_is_recorded_without_credentials(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    async with running_api(tmp_path / "d", audit_log=str(path)) as api:
+        await api.post("/topic/create", topic="t")
+        await api.post("/channel/create", topic="t", channel="c")
+        await api.send("POST", "/channel/seek?topic=t&channel=c&to=earliest")
+        await api.send("POST", "/topic/move/begin?topic=t&to=alice:secret@b:4151")
+    _, _, seek, move = lines_of(path)
+    assert seek == line(
+        "action", action="POST /channel/seek", topic="t", channel="c", to="earliest", status=200
+    )
+    assert move == line(
+        "action",
+        action="POST /topic/move/begin",
+        topic="t",
+        to="xxxxx@b:4151",
+        status=409,
+        error="NOT_DRAINING",
+    )
+
+
 async def test_refused_requests(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     auth_file = AuthFile(tmp_path)

@@ -4,12 +4,13 @@ from dataclasses import replace
 from functools import partial
 
 from ..access.audit import AuditLog, Event
+from ..protocol.address import without_secrets
 from .messages import HTTPError, Request, Response
 from .routing import Handler, Route
 
 _AUDITED_ROLES = ("manage", "admin")
-_PARAMETERS = ("topic", "channel", "node")
-"""The parameters of a request that are recorded."""
+_PARAMETERS = ("topic", "channel", "node", "member", "to")
+"""The parameters of a request that are recorded. `to` is where something goes: an address, a position, a member."""
 
 
 def audited(route: Route, audit: AuditLog) -> Route:
@@ -64,7 +65,7 @@ def _record(
     if not audit.enabled:
         return
     # The body and other parameters may have secrets, so they are left out.
-    about = {name: request.query[name] for name in _PARAMETERS if name in request.query}
+    about = {name: without_secrets(request.query[name]) for name in _PARAMETERS if name in request.query}
     audit.record(
         event,
         request.peer,
