@@ -4,31 +4,27 @@ A scrape is generated in pieces of some milliseconds each, and the broker serves
 channels the whole scrape takes most of a second. So its values are not all of the same instant.
 """
 
-import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from itertools import islice
 from math import isinf
 
 import trio
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
     Sample,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from ..._version import __version__
 from ...http import Request, Response
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
 from .disk import file_system_space
+from .exposition import EOF, Encoder, Families, of_build, of_disk, process_metrics
 from .histogram import Histogram
 from .oldest import OldestMessages
 
@@ -36,9 +32,7 @@ _SAMPLES_PER_PIECE = 400
 """These take about two milliseconds."""
 _BYTES_PER_LABELS = 250
 _NS_PER_S = 1_000_000_000
-_EOF = b"# EOF\n"
 
-Encoder = Callable[[Collector], bytes]
 Labels = dict[str, str]
 
 
@@ -127,9 +121,7 @@ class MetricsExposition:
     def __init__(self, server: Server, oldest: OldestMessages) -> None:
         self._server = server
         self._oldest = oldest
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
-        GCCollector(registry=self._process)
+        self._process = process_metrics()
 
     async def scrape(self, request: Request) -> Response:
         """Return all metrics in the format of the Accept header: OpenMetrics, or Prometheus' text format."""
@@ -144,14 +136,14 @@ class MetricsExposition:
         for text in self._texts(encode, space):
             yield text
             await trio.lowlevel.checkpoint()
-        if encode(_Families(())):  # OpenMetrics has an end marker
-            yield _EOF
+        if encode(Families(())):  # OpenMetrics has an end marker
+            yield EOF
 
     def _texts(self, encode: Encoder, space: tuple[int, int] | None) -> Iterator[bytes]:
         """Yield the scrape in pieces. The caller may let other tasks run in between."""
-        yield encode(self._process).removesuffix(_EOF)
-        yield encode(_Families(self._of_broker())).removesuffix(_EOF)
-        yield encode(_Families(_of_disk(space))).removesuffix(_EOF)
+        yield encode(self._process).removesuffix(EOF)
+        yield encode(Families(self._of_broker())).removesuffix(EOF)
+        yield encode(Families(of_disk(space))).removesuffix(EOF)
         topics = [({"topic": t.name}, t) for _, t in sorted(self._server.broker.topics.items())]
         for name, text, of_topic in TOPIC_METRICS:
             samples = (Sample(name, labels, float(of_topic(topic))) for labels, topic in topics)
@@ -170,8 +162,7 @@ class MetricsExposition:
 
     def _of_broker(self) -> Iterator[Metric]:
         server, write_path = self._server, self._server.write_path
-        about = {"version": __version__, "python_version": platform.python_version()}
-        yield InfoMetricFamily("nsq_build", "Versions of the broker and of Python.", about)
+        yield of_build()
         yield GaugeMetricFamily(
             "nsq_healthy",
             "1 if the broker is healthy; 0 if the last write to disk failed or a topic is unavailable.",
@@ -248,28 +239,6 @@ class MetricsExposition:
                 yield Sample(OLDEST_AGE, labels, age_ns / _NS_PER_S)
 
 
-def _of_disk(space: tuple[int, int] | None) -> Iterator[Metric]:
-    """Yield the metrics of the data folder's file system, without samples if its space is unknown."""
-    for name, text, index in (
-        ("nsq_disk_free_bytes", "Free space on the file system of the data folder.", 0),
-        ("nsq_disk_size_bytes", "Size of the file system of the data folder.", 1),
-    ):
-        yield GaugeMetricFamily(name, text, None if space is None else space[index])
-
-
-# ---------------------------------------------------------------------- encoding
-
-
-class _Families(Collector):
-    """Wraps metric families as the collector that the library's encoders require."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
 def _in_pieces(encode: Encoder, name: str, text: str, samples: Iterable[Sample]) -> Iterator[bytes]:
     """Encode one metric family, a few samples at a time."""
     kind = "counter" if name.endswith("_total") else "gauge"
@@ -280,7 +249,7 @@ def _in_pieces(encode: Encoder, name: str, text: str, samples: Iterable[Sample])
         family.samples = list(islice(rest, _SAMPLES_PER_PIECE))
         if not first and not family.samples:
             return
-        piece = encode(_Families([family])).removesuffix(_EOF)
+        piece = encode(Families([family])).removesuffix(EOF)
         while not first and piece.startswith(b"#"):
             _, _, piece = piece.partition(b"\n")
         yield piece
