@@ -1,9 +1,12 @@
 """Tests for the encoding of nsqlookupd's protocol V1."""
 
+from dataclasses import replace
+
 import pytest
 
 from trio_nsq.lookup.protocol import (
     MAX_RESPONSE_BYTES,
+    Leadership,
     LookupdError,
     PeerInfo,
     Register,
@@ -16,6 +19,8 @@ from trio_nsq.lookup.protocol import (
 
 INFO = PeerInfo("broker.example", "b1", 4151, 4150, "1.3.0")
 INFO_JSON = b'{"broadcast_address":"broker.example","hostname":"b1","http_port":4151,"tcp_port":4150,"version":"1.3.0"}'
+
+LEADER = replace(INFO, cluster=Leadership("prod", "f1", 2**62))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +46,32 @@ def test_identify() -> None:
         (INFO_JSON, INFO),
         (b"{}", PeerInfo("", "", 0, 0, "")),
         (b'{"Broadcast_Address":"a","http_port":null,"more":[]}', PeerInfo("a", "", 0, 0, "")),
+        (b'{"cluster":null}', PeerInfo("", "", 0, 0, "")),
+        (b'{"cluster":{}}', PeerInfo("", "", 0, 0, "")),
+        (LEADER.encode(), LEADER),
     ],
 )
 def test_peer_info(body: bytes, info: PeerInfo) -> None:
     assert PeerInfo.parse(body) == info
 
 
+def test_a_leader_names_its_cluster() -> None:
+    added = b',"cluster":{"name":"prod","member":"f1","epoch":4611686018427387904}}'
+    assert LEADER.encode() == INFO_JSON.removesuffix(b"}") + added
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"OK", b"[]", b'{"http_port":"1"}', b'{"tcp_port":1.0}', b'{"version":1}']
+    "body",
+    [
+        *(b"", b"OK", b"[]", b'{"http_port":"1"}', b'{"tcp_port":1.0}', b'{"version":1}'),
+        b'{"cluster":"prod"}',
+        b'{"cluster":{"name":"prod","epoch":1}}',
+        b'{"cluster":{"name":"a b","member":"f1","epoch":1}}',
+        b'{"cluster":{"name":"prod","member":"f1"}}',
+        b'{"cluster":{"name":"prod","member":"f1","epoch":-1}}',
+        b'{"cluster":{"name":"prod","member":"f1","epoch":4611686018427387905}}',
+        b'{"cluster":{"name":"%s","member":"f1","epoch":1}}' % (b"x" * 65),
+    ],
 )
 def test_invalid_peer_info(body: bytes) -> None:
     with pytest.raises(ValueError):

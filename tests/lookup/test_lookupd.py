@@ -40,6 +40,48 @@ async def connect(lookupd: Lookupd) -> trio.SocketStream:
     return await trio.open_tcp_stream(host, int(port))
 
 
+# ------------------------------------------------------------------------------------------------ clusters
+
+
+def leader(epoch: int, name: str = "prod") -> dict[str, Any]:
+    return {"cluster": {"name": name, "member": f"f{epoch}", "epoch": epoch}}
+
+
+async def test_a_new_leader_hides_the_former_one(caplog: pytest.LogCaptureFixture) -> None:
+    """The connection of the former one stays open, and consumers do not find it."""
+    caplog.set_level(logging.INFO)
+    async with ours() as lookupd, producer(lookupd, broadcast_address="one", **leader(1)) as one:
+        await one.register("REGISTER t c")
+        assert (await get(lookupd, "/lookup?topic=t"))["producers"][0]["cluster"] == leader(1)["cluster"]
+        async with (
+            producer(lookupd, broadcast_address="two", **leader(2)) as two,
+            producer(lookupd, broadcast_address="other", **leader(1, "test")) as other,
+        ):
+            await two.register("REGISTER t c")
+            await other.register("REGISTER t")
+            await one.register("REGISTER u")
+            assert await told(lookupd) == ["two", "other"]
+            assert await told(lookupd, "u") == []
+            nodes = (await get(lookupd, "/nodes"))["producers"]
+            assert [each["cluster"] for each in nodes] == [
+                leader(2)["cluster"],
+                leader(1, "test")["cluster"],
+            ]
+            assert await one.ask(b"PING\n") == [b"OK"]
+            async with producer(lookupd, broadcast_address="late", **leader(1)) as late:
+                await late.register("REGISTER t")
+                assert await told(lookupd) == ["two", "other"]
+                connected = (await get(lookupd, "/debug"))["client::"]
+    first, second, _, third = (each["id"] for each in connected)
+    lines = [line for line in caplog.messages if "the cluster prod" in line]
+    assert lines == [
+        f"DB: client({first}) leads the cluster prod in epoch 1",
+        f"DB: client({second}) leads the cluster prod in epoch 2",
+        f"DB: client({first}) led the cluster prod in epoch 1: hidden, client({second}) leads it in epoch 2",
+        f"DB: client({third}) led the cluster prod in epoch 1: ignored, a later leader is registered",
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ time
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_nsq.lookup.protocol import PeerInfo
+from trio_nsq.lookup.protocol import Leadership, PeerInfo
 from trio_nsq.lookup.service.registry import Producer, Registry, TooMany
 
 INACTIVE_S = 300
@@ -326,3 +326,115 @@ def test_registrations_of_a_topic_follow_each_other() -> None:
             there.register(join(there, name + topic), topic, "c")
     keys = [key for key, _, _ in there.registrations()]
     assert [key for key, _ in groupby(keys)] == [*dict.fromkeys(keys)]
+
+
+# ------------------------------------------------------------------------------------------------ leaders of clusters
+
+
+def lead(
+    there: Registry, name: str, epoch: int, now: float = 0, *, cluster: str = "prod", owner: str | None = None
+) -> Producer:
+    """Connect the leader of a cluster, which has the topic t."""
+    info = PeerInfo(name, name, 4151, 4150, "1", cluster=Leadership(cluster, name, epoch))
+    producer = there.identify(f"{name}:1", info, now, owner)
+    there.register(producer, "t")
+    return producer
+
+
+def listed(there: Registry, now: float = 0) -> list[str]:
+    return [producer.info.hostname for producer, _ in there.nodes(now)]
+
+
+def test_a_later_leader_hides_the_earlier_ones_of_its_cluster() -> None:
+    there = registry()
+    alone = join(there, "alone")
+    there.register(alone, "t")
+    first = lead(there, "a", 1)
+    lead(there, "x", 1, cluster="test")
+    second = lead(there, "b", 2, 1)
+    third = lead(there, "c", 3, 2)
+    lead(there, "a", 3, 3)  # its second connection: members are compared by their epochs only
+    assert told(there, now=3) == listed(there, 3) == ["alone", "x", "c", "a"]
+    assert there.outdated_by(third) == [first, second]
+    assert [there.is_outdated(each, 3) for each in (first, second, third)] == [True, True, False]
+
+
+def test_an_earlier_leader_is_ignored_until_the_later_one_was_gone_for_long() -> None:
+    there = registry()
+    later = lead(there, "b", 2)
+    there.ping(later, 10)
+    there.disconnect(later)
+    earlier = lead(there, "a", 1, 20)
+    there.ping(earlier, 10 + INACTIVE_S)
+    assert (told(there, now=10 + INACTIVE_S), listed(there, 10 + INACTIVE_S)) == ([], [])
+    assert told(there, now=11 + INACTIVE_S) == listed(there, 11 + INACTIVE_S) == ["a"]
+    again = lead(there, "b", 2, 12 + INACTIVE_S)
+    assert told(there, now=12 + INACTIVE_S) == ["b"]
+    there.disconnect(again)
+    there.ping(earlier, 12 + 2 * INACTIVE_S)
+    assert told(there, now=13 + 2 * INACTIVE_S) == ["a"]
+
+
+def test_another_identity_hides_no_leader() -> None:
+    there = registry()
+    lead(there, "a", 1, owner="mine")
+    lead(there, "b", 2, owner="theirs")
+    lead(there, "c", 3, owner=None)
+    assert told(there) == ["a", "b", "c"]
+
+
+def test_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was not seen for the longest time is forgotten; its leaders are no longer compared."""
+    monkeypatch.setattr("trio_nsq.lookup.service.registry._MAX_CLUSTERS", 2)
+    there = registry()
+    for cluster in ("one", "two"):
+        lead(there, cluster, 1, 0, cluster=cluster)
+    ones = lead(there, "one2", 2, 1, cluster="one")
+    lead(there, "two2", 2, 2, cluster="two")
+    there.ping(ones, 3)
+    lead(there, "three", 1, 4, cluster="three")
+    assert told(there, now=4) == ["two", "one2", "two2", "three"]
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["lead", "lead", "ping", "leave"]),
+        st.integers(0, 3),  # who
+        st.integers(1, 4),  # epoch
+        st.sampled_from([("prod", None), ("prod", "other"), ("test", None)]),
+        st.sampled_from([0, 1, INACTIVE_S - 1, INACTIVE_S, INACTIVE_S + 1]),  # how much later
+    ),
+    max_size=30,
+)
+
+
+@given(EVENTS)
+def test_leaders_equal_a_history(
+    events: list[tuple[str, int, int, tuple[str, str | None], int]],
+) -> None:
+    """Compare with all that was ever heard of leaders."""
+    there = registry()
+    now = 0
+    connected: dict[int, Producer] = {}
+    heard: list[tuple[tuple[str | None, str], int, int]] = []  # cluster, epoch, time
+    for what, who, epoch, (cluster, owner), later in events:
+        now += later
+        if what == "lead" and who not in connected:
+            connected[who] = lead(there, f"{who}", epoch, now, cluster=cluster, owner=owner)
+        elif who not in connected:
+            continue
+        elif what == "leave":
+            there.disconnect(connected.pop(who))
+            continue
+        else:
+            there.ping(connected[who], now)
+        heard.append((connected[who].cluster, connected[who].epoch, now))
+        shown = set(told(there, now=now) or ())
+        assert shown == set(listed(there, now))
+        for number, producer in connected.items():
+            recent = {of for name, of, then in heard if name == producer.cluster and now - then <= INACTIVE_S}
+            highest = max(of for name, of, _ in heard if name == producer.cluster)
+            if now - producer.last_seen > INACTIVE_S or (producer.epoch < highest and highest in recent):
+                assert str(number) not in shown
+            elif producer.epoch >= max(recent):
+                assert str(number) in shown

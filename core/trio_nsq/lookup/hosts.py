@@ -10,10 +10,12 @@ def host_filter(patterns: Iterable[str]) -> Callable[[str], bool]:
     In a pattern, `*` stands for any characters. Letter case does not matter.
     """
     compiled = [
-        re.compile(".*".join(map(re.escape, _normal(pattern).split("*"))), re.DOTALL) for pattern in patterns
+        re.compile(".*".join(map(re.escape, normal_host(pattern).split("*"))), re.DOTALL)
+        for pattern in patterns
     ]
-    return lambda host: not compiled or any(pattern.fullmatch(_normal(host)) for pattern in compiled)
+    return lambda host: not compiled or any(pattern.fullmatch(normal_host(host)) for pattern in compiled)
 
 
-def _normal(host: str) -> str:
+def normal_host(host: str) -> str:
+    """Return a name or address of a host, comparable: without letter case, brackets and a dot at its end."""
     return host.strip("[]").lower().rstrip(".")

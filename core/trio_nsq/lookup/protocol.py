@@ -6,7 +6,8 @@ order:
     [ int32 size ][ data ]      data is `OK`, a JSON object, or an error's code and text; after an error the service
                                 closes the connection, except after E_UNAUTHORIZED for a REGISTER
 
-`draining` in IDENTIFY is not in NSQ: the broker refuses publishes. nsqlookupd ignores it.
+`draining` in IDENTIFY is not in NSQ: the broker refuses publishes. Nor is `cluster`: the broker leads this cluster.
+nsqlookupd ignores both.
 
 AUTH is not in NSQ: a service with authentication requires it before IDENTIFY, unless the client's certificate has an
 identity. Its body is a token, as in the protocol V2.
@@ -20,7 +21,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ..protocol import CommandError, NSQError, is_valid_name
 from ..protocol.address import MAX_PORT
-from ..protocol.go_json import decode_object, encode_object
+from ..protocol.go_json import GoObject, decode_object, encode_object
 from ..protocol.limits import KIB, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES
 
 MAGIC_V1 = b"  V1"
@@ -40,11 +41,27 @@ _HTTP = int.from_bytes(b"HTTP")
 """The size, read from the beginning of an HTTP answer."""
 _BAD_PROTOCOL_OF_BROKER = b"\0\0\0\x01E_BAD_PROTOCOL"
 """The answer of a broker's TCP port: an error frame."""
+_EPOCHS = range(1, 2**62 + 1)
 _BLANKS = " \t\n\v\f\r"
 
 
 class LookupdError(NSQError):
     """The peer violates the protocol or refuses a command; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The cluster that a broker leads.
+
+    Attributes:
+        name: The name of the cluster.
+        member: The id of the leader's data folder.
+        epoch: Counts the leaders of the cluster: each one has a higher epoch.
+    """
+
+    name: str
+    member: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,7 @@ class PeerInfo:
         http_port, tcp_port: Its ports on that host.
         version: The version of the program.
         draining: The broker refuses publishes.
+        cluster: The cluster that the broker leads; None: it is not a member of one.
     """
 
     broadcast_address: str
@@ -64,6 +82,7 @@ class PeerInfo:
     tcp_port: int
     version: str
     draining: bool = False
+    cluster: Leadership | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "PeerInfo":
@@ -76,14 +95,25 @@ class PeerInfo:
             fields.integer("tcp_port"),
             fields.text("version"),
             fields.boolean("draining"),
+            _leadership(fields.object("cluster")),
         )
 
     def encode(self) -> bytes:
-        """Encode as JSON; `draining` only if it is set."""
+        """Encode as JSON; `draining` and `cluster` only if they are set."""
         fields = asdict(self)
-        if not self.draining:
-            del fields["draining"]
+        for name in ("draining", "cluster"):
+            if not fields[name]:
+                del fields[name]
         return encode_object(fields)
+
+
+def _leadership(fields: GoObject) -> Leadership | None:
+    name, member = fields.text("name"), fields.text("member")
+    if not name and not member:
+        return None
+    if not is_valid_name(name) or not is_valid_name(member):
+        raise ValueError("the name of a cluster or of its member is not valid")
+    return Leadership(name, member, fields.integer("epoch", _EPOCHS))
 
 
 @dataclass(frozen=True, slots=True)

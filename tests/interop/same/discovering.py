@@ -338,6 +338,19 @@ SCRIPTS: dict[str, Script] = _lines(
             '"remote_address":"PEER","tcp_port":4150,"tombstones":[false],"topics":["T"],"version":"1.3.0"}]}',
         ],
     ),
+    "a producer that leads a cluster": differs(
+        "lookupd-cluster",
+        *(introduced(cluster={"name": "prod", "member": "m", "epoch": 7}), *REG, LOOKUP, own("/nodes"), END),
+        here=[
+            *(IDENTIFIED, "OK", "OK", ENDED),
+            'HTTP 200 {"channels":["c"],"producers":[{"remote_address":"PEER","hostname":"T","broadcast_address":"b",'
+            '"tcp_port":4150,"http_port":4151,"version":"1.3.0",'
+            '"cluster":{"name":"prod","member":"m","epoch":7}}]}',
+            '/nodes 200 {"found":[{"broadcast_address":"b","cluster":{"epoch":7,"member":"m","name":"prod"},'
+            '"hostname":"T","http_port":4151,"remote_address":"PEER","tcp_port":4150,"tombstones":[false],"topics":["T"],'
+            '"version":"1.3.0"}]}',
+        ],
+    ),
     "a producer that does not drain": same(
         introduced(draining=False), *REG, LOOKUP, own("/nodes"), DEBUG, END
     ),

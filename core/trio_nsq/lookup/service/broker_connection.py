@@ -16,6 +16,7 @@ from ..protocol import (
     Auth,
     CommandReader,
     Identify,
+    Leadership,
     PeerInfo,
     Ping,
     Register,
@@ -222,6 +223,19 @@ class BrokerConnection:
         except AddressTaken as exc:
             self._record("refused", "IDENTIFY", "E_UNAUTHORIZED", node=str(info.broadcast_address))
             raise CommandError("E_UNAUTHORIZED", f"IDENTIFY: {exc}") from exc
+        if info.cluster is not None:
+            self._log_leaders(self._producer, info.cluster, now)
+
+    def _log_leaders(self, producer: Producer, cluster: Leadership, now: float) -> None:
+        about = cluster.name, cluster.epoch
+        if self._registry.is_outdated(producer, now):
+            words = "DB: client(%s) led the cluster %s in epoch %d: ignored, a later leader is registered"
+            logger.warning(words, self._peer, *about)
+            return
+        logger.info("DB: client(%s) leads the cluster %s in epoch %d", self._peer, *about)
+        for other in self._registry.outdated_by(producer):
+            words = "DB: client(%s) led the cluster %s in epoch %d: hidden, client(%s) leads it in epoch %d"
+            logger.info(words, other.remote_address, cluster.name, other.epoch, self._peer, cluster.epoch)
 
     def _register(self, producer: Producer, command: Register) -> bytes:
         if not self._may_register(command.topic):

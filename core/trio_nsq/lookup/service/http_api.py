@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -208,7 +209,7 @@ def _sees_brokers(request: Request) -> bool:
 
 
 def _about(producer: Producer) -> dict[str, Any]:
-    """Describe a producer as nsqlookupd does; one that refuses publishes also has `draining`."""
+    """Describe a producer as nsqlookupd does; one that refuses publishes also has `draining`, a leader `cluster`."""
     about: dict[str, Any] = {
         "remote_address": producer.remote_address,
         "hostname": producer.info.hostname,
@@ -217,4 +218,8 @@ def _about(producer: Producer) -> dict[str, Any]:
         "http_port": producer.info.http_port,
         "version": producer.info.version,
     }
-    return about | ({"draining": True} if producer.info.draining else {})
+    if producer.info.draining:
+        about["draining"] = True
+    if producer.info.cluster is not None:
+        about["cluster"] = asdict(producer.info.cluster)
+    return about

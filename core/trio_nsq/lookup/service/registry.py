@@ -3,6 +3,10 @@
 The registry adds a topic or channel when a producer registers it or when it is created over HTTP. It removes one when
 it is deleted; an ephemeral one also when its last producer disconnects. Others stay, so that the topic of a new broker
 gets all its channels. If there are too many, a new one replaces the one that has had no producer for the longest time.
+
+Of the leaders of a cluster, queries return the one with the highest epoch: the earlier ones are hidden until it was not
+seen for the inactive timeout. Their registrations stay, so that they reappear then. Only producers of one identity are
+members of the same cluster: another identity cannot hide them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +14,11 @@ from dataclasses import dataclass, field
 
 from ...protocol import NSQError, is_ephemeral
 from ...protocol.address import format_address
+from ..hosts import normal_host
 from ..protocol import PeerInfo
+
+_MAX_CLUSTERS = 10_000
+"""The clusters whose leaders are known. A new one replaces the one whose leader was not seen for the longest time."""
 
 
 class TooMany(NSQError):
@@ -43,8 +51,19 @@ class Producer:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The address for clients, comparable: host names have no letter case."""
-        return self.info.broadcast_address.lower().rstrip("."), self.info.tcp_port
+        """The address for clients, comparable."""
+        return normal_host(self.info.broadcast_address), self.info.tcp_port
+
+    @property
+    def cluster(self) -> tuple[str | None, str]:
+        """The cluster that it leads, comparable; only if it leads one."""
+        assert self.info.cluster is not None
+        return self.owner, self.info.cluster.name
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of its leadership; 0: it leads no cluster."""
+        return self.info.cluster.epoch if self.info.cluster is not None else 0
 
     def is_node(self, name: str) -> bool:
         """Whether `host:port` in a tombstone request is this producer; an IPv6 host with or without brackets."""
@@ -95,6 +114,8 @@ class Registry:
         self._topics: dict[str, _Topic] = {}
         self._producers: dict[Producer, None] = {}
         self._by_place: dict[tuple[str, int], dict[Producer, None]] = {}
+        # The latest leader of each cluster: its epoch, and when it was seen last; in the order of these times.
+        self._leaders: dict[tuple[str | None, str], tuple[int, float]] = {}
 
     # ------------------------------------------------------------------ from producers
 
@@ -113,11 +134,37 @@ class Registry:
             raise AddressTaken(f"{format_address(*producer.place)} is registered by another identity")
         self._by_place.setdefault(producer.place, {})[producer] = None
         self._producers[producer] = None
+        self._lead(producer, now)
         return producer
 
     def ping(self, producer: Producer, now: float) -> None:
         """Record that a producer is alive."""
         producer.last_seen = now
+        self._lead(producer, now)
+
+    def _lead(self, producer: Producer, now: float) -> None:
+        """Record that the leader of a cluster is alive, unless there is a later one."""
+        if not producer.epoch or self.is_outdated(producer, now):
+            return
+        self._leaders.pop(producer.cluster, None)
+        self._leaders[producer.cluster] = producer.epoch, now
+        if len(self._leaders) > _MAX_CLUSTERS:
+            del self._leaders[next(iter(self._leaders))]
+
+    def is_outdated(self, producer: Producer, now: float) -> bool:
+        """Whether a later leader of the same cluster was seen lately, so that queries omit this producer."""
+        if not producer.epoch or (latest := self._leaders.get(producer.cluster)) is None:
+            return False
+        epoch, last_seen = latest
+        return producer.epoch < epoch and now - last_seen <= self._inactive_timeout_s
+
+    def outdated_by(self, producer: Producer) -> list[Producer]:
+        """Return the earlier leaders of a producer's cluster that are still connected."""
+        return [
+            other
+            for other in self._producers
+            if 0 < other.epoch < producer.epoch and other.cluster == producer.cluster
+        ]
 
     def register(self, producer: Producer, topic: str, channel: str | None = None) -> bool:
         """Register a producer's topic, or a channel and its topic. Return whether it is new. Raises TooMany."""
@@ -347,7 +394,7 @@ class Registry:
             self.on_names_changed()
 
     def _is_active(self, producer: Producer, now: float) -> bool:
-        return now - producer.last_seen <= self._inactive_timeout_s
+        return now - producer.last_seen <= self._inactive_timeout_s and not self.is_outdated(producer, now)
 
     def _is_tombstoned(self, tombstoned_at: float | None, now: float) -> bool:
         return tombstoned_at is not None and now - tombstoned_at < self._tombstone_lifetime_s
