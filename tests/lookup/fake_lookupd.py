@@ -66,6 +66,9 @@ class FakeLookupd:
         fields: Fields that replace, or are added to, the reply to IDENTIFY.
         channels: The answer of `/channels` for each topic, or a complete response.
         asked: The topics of its requests.
+        nodes: The producers in the answer of `/nodes`.
+        tombstones: Those that were requested, each with the time on the test's clock: topic and node.
+        refusals: The answers to requests of tombstones, by topic, or of `/nodes` for the topic "".
         gate: Answers wait for this event.
     """
 
@@ -77,6 +80,9 @@ class FakeLookupd:
         self.fields: dict[str, Any] = {}
         self.channels: dict[str, list[Any] | Response] = {}
         self.asked: list[str] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.tombstones: list[tuple[float, str, str]] = []
+        self.refusals: dict[str, Response] = {}
         self.gate = trio.Event()
         self.gate.set()
         self._happened = trio.Event()
@@ -162,8 +168,24 @@ class FakeLookupd:
     # ------------------------------------------------------------------ HTTP
 
     def router(self) -> Router:
-        """Return the routes: `/channels`."""
-        return Router([Route("GET", "/channels", self._channels)])
+        """Return the routes."""
+        return Router(
+            [
+                Route("GET", "/channels", self._channels),
+                Route("GET", "/nodes", self._nodes),
+                Route("POST", "/topic/tombstone", self._tombstone),
+            ]
+        )
+
+    async def _nodes(self, request: Request) -> Response:
+        self._note()
+        return self.refusals.get("") or Response.json({"producers": self.nodes})
+
+    async def _tombstone(self, request: Request) -> Response:
+        topic, node = request.query["topic"], request.query["node"]
+        self.tombstones.append((trio.current_time(), topic, node))
+        self._note()
+        return self.refusals.get(topic) or Response.empty()
 
     async def _channels(self, request: Request) -> Response:
         topic = request.query.get("topic")

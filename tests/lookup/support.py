@@ -81,6 +81,13 @@ async def real(tcp_address: str = FREE, http_address: str = FREE) -> AsyncIterat
         yield Lookupd(lookupd.tcp_address, lookupd.http_address, end, log=lookupd.log)
 
 
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again, until a service has the expected state."""
+    with trio.fail_after(PATIENCE_S):
+        while not await condition():
+            await trio.sleep(0.01)
+
+
 def identify(**changes: Any) -> bytes:
     """Return an IDENTIFY as a broker sends it, with these fields changed."""
     fields = {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio
 from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker, settle
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
+from trio_nsq.broker.replication import Replication
 
 
 async def http(broker: BoundAddresses, method: str, path: str, **options: Any) -> httpx.Response:
@@ -86,6 +88,56 @@ async def test_broadcast_ports_can_be_set(tmp_path: Path) -> None:
 async def test_broker_on_loopback_warns_about_its_broadcast_address(tmp_path: Path) -> None:
     async with fake_lookupd() as lookupd, running_broker(tmp_path, **around(lookupd, broadcast_address=None)):
         assert (await lookupd.conversation(0)).identity["broadcast_address"] == "127.0.0.1"
+
+
+def leading(data_path: Path, lookupd: FakeLookupd, former: tuple[str, ...] = ()) -> Any:
+    """Return how to serve the leader of a cluster on free ports."""
+    addresses = dict.fromkeys(("tcp_address", "http_address"), "127.0.0.1:0")
+    options = BrokerOptions(data_path=data_path, **around(lookupd, **addresses))
+    return partial(serve, options, replication=Replication(data_path, "prod", "f1", 7, former=former))
+
+
+async def test_the_leader_of_a_cluster_has_registered_when_it_has_started(tmp_path: Path) -> None:
+    """Its caller then ends the connections of clients, and they look for it."""
+    async with running_broker(tmp_path) as broker:
+        for topic in ("t", "u"):
+            await http(broker, "POST", f"/topic/create?topic={topic}")
+            await http(broker, "POST", f"/channel/create?topic={topic}&channel=c")
+    async with fake_lookupd() as lookupd, trio.open_nursery() as nursery:
+        await nursery.start(leading(tmp_path, lookupd))
+        conversation = await lookupd.conversation(0)
+        # An attempt that was too slow has ended.
+        assert conversation.ended or conversation.registered == {("t",), ("u",), ("t", "c"), ("u", "c")}
+        assert conversation.identity["cluster"] == {"name": "prod", "member": "f1", "epoch": 7}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_leader_starts_without_its_services(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd:
+        pass
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(PATIENCE_S):
+            await nursery.start(leading(tmp_path, lookupd))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_leader_hides_those_before_it(tmp_path: Path) -> None:
+    async with fake_lookupd() as lookupd, trio.open_nursery() as nursery:
+        lookupd.nodes = [
+            {"broadcast_address": host, "tcp_port": 1, "http_port": 4151, "topics": ["t"], "tombstones": []}
+            for host in ("10.0.0.1", "fd00::1", "other")
+        ]
+        former = (
+            "tcp://10.0.0.1:4150",
+            "http://10.0.0.1:4151",
+            "https://other:4151",
+            "http://[fd00::1]:4151",
+            "http:",
+        )
+        await nursery.start(leading(tmp_path, lookupd, former))
+        await lookupd.until(lambda: len(lookupd.tombstones) == 2)
+        assert {node for _, _, node in lookupd.tombstones} == {"10.0.0.1:4151", "fd00::1:4151"}
+        nursery.cancel_scope.cancel()
 
 
 async def test_services_can_be_changed_over_http(tmp_path: Path) -> None:

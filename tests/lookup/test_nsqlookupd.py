@@ -2,7 +2,6 @@
 to one.
 """
 
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 import trio
 
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, connected, running_broker
+from broker.support import connected, running_broker
 from interop.peers import CLIENTS, Broker, Delivery, nsqd, qcli_serve
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
-from lookup.support import Lookupd, Runs, ours, real
+from lookup.support import Lookupd, Runs, ours, real, until
 from trio_nsq.broker import BoundAddresses
 
 pytestmark = pytest.mark.interop
@@ -39,12 +38,6 @@ async def get(address: str | None, path: str) -> Any:
 async def post(broker: BoundAddresses | Lookupd, path: str) -> None:
     async with httpx.AsyncClient() as client:
         (await client.post(f"http://{broker.http_address}{path}")).raise_for_status()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not await condition():
-            await trio.sleep(0.01)
 
 
 async def started(stack: ExitStack, broker: AbstractContextManager[Broker]) -> Broker:

@@ -6,7 +6,7 @@ is acknowledged before the followers of the leader before are recorded no longer
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 import trio
 
 from ..event_loop.reactor import Poller
+from ..lookup.protocol import Leadership
 from ..protocol.errors import NSQError
 from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
@@ -52,11 +53,14 @@ class Replication:
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
+        former: The addresses, as URLs, of the members one of which led before. Discovery services may still list it.
 
     Attributes:
         files: The file layer of the broker.
         operations: What it has recorded.
         members: The followers that OKs wait for.
+        leadership: Identifies it.
+        former: See above.
     """
 
     def __init__(
@@ -71,11 +75,13 @@ class Replication:
         kept_bytes: int = _KEPT_BYTES,
         stall_s: float = _STALL_S,
         stop_s: float = _STOP_S,
+        former: Iterable[str] = (),
     ) -> None:
         self.operations = OperationStream(kept_bytes)
         self.files = RecordingFiles(data_path, self.operations)
         self.members = ReplicationBarrier[Any](self.operations, self._end_leading, certain_until)
-        self._about = cluster, member, epoch
+        self.leadership = Leadership(cluster, member, epoch)
+        self.former = tuple(former)
         self._record = record
         self._stall_s = stall_s
         self._stop_s = stop_s
@@ -96,7 +102,10 @@ class Replication:
             on_fenced: Called once, when this member no longer leads, or now.
         """
         self.members.add(_EARLIER, 0)
-        self._leader = Leader(*self._about, self.files, self.operations, poller, self._progress)
+        about = self.leadership
+        self._leader = Leader(
+            about.name, about.member, about.epoch, self.files, self.operations, poller, self._progress
+        )
         self._on_fenced = on_fenced
         if self.members.fenced_because:
             self._end_leading()

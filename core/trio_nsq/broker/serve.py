@@ -4,7 +4,8 @@ import logging
 import platform
 import socket
 import ssl
-from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..access.policy import Identity
 from ..access.secret import Secret, SecretFileError
+from ..http.urls import URL
 from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trio_nsq.broker")
 
 _RESTART_S = 1.0
+_ANNOUNCE_S = 5.0
+"""The longest time that a new leader waits for discovery services; an attempt to connect is given up earlier."""
 
 
 async def serve(
@@ -74,7 +78,8 @@ async def serve(
             up.
         lock: The lock of the data folder, if the caller has locked it.
         listeners: Open listeners by name, `TCP`, `HTTP` and `HTTPS`, instead of those of the options. They stay open.
-        task_status: Receives the bound addresses once clients can connect.
+        task_status: Receives the bound addresses once clients can connect; those of a leader, once they also find it by
+            discovery services that answer.
 
     Raises:
         StartupError: The broker cannot start; the text is for the operator.
@@ -173,6 +178,10 @@ async def _serve_folder(
             accepting.start_soon(http_server.hosts.learn_own_name)
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)
+            if replication is not None:
+                for host, port in _http_addresses(replication.former):
+                    job = partial(lookup.retire, host, port)
+                    accepting.start_soon(_keep_running, job, name=lookup.retire)
             if reloads is not None:
                 steps = (
                     audit.reopen,
@@ -184,6 +193,10 @@ async def _serve_folder(
             if drains is not None:
                 begin = partial(server.drain_mode.begin_on_request, drains)
                 accepting.start_soon(_keep_running, begin, name=begin)
+            if replication is not None:
+                # The caller then ends the connections to the former leader, whose clients look for this one.
+                with trio.move_on_after(_ANNOUNCE_S):
+                    await lookup.until_announced()
             task_status.started(bound)
     finally:
         for name, listening in own.items():
@@ -272,6 +285,7 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
                 http_port=broadcast.http_port,
                 tcp_port=broadcast.tcp_port,
                 version=__version__,
+                cluster=server.replication.leadership if server.replication is not None else None,
             ),
             options.nsqlookupd_tcp_addresses,
             connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
@@ -283,6 +297,15 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
         raise StartupError(f"--lookupd-tcp-address: {exc}") from exc
     server.broker.on_names_changed = registration.changed
     return registration
+
+
+def _http_addresses(urls: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the host and port of each URL of http: brokers register this port."""
+    for url in urls:
+        with suppress(ValueError):
+            parsed = URL.parse(url)
+            if parsed.scheme == "http":
+                yield parsed.host, parsed.port
 
 
 def _lookup_tls(options: BrokerOptions) -> ssl.SSLContext:

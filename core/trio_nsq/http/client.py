@@ -99,7 +99,9 @@ class HTTPClient:
         self._tls = tls
         self._pools: dict[str, httpcore.AsyncConnectionPool] = {}  # by scheme, or the path of a unix socket
 
-    async def get(self, url: str, token: str = "", *, server_name: str | None = None) -> bytes:
+    async def get(
+        self, url: str, token: str = "", *, server_name: str | None = None, method: str = "GET"
+    ) -> bytes:
         """Make one request, and return the body of the answer.
 
         A server that requires https can answer 403 with `https_port` in its JSON. The request is then repeated there,
@@ -109,15 +111,16 @@ class HTTPClient:
             url: The URL with its query. A user name and password in it are sent as Basic authorization.
             token: Sent as authorization if the URL has no user name.
             server_name: The name that the server's certificate must have; None: the host of the URL.
+            method: Another one than GET, for a request without a body.
 
         Raises:
             RequestFailed: There is no valid answer.
             UnexpectedStatus: The status is not 200. Redirects are not followed.
         """
         parsed = _parsed(url)
-        reply = await self._request("GET", parsed, token, server_name)
+        reply = await self._request(method, parsed, token, server_name)
         if parsed.scheme == "http" and (port := https_port(reply.status, reply.body)):
-            reply = await self._request("GET", parsed.on_https(port), token, server_name)
+            reply = await self._request(method, parsed.on_https(port), token, server_name)
         if reply.status != 200:
             raise UnexpectedStatus(reply.status, reply.body)
         return reply.body

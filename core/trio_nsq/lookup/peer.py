@@ -74,6 +74,7 @@ class LookupPeer:
     Attributes:
         host: The host of the configured address; with TLS, the service must prove that it has this name.
         tried: Set once the first attempt to connect has ended.
+        announced: Set once the service knows all topics and channels, or the first connection has ended before.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class LookupPeer:
     ) -> None:
         self.host, self._port = parse_address(address)
         self.tried = trio.Event()
+        self.announced = trio.Event()
         self._address = address
         self._info = info
         self._security = security
@@ -138,6 +140,7 @@ class LookupPeer:
                 finally:
                     self._announcements = None
                     self.tried.set()
+                    self.announced.set()
                 if self._attempt.cancelled_caught:
                     continue
                 delays.connection_lasted(trio.current_time() - started)
@@ -221,6 +224,7 @@ class LookupPeer:
                     connection, [(str(command), encode_command(command)) for command in commands]
                 )
             else:
+                self.announced.set()
                 self._wake = trio.Event()
                 with trio.move_on_at(next_ping):
                     await connection.wait_unless_closed(self._wake)

@@ -11,24 +11,42 @@ import random
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from urllib.parse import quote_plus
+from typing import Final, TypeVar
 
 import trio
 
 from ..access.secret import NO_SECRET, Secret, SecretFileError
-from ..http.client import HTTPClient, RequestFailed
+from ..api import lookupd as api
+from ..api.request import Endpoint, Request
+from ..http.client import HTTPClient, RequestFailed, UnexpectedStatus
 from ..protocol import is_ephemeral, is_valid_name
-from ..protocol.address import parse_address
+from ..protocol.address import format_address, parse_address
 from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
+from ..protocol.untrusted_json import decode_json
 from .announcements import HasChannels
+from .former_leaders import FormerLeader
+from .hosts import normal_host
 from .peer import LookupPeer, Security
 from .protocol import LookupdError, PeerInfo
 
 logger = logging.getLogger("trio_nsq.broker")
 
 MAX_ANSWER_BYTES = 5 * MIB
-"""The largest answer to a query for channels."""
+"""The largest answer to a query."""
+HIDE_INTERVAL_S: Final = 30.0
+"""How often tombstones are renewed; by default they last 45 s (`--tombstone-lifetime`)."""
+HIDE_FOR_S: Final = 330.0
+"""A service lists a lost broker for 5 minutes after its last ping (`--inactive-producer-timeout`)."""
+_HIDE_RETRY_S: Final = 5.0
+_HIDE_AT_ONCE: Final = 8
+
+_Answer = TypeVar("_Answer")
+_channels = Endpoint("GET /channels", lambda body, decode: decode_object(body).texts("channels"), "topic")
+
+
+class _Refused(LookupdError):
+    """A service answers with an error."""
 
 
 class LookupRegistration:
@@ -130,6 +148,76 @@ class LookupRegistration:
         for peer in self._peers.values():
             peer.changed(topic, channel)
 
+    async def until_announced(self) -> None:
+        """Wait until each service knows all topics and channels, or cannot be reached or refuses them."""
+        for peer in list(self._peers.values()):
+            await peer.announced.wait()
+
+    # ------------------------------------------------------------------ a former leader
+
+    async def retire(self, broadcast_address: str, http_port: int) -> None:
+        """Hide a broker that is gone from the consumers of all its topics, until no service lists it any longer.
+
+        First this broker's own registration is tried, so that consumers find at least one. If the other one registers
+        again, it is hidden no longer. Errors are logged.
+
+        Args:
+            broadcast_address, http_port: The address that it has registered. This broker's own is left alone.
+        """
+        own = normal_host(self._info.broadcast_address), self._info.http_port
+        if (normal_host(broadcast_address), http_port) == own:
+            return
+        name = format_address(broadcast_address, http_port)
+        with trio.move_on_after(HIDE_FOR_S):
+            async with trio.open_nursery() as nursery:
+                for address in self._peers:
+                    former = FormerLeader(broadcast_address, http_port)
+                    nursery.start_soon(self._retire_at, address, name, former)
+
+    async def _retire_at(self, address: str, name: str, former: FormerLeader) -> None:
+        """Hide a former leader at one service."""
+        peer = self._peers[address]
+        logged = ""
+        await peer.announced.wait()
+        while self._peers.get(address) is peer:
+            began = trio.current_time()
+            pause_s, failure = _HIDE_RETRY_S, ""
+            if peer.http_address:
+                try:
+                    tombstones = former.tombstones(await self._ask(peer, api.nodes()))
+                except LookupdError as exc:
+                    failure = str(exc)
+                else:
+                    if not tombstones:
+                        return
+                    pause_s = HIDE_INTERVAL_S
+                    words = "LOOKUPD(%s): hiding the former leader %s from consumers: %d tombstones"
+                    logger.info(words, address, name, len(tombstones))
+                    failure = await self._hide(peer, tombstones)
+            if failure and failure != logged:
+                logger.error("LOOKUPD(%s): cannot hide the former leader %s: %s", address, name, failure)
+                logged = failure
+            await trio.sleep_until(began + pause_s)
+
+    async def _hide(self, peer: LookupPeer, tombstones: Iterable[tuple[str, str]]) -> str:
+        """Create tombstones, and return why one failed; empty: none."""
+        failures: list[LookupdError] = []
+        pending = iter(tombstones)
+
+        async def create() -> None:
+            for topic, node in pending:
+                if failures and not isinstance(failures[-1], _Refused):
+                    return  # the others would wait for their timeout, too
+                try:
+                    await self._ask(peer, api.tombstone(topic, node))
+                except LookupdError as exc:
+                    failures.append(exc)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(_HIDE_AT_ONCE):
+                nursery.start_soon(create)
+        return str(failures[-1]) if failures else ""
+
     # ------------------------------------------------------------------ queries
 
     async def channels(self, topic: str) -> list[str]:
@@ -153,7 +241,7 @@ class LookupRegistration:
 
         async def ask(peer: LookupPeer) -> None:
             try:
-                found.update(await self._ask(peer, topic))
+                found.update(await self._ask(peer, _channels(topic)))
             except LookupdError as exc:
                 failures.append(f"{peer.http_address}: {exc}")
 
@@ -166,15 +254,24 @@ class LookupRegistration:
             logger.log(level, text, topic, "; ".join(failures))
         return sorted(name for name in found if is_valid_name(name) and not is_ephemeral(name))
 
-    async def _ask(self, peer: LookupPeer, topic: str) -> list[str]:
+    async def _ask(self, peer: LookupPeer, request: Request[_Answer]) -> _Answer:
+        """Return the answer to a request. Raises LookupdError; _Refused: the next request may succeed."""
         security = self._security
         scheme = "http" if security.tls is None else "https"
-        url = f"{scheme}://{peer.http_address}/channels?topic={quote_plus(topic)}"
-        logger.info("CI: querying nsqlookupd %s", url)
+        url = f"{scheme}://{peer.http_address}{request.target}"
+        level = logging.INFO if request.method == "GET" else logging.DEBUG  # there may be thousands
+        logger.log(level, "CI: querying nsqlookupd %s", url)
         try:
             server_name = None if security.tls is None else peer.host
-            answer = await self._http.get(url, security.secret.read(), server_name=server_name)
-            return decode_object(answer).texts("channels")
+            answer = await self._http.get(
+                url, security.secret.read(), server_name=server_name, method=request.method
+            )
+            return request.read(answer, decode_json)
+        except UnexpectedStatus as exc:
+            hint = (
+                ": its token needs the role manage" if exc.status == 403 and request.method != "GET" else ""
+            )
+            raise _Refused(f"{exc}{hint}") from exc
         except (RequestFailed, SecretFileError) as exc:
             raise LookupdError(str(exc)) from exc
         except ValueError as exc:
