@@ -1,9 +1,9 @@
 """The addresses a broker listens at, and the addresses it announces."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..server.listening import port_of
+from ..server.listening import loopback_host, port_of
 from .options import BrokerOptions
 
 
@@ -42,6 +42,13 @@ class Broadcast:
             options.broadcast_tcp_port or port_of(bound.tcp_address) or 0,
             options.broadcast_http_port or port_of(bound.http_address) or 0,
         )
+
+    @classmethod
+    def reachable(cls, options: BrokerOptions, bound: BoundAddresses) -> "Broadcast":
+        """As `of`, but the loopback address if the broker listens only there: the host name may resolve to another."""
+        broadcast = cls.of(options, bound)
+        host = options.broadcast_address or loopback_host(bound.tcp_address) or broadcast.address
+        return replace(broadcast, address=host)
 
     def statsd_prefix(self, template: str) -> str:
         """Fill in `%s` as nsqd does: `nsq.%s` becomes `nsq.127_0_0_1_4151.`. An empty template stays empty."""

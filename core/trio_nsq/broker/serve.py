@@ -23,7 +23,7 @@ from ..lookup.registration import LookupRegistration
 from ..platform.requirements import has_gil, require_trio
 from ..protocol.errors import StartupError
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
-from ..server.listening import Listening, is_exposed, listen, loopback_host
+from ..server.listening import Listening, is_exposed, listen
 from ..server.reloading import reload_on_request
 from ..text.wording import count_of
 from ..tls.client import client_context
@@ -272,15 +272,12 @@ def _tls_context(options: BrokerOptions) -> "ServerContext | None":
 
 def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistration:
     options = server.options
-    broadcast = Broadcast.of(options, bound)
+    broadcast = Broadcast.reachable(options, bound)
     try:
         registration = LookupRegistration(
             server.broker.topics,
             PeerInfo(
-                # If the broker listens on loopback only, its host name may resolve to another address.
-                broadcast_address=options.broadcast_address
-                or loopback_host(bound.tcp_address)
-                or broadcast.address,
+                broadcast_address=broadcast.address,
                 hostname=socket.gethostname(),
                 http_port=broadcast.http_port,
                 tcp_port=broadcast.tcp_port,
