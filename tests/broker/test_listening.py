@@ -5,6 +5,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import trio
 
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, refusal, running_broker
-from trio_nsq.broker import StartupError
+from trio_nsq.broker import BrokerOptions, StartupError, serve
 from trio_nsq.server.listening import is_exposed, listen, loopback_host
 
 
@@ -42,6 +43,34 @@ def unix_http(path: str, **options: Any) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(uds=path, **options)
     scheme = "https" if options else "http"
     return httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost", timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "addresses", [{"tcp_address": "127.0.0.1:0", "http_address": "127.0.0.1:0"}, at_paths()]
+)
+async def test_listeners_of_the_caller_stay_open(folder: Path, addresses: dict[str, Any]) -> None:
+    """Clients that come between two brokers wait, and are served by the second one."""
+    options = BrokerOptions(data_path=folder / "d", **addresses)
+    listeners = {name: await listen("", addresses[f"{name.lower()}_address"]) for name in ("TCP", "HTTP")}
+    address = listeners["TCP"].address
+    try:
+        for _ in range(2):
+            with trio.fail_after(PATIENCE_S):
+                if address == "./tcp":
+                    stream = await trio.open_unix_socket(address)
+                else:
+                    stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
+                async with stream, trio.open_nursery() as nursery:
+                    bound = await nursery.start(partial(serve, options, listeners=listeners))
+                    assert bound.tcp_address == address
+                    client = RawClient(stream)
+                    await client.send(b"  V2")
+                    await client.publish("t", b"x")
+                    nursery.cancel_scope.cancel()
+    finally:
+        for listening in listeners.values():
+            listening.close()
+    assert not (folder / "tcp").exists()
 
 
 async def test_clients_are_served_at_paths(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

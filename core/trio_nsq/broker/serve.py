@@ -143,9 +143,13 @@ async def _serve_folder(
         replication=replication,
     )  # fmt: skip
     _log_start(server)
-    own: dict[str, Listening] = {}  # filled while listeners open, so that a failure closes those before
+    opened: dict[str, Listening] = {}  # filled while listeners open, so that a failure closes those before
     try:
-        opened = listeners if listeners is not None else await listen_at(options, own)
+        if listeners is None:
+            await listen_at(options, opened)
+        else:
+            for name, listening in listeners.items():
+                opened[name] = listening.duplicate()  # trio closes those that it serves
         addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         ports = server.session_deps.wrong_ports
@@ -199,7 +203,7 @@ async def _serve_folder(
                     await lookup.until_announced()
             task_status.started(bound)
     finally:
-        for name, listening in own.items():
+        for name, listening in opened.items():
             logger.info("%s: closing %s", name, listening.address)
             listening.close()
         with trio.CancelScope(shield=True):

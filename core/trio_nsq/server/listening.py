@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import socket
 import stat
+from copy import copy
 from pathlib import Path
 
 import trio
@@ -48,6 +49,13 @@ class Listening:
         self._path = Path(unix_path) if unix_path is not None else None
         self.address = unix_path or format_address(*listeners[0].socket.getsockname()[:2])
         self._identity = _identity(self._path) if self._path is not None else None
+
+    def duplicate(self) -> "Listening":
+        """Return the same listeners with descriptors of their own: when they are closed, these stay open."""
+        duplicate = copy(self)
+        duplicate.listeners = [trio.SocketListener(each.socket.dup()) for each in self.listeners]
+        duplicate._path = None
+        return duplicate
 
     def close(self) -> None:
         """Close the listeners. Remove the file of a unix socket, unless another program has replaced it."""
