@@ -13,7 +13,7 @@ from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of, trees_
 from trio_nsq.log.files import Files
 from trio_nsq.platform.checksum import crc32
 from trio_nsq.replication import changed_files
-from trio_nsq.replication.journal import JournalDamaged, Position, read_journal
+from trio_nsq.replication.journal import Journal, JournalDamaged, Position, read_journal, remove_journals
 from trio_nsq.replication.operations import InvalidOperation, Kind, Operation, decode_all, encode
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Diverged, Replica
@@ -395,3 +395,41 @@ def test_a_journal_whose_acknowledged_part_is_damaged(tmp_path: Path) -> None:
         assert stored.rounds[-1].last_number == 3, at  # the last round may be an unfinished write
     journal.write_bytes(whole)
     assert Replica.open(Files(), tmp_path).position == Position(EPOCH, 4)
+
+
+def test_a_journal_overwrites_the_last_but_one(tmp_path: Path) -> None:
+    """The sync of a file that does not grow takes less. What is behind the new rounds does not count."""
+    replica = Replica.open(Files(), tmp_path, journal_bytes=1000)
+    replica.begin(Position(EPOCH, 0))
+    replica.store(b"".join(encode(1, Kind.CREATE, b"f")))
+    inodes: list[list[int]] = []
+    for number in range(2, 8):
+        replica.store(b"".join(encode(number, Kind.WRITE, b"f", data=[b"%d" % number * 1000])))
+        replica.apply()
+        inodes.append(sorted(each.stat().st_ino for each in tmp_path.glob("replica-journal.*")))
+    replica.store(b"".join(encode(8, Kind.WRITE, b"f", data=[b"last"])))
+    replica.close()
+    assert inodes[1:] == [inodes[1]] * 5
+    assert len(inodes[1]) == 2
+    again = Replica.open(Files(), tmp_path)
+    assert again.position == Position(EPOCH, 8)
+    assert (tmp_path / "f").read_bytes() == b"last" + b"7" * 996
+    again.close()
+
+
+def test_a_power_cut_while_journals_are_removed(tmp_path: Path) -> None:
+    """An earlier one must not be taken for the last one."""
+    disk = RecordedDisk(root := tmp_path / "disk", sync_takes_s=0)
+    root.mkdir()
+    disk.create_folder(root / "data")
+    disk.sync_folder(root)
+    for number in (1, 2, 3):
+        Journal.begin(disk, root / "data", Position(EPOCH, number)).close()
+    begun = disk.position
+    remove_journals(disk, root / "data")
+    for _, now in disk_at(disk.journal, range(begun, disk.position + 1)):
+        for _, image in now.power_cuts(random.Random(0)):
+            write_image(image, tmp_path / "cut")
+            stored = read_journal(Files(), tmp_path / "cut" / "data")
+            assert stored is None or stored.base.number == 3
+            Files().remove_folder(tmp_path / "cut")

@@ -8,13 +8,17 @@
 The crc covers the bytes after it; the crc of the nonce is the file's seed. All operations of the epoch up to `number`
 are in the folder, durably. Rounds of operations follow:
 
-     0      4      8      12       20            28
-    +------+------+------+--------+-------------+------------+
-    | NSQR | crc  | size | stable | last_number | operations |
-    +------+------+------+--------+-------------+------------+
+     0      4          8          12     16       24            32
+    +------+----------+----------+------+--------+-------------+------------+
+    | NSQR | head_crc | data_crc | size | stable | last_number | operations |
+    +------+----------+----------+------+--------+-------------+------------+
 
-All integers are big-endian. `size` counts the operations' bytes; the crc covers all after it and starts with the seed.
-`stable` is how much of the file was on stable storage before: what is damaged below it was acknowledged.
+All integers are big-endian. `size` counts the operations' bytes, which data_crc covers; head_crc covers bytes 8..32.
+Both start with the seed. `stable` is how much of the file was on stable storage before: what is damaged below it was
+acknowledged.
+
+A journal overwrites the last but one, because a sync of a file that grows takes longer: it also commits the file
+system's own journal. What that one had behind the new rounds has another seed.
 """
 
 import os
@@ -35,7 +39,7 @@ _REST = Struct(">16sQQ")
 FILE_HEADER_BYTES = _HEAD.size + _REST.size
 _ROUND_MAGIC = b"NSQR"
 _ROUND_HEAD = Struct(">4sI")
-_ROUND_REST = Struct(">IQQ")
+_ROUND_REST = Struct(">IIQQ")
 ROUND_HEADER_BYTES = _ROUND_HEAD.size + _ROUND_REST.size
 _NAME = re.compile(r"replica-journal\.([0-9]+)\Z")
 _MOST_BYTES = 1024**3
@@ -107,11 +111,13 @@ def _round_at(view: memoryview, at: int, seed: int) -> tuple[int, int, Round] | 
     """Return the end of the round at an offset, its `stable`, and itself; None if there is no undamaged one."""
     if len(view) - at < ROUND_HEADER_BYTES:
         return None
-    magic, crc = _ROUND_HEAD.unpack_from(view, at)
-    size, stable, last_number = _ROUND_REST.unpack_from(view, at + _ROUND_HEAD.size)
+    magic, head_crc = _ROUND_HEAD.unpack_from(view, at)
     begin = at + ROUND_HEADER_BYTES
+    if magic != _ROUND_MAGIC or crc32(view[at + _ROUND_HEAD.size : begin], seed) != head_crc:
+        return None
+    data_crc, size, stable, last_number = _ROUND_REST.unpack_from(view, at + _ROUND_HEAD.size)
     end = begin + size
-    if magic != _ROUND_MAGIC or end > len(view) or crc32(view[at + _ROUND_HEAD.size : end], seed) != crc:
+    if end > len(view) or crc32(view[begin:end], seed) != data_crc:
         return None
     return end, stable, Round(last_number, view[begin:end])
 
@@ -156,44 +162,48 @@ class Journal:
         size: Its size in bytes.
     """
 
-    def __init__(self, files: Files, path: Path, base: Position) -> None:
+    def __init__(self, files: Files, fd: int, base: Position) -> None:
         self._files = files
-        self._path = path
+        self._fd = fd
         nonce = os.urandom(16)
         rest = _REST.pack(nonce, *base)
         self._seed = crc32(nonce)
         self._stable = self.size = FILE_HEADER_BYTES
-        self._fd = files.create(path)
-        try:
-            files.write(self._fd, 0, [_HEAD.pack(_MAGIC, VERSION, crc32(rest)) + rest])
-            files.sync(self._fd)
-            files.sync_folder(path.parent)
-        except BaseException:
-            files.close(self._fd)
-            raise
+        files.write(fd, 0, [_HEAD.pack(_MAGIC, VERSION, crc32(rest)) + rest])
+        files.sync(fd)
 
     @classmethod
     def begin(cls, files: Files, folder: Path, base: Position) -> "Journal":
-        """Begin a journal, durably, and remove all earlier ones: the folder has all operations up to `base`."""
-        earlier = journals(folder, files.names(folder))
-        number = earlier[-1][0] + 1 if earlier else 1
-        journal = cls(files, folder / f"replica-journal.{number}", base)
+        """Begin a journal, durably, with all operations up to `base` in the folder: no earlier one is needed.
+
+        The last one stays, to be overwritten by the next one.
+        """
+        numbered = journals(folder, files.names(folder))
+        earlier = [path for _, path in numbered]
+        path = folder / f"replica-journal.{numbered[-1][0] + 1 if numbered else 1}"
+        # Not under the new name before it has a new header: with its old one, it would be taken for the newest.
+        written = earlier[0] if len(earlier) > 1 else path
+        fd = files.create(path) if written == path else files.open(written)
         try:
-            for _, path in earlier:
-                files.unlink(path)
+            journal = cls(files, fd, base)
+            if written != path:
+                files.rename(written, path)
+            files.sync_folder(folder)
+            for each in earlier[1 if written != path else 0 : -1]:
+                files.unlink(each)
         except BaseException:
-            journal.close()
+            files.close(fd)
             raise
         return journal
 
     def append(self, operations: Sequence[bytes | memoryview], last_number: int) -> None:
         """Add a round, durably."""
         size = sum(map(len, operations))
-        rest = _ROUND_REST.pack(size, self._stable, last_number)
-        crc = crc32(rest, self._seed)
+        data_crc = self._seed
         for piece in operations:
-            crc = crc32(piece, crc)
-        head = _ROUND_HEAD.pack(_ROUND_MAGIC, crc) + rest
+            data_crc = crc32(piece, data_crc)
+        rest = _ROUND_REST.pack(data_crc, size, self._stable, last_number)
+        head = _ROUND_HEAD.pack(_ROUND_MAGIC, crc32(rest, self._seed)) + rest
         self._files.write(self._fd, self.size, [head, *operations])
         self._files.sync(self._fd)
         self.size += ROUND_HEADER_BYTES + size
@@ -206,6 +216,8 @@ class Journal:
 
 def remove_journals(files: Files, folder: Path) -> None:
     """Remove all journals, durably: the folder no longer follows. Raises OSError."""
-    for _, path in journals(folder, files.names(folder)):
-        files.unlink(path)
-    files.sync_folder(folder)
+    earlier = [path for _, path in journals(folder, files.names(folder))]
+    for some in (earlier[:-1], earlier[-1:]):  # without the last one, an earlier one would be taken for it
+        for path in some:
+            files.unlink(path)
+        files.sync_folder(folder)
