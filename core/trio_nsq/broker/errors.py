@@ -68,5 +68,9 @@ class OtherLog(NSQError):
         )
 
 
+class ClusterRefusal(NSQError):
+    """A change of the cluster was refused. Nothing was changed. The text says why, in a sentence."""
+
+
 class DeletedError(NSQError):
     """The topic or channel was deleted meanwhile; nothing was changed."""

@@ -7,9 +7,10 @@ is acknowledged before the followers of the leader before are recorded no longer
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import trio
 
@@ -20,6 +21,7 @@ from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
+from .cluster_control import ClusterControl
 from .errors import NotLeading
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -35,6 +37,27 @@ _EARLIER: Final = ""
 
 async def record_nothing(members: frozenset[str]) -> None:
     """Record nowhere: there is no election."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatus:
+    """A connected follower, for people.
+
+    Attributes:
+        member: The id of its data folder.
+        addresses: Where it is reached, as URLs.
+        state: `in sync`: it has all that was acknowledged; `catching up`.
+        since_s: When it got into this state, Unix seconds.
+        lag_operations, lag_bytes, lag_s: What it has not stored yet, and the age of the oldest of it.
+    """
+
+    member: str
+    addresses: tuple[str, ...]
+    state: Literal["in sync", "catching up"]
+    since_s: int = 0
+    lag_operations: int = 0
+    lag_bytes: int = 0
+    lag_s: float = 0.0
 
 
 class Replication:
@@ -61,6 +84,7 @@ class Replication:
         members: The followers that OKs wait for.
         leadership: Identifies it.
         former: See above.
+        control: Answers requests about the cluster; None: the caller does not.
     """
 
     def __init__(
@@ -82,6 +106,7 @@ class Replication:
         self.members = ReplicationBarrier[Any](self.operations, self._end_leading, certain_until)
         self.leadership = Leadership(cluster, member, epoch)
         self.former = tuple(former)
+        self.control: ClusterControl | None = None
         self._record = record
         self._stall_s = stall_s
         self._stop_s = stop_s
@@ -155,6 +180,24 @@ class Replication:
     def waited_for(self) -> frozenset[str]:
         """The followers that OKs wait for."""
         return frozenset(self.members.stored) - {_EARLIER}
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The followers that are connected, and have all that was acknowledged."""
+        return frozenset(self._present)
+
+    def followers(self) -> tuple[FollowerStatus, ...]:
+        """Return the connected followers."""
+        followers = self._leader.followers.values() if self._leader is not None else ()
+        return tuple(
+            FollowerStatus(
+                each.member,
+                each.addresses,
+                "in sync" if self._present.get(each.member) is each else "catching up",
+                lag_operations=self.operations.last_number - each.stored,
+            )
+            for each in followers
+        )
 
     def _progress(self, follower: Follower) -> None:
         member, stored, members = follower.member, follower.stored, self.members

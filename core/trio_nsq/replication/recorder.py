@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
+from time import monotonic
 
 from ..log.files import Files
 from .operations import MOST_DATA_BYTES, Kind, is_at_or_below, relative
@@ -41,11 +42,25 @@ class RecordingFiles(Files):
 
     def __init__(self, root: Path, stream: OperationStream) -> None:
         self.root = root
+        self._syncs_since_s: dict[int, float] = {}  # by thread
         self._stream = stream
         # Names are changed, and that is recorded, under this lock. It is taken before those of files.
         self._names = RLock()
         self._by_path: dict[bytes, _OpenFile] = {}
         self._by_descriptor: dict[int, _OpenFile] = {}
+
+    def sync(self, fd: int) -> None:
+        self._syncs_since_s[get_ident()] = monotonic()
+        try:
+            super().sync(fd)
+        finally:
+            del self._syncs_since_s[get_ident()]
+
+    @property
+    def hung_s(self) -> float:
+        """How long the oldest sync has run; 0: none runs."""
+        now_s = monotonic()
+        return max((now_s - since_s for since_s in list(self._syncs_since_s.values())), default=0.0)
 
     # ------------------------------------------------------------------ open files
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from ..log.errors import LogReadError
 from ..log.files import Files
@@ -75,7 +75,7 @@ class Replica:
         self._copy: FuzzyCopy | None = None  # of a catch-up
 
     @classmethod
-    def open(cls, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> "Replica":
+    def open(cls, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> Self:
         """Open a folder, and bring its files up to date with its journal.
 
         Raises:

@@ -14,7 +14,7 @@ from ...framework.daemon.config_file import CONFIG
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import version_option
-from .settings import SETTINGS, broker_options
+from .settings import SETTINGS, broker_options, cluster_options
 
 if TYPE_CHECKING:
     from trio_nsq.broker import BoundAddresses
@@ -99,8 +99,12 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         from trio_nsq.broker.startup_check import startup_problems
 
         def problems() -> list[str]:
-            options, admin = broker_options(values), values["admin"]
-            found = startup_problems(options)
+            options, admin, cluster = broker_options(values), values["admin"], cluster_options(values)
+            found = startup_problems(options, is_member=cluster is not None)
+            if cluster is not None:
+                from trio_nsq.cluster.startup_check import member_problems
+
+                found += member_problems(options, cluster)
             if admin:
                 from .console import console_problems
 
@@ -108,24 +112,22 @@ def command(ctx: click.Context, /, **values: Any) -> int:
             return found
 
         return check_config(ctx, values["address_file"], problems, own)
-    options = broker_options(values)
+    options, cluster = broker_options(values), cluster_options(values)
     raise_file_limit()
     keep_freed_memory()
     describe = partial(_described, data_path=options.data_path)
-    run_server(
-        ctx, _with_console(values) or serve, options, "trio_nsq.broker", describe, own=own, can_drain=True
-    )
+    run: Callable[..., Awaitable[None]] = serve
+    if cluster is not None:
+        from trio_nsq.cluster.member import serve_member
+
+        run = partial(serve_member, cluster=cluster)
+    if values["admin"]:
+        from .console import serve_with_console
+
+        log = {"level": values["log_level"], "prefix": values["log_prefix"], "form": values["log_format"]}
+        run = partial(serve_with_console, serve=run, admin=values["admin"], log=log)
+    run_server(ctx, run, options, "trio_nsq.broker", describe, own=own, can_drain=True)
     return ExitCode.OK
-
-
-def _with_console(values: dict[str, Any]) -> Callable[..., Awaitable[None]] | None:
-    """Return the function that runs the broker with its console; None: it has none."""
-    if not values["admin"]:
-        return None
-    from .console import serve_with_console
-
-    log = {"level": values["log_level"], "prefix": values["log_prefix"], "form": values["log_format"]}
-    return partial(serve_with_console, admin=values["admin"], log=log)
 
 
 def _described(bound: BoundAddresses, data_path: Path) -> str:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ import trio
 
 from trio_nsq.access.patterns import ALL, compile_glob
 from trio_nsq.access.policy import Grant, Identity, token_digest
-from trio_nsq.broker import BoundAddresses, BrokerOptions, serve
+from trio_nsq.broker import BoundAddresses, BrokerOptions
 from trio_nsq.event_loop.retries import Delays
 from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.protocol.errors import StartupError
@@ -60,6 +60,7 @@ class BoundWithConsole(BoundAddresses):
 async def serve_with_console(
     options: BrokerOptions,
     *,
+    serve: Callable[..., Awaitable[None]],
     admin: str,
     log: Mapping[str, str],
     reloads: AsyncIterable[object],
@@ -70,6 +71,7 @@ async def serve_with_console(
 
     Args:
         options: Of the broker.
+        serve: Runs the broker, as `trio_nsq.broker.serve` does.
         admin: Where the console listens.
         log: The console's log options: `level`, `prefix` and `form`.
         reloads, drains: As for `serve`; the console also reads its files again.

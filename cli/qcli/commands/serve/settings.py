@@ -24,6 +24,7 @@ from ...framework.errors import Failure
 
 if TYPE_CHECKING:
     from trio_nsq.broker import BrokerOptions
+    from trio_nsq.cluster.options import ClusterOptions
 
 
 def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple[float, ...], ...]) -> Any:
@@ -148,6 +149,64 @@ SETTINGS = under_headings(
         "0",
         help="Keep at most this many bytes of a topic's newest messages readable, such as 10GB. With 0 or "
         "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages.",
+        brief=True,
+    ),
+    "Cluster",
+    Setting(
+        "cluster",
+        kinds.TEXT,
+        "",
+        help="Be a member of the cluster of this name: its leader serves clients, the others keep a copy of its data "
+        "folder, and one of them takes over if it is lost. Needs --coordinator.",
+    ),
+    Setting(
+        "coordinator",
+        kinds.Kind(click.STRING, "URL"),
+        "",
+        help="Let this decide who leads: etcd://HOST:PORT,HOST:PORT, or etcds:// with TLS, both with USER@ before the "
+        "hosts if etcd has users; s3://BUCKET/FOLDER, gs:// or az://; or static:HOST:PORT, the HTTP address of "
+        "the other member, if an administrator decides ('qcli cluster promote').",
+    ),
+    Setting(
+        "coordinator-password-file",
+        kinds.FILE,
+        help="Read the password of etcd's user from the first line of this file.",
+        brief=True,
+    ),
+    Setting(
+        "min-in-sync",
+        kinds.number(params.Integer(1, 64)),
+        1,
+        help="Refuse publishes while fewer members have all messages, counting the leader. With 1, the leader goes on "
+        "alone if it loses the others.",
+    ),
+    Setting(
+        "cluster-auth-secret-file",
+        kinds.FILE,
+        help="Send other members the token in the first line of this file, which needs the role replicate there. It "
+        "is read for each connection.",
+        brief=True,
+    ),
+    Setting(
+        "cluster-tls",
+        kinds.BOOLEAN,
+        "false",
+        help="Connect to other members over TLS only. --tls-root-ca-file verifies their certificates, and they may ask "
+        "for --tls-cert.",
+        brief=True,
+    ),
+    Setting(
+        "on-leader",
+        kinds.Kind(click.STRING, "COMMAND"),
+        "",
+        help="Run this in a shell when this member begins to lead, such as a command that moves an IP address.",
+        brief=True,
+    ),
+    Setting(
+        "on-follower",
+        kinds.Kind(click.STRING, "COMMAND"),
+        "",
+        help="Run this in a shell when this member begins to follow.",
         brief=True,
     ),
     "Message timeouts",
@@ -430,3 +489,16 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
     defaults = TopicSettings(**fields_of(TopicSettings, values))
     return BrokerOptions(limits=limits, topic_defaults=defaults, **fields_of(BrokerOptions, values))
+
+
+def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
+    """Return the options of a member; None: the broker is alone. Raises Failure: an option lacks another one."""
+    from trio_nsq.cluster.options import ClusterOptions
+
+    if not values["cluster"]:
+        if values["coordinator"]:
+            raise Failure("--coordinator needs --cluster.")
+        return None
+    if not values["coordinator"]:
+        raise Failure("--cluster needs --coordinator.")
+    return ClusterOptions(**fields_of(ClusterOptions, values))

@@ -5,14 +5,59 @@ from typing import Final
 
 import trio
 
+from ...coordination import CoordinatorError
 from ...http import HTTPError, Request, Response, given, switching
 from ...protocol.address import is_ip_peer
 from ...server.admission import leave_place
 from ...server.relay import relay
 from ..addresses import BoundAddresses
+from ..cluster_control import ClusterControl
+from ..errors import ClusterRefusal
 from ..server import Server
 
 _NO_CLUSTER: Final = "NO_CLUSTER: this broker is not a member of a cluster; see --cluster"
+
+
+async def status(server: Server, request: Request) -> Response:
+    """Return the cluster and its members."""
+    return Response.json(_control(server).status())
+
+
+async def member(server: Server, request: Request) -> Response:
+    """Return this member; a follower answers this itself."""
+    return Response.json(_control(server).member())
+
+
+async def switch(server: Server, request: Request) -> Response:
+    """Let another member lead. The broker stops soon after the answer."""
+    try:
+        return Response.json({"to": _control(server).switch(request.query.get("to", ""))})
+    except ClusterRefusal as exc:
+        raise HTTPError(409, f"REFUSED: {exc}") from exc
+
+
+async def remove(server: Server, request: Request) -> Response:
+    """Forget a member that is gone."""
+    try:
+        await _control(server).remove(given(request, "member"))
+    except ClusterRefusal as exc:
+        raise HTTPError(409, f"REFUSED: {exc}") from exc
+    except CoordinatorError as exc:
+        raise HTTPError(503, f"COORDINATOR: {exc}") from exc
+    return Response.empty()
+
+
+async def promote(server: Server, request: Request) -> Response:
+    """Refuse to lead, because this member does already."""
+    _control(server)
+    raise HTTPError(409, "REFUSED: this member leads already")
+
+
+def _control(server: Server) -> ClusterControl:
+    replication = server.replication
+    if replication is None or replication.control is None:
+        raise HTTPError(404, _NO_CLUSTER)
+    return replication.control
 
 
 async def replicate(server: Server, request: Request) -> Response:

@@ -34,6 +34,7 @@ from ...server.body_memory import BodyMemoryLimit
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..errors import BatchOverlaps, DeletedError, MoveRefused, OtherLog, PublishRefused, SaveError
+from ..options import BrokerOptions
 from ..server import Server
 from ..state.reported_jobs import MAX_REPORT_BYTES
 from ..state.settings import SettingsError
@@ -72,7 +73,7 @@ class HTTPServer:
         self._server = server
         self._poller = server.poller
         self._bodies = server.session_deps.bodies
-        self.hosts = HostNames(_host_names(server, bound))
+        self.hosts = HostNames(host_names(server.options, bound))
         # A browser cannot connect to a unix socket.
         on_socket = is_unix_path(server.options.http_address)
         self._plain_guard = self._guard(HostNames("*") if on_socket else self.hosts)
@@ -146,9 +147,8 @@ class HTTPServer:
             logger.exception("HTTPS: internal error")
 
 
-def _host_names(server: Server, bound: BoundAddresses) -> Iterable[str]:
-    """Return the names of the broker, besides those that every server has."""
-    options = server.options
+def host_names(options: BrokerOptions, bound: BoundAddresses) -> Iterable[str]:
+    """Return the names of a broker, besides those that every server has."""
     yield from options.http_allowed_hosts
     yield Broadcast.of(options, bound).address
     for address in (options.http_address, options.https_address):
@@ -177,6 +177,11 @@ _ADMIN, _REPLICATE = Rule("admin"), Rule("replicate")
 _Handlers = dict[tuple[str, str], tuple[Rule, Callable[[Server, Request], Awaitable[Response]]]]
 
 _HANDLERS: _Handlers = {
+    ("GET", "/cluster"): (_READ_ALL, cluster.status),
+    ("GET", "/cluster/member"): (_ANY_ROLE, cluster.member),
+    ("POST", "/cluster/switch"): (_ADMIN, cluster.switch),
+    ("POST", "/cluster/remove"): (_ADMIN, cluster.remove),
+    ("POST", "/cluster/promote"): (_ADMIN, cluster.promote),
     ("POST", "/topic/create"): (_MANAGE_TOPIC, topics.create_topic),
     ("POST", "/topic/delete"): (_MANAGE_TOPIC, topics.delete_topic),
     ("POST", "/topic/empty"): (_MANAGE_TOPIC, topics.empty_topic),

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,9 @@ class Status:
 
     async def ping(self, request: Request) -> Response:
         """Answer `OK`, or 500 and the reason if the broker is not healthy."""
-        health = self._health(request)
-        return Response.text(health, 200 if health == "OK" else 500)
+        if self._server.replication is not None:
+            return ping_of_member(request, "leader", self._health(request))
+        return _ping(self._health(request))
 
     def _health(self, request: Request) -> str:
         """Return the broker's health; the reason, which can name a topic or a path, only for clients that read all."""
@@ -107,6 +109,17 @@ class Status:
 
             self._metrics = MetricsExposition(self._server, self._oldest)
         return await self._metrics.scrape(request)
+
+
+def _ping(health: str) -> Response:
+    return Response.text(health, 200 if health == "OK" else 500)
+
+
+def ping_of_member(request: Request, role: str, health: str) -> Response:
+    """Answer `/ping` of a member of a cluster; 503 if the client asks for another role."""
+    has_role = request.query.get("role", role) == role
+    answer = _ping(health) if has_role else Response.text(f"NOK - this member is a {role}", 503)
+    return replace(answer, headers={"X-NSQ-Role": role})
 
 
 async def _in_steps(stats: dict[str, Any]) -> Response:

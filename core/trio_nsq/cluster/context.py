@@ -1,0 +1,120 @@
+"""What the two roles of a member share."""
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import trio
+
+from ..access.secret import Secret
+from ..coordination import Candidate, ClusterState, Coordinator, Observation
+from ..log import Files
+from .membership import Membership
+from .options import ClusterOptions
+
+_T = TypeVar("_T")
+
+RETRY_S: Final = 1.0
+"""The pause before a coordinator that does not answer is asked again."""
+WAIT_S: Final = 5.0
+"""The longest wait for a change at the coordinator."""
+
+
+class MemberContext:
+    """The member, its data folder, and its coordinator.
+
+    Args:
+        options: Of the member.
+        coordinator: Nothing else uses it.
+        files, path: The data folder, which this process has locked.
+        membership: What the folder says.
+        is_saved: Whether that is already in the folder.
+        addresses: Where this member is reached, as URLs.
+        secret, tls: For connections to other members; without `tls` they are in plain text.
+
+    Attributes:
+        state: What the coordinator said last; None: nothing.
+        coordinator_error: Why it did not answer last; empty: it did.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        coordinator: Coordinator,
+        files: Files,
+        path: Path,
+        membership: Membership,
+        *,
+        is_saved: bool,
+        addresses: tuple[str, ...],
+        secret: Secret,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self.options = options
+        self.coordinator = coordinator
+        self.files = files
+        self.path = path
+        self.membership = membership
+        self.addresses = addresses
+        self.secret = secret
+        self.tls = tls
+        self.state: ClusterState | None = None
+        self.coordinator_error = ""
+        self.is_saved = is_saved
+        self._limiter = trio.CapacityLimiter(1)
+
+    @property
+    def folder(self) -> str:
+        """The id of the data folder."""
+        return self.membership.folder
+
+    @property
+    def candidate(self) -> Candidate:
+        """This member as one that would lead."""
+        return Candidate(self.folder, self.addresses, self.membership.epoch)
+
+    def save(self, **changes: Any) -> None:
+        """Change what the folder says about the member, durably; in any thread. Raises OSError."""
+        changed = replace(self.membership, **changes)
+        if changed != self.membership or not self.is_saved:
+            changed.save(self.files, self.path)
+            self.membership, self.is_saved = changed, True
+
+    async def ask(self, call: Callable[..., _T], *args: Any, **named: Any) -> _T:
+        """Call the coordinator in a thread, one call at a time. A cancellation waits for the answer."""
+        return await trio.to_thread.run_sync(partial(call, *args, **named), limiter=self._limiter)
+
+    async def wait_for_change(self, seen: Observation | None) -> Observation:
+        """Return what the coordinator says when it has changed, or after some seconds; at once without `seen`.
+
+        After a cancellation the coordinator may only be closed.
+        """
+        coordinator = self.coordinator
+        if seen is None:
+            return await self.ask(coordinator.read)
+        wait = partial(coordinator.wait_for_change, seen, min(WAIT_S, coordinator.renew_every_s))
+        return await trio.to_thread.run_sync(wait, limiter=self._limiter, abandon_on_cancel=True)
+
+
+def about_member(
+    context: MemberContext, role: str, epoch: int, leader: str | None, leader_addresses: Sequence[str]
+) -> dict[str, Any]:
+    """Return what `GET /cluster/member` answers, of a leader; a follower changes some of it."""
+    return {
+        "cluster": context.membership.cluster,
+        "id": context.folder,
+        "role": role,
+        "epoch": epoch,
+        "leader": leader,
+        "leader_addresses": list(leader_addresses),
+        "addresses": list(context.addresses),
+        "is_following": False,
+        "in_sync": False,
+        "position": 0,
+        "reason": "",
+        "coordinator": context.coordinator.shown,
+        "coordinator_error": context.coordinator_error,
+    }

@@ -1,0 +1,299 @@
+"""A member as a follower: it copies the leader's folder, until it is elected itself."""
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from ..broker.errors import StartupError
+from ..broker.storage.data_folder import end_following
+from ..coordination import CoordinatorError, NotInSync, Observation, StateError
+from ..coordination.static import StaticCoordinator
+from ..event_loop.retries import Delays
+from ..http.upgrade import open_upgraded
+from ..protocol.errors import NSQError, leaves_of
+from ..replication.follower import follow
+from ..replication.replica import Replica, ReplicaError
+from .context import RETRY_S, MemberContext
+from .front import FollowerFront, LeaderTarget
+from .membership import topics_in
+from .static_peers import StaticPeers
+
+logger = logging.getLogger("trio_nsq.cluster")
+
+_SILENCE_S: Final = 5.0
+"""A leader that sends nothing for this time is not followed any longer."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+REPLICATE = "/cluster/replicate"
+
+
+class _MemberReplica(Replica):
+    """A replica that says so before it begins to copy a leader's folder."""
+
+    on_catch_up: Callable[[], None] = staticmethod(lambda: None)
+
+    def catch_up(self, epoch: int) -> None:
+        self.on_catch_up()
+        super().catch_up(epoch)
+
+
+class _Promotion:
+    """A request to lead, and why it was refused."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.refusal = ""
+
+
+class Following:
+    """One time as a follower.
+
+    Args:
+        context: The member.
+        front: Passes clients on to the leader.
+
+    Attributes:
+        is_connected: A leader is followed.
+        reason: Why none is followed, or this member does not lead; empty: nothing is wrong.
+    """
+
+    def __init__(self, context: MemberContext, front: FollowerFront) -> None:
+        self.is_connected = False
+        self.reason = "the coordinator was not asked yet"
+        self._context = context
+        self._front = front
+        self._replica: Replica | None = None
+        self._leader: LeaderTarget | None = None
+        self._promotion: _Promotion | None = None
+        self._peers: StaticPeers | None = None
+        if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
+            self._peers = StaticPeers(context, coordinator.peers)
+
+    @property
+    def position(self) -> int:
+        """The number of the last operation that the folder has durably; 0 if that is unknown."""
+        position = self._replica.position if self._replica is not None else None
+        return position.number if position is not None else 0
+
+    @property
+    def leader(self) -> LeaderTarget | None:
+        """The leader; None: there is none."""
+        return self._leader
+
+    async def promote(self) -> str:
+        """Lead although the coordinator does not elect this member: an administrator has confirmed it.
+
+        Returns:
+            Why that is not possible; empty: this member leads.
+        """
+        promotion = self._promotion = self._promotion or _Promotion()
+        await promotion.done.wait()
+        return promotion.refusal
+
+    async def run(self) -> int:
+        """Follow each leader, until this member is elected. Then the folder is ready for a broker.
+
+        Returns:
+            The epoch.
+
+        Raises:
+            StartupError: The folder cannot be used.
+        """
+        try:
+            self._replica = await trio.to_thread.run_sync(self._open)
+        except ReplicaError as exc:
+            raise StartupError(f"--data-path: {exc}") from exc
+        try:
+            async with trio.open_nursery() as nursery:
+                epoch = await self._until_elected(nursery)
+                nursery.cancel_scope.cancel()
+            await trio.to_thread.run_sync(self._prepare, epoch)
+        finally:
+            self._replica.close()
+        return epoch
+
+    def _open(self) -> Replica:
+        replica = _MemberReplica.open(self._context.files, self._context.path)
+        replica.on_catch_up = partial(self._context.save, is_copy=True)
+        return replica
+
+    def _prepare(self, epoch: int) -> None:
+        """Make the folder one that a broker opens."""
+        context = self._context
+        replica = self._replica = self._open()
+        if replica.position is not None:
+            replica.end(partial(self._finish, epoch))
+        else:
+            context.save(epoch=epoch)
+
+    def _finish(self, epoch: int) -> None:
+        end_following(self._context.files, self._context.path)
+        self._context.save(epoch=epoch, is_copy=False)
+
+    # ------------------------------------------------------------------ the coordinator
+
+    async def _until_elected(self, nursery: trio.Nursery) -> int:
+        context = self._context
+        seen: Observation | None = None
+        link: trio.CancelScope | None = None
+        while True:
+            try:
+                if self._peers is not None and isinstance(context.coordinator, StaticCoordinator):
+                    await self._peers.learn(context.coordinator)
+                seen = await context.wait_for_change(seen)
+                self._coordinator_answers()
+                await self._learn(seen)
+                if self._new_leader(seen):
+                    if link is not None:
+                        link.cancel()
+                    link = trio.CancelScope()
+                    if self._leader is not None:
+                        nursery.start_soon(self._follow_leader, self._leader, link)
+                if (epoch := await self._campaign(seen)) is not None:
+                    return epoch
+            except (CoordinatorError, StateError) as exc:
+                self._report(str(exc))
+                await trio.sleep(RETRY_S)
+
+    def _coordinator_answers(self) -> None:
+        if self._context.coordinator_error:
+            logger.info("the coordinator %s answers", self._context.coordinator.shown)
+        self._context.coordinator_error = ""
+
+    def _report(self, reason: str) -> None:
+        if reason != self._context.coordinator_error:
+            logger.warning("%s", reason)
+        self._context.coordinator_error = self.reason = reason
+
+    async def _learn(self, seen: Observation) -> None:
+        """Note what the coordinator says. Raises StartupError: the folder must not take part."""
+        context, state = self._context, seen.state
+        context.state = state
+        if state is None:
+            return
+        if not context.is_saved and (topics := topics_in(context.path)):
+            raise StartupError(
+                f"--data-path: {context.path} has {len(topics)} topics of a broker that is no member of the cluster "
+                f"{state.cluster}, which exists already: its messages would be set aside. Choose an empty folder; or "
+                "let a new cluster begin with this folder, by starting this member first"
+            )
+        if state.epoch > context.membership.epoch:
+            await trio.to_thread.run_sync(partial(context.save, epoch=state.epoch))
+
+    def _new_leader(self, seen: Observation) -> bool:
+        """Point the front to the leader; returns whether it is another one than before."""
+        leader = self._target_of(seen)
+        if leader == self._leader:
+            return False
+        self._leader = leader
+        self._front.lead_to(leader)
+        if leader is None:
+            self.reason = "there is no leader"
+        return True
+
+    def _target_of(self, seen: Observation) -> LeaderTarget | None:
+        state = seen.state
+        if not seen.is_held or state is None or state.leader == self._context.folder:
+            return None
+        url = link_url(self._context, state.addresses)
+        if url is None:
+            needed = "--http-address" if self._context.tls is None else "--tls-cert and --https-address"
+            self._report(f"the leader {state.leader} cannot be reached: give it {needed}")
+            return None
+        return LeaderTarget(state.leader, state.epoch, url)
+
+    async def _campaign(self, seen: Observation) -> int | None:
+        """Lead, if there is no leader and this member may."""
+        promotion = self._promotion
+        if promotion is None and (seen.is_held or self.is_connected):
+            return None
+        try:
+            epoch = await self._win(seen, is_confirmed=promotion is not None)
+            refusal = "" if epoch is not None else "another member leads"
+        except StateError as exc:
+            epoch, refusal = None, str(exc)
+            if refusal != self.reason:
+                logger.warning("this member cannot lead: %s", refusal)
+            self.reason = refusal
+        if promotion is not None:
+            promotion.refusal, self._promotion = refusal, None
+            promotion.done.set()
+        return epoch
+
+    async def _win(self, seen: Observation, *, is_confirmed: bool) -> int | None:
+        """Return the epoch if this member is elected. Raises StateError: it may not lead."""
+        context = self._context
+        coordinator = context.coordinator
+        if not self._is_whole:
+            raise NotInSync("the folder has not caught up with a leader: messages are missing in it")
+        await trio.to_thread.run_sync(context.save)
+        if not is_confirmed:
+            return await context.ask(coordinator.campaign, context.candidate)
+        if isinstance(coordinator, StaticCoordinator):
+            if self.is_connected:
+                raise NotInSync("this member follows a leader, which runs: stop that one first")
+            return await context.ask(coordinator.promote, context.candidate)
+        return await context.ask(coordinator.campaign, context.candidate, found=True)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the folder has all that it acknowledged, or is no copy."""
+        return not self._context.membership.is_copy or (
+            self._replica is not None and self._replica.position is not None
+        )
+
+    # ------------------------------------------------------------------ the link
+
+    async def _follow_leader(self, leader: LeaderTarget, scope: trio.CancelScope) -> None:
+        """Follow a leader, and connect again after each failure; runs until cancelled."""
+        delays = Delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
+        with scope:
+            while True:
+                began_s = trio.current_time()
+                try:
+                    await self._follow_once(leader)
+                except* (NSQError, OSError, trio.BrokenResourceError) as group:
+                    reason = "; ".join(str(exc) or "the connection is broken" for exc in leaves_of(group))
+                    reason = f"leader {leader.member} at {leader.url}: {reason}"
+                    if reason != self.reason:
+                        logger.warning("%s", reason)
+                    self.reason = reason
+                delays.connection_lasted(trio.current_time() - began_s)
+                await trio.sleep(delays.next_s())
+
+    async def _follow_once(self, leader: LeaderTarget) -> None:
+        context = self._context
+        assert self._replica is not None
+        await trio.to_thread.run_sync(self._replica.close)  # what it had in memory may be half done
+        self._replica = replica = await trio.to_thread.run_sync(self._open)
+        await trio.to_thread.run_sync(context.save)
+        stream = await open_upgraded(
+            leader.url, REPLICATE, secret=context.secret, tls=context.tls, timeout_s=_SILENCE_S
+        )
+        async with stream:
+            try:
+                self.is_connected = True
+                self.reason = ""
+                logger.info(
+                    "connected to the leader %s at %s: epoch %d", leader.member, leader.url, leader.epoch
+                )
+                await follow(
+                    stream,
+                    replica,
+                    cluster=context.membership.cluster,
+                    member=context.folder,
+                    addresses=context.addresses,
+                    least_epoch=context.membership.epoch,
+                    timeout_s=_SILENCE_S,
+                )
+            finally:
+                self.is_connected = False
+
+
+def link_url(context: MemberContext, addresses: Sequence[str]) -> str | None:
+    """Return where a member is reached by others, of its addresses; None: it does not have what the link needs."""
+    scheme = "http" if context.tls is None else "https"
+    return next((each for each in addresses if each.startswith(f"{scheme}://")), None)

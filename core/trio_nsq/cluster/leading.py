@@ -1,0 +1,252 @@
+"""A member as the leader: it keeps its lease, and records which followers are in sync."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from ..broker.errors import ClusterRefusal
+from ..broker.replication import Replication
+from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
+from ..platform.boot_clock import boot_time_s
+from .context import RETRY_S, MemberContext, about_member
+
+logger = logging.getLogger("trio_nsq.cluster")
+
+MARGIN_S: Final = 2.0
+"""The leader stops this long before its leadership is no longer certain: a slow member of etcd may end leases early."""
+_HUNG_S: Final = 5.0
+"""A leader whose disk has not answered for this time does not renew its lease."""
+
+
+class Leading:
+    """One time as the leader.
+
+    Args:
+        context: The member, which has just been elected.
+        epoch: The number of this leadership.
+
+    Attributes:
+        replication: For the broker.
+    """
+
+    def __init__(self, context: MemberContext, epoch: int) -> None:
+        self.epoch = epoch
+        self.since_s = int(time.time())
+        self.replication = Replication(
+            context.path,
+            context.membership.cluster,
+            context.folder,
+            epoch,
+            record=self._record,
+            certain_until=self._certain_until_s,
+            former=former_addresses(context),
+        )
+        self.replication.control = self
+        self._context = context
+        self._renew_now = trio.Event()
+        self._successor: str | None = None
+        self._serving = trio.CancelScope()
+        self._lost = ""
+
+    async def run(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Lead until cancelled, told to stop, or no longer certain to lead. Then another member may.
+
+        Args:
+            serve: Runs the broker until it is cancelled.
+        """
+        async with trio.open_nursery() as nursery:
+            keeping: trio.CancelScope = await nursery.start(self._keep_lease)
+            nursery.start_soon(self._watch_fence)
+            try:
+                with self._serving:
+                    await serve()
+            finally:
+                keeping.cancel()
+                with trio.CancelScope(shield=True):
+                    await self._resign()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_fence(self) -> None:
+        await self.replication.until_fenced()
+        self._lose(self.replication.fenced_because)
+
+    async def _resign(self) -> None:
+        if self._lost:
+            return
+        context = self._context
+        try:
+            await context.ask(context.coordinator.resign, self._successor)
+        except (CoordinatorError, StateError) as exc:
+            logger.warning("another member can lead when the lease is over: %s", exc)
+
+    # ------------------------------------------------------------------ the lease
+
+    async def _keep_lease(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        """Renew the lease, also while the broker stops, until it is lost."""
+        coordinator = self._context.coordinator
+        pause_s = coordinator.renew_every_s
+        with trio.CancelScope(shield=True) as scope:
+            task_status.started(scope)
+            while not self._lost:
+                with trio.move_on_after(pause_s):
+                    await self._renew_now.wait()
+                self._renew_now = trio.Event()
+                pause_s = coordinator.renew_every_s
+                if (hung_s := self.replication.files.hung_s) < _HUNG_S:
+                    try:
+                        await self._context.ask(coordinator.renew)
+                    except LeadershipLost as exc:
+                        self._lose(str(exc))
+                        return
+                    except (CoordinatorError, StateError) as exc:
+                        self._report(str(exc))
+                        pause_s = RETRY_S
+                    else:
+                        self._report("")
+                else:
+                    self._report(f"the disk of {self._context.path} has not answered for {hung_s:.0f} s")
+                    pause_s = RETRY_S
+                    if boot_time_s() >= (coordinator.certain_until_s or 0.0) - MARGIN_S:
+                        self._lose("its disk does not answer")
+                if boot_time_s() >= (self._certain_until_s() or 0.0):
+                    self._lose("the coordinator does not answer, and members in sync are not connected")
+
+    def _certain_until_s(self) -> float | None:
+        """Return until when this member leads for certain; infinite as long as the followers in sync stay connected.
+
+        Only a member in sync can be elected, and none that follows this one tries. So the lease matters only if one of
+        them is not connected.
+        """
+        if self.replication.in_sync <= self.replication.connected:
+            return math.inf
+        until_s = self._context.coordinator.certain_until_s
+        return None if until_s is None else until_s - MARGIN_S
+
+    def _lose(self, reason: str) -> None:
+        if not self._lost:
+            self._lost = reason
+            self.replication.fence(reason)  # logs it
+            self._serving.cancel()
+
+    def _report(self, error: str) -> None:
+        if error and error != self._context.coordinator_error:
+            logger.warning("cannot renew the lease: %s", error)
+        elif not error and self._context.coordinator_error:
+            logger.info("the lease is renewed again")
+        self._context.coordinator_error = error
+
+    # ------------------------------------------------------------------ the members
+
+    async def _record(self, followers: frozenset[str]) -> None:
+        """Record which followers are in sync, with their addresses."""
+        await self._change(lambda state: self._with_in_sync(state, followers))
+
+    def _with_in_sync(self, state: ClusterState, followers: frozenset[str]) -> ClusterState:
+        for follower in self.replication.followers():
+            if follower.member in followers:
+                state = state.joined(follower.member, follower.addresses).synced(follower.member)
+        for member in state.in_sync - followers - {state.leader}:
+            state = state.unsynced(member)
+        return state
+
+    async def _change(self, change: Callable[[ClusterState], ClusterState]) -> None:
+        """Change the value at the coordinator. Raises CoordinatorError, StateError."""
+        coordinator = self._context.coordinator
+
+        def write() -> None:
+            if (state := coordinator.led) is None:
+                raise LeadershipLost("this member no longer leads")
+            if (changed := change(state)) != state:
+                coordinator.replace(changed, state)
+
+        try:
+            await self._context.ask(write)
+        except LeadershipLost:
+            self._renew_now.set()
+            raise
+        self._context.state = coordinator.led
+
+    # ------------------------------------------------------------------ for the API
+
+    def status(self) -> dict[str, Any]:
+        """See `ClusterControl`."""
+        context, replication = self._context, self.replication
+        state = context.coordinator.led or context.state
+        followers = {each.member: each for each in replication.followers()}
+        addresses = dict(state.members) if state is not None else {}
+        addresses |= {member: each.addresses for member, each in followers.items()}
+        members: list[dict[str, Any]] = []
+        for member in sorted(addresses.keys() | {context.folder}):
+            about: dict[str, Any] = {
+                "id": member,
+                "addresses": list(addresses.get(member, context.addresses)),
+            }
+            each = followers.get(member)
+            if member == context.folder:
+                about |= {"state": "leading", "in_sync": True, "since": self.since_s}
+            elif each is None:
+                about |= {"state": "disconnected", "in_sync": member in replication.in_sync}
+            else:
+                about |= {
+                    "state": each.state,
+                    "in_sync": member in replication.in_sync,
+                    "since": each.since_s,
+                    "lag_operations": each.lag_operations,
+                    "lag_bytes": each.lag_bytes,
+                    "lag_s": each.lag_s,
+                }
+            members.append({"lag_operations": 0, "lag_bytes": 0, "lag_s": 0.0, "since": 0} | about)
+        return {
+            "cluster": context.membership.cluster,
+            "epoch": self.epoch,
+            "leader": context.folder,
+            "since": self.since_s,
+            "coordinator": context.coordinator.shown,
+            "coordinator_error": context.coordinator_error,
+            "min_in_sync": context.options.min_in_sync,
+            "refuses_because": "",
+            "members": members,
+        }
+
+    def member(self) -> dict[str, Any]:
+        """See `ClusterControl`."""
+        context = self._context
+        state = context.coordinator.led or context.state
+        return about_member(context, "leader", self.epoch, context.folder, context.addresses) | {
+            "in_sync": True,
+            "position": self.replication.operations.last_number,
+            "reason": context.coordinator_error,
+            "state": None if state is None else json.loads(state.encode()),
+        }
+
+    def switch(self, to: str = "") -> str:
+        """See `ClusterControl`."""
+        in_sync = self.replication.in_sync & self.replication.connected
+        if to and to not in in_sync:
+            raise ClusterRefusal(f"the member {to[:64]} is not connected and in sync")
+        if not in_sync:
+            raise ClusterRefusal("no other member is connected and in sync")
+        self._successor = to or min(in_sync)
+        logger.info("the member %s shall lead", self._successor)
+        self._serving.cancel()
+        return self._successor
+
+    async def remove(self, member: str) -> None:
+        """See `ClusterControl`."""
+        if member in self.replication.connected:
+            raise ClusterRefusal(f"the member {member[:64]} is connected: stop it first")
+        try:
+            await self._change(lambda state: state.removed(member))
+        except StateError as exc:
+            raise ClusterRefusal(str(exc)) from exc
+
+
+def former_addresses(context: MemberContext) -> list[str]:
+    """Return the addresses of the other members: discovery services may still have them as the leader."""
+    members = context.state.members.items() if context.state is not None else ()
+    return [address for member, addresses in members if member != context.folder for address in addresses]

@@ -1,0 +1,154 @@
+"""Members of a cluster: they follow, lead, and take over."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from broker.support import PATIENCE_S, running_broker
+from cluster.running import Members, running_members
+from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
+from coordination.etcd_server import Member
+from trio_nsq.protocol.errors import StartupError
+
+
+@pytest.fixture
+def url(etcd_member: Member) -> str:  # noqa: F811 - the fixture
+    """The URL of a coordinator."""
+    return f"etcd://127.0.0.1:{etcd_member.port}"
+
+
+async def test_a_follower_takes_over_when_the_leader_stops(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        two = await members.start("two")
+        await two.in_sync(2)
+        sent = [f"message {number}" for number in range(20)]
+        for number, body in enumerate(sent):
+            member = (one, two)[number % 2]
+            assert (await member.publish("t", body.encode())).text == "OK"
+        assert await two.bodies("t") == sent
+        one.scope.cancel()
+        await two.leads()
+        assert await two.bodies("t") == sent
+        assert (await two.publish("t", b"more")).text == "OK"
+        again = await members.start("one")
+        await again.in_sync(2)
+        assert await again.bodies("t") == [*sent, "more"]
+
+
+async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        about = await one.leads()
+        two = await members.start("two")
+        await two.in_sync(2)
+        assert (await two.publish("t", b"before")).text == "OK"
+        second = (await two.about())["id"]
+        refused = await two.client.post("/cluster/switch", params={"to": "nosuch"})
+        assert (refused.status_code, "not connected and in sync" in refused.text) == (409, True)
+        answer = await two.client.post("/cluster/switch")
+        assert answer.json() == {"to": second}
+        led = await two.leads()
+        assert led["epoch"] > about["epoch"]
+        assert (await one.publish("t", b"after")).text == "OK"
+        await one.in_sync(2)
+        assert await one.bodies("t") == ["before", "after"]
+        assert (await one.client.get("/ping?role=leader")).status_code == 503
+        assert (await one.client.get("/ping?role=follower")).headers["x-nsq-role"] == "follower"
+        assert (await two.client.get("/ping?role=leader")).text == "OK"
+
+
+async def test_a_lost_lease_ends_the_leadership(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    etcd_member: Member,  # noqa: F811
+) -> None:
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        epoch = (await one.leads())["epoch"]
+        two = await members.start("two")
+        await two.in_sync(2)
+        assert (await one.publish("t", b"1")).text == "OK"
+        lease = etcd_member.ask("/v3/lease/leases", {})["leases"]
+        for each in lease:
+            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        with trio.fail_after(PATIENCE_S):
+            while (await two.about())["epoch"] == epoch:
+                await trio.sleep(0.02)
+        assert (await two.publish("t", b"2")).text == "OK"
+        await two.in_sync(2)
+        assert await one.bodies("t") == ["1", "2"]
+
+
+async def test_all_members_stop_and_start_again(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        two = await members.start("two")
+        await two.in_sync(2)
+        assert (await two.publish("t", b"1")).text == "OK"
+    async with running_members(tmp_path, url, cluster) as members:
+        one, two = await members.start("one"), await members.start("two")
+        await one.in_sync(2)
+        assert await two.bodies("t") == ["1"]
+
+
+async def test_an_administrator_promotes_a_member_of_a_cluster_without_an_engine(tmp_path: Path) -> None:
+    async with running_members(tmp_path, "static:") as members:
+        one = await members.start("one")
+        assert (await one.about())["role"] == "follower"
+        assert (await one.client.post("/cluster/promote")).status_code == 200
+        await one.leads()
+        assert (await one.publish("t", b"1")).text == "OK"
+        other = one.bound.http_address
+        two = await members.start("two", coordinator=f"static:{other}")
+        await two.in_sync(2)
+        refused = await two.client.post("/cluster/promote")
+        assert (refused.status_code, "stop that one first" in refused.text) == (409, True)
+        one.scope.cancel()
+        await two.until(lambda about: not about["is_following"])
+        assert (await two.client.post("/cluster/promote")).status_code == 200
+        await two.leads()
+        assert await two.bodies("t") == ["1"]
+        again = await members.start("one", coordinator=f"static:{two.bound.http_address}")
+        await again.in_sync(2)
+
+
+async def test_folders_that_must_not_take_part(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    alone = tmp_path / "alone"
+    async with running_broker(alone) as bound, httpx.AsyncClient() as client:
+        await client.post(f"http://{bound.http_address}/pub?topic=t", content=b"1")
+    before = contents(alone)
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        with pytest.raises(ExceptionGroup) as refused:
+            await started_alone(tmp_path, url, cluster)
+        assert refused.group_contains(StartupError, match="has 1 topics of a broker that is no member")
+        assert contents(alone) == before
+        one.scope.cancel()
+    with pytest.raises(ExceptionGroup) as refused:
+        async with running_members(tmp_path, url, "other") as members:
+            await members.start("one")
+    assert refused.group_contains(StartupError, match=f"belongs to the cluster {cluster}, not to other")
+    with pytest.raises(ExceptionGroup) as refused:
+        async with running_broker(tmp_path / "one"):
+            pass
+    assert refused.group_contains(StartupError, match="is the data folder of a member of a cluster")
+
+
+async def started_alone(root: Path, url: str, cluster: str) -> None:  # noqa: F811
+    """Start one member, and run it until it fails."""
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await Members(nursery, root, url, cluster).start("alone")
+            await trio.sleep_forever()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return all files of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
