@@ -21,6 +21,7 @@ from qcli.framework.errors import Failure
 from qcli.framework.params import duration
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.state.settings import TopicSettings
+from trio_nsq.cluster.options import ClusterOptions
 from trio_nsq.protocol import Limits
 
 
@@ -108,9 +109,12 @@ def test_variables_differ_from_those_of_other_commands() -> None:
 
 
 def test_options_by_key(tmp_path: Path) -> None:
+    # Options of the command, and of the member, which GET /cluster shows.
+    others = {"admin", "address_file", "log_format", "worker_id", "verbose"}
+    others |= {field.name for field in dataclasses.fields(ClusterOptions)}
     with qcli_serve(tmp_path / "data", "--max-rdy-count=7", "--output-buffer-timeout=5ms") as broker:
         for setting in SETTINGS:
-            if setting.key not in ("admin", "address_file", "log_format", "worker_id", "verbose"):
+            if setting.key not in others:
                 broker.http("GET", f"/config/{setting.key}")
         assert broker.http("GET", "/config/max_rdy_count") == b"7"
         assert broker.http("GET", "/config/output_buffer_timeout") == b"5000000"

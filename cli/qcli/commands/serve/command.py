@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         "127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
         "use nsqd's configuration file, with other addresses": "qcli serve --config /etc/nsqd.cfg "
         "--tcp-address 127.0.0.1:4250 --http-address 127.0.0.1:4251",
+        "be one of three members of a cluster": "qcli serve --cluster prod --coordinator "
+        "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --data-path /var/lib/nsq --tcp-address 0.0.0.0:4150 "
+        "--http-address 0.0.0.0:4151",
         "publish faster, if messages may be lost in a power failure": "qcli serve --data-path ./data --sync interval",
     },
     exits={
@@ -48,6 +51,11 @@ if TYPE_CHECKING:
         "Durability": "With --sync always, the default, an OK to a producer means that the message is on stable "
         "storage. Concurrent publishes share one sync. With --sync interval, an OK means that the message is "
         "in the file: it survives the death of the process, but not a power failure.",
+        "Cluster": "With --cluster and --coordinator, several brokers keep the same messages. The coordinator decides "
+        "which one leads; an OK then means that every member in sync has the message on stable storage. Clients may "
+        "use the addresses of all members: a follower passes them on to the leader. If the leader is lost, a member "
+        "in sync takes over, usually within 12 s, or 17 s with a bucket. See 'qcli cluster'. Members that require "
+        "tokens need one of the role replicate from each other: --cluster-auth-secret-file. HTTP or HTTPS must be on.",
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
         "QCLI_TCP_ADDRESS. 'qcli lookupd' reads the same variables. QCLI_SERVE_ and the name, such as "
         "QCLI_SERVE_TCP_ADDRESS, is for this command only and comes first. Separate several values with commas; an "
