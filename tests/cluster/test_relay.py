@@ -26,7 +26,8 @@ async def relayed() -> AsyncIterator[
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        yield client, server, done
+        with trio.fail_after(100 * STALL_S):
+            yield client, server, done
         nursery.cancel_scope.cancel()
 
 

@@ -30,9 +30,10 @@ class Server:
         heads: The heads of the requests.
     """
 
-    def __init__(self, *pieces: bytes, settings: TLSSettings | None = None) -> None:
+    def __init__(self, *pieces: bytes, settings: TLSSettings | None = None, stays: bool = False) -> None:
         self.heads: list[bytes] = []
         self._pieces = pieces
+        self._stays = stays
         self._context = server_context(settings) if settings is not None else None
         self.port = 0
 
@@ -55,6 +56,8 @@ class Server:
             for piece in self._pieces:
                 await stream.send_all(piece)
                 await trio.testing.wait_all_tasks_blocked()
+            if self._stays:
+                await trio.sleep_forever()
             if not any(b"Upgrade: trio" in piece for piece in self._pieces):
                 return
             async for data in stream:
@@ -137,7 +140,10 @@ async def test_the_stream_after_the_answer(
             early = b"early" if len(pieces) == 2 and pieces[1] == b"rly" else b""
             received = b""
             while len(received) < len(early):
-                received += await stream.receive_some(len(early) - len(received))
+                with trio.fail_after(PATIENCE_S):
+                    more = await stream.receive_some(len(early) - len(received))
+                assert more
+                received += more
             assert received == early
             for _ in range(2):
                 await stream.send_all(b"x" * 100_000)
@@ -285,4 +291,11 @@ async def test_a_server_that_does_not_answer(autojump_clock: MockClock) -> None:
     url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
     with pytest.raises(UpgradeFailed, match=f"^{url} does not answer within 3 s$"):
         await open_upgraded(url, "/x", secret=NO_SECRET, timeout_s=3)
+    assert 3 <= trio.current_time() < 4  # the limit, and nothing else, has ended it
     await listeners[0].aclose()
+
+
+async def test_the_body_of_a_refusal_is_not_read_without_end() -> None:
+    server = Server(b"HTTP/1.1 500 X\r\nContent-Length: 9999999\r\n\r\n" + bytes(20_000), stays=True)
+    async with server.run():
+        assert str(await failure(server)) == f"{server.url} refuses the connection: 500"
