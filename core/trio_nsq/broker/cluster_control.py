@@ -4,7 +4,14 @@ from typing import Any, Protocol
 
 
 class ClusterControl(Protocol):
-    """The leader of a cluster, for requests of clients."""
+    """The leader of a cluster, for requests of clients.
+
+    Attributes:
+        times_led: How often this process became the leader.
+    """
+
+    @property
+    def times_led(self) -> int: ...
 
     def status(self) -> dict[str, Any]:
         """Return the cluster and its members, as `GET /cluster` answers."""

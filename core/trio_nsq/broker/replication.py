@@ -85,6 +85,7 @@ class Replication:
         leadership: Identifies it.
         former: See above.
         control: Answers requests about the cluster; None: the caller does not.
+        left_count: The followers that had all that was acknowledged, and left.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Replication:
         self.leadership = Leadership(cluster, member, epoch)
         self.former = tuple(former)
         self.control: ClusterControl | None = None
+        self.left_count = 0
         self._record = record
         self._stall_s = stall_s
         self._stop_s = stop_s
@@ -186,6 +188,11 @@ class Replication:
         """The followers that are connected, and have all that was acknowledged."""
         return frozenset(self._present)
 
+    @property
+    def catch_up_count(self) -> int:
+        """How often a follower began to copy the folder."""
+        return self._leader.catch_up_count if self._leader is not None else 0
+
     def followers(self) -> tuple[FollowerStatus, ...]:
         """Return the connected followers."""
         followers = self._leader.followers.values() if self._leader is not None else ()
@@ -205,6 +212,7 @@ class Replication:
             self._joining.pop(follower, None)
             if self._present.get(member) is follower:
                 del self._present[member]
+                self.left_count += 1
             self._changed.set()
         elif self._present.get(member) is follower:
             members.store(member, stored)

@@ -38,6 +38,7 @@ class MemberContext:
     Attributes:
         state: What the coordinator said last; None: nothing.
         coordinator_error: Why it did not answer last; empty: it did.
+        times_led: How often this member became the leader, since its start.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MemberContext:
         self.tls = tls
         self.state: ClusterState | None = None
         self.coordinator_error = ""
+        self.times_led = 0
         self.is_saved = is_saved
         self._limiter = trio.CapacityLimiter(1)
 

@@ -1,6 +1,7 @@
 """What a follower answers itself over HTTP; all else is the leader's."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import trio
 
@@ -9,7 +10,7 @@ from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..access.policy import Identity
 from ..broker.addresses import BoundAddresses
-from ..broker.api.server import host_names
+from ..broker.api.server import host_names, metrics_rule
 from ..broker.api.status import ping_of_member
 from ..broker.options import BrokerOptions
 from ..broker.session.auth_service import AuthClient
@@ -17,6 +18,7 @@ from ..http import Guard, HostNames, HTTPError, Request, Response, Route, Router
 from ..http.upgrade import CLUSTER_PROTOCOL as PROTOCOL
 from .context import MemberContext, about_member
 from .following import REPLICATE, Following
+from .front import FollowerFront
 
 FORWARD = "/cluster/forward"
 
@@ -30,6 +32,7 @@ class FollowerAPI:
 
     Attributes:
         following: What it does; set while it follows.
+        front: Passes its other clients on; set after its start.
         router: The routes.
         guard: Checks their clients.
     """
@@ -42,7 +45,9 @@ class FollowerAPI:
         trusted: Mapping[str, Identity] | None = None,
     ) -> None:
         self.following: Following | None = None
+        self.front: FollowerFront | None = None
         self._context = context
+        self._data_path = options.data_path
         self._audit = AuditWriter(options.audit_log)
         self._authentication = Authentication(
             options.auth_file,
@@ -56,6 +61,7 @@ class FollowerAPI:
         admin, replicate = Rule("admin"), Rule("replicate")
         routes = [
             Route("GET", "/ping", self.ping, plain=True, rule=Rule(open=True)),
+            Route("GET", "/metrics", self.metrics, plain=True, rule=metrics_rule(options)),
             Route("GET", "/cluster/member", self.member, rule=Rule()),
             Route("POST", "/cluster/promote", self.promote, rule=admin),
             # Not passed on: two members that take each other for the leader would pass it on in a circle.
@@ -90,6 +96,30 @@ class FollowerAPI:
 
     async def member(self, request: Request) -> Response:
         """Return this member."""
+        return Response.json(self._about())
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics of this member for Prometheus."""
+        from ..broker.monitoring.cluster_metrics import (
+            of_follower,
+            of_member,
+        )  # import a library that few need
+        from ..broker.monitoring.exposition import scrape_without_broker
+
+        about, front = self._about(), self.front
+        assert front is not None
+        families = [
+            *of_member(about, self._context.times_led),
+            *of_follower(
+                about,
+                forwarded=front.forwarded,
+                forwarded_total=front.forwarded_total,
+                waiting=front.waiting,
+            ),
+        ]
+        return await scrape_without_broker(request, self._data_path, families)
+
+    def _about(self) -> dict[str, Any]:
         context, following = self._context, self.following
         state, leader = context.state, following.leader if following is not None else None
         about = about_member(context, "follower", context.membership.epoch, None, ())
@@ -104,7 +134,7 @@ class FollowerAPI:
                 "position": following.position,
                 "reason": following.reason,
             }
-        return Response.json(about)
+        return about
 
     async def promote(self, request: Request) -> Response:
         """Lead, although the coordinator does not elect this member."""

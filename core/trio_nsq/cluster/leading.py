@@ -48,6 +48,7 @@ class Leading:
         )
         self.replication.control = self
         self._context = context
+        context.times_led += 1
         self._renew_now = trio.Event()
         self._successor: str | None = None
         self._serving = trio.CancelScope()
@@ -172,6 +173,11 @@ class Leading:
         self._context.state = coordinator.led
 
     # ------------------------------------------------------------------ for the API
+
+    @property
+    def times_led(self) -> int:
+        """See `ClusterControl`."""
+        return self._context.times_led
 
     def status(self) -> dict[str, Any]:
         """See `ClusterControl`."""

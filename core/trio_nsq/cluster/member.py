@@ -122,6 +122,7 @@ class Member:
             listeners=len(listeners),
             guard=self._api.guard,
         )
+        self._api.front = self._front
 
     async def run(
         self,

@@ -82,6 +82,7 @@ class Leader:
 
     Attributes:
         followers: Those connected, by member.
+        catch_up_count: How often one began to copy the folder.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Leader:
         catch_up_bytes_per_s: float = 0,
     ) -> None:
         self.followers: dict[str, Follower] = {}
+        self.catch_up_count = 0
         self._cluster = cluster
         self._member = member
         self._epoch = epoch
@@ -206,6 +208,7 @@ class Leader:
             logger.info("follower %s: continues after operation %d", follower.member, number)
         else:
             logger.info("follower %s: catches up", follower.member)
+            self.catch_up_count += 1
             number = await self._catch_up(frames)
             logger.info("follower %s: has caught up", follower.member)
         if resumes:

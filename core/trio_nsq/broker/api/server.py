@@ -228,6 +228,11 @@ _DEBUG_HANDLERS: _Handlers = {
 }
 
 
+def metrics_rule(options: BrokerOptions) -> Rule:
+    """Return who may read `/metrics`."""
+    return _OPEN if options.http_open_metrics else _READ_ALL
+
+
 def make_router(server: Server, bound: BoundAddresses) -> Router:
     """Build the broker's routes."""
     message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
@@ -240,13 +245,14 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
         ("GET", "/cluster/replicate"): partial(cluster.replicate, server),
         ("GET", "/cluster/forward"): partial(cluster.forward, server, bound),
     }
-    metrics_rule = _OPEN if server.options.http_open_metrics else _READ_ALL
     routes = [
         Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
         Route("GET", "/info", status.info, rule=_ANY_ROLE),
         Route("GET", "/access", status.access, rule=_ANY_ROLE),
         Route("GET", "/stats", status.stats, rule=_ANY_ROLE, limiter=limiter),
-        Route("GET", "/metrics", status.metrics, plain=True, rule=metrics_rule, limiter=limiter),
+        Route(
+            "GET", "/metrics", status.metrics, plain=True, rule=metrics_rule(server.options), limiter=limiter
+        ),
         Route("GET", "/config/{opt}", config.get, rule=_ADMIN),
         Route("PUT", "/config/{opt}", config.put, message, "INVALID_VALUE", rule=_ADMIN),
         Route(

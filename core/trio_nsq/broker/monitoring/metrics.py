@@ -23,6 +23,7 @@ from ...http import Request, Response
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
+from .cluster_metrics import of_leader, of_member
 from .disk import file_system_space
 from .exposition import EOF, Encoder, Families, of_build, of_disk, process_metrics
 from .histogram import Histogram
@@ -206,6 +207,12 @@ class MetricsExposition:
         yield CounterMetricFamily(
             "nsq_syncs", "Syncs of topic logs to stable storage.", write_path.sync_count
         )
+        replication = server.replication
+        if replication is not None and (control := replication.control) is not None:
+            yield from of_member(control.member(), control.times_led)
+            yield from of_leader(
+                control.status(), left=replication.left_count, catch_ups=replication.catch_up_count
+            )
 
     def _of_audit_log(self) -> Iterator[Metric]:
         audit = self._server.audit
