@@ -184,6 +184,11 @@ class Replication:
         return frozenset(self.members.stored) - {_EARLIER}
 
     @property
+    def has_all_connected(self) -> bool:
+        """Whether every member that is perhaps recorded as in sync is connected, or there is none."""
+        return self.members.stored.keys() <= self._present.keys()
+
+    @property
     def connected(self) -> frozenset[str]:
         """The followers that are connected, and have all that was acknowledged."""
         return frozenset(self._present)

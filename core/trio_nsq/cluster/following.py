@@ -196,7 +196,10 @@ class Following:
 
     def _target_of(self, seen: Observation) -> LeaderTarget | None:
         state = seen.state
-        if not seen.is_held or state is None or state.leader == self._context.folder:
+        if state is None or state.leader == self._context.folder:
+            return None
+        # Without the engine, a leader goes on as long as all members in sync follow it: see `Leading`.
+        if not (seen.is_held or self.is_connected):
             return None
         url = link_url(self._context, state.addresses)
         if url is None:

@@ -123,7 +123,7 @@ class Leading:
         Only a member in sync can be elected, and none that follows this one tries. So the lease matters only if one of
         them is not connected.
         """
-        if self.replication.in_sync <= self.replication.connected:
+        if self.replication.has_all_connected:
             return math.inf
         until_s = self._context.coordinator.certain_until_s
         return None if until_s is None else until_s - MARGIN_S

@@ -56,6 +56,7 @@ SETTINGS = under_headings(
         kinds.Kind(params.or_nothing(params.tcp_listen_address), "HOST:PORT"),
         "127.0.0.1:4152",
         help="Serve HTTPS here if --tls-cert is given; '' serves none.",
+        brief=True,
     ),
     Setting(
         "admin",
@@ -140,15 +141,15 @@ SETTINGS = under_headings(
         "retention-time",
         kinds.duration(params.retention_time),
         "0",
-        help="Keep messages that every channel has passed for this long, such as 7d or forever. With 0, and "
-        "--retention-bytes 0, they are deleted at once.",
+        help="Keep messages that every channel has passed for this long, such as 7d or forever.",
     ),
     Setting(
         "retention-bytes",
         kinds.Kind(params.byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"'),
         "0",
         help="Keep at most this many bytes of a topic's newest messages readable, such as 10GB. With 0 or "
-        "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages.",
+        "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages, and with 0 they are "
+        "deleted when every channel has passed them.",
         brief=True,
     ),
     "Cluster",
@@ -156,16 +157,13 @@ SETTINGS = under_headings(
         "cluster",
         kinds.TEXT,
         "",
-        help="Be a member of the cluster of this name: its leader serves clients, the others keep a copy of its data "
-        "folder, and one of them takes over if it is lost. Needs --coordinator.",
+        help="Be a member of this cluster of brokers.",
     ),
     Setting(
         "coordinator",
         kinds.Kind(click.STRING, "URL"),
         "",
-        help="Let this decide who leads: etcd://HOST:PORT,HOST:PORT, or etcds:// with TLS, both with USER@ before the "
-        "hosts if etcd has users; s3://BUCKET/FOLDER, gs:// or az://; or static:HOST:PORT, the HTTP address of "
-        "the other member, if an administrator decides ('qcli cluster promote').",
+        help="Let this decide who leads: etcd, or a bucket.",
     ),
     Setting(
         "coordinator-password-file",
@@ -179,6 +177,7 @@ SETTINGS = under_headings(
         1,
         help="Refuse publishes while fewer members have all messages, counting the leader. With 1, the leader goes on "
         "alone if it loses the others.",
+        brief=True,
     ),
     Setting(
         "cluster-auth-secret-file",

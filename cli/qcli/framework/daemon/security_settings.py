@@ -10,7 +10,7 @@ from .setting import Setting
 def certificate_settings() -> list[Setting]:
     return [
         Setting("tls-cert", kinds.FILE, help="Offer TLS with the certificate and chain in this PEM file."),
-        Setting("tls-key", kinds.FILE, help="Read the certificate's key from this PEM file."),
+        Setting("tls-key", kinds.FILE, help="Read its key from this PEM file."),
     ]
 
 

@@ -119,6 +119,7 @@ LOG_SETTINGS = [
         kinds.Kind(Word(["text", "json"]), None),
         "text",
         help="Write the log as nsqd does, or as JSON lines.",
+        brief=True,
     ),
     Setting(
         "log-prefix", kinds.TEXT, "[qcli] ", help="Begin every line of a text log with this.", brief=True
