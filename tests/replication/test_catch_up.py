@@ -21,6 +21,7 @@ from trio_nsq.replication import inventory as inventories
 from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, FileBegin, FileEnd
 from trio_nsq.replication.earlier import diverged_folders
 from trio_nsq.replication.inventory import FileDigest, Inventory, Source, decode_entry, take_inventory
+from trio_nsq.replication.journal import Position
 from trio_nsq.replication.operations import InvalidOperation
 from trio_nsq.replication.pace import Pace
 from trio_nsq.replication.recorder import RecordingFiles
@@ -88,6 +89,7 @@ def _close_inventories() -> Iterator[None]:
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (inventories, catch_up):
         monkeypatch.setattr(module, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(inventories, "_END_BYTES", 1)
 
 
 def entries_of(folder: Path) -> Inventory:
@@ -112,7 +114,9 @@ def copy_all(catching: CatchUp, folder: Path) -> tuple[Replica, int]:
     return replica, replica.position.number
 
 
-@pytest.mark.parametrize("before", ["an empty folder", "an older copy", "a diverged copy"])
+@pytest.mark.parametrize(
+    "before", ["an empty folder", "an older copy", "a diverged copy", "a follower of another leader"]
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int) -> None:
     """Some catch-ups are not finished. What only the follower had is kept as it was."""
@@ -132,6 +136,8 @@ def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int)
         for _ in range(15):
             other.step()
         other.close()
+    if before == "a follower of another leader":
+        follow_another(root, tmp_path / "another", folder, seed)
     earlier = tree_of(folder)
     for _ in range(20):
         changes.step()
@@ -162,6 +168,22 @@ def test_a_folder_that_changes_meanwhile(tmp_path: Path, before: str, seed: int)
         if path.endswith(b".log") and path not in kept and b"-deleted-" not in path:
             assert data is not None
             assert any((tree.get(path) or b"").startswith(data) for tree in history), path
+
+
+def follow_another(root: Path, other: Path, folder: Path, seed: int) -> None:
+    """Let a folder have the operations of a leader that has gone another way."""
+    shutil.copytree(root, other)
+    stream = OperationStream(1 << 30)
+    changes = RandomChanges(ScriptedFiles(other, stream), other, seed + 1000)
+    for _ in range(15):
+        changes.step()
+    changes.close()
+    replica = Replica.open(HastyFiles(), folder)
+    replica.begin(Position(EPOCH - 2, 0))
+    replica.store(b"".join(stream.after(0, 1 << 30)[1]))
+    replica.apply()
+    replica.close()
+    assert tree_of(folder) == tree_of(other)
 
 
 def chance_of(seed: int) -> random.Random:
@@ -420,6 +442,33 @@ def test_segments_beside_a_damaged_journal_are_compared_whole(
     written(files, files.root, {"1.log": bytes(range(200)), "2.log": b"y"})
     written(HastyFiles(), folder, {"1.log": bytes(128) + bytes(range(128, 200)), "2.log": b"y"})
     (folder / "replica-journal.1").write_bytes(b"damaged" * 20)
+    finish(*scripted)
+
+
+@pytest.mark.parametrize("has_followed", [False, True])
+def test_the_end_of_a_segment_says_what_is_before_if_it_was_synced(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], *, has_followed: bool
+) -> None:
+    """A follower's are; the last one of a former leader can have a hole. A sealed one goes on if the leader's does."""
+    files, stream, folder = scripted
+    written(files, files.root, {"t/1.log": bytes(range(200)), "t/2.log": bytes(range(256))})
+    hole = b"" if has_followed else bytes(64)
+    written(
+        HastyFiles(), folder, {"t/1.log": bytes(range(150)), "t/2.log": hole + bytes(range(len(hole), 200))}
+    )
+    if has_followed:
+        replica = Replica.open(HastyFiles(), folder)
+        replica.begin(Position(EPOCH - 1, 0))
+        replica.close()
+    read: list[int] = []
+    pieces = list(CatchUp(files, stream, entries_of(folder), read.append).pieces())
+    begun = [(piece.path, piece.is_whole) for piece in pieces if isinstance(piece, FileBegin)]
+    assert begun == [(b"t/1.log", False), (b"t/2.log", not has_followed)]
+    assert [piece.offset for piece in pieces if isinstance(piece, Block)] == [
+        *(128, 192),
+        *((192,) if has_followed else (0, 64, 128, 192)),
+    ]
+    assert sum(read) == (150 - 128) + (200 - 128) + ((200 - 192) + (256 - 192) if has_followed else 64 + 256)
     finish(*scripted)
 
 
@@ -685,7 +734,7 @@ def test_an_inventory_is_in_the_order_of_a_walk(
         with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(chance.randbytes(3))
-    entries = list(take_inventory(Files(), [Source(root, trusts_sealed=True)]))
+    entries = list(take_inventory(Files(), [Source(root, trusts_sealed=True, trusts_last=True)]))
     assert len(entries) > 5
     with Inventory(kept) as found:
         found.add(digest.encode(path) for path, digest in entries)
@@ -723,7 +772,7 @@ def test_the_copy_waits_after_each_block_that_is_read(tmp_path: Path) -> None:
     read: list[int] = []
     for _ in CatchUp(files, stream, entries_of(folder), read.append).pieces():
         pass
-    assert read == [8, 1, 1]  # a block of the sealed segment; the other one is compared, and then sent
+    assert read == [8, 8, 1, 1]  # the end of the sealed segment; each is read again after it was begun
 
 
 def test_a_pace() -> None:

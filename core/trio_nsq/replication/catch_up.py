@@ -107,8 +107,9 @@ class CatchUp:
         self._names = NamesSince()
         self._there: set[bytes] = set()  # folders that the follower has
         self._again: set[bytes] = set()  # names to send once more
-        self._compared = b""  # the file that is compared with the follower's
-        self._has_changed = False  # an operation has changed it meanwhile
+        # The file that is compared with the follower's, and how much of its beginning is not compared.
+        self._trusted = (b"", 0)
+        self._has_changed = False  # an operation has changed that since the rest was compared
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all pieces. Blocking. Raises OSError: a file cannot be read; TooFarBehind: begin anew."""
@@ -146,7 +147,8 @@ class CatchUp:
     def _note(self, operation: Operation) -> None:
         """Note what must be sent once more because of an operation."""
         kind, path = operation.kind, operation.path
-        if path == self._compared:
+        trusted, below = self._trusted
+        if path == trusted and kind in (Kind.WRITE, Kind.TRUNCATE) and operation.position < below:
             self._has_changed = True
         is_creation = kind in (Kind.CREATE, Kind.CREATE_FOLDER)
         if (
@@ -168,31 +170,25 @@ class CatchUp:
             return  # an operation has removed or renamed it, or will
         try:
             known = self._inventory.find(path)
-            is_sealed = known is not None and known.first_block > 0
-            self._compared, self._has_changed = path, False
-            if known is not None and not self._begins_with(fd, known):
-                known = None
+            if known is not None:
+                self._trusted, self._has_changed = (path, known.first_block * BLOCK_BYTES), False
+                if not self._begins_with(fd, known):
+                    known = None
             yield from self._operations()
-            if is_sealed and self._has_changed:
-                known = None  # perhaps in a block that is not compared
+            if self._has_changed:
+                known = None
             if self._needs_copy(fd, path):
                 yield FileBegin(path, is_whole=known is None)
-                if known is None or not is_sealed:
-                    yield from self._blocks(fd, path, known or FileDigest(0, 0, b""))
+                yield from self._blocks(fd, path, known or FileDigest(0, 0, b""))
         finally:
             self._files.close(fd)
 
     def _begins_with(self, fd: int, known: FileDigest) -> bool:
-        """Whether the follower's file is the beginning of this one; a sealed segment must be all of it."""
-        size = self._files.size(fd)
-        return (size == known.size if known.first_block else size >= known.size) and all(
-            self._block_digest(fd, known, known.first_block + index) == _digest_in(known, index)
-            for index in range(block_count(known.size) - known.first_block)
+        """Whether the follower's file is the beginning of this one, as far as its blocks are known."""
+        return self._files.size(fd) >= known.size and all(
+            self._has_block(known, number, self._read(fd, _size_of(known, number), number * BLOCK_BYTES))
+            for number in range(known.first_block, block_count(known.size))
         )
-
-    def _block_digest(self, fd: int, known: FileDigest, number: int) -> bytes:
-        at = number * BLOCK_BYTES
-        return digest_of(self._read(fd, min(BLOCK_BYTES, known.size - at), at))
 
     def _read(self, fd: int, size: int, offset: int) -> bytes:
         data = self._files.read_fully(fd, size, offset)
@@ -210,7 +206,7 @@ class CatchUp:
         return (now.st_dev, now.st_ino) == (fstat(fd).st_dev, fstat(fd).st_ino)
 
     def _blocks(self, fd: int, path: bytes, known: FileDigest) -> Iterator[Piece]:
-        number = 0
+        number = known.first_block
         while True:
             yield from self._operations()
             if not self._needs_copy(fd, path):
@@ -225,8 +221,11 @@ class CatchUp:
             number += 1
 
     def _has_block(self, known: FileDigest, number: int, block: bytes) -> bool:
-        size = min(BLOCK_BYTES, known.size - number * BLOCK_BYTES)
-        return size == len(block) and digest_of(block) == _digest_in(known, number)
+        at = (number - known.first_block) * DIGEST_BYTES
+        return (
+            len(block) == _size_of(known, number)
+            and digest_of(block) == known.digests[at : at + DIGEST_BYTES]
+        )
 
     # ------------------------------------------------------------------ the end
 
@@ -275,5 +274,6 @@ class CatchUp:
             self._open_below(joined(path, name), opened, folders)
 
 
-def _digest_in(known: FileDigest, number: int) -> bytes:
-    return known.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+def _size_of(known: FileDigest, number: int) -> int:
+    """Return the size of a block."""
+    return min(BLOCK_BYTES, known.size - number * BLOCK_BYTES)

@@ -60,8 +60,7 @@ class _Marker(NamedTuple):
 
     Attributes:
         epoch: The earlier content is a state that the leader of this epoch had; None: of no known one.
-        is_whole: It is what a leader or a follower left durably: the last block of a sealed segment is the last one
-            that was written.
+        is_whole: It is what a leader or a follower left: its sealed segments have no holes.
     """
 
     epoch: int | None
@@ -104,18 +103,21 @@ class EarlierContent:
                 return _Marker(epoch, is_whole)
         return _Marker(None, is_whole=False)
 
-    def sources(self, *, is_whole: bool) -> list[Source]:
+    def sources(self, epoch: int | None, *, is_whole: bool) -> list[Source]:
         """Return the folders in which files are looked for, the first one first.
 
-        Args:
-            is_whole: As in `_Marker`, if the folder is complete.
+        Args: As those of `give_up`; they count if nothing is recorded.
         """
+        if self.is_incomplete:
+            epoch, is_whole = self._marker()
+        # A former leader may not have synced its last segments.
+        trust = is_whole, epoch is not None
         if not self.is_incomplete:
-            return [Source(self._root, is_whole)]
-        is_whole, is_moved = self._marker().is_whole, (self._root / _BEFORE).exists()
+            return [Source(self._root, *trust)]
+        is_moved = (self._root / _BEFORE).exists()
         earlier = self._root / (_BEFORE if is_moved else _MOVING)
         # After a catch-up that was not finished, a segment can have its last block, and not the ones before.
-        return [Source(self._root, is_whole and not is_moved), Source(earlier, is_whole)]
+        return [Source(self._root, *((False, False) if is_moved else trust)), Source(earlier, *trust)]
 
     # ------------------------------------------------------------------ a catch-up
 

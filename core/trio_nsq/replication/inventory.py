@@ -15,6 +15,8 @@ BLOCK_BYTES: Final = 1024 * 1024
 DIGEST_BYTES: Final = 16
 _HEAD = Struct(">HQI")
 SEGMENT_SUFFIX: Final = b".log"
+_END_BYTES: Final = 64 * 1024
+"""How much of the end of a segment says what is before, at least."""
 _SIZE = Struct(">I")
 _MEMORY_BYTES: Final = 4 * 1024 * 1024
 _MOST_BYTES: Final = 1024 * 1024 * 1024
@@ -25,8 +27,8 @@ class FileDigest(NamedTuple):
     """The content of a file, as far as it must be known.
 
     Attributes:
-        first_block: Blocks before this one are not known. It is not 0 for a sealed segment, which never changes: its
-            last block is known.
+        first_block: Blocks before this one are not known. It is not 0 for a segment that is only appended to: two with
+            the same end have the same beginning.
         digests: `DIGEST_BYTES` for each block of `BLOCK_BYTES` from there on; the last block may be shorter.
     """
 
@@ -126,11 +128,13 @@ class Source(NamedTuple):
     """A folder with files of a follower.
 
     Attributes:
-        trusts_sealed: The last block of a sealed segment says that the others are right, too.
+        trusts_sealed: No sealed segment has a hole, so that its end says what is before.
+        trusts_last: Nor has the last segment of a folder.
     """
 
     root: Path
     trusts_sealed: bool
+    trusts_last: bool
 
 
 def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[bytes, FileDigest]]:
@@ -142,7 +146,7 @@ def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[by
     waiting = [b""]
     while waiting:
         folder = waiting.pop()
-        found: dict[bytes, tuple[Source, bool]] = {}  # whether it is sealed
+        found: dict[bytes, tuple[Source, bool]] = {}  # whether its end says what is before
         folders: set[bytes] = set()
         for source in sources:
             try:
@@ -150,14 +154,14 @@ def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[by
             except (FileNotFoundError, NotADirectoryError):
                 continue
             segments = [name for name in names if name.endswith(SEGMENT_SUFFIX)]
-            # The last segment may have been appended to, or cut.
-            sealed = frozenset(segments[:-1] if source.trusts_sealed else ())
+            trusted = set(segments[:-1] if source.trusts_sealed else ())
+            trusted.update(segments[-1:] if source.trusts_last else ())
             for name in names:
-                found.setdefault(name, (source, name in sealed))
+                found.setdefault(name, (source, name in trusted))
             folders.update(below)
-        for name, (source, is_sealed) in sorted(found.items()):
+        for name, (source, is_trusted) in sorted(found.items()):
             path = joined(folder, name)
-            yield path, _digest(files, absolute(source.root, path), is_sealed=is_sealed)
+            yield path, _digest(files, absolute(source.root, path), is_trusted=is_trusted)
         waiting += [joined(folder, name) for name in sorted(folders, reverse=True)]
 
 
@@ -191,11 +195,11 @@ def absolute(root: Path, path: bytes) -> Path:
     return root / path.decode(errors="surrogateescape")
 
 
-def _digest(files: Files, path: Path, *, is_sealed: bool) -> FileDigest:
+def _digest(files: Files, path: Path, *, is_trusted: bool) -> FileDigest:
     fd = files.open_read_only(path)
     try:
         size = files.size(fd)
-        first = max(0, block_count(size) - 1) if is_sealed else 0
+        first = max(0, size - _END_BYTES) // BLOCK_BYTES if is_trusted else 0
         digests = bytearray()
         for at in range(first * BLOCK_BYTES, size, BLOCK_BYTES):
             digests += digest_of(files.read_fully(fd, min(BLOCK_BYTES, size - at), at))

@@ -125,10 +125,13 @@ class Replica:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        epoch = self.position.epoch if self.position is not None and is_whole else None
-        self._earlier.give_up(epoch, is_whole=is_whole)
+        self._earlier.give_up(self._epoch if is_whole else None, is_whole=is_whole)
         self.position = None
         remove_journals(self._files, self._folder)
+
+    @property
+    def _epoch(self) -> int | None:
+        return self.position.epoch if self.position is not None else None
 
     def _is_whole(self) -> bool:
         """Whether each file has all that was written to it, unless `EarlierContent` knows better."""
@@ -138,7 +141,8 @@ class Replica:
         """Yield an entry for each file, for a leader. Raises ReplicaError: a file cannot be read."""
         with self._errors():
             self._do_stored()
-            for path, digest in take_inventory(self._files, self._earlier.sources(is_whole=self._is_whole())):
+            sources = self._earlier.sources(self._epoch, is_whole=self._is_whole())
+            for path, digest in take_inventory(self._files, sources):
                 yield digest.encode(path)
 
     def catch_up(self, epoch: int) -> None:
