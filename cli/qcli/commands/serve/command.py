@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         "serve the whole network, on nsqd's ports": "qcli serve --data-path /var/lib/nsq --tcp-address "
         "0.0.0.0:4150 --http-address 0.0.0.0:4151",
         "show the broker in a browser, at http://127.0.0.1:4171/": "qcli serve --data-path ./data --admin",
-        "use free ports in a test, and write them to a file": "qcli serve --data-path /tmp/d --tcp-address "
+        "use free ports, and write them to a file": "qcli serve --data-path /tmp/d --tcp-address "
         "127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
         "use nsqd's configuration file": "qcli serve --config /etc/nsqd.cfg",
         "be a member of a cluster": "qcli serve --cluster prod --coordinator s3://bucket/nsq --data-path ./data",
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
         "use the addresses of all members: a follower passes them on to the leader. If the leader is lost, a member "
         "in sync takes over, usually within 12 s, or 17 s with a bucket. See 'qcli cluster'. Members that require "
         "tokens need one of the role replicate from each other: --cluster-auth-secret-file. HTTP or HTTPS must be on. "
-        "Coordinators are etcd://HOST:PORT,HOST:PORT, or etcds:// with TLS, both with USER@ before the hosts if etcd has "
-        "users; s3://BUCKET/FOLDER, gs:// or az://; or static:HOST:PORT, the HTTP address of another member, with which "
-        "an administrator decides ('qcli cluster promote').",
+        "Coordinators are etcd://HOST:PORT,HOST:PORT, or etcds:// with TLS, both with USER@ before the hosts if etcd "
+        "has users; s3://BUCKET/FOLDER, gs:// or az://; or static:HOST:PORT, the HTTP address of another member, with "
+        "which an administrator decides ('qcli cluster promote').",
         "Environment": "QCLI_ and the option's name in capitals with underscores sets an option, such as "
         "QCLI_TCP_ADDRESS. 'qcli lookupd' reads the same variables. QCLI_SERVE_ and the name, such as "
         "QCLI_SERVE_TCP_ADDRESS, is for this command only and comes first. Separate several values with commas; an "
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, **values: Any) -> int:
     """Run a broker until SIGINT or SIGTERM.
 
-    It speaks NSQ's protocol and takes nsqd's options and configuration file. A second signal stops it at once.
+    It speaks NSQ's protocol and takes nsqd's options and configuration file. A second signal ends it.
     """
     from trio_nsq.broker import serve
     from trio_nsq.broker.storage.data_folder import is_own_name

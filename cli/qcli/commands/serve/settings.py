@@ -63,7 +63,7 @@ SETTINGS = under_headings(
         kinds.Kind(params.or_nothing(params.tcp_listen_address), "[=HOST:PORT]"),
         "",
         alone=ADMIN_ADDRESS,
-        help=f"Run its web console, too, by default at {ADMIN_ADDRESS}.",
+        help=f"Run its web console, too, at {ADMIN_ADDRESS}.",
     ),
     Setting(
         "address-file",
@@ -157,7 +157,7 @@ SETTINGS = under_headings(
         "cluster",
         kinds.TEXT,
         "",
-        help="Be a member of this cluster of brokers.",
+        help="Be a member of this cluster.",
     ),
     Setting(
         "coordinator",
