@@ -8,17 +8,17 @@ from typing import TypeVar
 
 from trio_nsq.access.secret import Secret
 from trio_nsq.api import broker as api
-from trio_nsq.api.answers import Info, Stats, TopicStats
+from trio_nsq.api.answers import Info, MemberView, Stats, TopicStats
 from trio_nsq.api.request import Request
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.protocol.untrusted_json import decode_json
 
-from ..framework.errors import Failure
+from ..framework.errors import ExitCode, Failure
 from ..framework.params import is_https, without_scheme
 from .connection_options import ConnectOptions, refuse_plain_http
-from .failures import Refused, check_broker, http_failure, not_a_broker
+from .failures import NO_ANSWER, Refused, check_broker, http_failure, not_a_broker
 
 _T = TypeVar("_T")
 
@@ -27,6 +27,7 @@ REQUEST_TIMEOUT_S = 5.0
 """Both values are those of NSQ's tools."""
 _PATIENT_S = 30.0
 """Long, because a broker may wait for its disk."""
+_PROMPT_S = 1.0
 _KEEP_ALIVE_S = 4.0
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
@@ -67,6 +68,14 @@ class AdminClient:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             answer_timeout_s=REQUEST_TIMEOUT_S,
         )
+        # A member of a cluster answers some requests itself.
+        self._prompt_http = BrokerHTTP(
+            address,
+            tls,
+            secret,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            answer_timeout_s=_PROMPT_S,
+        )
         if is_patient:
             self._http = BrokerHTTP(
                 address,
@@ -83,6 +92,17 @@ class AdminClient:
     def info(self) -> Info:
         """Return the broker's `/info`. Raises Failure: no broker answers."""
         return self._translated(lambda: self._quick_http.ask(api.info()))
+
+    def member(self) -> MemberView:
+        """Return the member of a cluster that listens here. It answers without a leader, and so do changes of it.
+
+        Raises:
+            Refused: The broker is no member of a cluster.
+            Failure: No broker answers.
+        """
+        found = self._translated(lambda: self._quick_http.ask(api.member()))
+        self._is_broker = True
+        return found
 
     def stats(
         self,
@@ -166,7 +186,25 @@ class AdminClient:
                     self.check_broker()
                 raise
         except (RequestRefused, BrokerUnreachable) as error:
-            raise http_failure(error) from error
+            raise self._without_leader(error) or http_failure(error) from error
+
+    def _without_leader(self, error: RequestRefused | BrokerUnreachable) -> Failure | None:
+        """Return the failure if a member of a cluster has not answered because it waits for a leader; else None."""
+        if not (isinstance(error, BrokerUnreachable) and error.reason.startswith(NO_ANSWER)):
+            return None
+        try:
+            about = self._prompt_http.ask(api.member())
+        except (RequestRefused, BrokerUnreachable):
+            return None
+        if about["leader"] is not None:
+            return None
+        text = (
+            f"The cluster {about['cluster']} has no leader, so its member at {self.address} does not answer"
+        )
+        reason = f": {each}" if (each := about.get("reason")) else ""
+        return Failure(
+            f"{text}{reason}. See 'qcli cluster status'.", ExitCode.UNREACHABLE, brief=f"{text}{reason}."
+        )
 
 
 def client_of(

@@ -32,6 +32,7 @@ class Refused(Failure):
     """The broker answered an HTTP request with an error.
 
     Attributes:
+        status: Of HTTP.
         text: NSQ's code, such as `TOPIC_NOT_FOUND`, or another text.
     """
 
@@ -44,6 +45,7 @@ class Refused(Failure):
             access_refusal(f"The broker at {address}", text)
             or f"The broker at {address} refused with HTTP status {status}: {text}{meaning}."
         )
+        self.status = status
         self.text = text
 
     @property

@@ -1,7 +1,10 @@
-"""Completion of the names of a running broker's topics and channels."""
+"""Completion of the names of a running broker's topics, channels and so on."""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,6 +15,11 @@ from ..framework.errors import Failure
 from ..framework.params import duration
 from .address_options import DEFAULT_HTTP_ADDRESS
 from .connection_options import ConnectOptions
+
+if TYPE_CHECKING:
+    from .admin_client import AdminClient
+
+_T = TypeVar("_T")
 
 TIMEOUT_MS = 500
 """The user waits at a prompt: after this time, offer no names."""
@@ -65,7 +73,15 @@ def _channels(topics: dict[str, list[str]], incomplete: str) -> list[str]:
 
 def _ask(ctx: click.Context) -> dict[str, list[str]]:
     """Return the names of the brokers' channels by topic; nothing if a broker does not answer in time."""
-    from .admin_client import AdminClient, channels_by_topic
+    from .admin_client import channels_by_topic
+
+    found = ask_brokers(ctx, lambda client: client.stats()["topics"])
+    return channels_by_topic([topic for each in found for topic in each])
+
+
+def ask_brokers(ctx: click.Context, act: Callable[[AdminClient], _T]) -> list[_T]:
+    """Return what a function returns for each of the brokers of a command; nothing if one does not answer in time."""
+    from .admin_client import AdminClient
     from .brokers import Brokers, chosen
 
     one = ctx.params.get("nsqd_http_address")  # of a command that takes one broker
@@ -73,7 +89,7 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
         connecting = ConnectOptions.of_command(ctx)
         given, lookupds = ((one,), ()) if one else chosen(ctx)
     except (Failure, click.UsageError):
-        return {}
+        return []
     brokers = Brokers(
         given if given or lookupds else (DEFAULT_HTTP_ADDRESS,),
         lookupds,
@@ -85,14 +101,14 @@ def _ask(ctx: click.Context) -> dict[str, list[str]]:
     except click.BadParameter:
         timeout_ms = TIMEOUT_MS
 
-    def ask(brokers: Brokers) -> dict[str, list[str]]:
+    def ask(brokers: Brokers) -> list[_T]:
         with ctx.scope(cleanup=False):
-            found = brokers.ask(lambda address: AdminClient(address, connecting).stats()["topics"])
-        return channels_by_topic([topic for each in found.results.values() for topic in each])
+            found = brokers.ask(lambda address: act(AdminClient(address, connecting)))
+        return list(found.results.values())
 
     # In a thread, because socket timeouts do not limit the total time, nor name resolution.
     answer = start_all(ask, [brokers])[brokers]
     try:
         return answer.result(timeout_ms / 1000)
     except Exception:
-        return {}  # an error must not disturb the prompt: offer no names
+        return []  # an error must not disturb the prompt: offer no names

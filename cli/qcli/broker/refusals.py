@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Failure):
-    """A broker does not have a request, as an nsqd. In a fleet, what is read from the others is complete."""
+    """A broker does not have a request, as an nsqd, or is no member of a cluster.
+
+    In a fleet, what is read from the others is complete.
+    """
 
 
 CANNOT_BE_READ = "cannot be read by sequence or time"
@@ -31,6 +34,11 @@ CANNOT_BE_READ = "cannot be read by sequence or time"
 
 _FOR_THE_USER = ("INVALID_SETTING: ", "INVALID_ID: ")
 """Codes before complete messages for the user."""
+_OF_CLUSTERS = {
+    "REFUSED: ": "Nothing was changed",
+    "COORDINATOR: ": "The coordinator of the cluster does not answer",
+}
+"""Codes before the reason why a cluster was not changed, and the beginning of the message."""
 
 
 class NotFound(Failure):
@@ -128,6 +136,13 @@ def refusal(address: str, wanted: Source, text: str, what: str) -> Failure | Non
     """
     if text == "NOT_FOUND":  # that is, the endpoint
         return Unsupported(f"The broker at {address} {what}: it is an nsqd, or an older 'qcli serve'.")
+    if text.startswith("NO_CLUSTER"):
+        return Unsupported(
+            f"The broker at {address} is not a member of a cluster: see 'qcli serve --cluster'."
+        )
+    for code, begin in _OF_CLUSTERS.items():
+        if text.startswith(code):
+            return Failure(f"{begin}: {text.removeprefix(code)}.")
     for code in _FOR_THE_USER:
         if text.startswith(code):
             return Failure(f"{text.removeprefix(code)}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from trio_nsq.api import broker as api
 from trio_nsq.api.request import Procedure, Request, run
 
 from ..framework.params import Source
@@ -12,6 +13,8 @@ from .failures import Refused, not_a_broker
 from .refusals import refusal
 
 if TYPE_CHECKING:
+    from trio_nsq.api.answers import MemberView
+
     from .admin_client import AdminClient
 
 _T = TypeVar("_T")
@@ -25,7 +28,7 @@ def ask(address: str, request: Request[_T]) -> _T:
     """
     from .admin_client import AdminClient
 
-    return _make(AdminClient(address), request)
+    return ask_client(AdminClient(address), request)
 
 
 def perform(address: str, procedure: Procedure[_T]) -> _T:
@@ -33,14 +36,28 @@ def perform(address: str, procedure: Procedure[_T]) -> _T:
     from .admin_client import AdminClient
 
     try:
-        return run(procedure, partial(_make, AdminClient(address)))
+        return run(procedure, partial(ask_client, AdminClient(address)))
     except ValueError as error:
         raise not_a_broker(address) from error
 
 
-def _make(broker: AdminClient, request: Request[_T]) -> _T:
+def ask_client(broker: AdminClient, request: Request[_T]) -> _T:
+    """Make such a request to the broker of a client. Raises Failure as `ask`."""
     try:
         return broker.ask(request)
     except Refused as error:
         wanted = Source(request.params.get("topic", ""), request.params.get("channel"))
         raise refusal(broker.address, wanted, error.text, request.lacking) or error from error
+
+
+def member_at(broker: AdminClient) -> MemberView:
+    """Return the member of a cluster that listens at the address of a client.
+
+    Raises:
+        Unsupported: The broker is no member of a cluster.
+        Failure: As `ask`.
+    """
+    try:
+        return broker.member()
+    except Refused as error:
+        raise refusal(broker.address, Source("", None), error.text, api.member().lacking) or error from error

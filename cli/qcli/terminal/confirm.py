@@ -1,6 +1,7 @@
-"""Asks the user before messages are deleted."""
+"""Asks the user before messages may be lost."""
 
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -22,14 +23,25 @@ def confirm(question: str, what_it_does: str) -> None:
         click.Abort: Interrupted.
         Failure: The user did not confirm; the end of the input, Ctrl-D, means no.
     """
+    if _answer(what_it_does, lambda: click.confirm(question, err=True)) is not True:
+        raise Failure("Nothing was done.")
+
+
+def confirm_by_typing(word: str, question: str, what_it_does: str) -> None:
+    """Ask the user to type a word, and return if they do; for what cannot be undone. Raises as `confirm`."""
+    typed = _answer(what_it_does, lambda: click.prompt(question, default="", show_default=False, err=True))
+    if typed != word:
+        raise Failure("Nothing was done.")
+
+
+def _answer(what_it_does: str, ask: Callable[[], bool | str]) -> bool | str | None:
+    """Return the answer of the user; None: the end of the input."""
     if not is_terminal(sys.stdin):
         raise click.UsageError(f"{what_it_does}, and standard input is not a terminal: confirm with --yes.")
     try:
-        agreed = click.confirm(question, err=True)
+        return ask()
     except click.Abort as error:
         print_diagnostic("")  # end the line of the question
         if not isinstance(error.__context__, EOFError):
             raise
-        agreed = False
-    if not agreed:
-        raise Failure("Nothing was done.")
+        return None

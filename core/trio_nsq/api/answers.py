@@ -100,6 +100,20 @@ class DiskStats(TypedDict, total=False):
     total_bytes: int
 
 
+class ClusterCounts(TypedDict, total=False):
+    """What `/stats` tells of the cluster that the broker leads.
+
+    Attributes:
+        in_sync, members: How many members are in sync, and how many there are.
+    """
+
+    name: Required[str]
+    epoch: Required[int]
+    role: Required[str]
+    in_sync: int
+    members: int
+
+
 class Stats(TypedDict, total=False):
     """The answer of `/stats`. An nsqd may have null instead of lists."""
 
@@ -107,6 +121,7 @@ class Stats(TypedDict, total=False):
     health: str
     start_time: int
     draining: bool
+    cluster: ClusterCounts
     topics: list[TopicStats]
     producers: list[ClientStats]
     disk: DiskStats
@@ -302,3 +317,76 @@ class ProducerState(TypedDict, total=False):
 
     number: Required[int | None]
     may_be_forgotten: bool
+
+
+# ---------------------------------------------------------------------- clusters
+
+
+class ClusterMember(TypedDict, total=False):
+    """A member of a cluster, as its leader sees it.
+
+    Attributes:
+        id: Of its data folder.
+        addresses: Where it is reached: URLs with the schemes tcp, http and https.
+        state: `leading`, `in sync`, `catching up` or `disconnected`.
+        in_sync: Whether OKs wait for it, so that it may lead.
+        lag_operations, lag_bytes, lag_s: What it lacks, and the age of the oldest operation that it lacks.
+        since: When the state began, Unix seconds; 0: unknown.
+    """
+
+    id: Required[str]
+    addresses: Required[list[str]]
+    state: Required[str]
+    in_sync: Required[bool]
+    lag_operations: int
+    lag_bytes: int
+    lag_s: float
+    since: int
+
+
+class Cluster(TypedDict, total=False):
+    """The answer of `/cluster`.
+
+    Attributes:
+        leader: The id of the member that leads.
+        since: Since when it leads, Unix seconds.
+        coordinator: The URL of the coordinator, without a password.
+        coordinator_error: Why the coordinator did not answer last; empty: it did.
+        refuses_because: Why publishes are refused; empty: they are not.
+    """
+
+    cluster: Required[str]
+    epoch: Required[int]
+    leader: Required[str]
+    since: int
+    coordinator: str
+    coordinator_error: str
+    min_in_sync: int
+    refuses_because: str
+    members: Required[list[ClusterMember]]
+
+
+class MemberView(TypedDict, total=False):
+    """The answer of `/cluster/member`, which each member gives itself.
+
+    Attributes:
+        id: Of this member.
+        role: `leader` or `follower`.
+        epoch: The highest that it has seen.
+        leader: The id of the member that leads; None: this one knows no leader.
+        is_following: Whether it is connected to the leader.
+        reason: Why it does not follow; empty: nothing is wrong.
+    """
+
+    cluster: Required[str]
+    id: Required[str]
+    role: Required[str]
+    epoch: Required[int]
+    leader: Required[str | None]
+    leader_addresses: list[str]
+    addresses: list[str]
+    is_following: bool
+    in_sync: bool
+    reason: str
+    coordinator: str
+    coordinator_error: str

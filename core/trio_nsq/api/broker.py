@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from .answers import (
     ChannelMessage,
     ChannelStats,
+    Cluster,
     DeadLetter,
     DeadLetterTopic,
     DeferredCounts,
@@ -21,6 +22,7 @@ from .answers import (
     LettersMoved,
     LogBounds,
     LogPosition,
+    MemberView,
     Message,
     Move,
     ProducerState,
@@ -41,6 +43,7 @@ DONE = {"requeue": "requeued", "drop": "dropped"}
 _CANNOT_BE_READ = "cannot be read by sequence or time"
 _NO_DEAD_LETTERS = "has no dead letters"
 _NO_DEFERRED = "has no list of deferred messages"
+_NO_CLUSTER = "cannot be a member of a cluster"
 _T = TypeVar("_T")
 
 
@@ -314,3 +317,18 @@ next_of_move = Endpoint("POST /topic/move/next", raw, "topic move channel moved 
 """Drop the messages of a stream up to `moved`, and take the next ones."""
 store_moved = Endpoint("POST /topic/move/store", json_object(_stored), "topic producer close")
 """Store the next messages of a stream; the answer is how far it is stored. With `close`, refuse further ones."""
+
+# ---------------------------------------------------------------------- clusters
+
+cluster = Endpoint("GET /cluster", _json(Cluster), lacking=_NO_CLUSTER)
+"""The cluster and its members. Each member passes the request on to the leader."""
+member = Endpoint("GET /cluster/member", _json(MemberView), lacking=_NO_CLUSTER)
+"""The member itself, which answers also without a leader."""
+switch_leader: Endpoint[str] = Endpoint(
+    "POST /cluster/switch", json_object(value_of("to", str)), "to", _NO_CLUSTER
+)
+"""Let another member lead: `to`, or one that is in sync. The answer is its id."""
+remove_member = Endpoint("POST /cluster/remove", raw, "member", _NO_CLUSTER)
+"""Forget a member that is gone."""
+promote_member = Endpoint("POST /cluster/promote", raw, lacking=_NO_CLUSTER)
+"""Let the member itself lead, although the leader is lost and messages may be with it."""

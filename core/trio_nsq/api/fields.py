@@ -17,7 +17,7 @@ class Field(NamedTuple):
     """A field of an object.
 
     Attributes:
-        kind: `str`, `int`, `bool`, `list` or `dict`.
+        kind: `str`, `int`, `float`, `bool`, `list` or `dict`.
         inner: The type of a list's members, or the `TypedDict` of an object.
     """
 
@@ -104,12 +104,16 @@ def _check(value: Any, fields: Sequence[Field]) -> None:
                 raise ValueError(f"{name} is missing")
             if kind is list:
                 value[name] = []
-        elif type(found) is not kind or (isinstance(found, int) and not -_MAX <= found < _MAX):
+        elif not _is(found, kind) or (isinstance(found, int) and not -_MAX <= found < _MAX):
             raise ValueError(f"{name} is not {kind.__name__}")
         elif kind is dict and inner is not None:
             _check(found, fields_of(inner))
         elif isinstance(found, list) and inner is not None:
             _check_members(name, found, inner)
+
+
+def _is(value: Any, kind: type) -> bool:
+    return type(value) is kind or (kind is float and type(value) is int)  # JSON has one kind of numbers
 
 
 def _check_members(name: str, members: list[Any], kind: type) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from ..api.answers import Cluster
 from ..api.lookupd import Node
 from ..protocol.address import format_address
 from .identity import BrokerIdentity
@@ -57,6 +58,7 @@ class BrokerState:
         info, stats: Its last answers to `/info` and `/stats`, untrusted; empty without one. `stats` lacks its topics.
         topics: By name.
         registrations: By the address of each service where it is registered.
+        cluster: The cluster that it leads; None: none, or it was not asked.
     """
 
     address: str
@@ -69,6 +71,7 @@ class BrokerState:
     stats: Mapping[str, Any] = field(default_factory=dict)
     topics: Mapping[str, TopicStats] = field(default_factory=dict)
     registrations: Mapping[str, Node] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     @property
     def reachable(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from trio_nsq.fleet.cluster import problems_of as problems_of_cluster
 from trio_nsq.fleet.dead_letters import CHANNEL as DEAD_LETTERS
 from trio_nsq.fleet.snapshot import BrokerState
 from trio_nsq.fleet.stats import Queue, TopicStats
@@ -73,10 +74,10 @@ class Problem:
     """Something that is wrong.
 
     Attributes:
-        check: The check that failed: reachable, health, registered, disk, age, depth or brokers.
+        check: The check that failed: reachable, health, registered, cluster, disk, age, depth or brokers.
         address: The broker or service; empty if it is about all of them.
         text: What is wrong.
-        about: The topic, or `TOPIC/CHANNEL`; empty if it is about the whole server.
+        about: The topic, `TOPIC/CHANNEL`, or the cluster; empty if it is about the whole server.
     """
 
     check: str
@@ -110,6 +111,9 @@ def _of_broker(broker: BrokerState, survey: Survey, limits: Limits) -> Iterator[
         yield Problem("health", broker.address, broker.health.removeprefix("NOK - "))
     if missing := broker.missing_at(survey.asked_lookupds):
         yield Problem("registered", broker.address, f"not registered at {' '.join(missing)}")
+    if (cluster := broker.cluster) is not None:
+        for problem in problems_of_cluster(cluster):
+            yield Problem("cluster", broker.address, problem, cluster["cluster"])
     if limits.free is not None:
         yield from _disk(broker, limits.free)
     for name, topic in broker.topics.items():

@@ -42,25 +42,28 @@ _DEFAULT_FREE = "5%"
     },
     details={
         "Columns": "broker: its HTTP address. status: ok; draining: it refuses publishes until it is empty; unhealthy: "
-        "its last write to disk failed, or a topic is unavailable; refused: it answers with an error; no answer. "
-        "topics; clients: consumers; depth: messages that wait, in all topics and channels; oldest: the highest age of "
-        "a message that is ready or in flight; used: the size of all logs; free: free space on the disk of the data "
-        "folder; up: the time since its start; lookupds: at how many of the nsqlookupd it is registered. nsqd tells "
-        "neither ages nor disk space. On a narrow terminal, columns are left out. The lines below the tables name "
-        "brokers that are unhealthy, hidden by a tombstone, or not registered. Standard error says why a server does "
-        "not answer.",
-        "Keys": "kind (broker or lookupd), address, status, reason (why it does not answer), version, health, draining,"
-        " hostname, broadcast_address, tcp_port, http_port, start_time (Unix seconds), uptime_s, topics, channels, "
-        "clients, depth, in_flight, deferred, messages (published since the start), oldest_message_age_ms, "
-        "disk_used_bytes, disk_free_bytes, disk_total_bytes, configured (its address was given; otherwise a discovery "
-        "service lists it), registered_at, not_registered_at, tombstones (topics whose consumers do not find the "
-        "broker), and brokers (of an nsqlookupd). What a server does not tell is null, or empty in csv and tsv, where "
-        "lists are separated by blanks.",
+        "its last write to disk failed, or a topic is unavailable; refused: it answers with an error; no answer. role "
+        "and cluster are shown if a broker leads a cluster; each follower has a row below it, with its state in the "
+        "cluster. topics; clients: consumers; depth: messages that wait, in all topics and channels; oldest: the "
+        "highest age of a message that is ready or in flight; used: the size of all logs; free: free space on the disk "
+        "of the data folder; up: the time since its start; lookupds: at how many of the nsqlookupd it is registered. "
+        "nsqd tells neither ages nor disk space. On a narrow terminal, columns are left out. The lines below the "
+        "tables name brokers that are unhealthy, hidden by a tombstone, or not registered. Standard error says why a "
+        "server does not answer.",
+        "Keys": "kind (broker, lookupd, or member: a follower of the broker before it), address, status, reason (why "
+        "it does not answer), version, health, draining, hostname, broadcast_address, tcp_port, http_port, start_time "
+        "(Unix seconds), uptime_s, topics, channels, clients, depth, in_flight, deferred, messages (published since "
+        "the start), oldest_message_age_ms, disk_used_bytes, disk_free_bytes, disk_total_bytes, configured (its "
+        "address was given; otherwise a discovery service lists it), registered_at, not_registered_at, tombstones "
+        "(topics whose consumers do not find the broker), brokers (of an nsqlookupd), and of members of a cluster: "
+        "cluster, epoch and role (leader or follower). What a server does not tell is null, or empty in csv and tsv, "
+        "where lists are separated by blanks.",
         "Checks": "reachable: each server answers. health: the broker says that it is healthy. registered: each broker "
-        "is registered at all nsqlookupd, unless it is draining. disk, age, depth, brokers: the thresholds of the "
-        "options. The first line is OK or CRITICAL, with the number of problems and servers. Then each problem has a "
-        "line; with --format json each problem is an object with check, address, about (a topic or channel) and "
-        "problem. The channel dead-letters may have messages of any age.",
+        "is registered at all nsqlookupd, unless it is draining. cluster: all members are in sync, and the coordinator "
+        "answers, as 'qcli cluster status' checks. disk, age, depth, brokers: the thresholds of the options. The first "
+        "line is OK or CRITICAL, with the number of problems and servers. Then each problem has a line; with --format "
+        "json each problem is an object with check, address, about (a topic, channel or cluster) and problem. The "
+        "channel dead-letters may have messages of any age.",
     },
 )
 @broker_http_options

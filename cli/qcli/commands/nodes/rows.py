@@ -1,8 +1,10 @@
 """The rows of `qcli nodes`: a record of each broker and discovery service, and their tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from trio_nsq.api.answers import Cluster
+from trio_nsq.fleet.cluster import address_of
 from trio_nsq.fleet.snapshot import BrokerState, LookupdState
 from trio_nsq.text.wording import printable
 
@@ -19,13 +21,18 @@ KEYS = (
     *("topics", "channels", "clients", "depth", "in_flight", "deferred", "messages", "oldest_message_age_ms"),
     *("disk_used_bytes", "disk_free_bytes", "disk_total_bytes"),
     *("configured", "registered_at", "not_registered_at", "tombstones", "brokers"),
+    *("cluster", "epoch", "role"),
 )
 """The keys of a record. What a server does not tell is null."""
 
 
 def records_of(survey: Survey, now_s: float) -> list[Record]:
-    """Return a record of each broker, then of each service."""
-    brokers = [_broker(state, survey, now_s) for state in survey.brokers]
+    """Return a record of each broker, which the members that follow it come after; then of each service."""
+    brokers = []
+    for state in survey.brokers:
+        brokers.append(_broker(state, survey, now_s))
+        if state.cluster is not None:
+            brokers += _followers(state.cluster)
     return [*brokers, *(_lookupd(state, survey.failures.get(state.address)) for state in survey.lookupds)]
 
 
@@ -72,7 +79,24 @@ def _broker(state: BrokerState, survey: Survey, now_s: float) -> Record:
         ],
         "tombstones": sorted({topic for each in state.registrations.values() for topic in each.tombstones}),
     }
+    if state.cluster is not None:
+        about |= {"cluster": state.cluster["cluster"], "epoch": state.cluster["epoch"], "role": "leader"}
     return {key: about.get(key) for key in KEYS}
+
+
+def _followers(cluster: Cluster) -> Iterator[Record]:
+    """Yield a record of each member that does not lead."""
+    for member in cluster["members"]:
+        if member["id"] != cluster["leader"]:
+            about = {
+                "kind": "member",
+                "address": address_of(member["addresses"]) or member["id"],
+                "status": member["state"],
+                "cluster": cluster["cluster"],
+                "epoch": cluster["epoch"],
+                "role": "follower",
+            }
+            yield {key: about.get(key) for key in KEYS}
 
 
 def _lookupd(state: LookupdState, failure: Failure | None) -> Record:
@@ -114,13 +138,15 @@ def _age(row: Record) -> str:
 
 
 def _registered(row: Record) -> str:
-    known, missing = len(row["registered_at"]), len(row["not_registered_at"])
+    known, missing = len(row["registered_at"] or ()), len(row["not_registered_at"] or ())
     return f"{known}/{known + missing}" if known + missing else ""
 
 
 BROKER_COLUMNS: tuple[Column[Record], ...] = (
     Column("broker", lambda row: row["address"], is_name=True),
     Column("status", lambda row: row["status"], is_name=True),
+    Column("role", lambda row: row["role"] or "", is_name=True),
+    Column("cluster", lambda row: row["cluster"] or "", is_name=True),
     Column("version", lambda row: row["version"] or "", rank=2),
     _count("topics"),
     _count("clients", "cl"),
@@ -143,17 +169,20 @@ LOOKUPD_COLUMNS: tuple[Column[Record], ...] = (
 def tables(records: Sequence[Record], width: int | None) -> str:
     """Return the tables of brokers and of services, and a line for what they cannot show."""
     texts = []
-    for kind, columns in (("broker", BROKER_COLUMNS), ("lookupd", LOOKUPD_COLUMNS)):
-        if rows := [record for record in records if record["kind"] == kind]:
+    followers = {record["address"] for record in records if record["kind"] == "member"}
+    for kinds, columns in ((("broker", "member"), BROKER_COLUMNS), (("lookupd",), LOOKUPD_COLUMNS)):
+        if rows := [record for record in records if record["kind"] in kinds]:
             texts.append(fitted_table(columns, rows, width))
-    remarks = "".join(f"{printable(line)}\n" for record in records for line in _remarks(record))
+    remarks = "".join(f"{printable(line)}\n" for record in records for line in _remarks(record, followers))
     return "\n".join([*texts, remarks] if remarks else texts)
 
 
-def _remarks(record: Record) -> list[str]:
+def _remarks(record: Record, followers: Collection[str]) -> list[str]:
     """Return lines about what is unusual. Why a server does not answer is told on standard error."""
     address = record["address"]
     lines = []
+    if record["role"] == "leader" and address in followers:
+        lines.append(f"{address} is a follower, and passes requests on to the leader of {record['cluster']}")
     if record["health"] not in (None, "OK"):
         lines.append(f"{address} is not healthy: {record['health'].removeprefix('NOK - ')}")
     if record["tombstones"]:

@@ -83,9 +83,19 @@ def _ask_lookupd(address: str) -> LookupdState:
 
 
 def _ask_broker(brokers: Brokers, state: BrokerState) -> BrokerState:
+    from trio_nsq.api import broker as api
+
     from ...broker.admin_client import AdminClient
 
     brokers.check_listed(state.address)
     client = AdminClient(state.address)
     info, stats = client.info(), client.stats(disk=True)
-    return replace(state, answered_at_s=time.time(), info=info, stats=stats, topics=parse_topics(stats))
+    cluster = client.ask(api.cluster()) if stats.get("cluster") else None
+    return replace(
+        state,
+        answered_at_s=time.time(),
+        info=info,
+        stats=stats,
+        topics=parse_topics(stats),
+        cluster=cluster,
+    )

@@ -1,13 +1,14 @@
 """The live screen of `qcli stat`."""
 
 import time
-from collections.abc import Sequence
+
+from trio_nsq.text.wording import printable
 
 from ...terminal.fullscreen import full_screen
 from .drawing import Drawing, History, Picture
 from .rows import Report, combine
 from .settings import Settings
-from .stats_poller import RowsByBroker, StatsPoller
+from .stats_poller import Samples, StatsPoller
 
 REFRESH_S = 1.0
 """Draw again after this time: a broker may have become silent."""
@@ -21,7 +22,7 @@ class Live:
     def __init__(self, poller: StatsPoller, interval_s: float) -> None:
         self._poller = poller
         self._interval_s = interval_s
-        self._shown: RowsByBroker = {}
+        self._shown: Samples = {}
         self._report = Report()
         self._title = ""
         self._next_s = 0.0
@@ -32,7 +33,7 @@ class Live:
         """Show the screen until the user quits. The last table stays on the terminal."""
 
         def is_news() -> bool:
-            return not settings.stopped and self._has_news(self._poller.rows())
+            return not settings.stopped and self._has_news(self._poller.samples())
 
         with full_screen() as screen:
             picture = self.picture()
@@ -48,12 +49,14 @@ class Live:
 
     def picture(self) -> Picture:
         """Return the current numbers: those of the brokers that answer, or, if none does, the last ones."""
-        rows = self._poller.rows()
+        samples = self._poller.samples()
         begun_s = time.monotonic()
-        if self._has_news(rows):
-            self._report = combine({address: each for address, each in rows.items() if each is not None})
-            self._shown = rows
-            self._title = f"{_addresses(list(rows))}  {time.strftime('%H:%M:%S')}"
+        if self._has_news(samples):
+            self._report = combine(
+                {address: each.rows for address, each in samples.items() if each is not None}
+            )
+            self._shown = samples
+            self._title = f"{_names(samples)}  {time.strftime('%H:%M:%S')}"
             # All brokers answer once in an interval: record them together.
             if begun_s >= self._recorded_s + 0.9 * self._interval_s:
                 parts = (row for parts in self._report.parts.values() for row in parts)
@@ -62,12 +65,18 @@ class Live:
             self._next_s = time.monotonic() + _REST * (time.monotonic() - begun_s)
         return Picture(self._title, self._report, self._history, self._poller.problems())
 
-    def _has_news(self, rows: RowsByBroker) -> bool:
+    def _has_news(self, samples: Samples) -> bool:
         """Return whether a report of these rows would differ, and is due; if no broker answers, the last one stays."""
-        if time.monotonic() < self._next_s or all(each is None for each in rows.values()):
+        if time.monotonic() < self._next_s or all(each is None for each in samples.values()):
             return False
-        return any(each is not self._shown.get(address) for address, each in rows.items())
+        return any(each is not self._shown.get(address) for address, each in samples.items())
 
 
-def _addresses(addresses: Sequence[str]) -> str:
-    return " and ".join(addresses) if len(addresses) <= 2 else f"{len(addresses)} brokers"
+def _names(samples: Samples) -> str:
+    """Return the addresses of the brokers, with the clusters that they lead; of many brokers only the number."""
+    if len(samples) > 2:
+        return f"{len(samples)} brokers"
+    return " and ".join(
+        printable(f"{address} ({sample.cluster})" if sample is not None and sample.cluster else address)
+        for address, sample in samples.items()
+    )

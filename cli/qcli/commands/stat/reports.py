@@ -16,7 +16,7 @@ from ...framework.errors import Failure
 from ...terminal.figures import speaks_unicode
 from .columns import RECORD_KEYS
 from .layout import lay_out, plain, unavailable_lines, with_topics
-from .rows import Report, Row, Sampler, combine, total
+from .rows import Report, Row, Sample, Sampler, combine, total
 from .selection import Pattern, Selection, with_parts
 from .stats_poller import Ask
 
@@ -27,7 +27,12 @@ def rows_of(address: str, patterns: Sequence[Pattern]) -> Ask:
 
     broker, sampler = AdminClient(address), Sampler()
     exact = patterns[0].exact if len(patterns) == 1 else None
-    return lambda: sampler.rows(broker.stats(*(exact or ()))["topics"], time.monotonic())
+
+    def ask() -> Sample:
+        stats = broker.stats(*(exact or ()))
+        return Sample.of(sampler.rows(stats["topics"], time.monotonic()), stats.get("cluster"))
+
+    return ask
 
 
 class Reports:
@@ -37,7 +42,7 @@ class Reports:
         answers: What the brokers answered last; `check` raises the failures of those that did not.
     """
 
-    answers: Answers[list[Row]]
+    answers: Answers[Sample]
 
     def __init__(self, brokers: Brokers, selection: Selection) -> None:
         self._brokers = brokers
@@ -50,13 +55,13 @@ class Reports:
         Raises Failure: no broker answers, or a topic or channel of the command line does not exist.
         """
 
-        def ask(address: str) -> list[Row]:
+        def ask(address: str) -> Sample:
             if address not in self._asks:
                 self._asks[address] = rows_of(address, self._selection.patterns)
             return self._asks[address]()
 
         self.answers = self._brokers.read(ask)
-        report = combine(self.answers.results)
+        report = combine({address: sample.rows for address, sample in self.answers.results.items()})
         if self._selection.patterns and not self._selection.named(report.sums):
             self.answers.check()
         if not self.answers.failures:

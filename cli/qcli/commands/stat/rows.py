@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
+from trio_nsq.api.answers import ClusterCounts
 from trio_nsq.fleet.stats import Queue, TopicStats, add_rates, parse_topics
 
 from .columns import AGE, DEPTH, NUMBERS, PUBLISHED, RATES, RECORD_KEYS
@@ -88,6 +89,27 @@ def _row(topic: str, channel: str | None, queue: Queue, total_depth: int) -> Row
     for column, rate in zip(RATES, (queue.in_rate, queue.out_rate), strict=True):
         values[column.key] = None if rate is None else round(rate, 1)
     return Row(topic, channel, values, bool(raw["paused"]), raw.get("unavailable"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The rows of one broker.
+
+    Attributes:
+        cluster: What it says of the cluster that it leads; empty: it leads none.
+    """
+
+    rows: list[Row]
+    cluster: str = ""
+
+    @classmethod
+    def of(cls, rows: list[Row], cluster: ClusterCounts | None) -> Self:
+        """Return the rows, and what a broker says of its cluster, if it leads one."""
+        if cluster is None:
+            return cls(rows)
+        text = f"cluster {cluster['name']}, {cluster['role']}, epoch {cluster['epoch']}"
+        found, members = cluster.get("in_sync", 0), cluster.get("members", 0)
+        return cls(rows, text if found >= members else f"{text}, {found} of {members} in sync")
 
 
 @dataclass(frozen=True, slots=True)

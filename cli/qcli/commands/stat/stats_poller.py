@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ...broker.brokers import combined
 from ...framework.errors import ExitCode, Failure
-from .rows import Row
+from .rows import Sample
 
 SLOW_S = 2.0
 """A broker that has not answered for this long is shown as silent; its request goes on until the timeout."""
@@ -17,9 +17,9 @@ FIRST_WAIT_S = 1.0
 DISCOVER_EACH = 5
 """Ask discovery services again after this many intervals."""
 
-Ask = Callable[[], list[Row]]
+Ask = Callable[[], Sample]
 """Returns the current rows of a broker. Raises Failure."""
-RowsByBroker = dict[str, list[Row] | None]
+Samples = dict[str, Sample | None]
 """By address; None: the broker does not answer. The order is that of the addresses."""
 
 
@@ -57,31 +57,31 @@ class StatsPoller:
         while not self._has_begun(time.monotonic() >= deadline_s):
             self._news.wait(max(0.0, deadline_s - time.monotonic()) or None)
             self._news.clear()
-        self.rows()  # raises unexpected errors
+        self.samples()  # raises unexpected errors
         failures = [each.failure for each in self._pollers.values() if each.failure is not None]
         if len(failures) == len(self._pollers):
             raise combined(failures, partial=False)
         if self._discover is not None:
             threading.Thread(target=self._run_discovery, args=(self._discover,), daemon=True).start()
 
-    def rows(self) -> RowsByBroker:
+    def samples(self) -> Samples:
         self._adopt()
         if self._error is not None:
             raise self._error
         now_s = time.monotonic()
         return {
-            address: None if poller.is_silent(now_s) else poller.rows
+            address: None if poller.is_silent(now_s) else poller.sample
             for address, poller in self._pollers.items()
         }
 
     def problems(self) -> list[str]:
         """Return lines about the brokers that have no rows: one for those that do not answer, others for refusals."""
         silent, lines = [], []
-        for address, rows in self.rows().items():
+        for address, sample in self.samples().items():
             failure = self._pollers[address].failure
             if failure is not None and failure.exit_code != ExitCode.UNREACHABLE:
                 lines.append(failure.brief if address in failure.brief else f"{address}: {failure.brief}")
-            elif rows is None:
+            elif sample is None:
                 silent.append(address)
         if silent:
             numbers = (
@@ -94,7 +94,7 @@ class StatsPoller:
         pollers = self._pollers.values()
         if self._error is not None or all(each.has_answered for each in pollers):
             return True
-        return is_late and any(each.rows is not None for each in pollers)
+        return is_late and any(each.sample is not None for each in pollers)
 
     def _adopt(self) -> None:
         """Begin to ask new brokers. Brokers that are no longer listed stay: one that crashed must not vanish."""
@@ -130,19 +130,19 @@ class _BrokerPoller:
     """The last answer of a broker.
 
     Attributes:
-        rows: None: the broker failed, or has not answered yet.
+        sample: None: the broker failed, or has not answered yet.
         failure: Of the last request.
     """
 
     def __init__(self, ask: Ask) -> None:
-        self.rows: list[Row] | None = None
+        self.sample: Sample | None = None
         self.failure: Failure | None = None
         self._ask = ask
         self._asked_s: float | None = None
 
     @property
     def has_answered(self) -> bool:
-        return self.rows is not None or self.failure is not None
+        return self.sample is not None or self.failure is not None
 
     def is_silent(self, now_s: float) -> bool:
         """Return whether the broker has not answered for too long; `now_s` is of the monotonic clock."""
@@ -152,8 +152,8 @@ class _BrokerPoller:
     def ask(self) -> None:
         self._asked_s = time.monotonic()
         try:
-            self.rows, self.failure = self._ask(), None
+            self.sample, self.failure = self._ask(), None
         except Failure as failure:
-            self.rows, self.failure = None, failure
+            self.sample, self.failure = None, failure
         finally:
             self._asked_s = None

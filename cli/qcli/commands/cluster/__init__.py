@@ -1,0 +1,1 @@
+"""`qcli cluster`: the members of a cluster, who leads it, and changes of both."""

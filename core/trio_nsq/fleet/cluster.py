@@ -1,0 +1,68 @@
+"""A cluster as its leader sees it: its members, by the names that people give them, and what is wrong. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from ..api.answers import Cluster, ClusterMember, MemberView
+from ..text.wording import count_of
+
+_HTTP = ("http://", "https://")
+
+
+def is_in_sync(member: ClusterMember) -> bool:
+    """Whether a member has all messages that were acknowledged, and follows or leads now."""
+    return member["in_sync"] and member["state"] != "disconnected"
+
+
+def address_of(addresses: Sequence[str]) -> str:
+    """Return where commands reach a member: `HOST:PORT` for HTTP, else `https://HOST:PORT`; empty: it has told none."""
+    for scheme, shown in zip(_HTTP, ("", _HTTP[1]), strict=True):
+        for url in addresses:
+            if url.startswith(scheme):
+                return shown + url.removeprefix(scheme)
+    return ""
+
+
+def name_of(member: ClusterMember | MemberView) -> str:
+    """Return the id of a member, with its address if it is known, for people."""
+    address = address_of(member.get("addresses", ()))
+    return f"{member['id']} ({address})" if address else member["id"]
+
+
+def leader_of(cluster: Cluster) -> ClusterMember | None:
+    """Return the member that leads; None: the answer lacks it."""
+    return next((each for each in cluster["members"] if each["id"] == cluster["leader"]), None)
+
+
+def members_named(cluster: Cluster, name: str) -> list[ClusterMember]:
+    """Return the members that a name may mean: an id, the first characters of one, or an address."""
+    for matches in (_is_called, _begins_with):
+        if found := [each for each in cluster["members"] if matches(each, name)]:
+            return found
+    return []
+
+
+def _is_called(member: ClusterMember, name: str) -> bool:
+    addresses = member["addresses"]
+    return name in (member["id"], *addresses, *(each.partition("://")[2] for each in addresses))
+
+
+def _begins_with(member: ClusterMember, name: str) -> bool:
+    return bool(name) and member["id"].startswith(name)
+
+
+def problems_of(cluster: Cluster) -> Iterator[str]:
+    """Yield what is wrong, the worst first; nothing: all members are in sync, and the coordinator answers."""
+    if reason := cluster.get("refuses_because"):
+        yield f"publishes are refused: {reason}"
+    if reason := cluster.get("coordinator_error"):
+        yield f"the coordinator does not answer: {reason}"
+    for member in cluster["members"]:
+        if not is_in_sync(member):
+            yield f"the member {name_of(member)} is {_state_of(member)}"
+
+
+def _state_of(member: ClusterMember) -> str:
+    if member["state"] != "catching up":
+        return member["state"] if member["state"] == "disconnected" else "not in sync"
+    lacks = count_of(member.get("lag_operations", 0), "operation")
+    return f"catching up, and lacks {lacks}"
