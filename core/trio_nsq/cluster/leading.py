@@ -19,6 +19,7 @@ logger = logging.getLogger("trio_nsq.cluster")
 
 MARGIN_S: Final = 2.0
 """The leader stops this long before its leadership is no longer certain: a slow member of etcd may end leases early."""
+_CHECK_S: Final = 0.5
 _HUNG_S: Final = 5.0
 """A leader whose disk has not answered for this time does not renew its lease."""
 
@@ -63,6 +64,7 @@ class Leading:
         async with trio.open_nursery() as nursery:
             keeping: trio.CancelScope = await nursery.start(self._keep_lease)
             nursery.start_soon(self._watch_fence)
+            nursery.start_soon(self._watch_time)
             try:
                 with self._serving:
                     await serve()
@@ -76,14 +78,23 @@ class Leading:
         await self.replication.until_fenced()
         self._lose(self.replication.fenced_because)
 
+    async def _watch_time(self) -> None:
+        """Stop to lead before another member can; also while a request to the coordinator takes long."""
+        while boot_time_s() < (self._certain_until_s() or 0.0):
+            await trio.sleep(_CHECK_S)
+        self._lose("the coordinator does not answer, and members in sync are not connected")
+
     async def _resign(self) -> None:
-        if self._lost:
-            return
+        """Free the lease, also one that this member could not renew; nothing is served any longer."""
         context = self._context
-        try:
-            await context.ask(context.coordinator.resign, self._successor)
-        except (CoordinatorError, StateError) as exc:
-            logger.warning("another member can lead when the lease is over: %s", exc)
+        coordinator = context.coordinator
+        for successor in dict.fromkeys((None if self._lost else self._successor, None)):
+            try:
+                await context.ask(coordinator.resign, successor)
+            except (CoordinatorError, StateError) as exc:
+                logger.warning("another member can lead when the lease is over: %s", exc)
+            if coordinator.led is None:
+                return
 
     # ------------------------------------------------------------------ the lease
 
@@ -114,8 +125,6 @@ class Leading:
                     pause_s = RETRY_S
                     if boot_time_s() >= (coordinator.certain_until_s or 0.0) - MARGIN_S:
                         self._lose("its disk does not answer")
-                if boot_time_s() >= (self._certain_until_s() or 0.0):
-                    self._lose("the coordinator does not answer, and members in sync are not connected")
 
     def _certain_until_s(self) -> float | None:
         """Return until when this member leads for certain; infinite as long as the followers in sync stay connected.

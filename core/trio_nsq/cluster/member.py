@@ -62,12 +62,12 @@ async def serve_member(
     require_trio("trio_nsq.cluster.serve_member")
     check_addresses(options)
     with ExitStack() as stack:
+        coordinator = open_engine(options, cluster)
+        stack.callback(coordinator.close)
         lock = FolderLock(options.data_path)
         stack.callback(lock.close)
         membership = read_membership(Files(), options.data_path)
         check_cluster(membership, cluster.cluster, options.data_path)
-        coordinator = open_engine(options, cluster)
-        stack.callback(coordinator.close)
         opened: dict[str, Listening] = {}
         stack.callback(_close_all, opened)
         listeners = await listen_at(options, opened)
