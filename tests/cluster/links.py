@@ -146,6 +146,7 @@ class _Passage:
                     return
                 await target.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            await link.flows(way)
             self.reset()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,13 +21,13 @@ class Echo:
     Attributes:
         link: Of all connections.
         forwarded: The addresses of forwarded clients.
-        accepted: The number of connections that the server has got.
+        accepted, ended: The numbers of connections that the server has got, and that have ended there.
     """
 
     def __init__(self) -> None:
         self.link = Link("from the test to the server")
         self.forwarded: list[str] = []
-        self.accepted = 0
+        self.accepted = self.ended = 0
         self.gateway: Gateway
 
     @asynccontextmanager
@@ -48,6 +49,8 @@ class Echo:
                 await stream.send_all(data)
         except trio.BrokenResourceError:
             pass  # a test resets it
+        finally:
+            self.ended += 1
 
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.gateway.port)
@@ -89,6 +92,20 @@ async def test_a_stalled_link_loses_nothing(echo: Echo, way: Way | None) -> None
         assert not got
         echo.link.mend()
     assert got == [b"second"]
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_stalled_link_hides_the_end_of_a_connection(echo: Echo, is_reset: bool) -> None:
+    async with await echo.connect() as stream:
+        assert await answer(stream, b"x") == b"x"
+        echo.link.stall()
+        if is_reset:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert (echo.link.connections, echo.ended) == (1, 0)
+    echo.link.mend()
+    while echo.link.connections or not echo.ended:
+        await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_a_new_connection_waits_while_its_link_is_stalled(echo: Echo) -> None:

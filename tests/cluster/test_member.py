@@ -10,7 +10,11 @@ from broker.support import PATIENCE_S, running_broker
 from cluster.running import Members, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.serve import listen_at
+from trio_nsq.cluster.member import addresses_of
 from trio_nsq.protocol.errors import StartupError
+from trio_nsq.server.listening import Listening, port_of
 
 
 @pytest.fixture
@@ -116,6 +120,19 @@ async def test_an_administrator_promotes_a_member_of_a_cluster_without_an_engine
         assert await two.bodies("t") == ["1"]
         again = await members.start("one", coordinator=f"static:{two.bound.http_address}")
         await again.in_sync(2)
+
+
+async def test_a_member_announces_where_discovery_services_list_it(tmp_path: Path) -> None:
+    """By this, the next leader recognizes its registrations."""
+    for host in (None, "Broker.example"):
+        options = BrokerOptions(tmp_path, "127.0.0.1:0", "127.0.0.1:0", broadcast_address=host)
+        opened: dict[str, Listening] = {}
+        listeners = await listen_at(options, opened)
+        name = host or "127.0.0.1"  # not the host name: it listens on loopback only
+        expected = [f"{kind.lower()}://{name}:{port_of(each.address)}" for kind, each in opened.items()]
+        assert list(addresses_of(options, listeners)) == expected
+        for each in opened.values():
+            each.close()
 
 
 async def test_folders_that_must_not_take_part(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811

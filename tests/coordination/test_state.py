@@ -30,6 +30,12 @@ TWO = FIRST.joined("B", B.addresses).synced("B")
 FIELDS = json.loads(TWO.encode())
 
 
+def test_the_members_one_of_which_led_before() -> None:
+    state = TWO.joined("C", C.addresses)  # C is not in sync
+    assert state.elected(B, "s2", 2).in_sync_besides("B") == state.in_sync_besides("B") == A.addresses
+    assert state.in_sync_besides("C") == A.addresses + B.addresses
+
+
 def test_value_is_one_json_object() -> None:
     state = replace(TWO.joined("C", C.addresses), successor="B", unknown={"newer": [1, {"x": None}]})
     assert json.loads(state.encode()) == {

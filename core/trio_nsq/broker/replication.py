@@ -76,7 +76,8 @@ class Replication:
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
-        former: The addresses, as URLs, of the members one of which led before. Discovery services may still list it.
+        former: The addresses, as URLs, of the members one of which led before: discovery services may still list it.
+            Not those of all members: one that was lost long ago may have left its address to a broker that is none.
 
     Attributes:
         files: The file layer of the broker.

@@ -45,7 +45,7 @@ class Leading:
             epoch,
             record=self._record,
             certain_until=self._certain_until_s,
-            former=former_addresses(context),
+            former=context.state.in_sync_besides(context.folder) if context.state is not None else (),
         )
         self.replication.control = self
         self._context = context
@@ -259,9 +259,3 @@ class Leading:
             await self._change(lambda state: state.removed(member))
         except StateError as exc:
             raise ClusterRefusal(str(exc)) from exc
-
-
-def former_addresses(context: MemberContext) -> list[str]:
-    """Return the addresses of the other members: discovery services may still have them as the leader."""
-    members = context.state.members.items() if context.state is not None else ()
-    return [address for member, addresses in members if member != context.folder for address in addresses]

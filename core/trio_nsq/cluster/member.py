@@ -260,7 +260,8 @@ def check_addresses(options: BrokerOptions) -> None:
 def addresses_of(options: BrokerOptions, listeners: Mapping[str, Listening]) -> tuple[str, ...]:
     """Return where a member is reached, as URLs."""
     bound = {name: listening.address for name, listening in listeners.items()}
-    broadcast = Broadcast.of(options, BoundAddresses(bound["TCP"], bound.get("HTTP"), bound.get("HTTPS")))
+    addresses = BoundAddresses(bound["TCP"], bound.get("HTTP"), bound.get("HTTPS"))
+    broadcast = Broadcast.reachable(options, addresses)
     ports = {
         "tcp": broadcast.tcp_port,
         "http": broadcast.http_port,

@@ -82,6 +82,11 @@ class ClusterState:
         """The addresses of the leader."""
         return self.members[self.leader]
 
+    def in_sync_besides(self, folder: str) -> tuple[str, ...]:
+        """Return the addresses of all members in sync except one; one of them leads, or led before it."""
+        others = sorted(self.in_sync - {folder})
+        return tuple(address for member in others for address in self.members[member])
+
     def joined(self, folder: str, addresses: Iterable[str]) -> "ClusterState":
         """Return the value with a member and its addresses. A new member is not in sync."""
         return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
