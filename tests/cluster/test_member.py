@@ -1,6 +1,7 @@
 """Members of a cluster: they follow, lead, and take over."""
 
 from pathlib import Path
+from shutil import copytree
 
 import httpx
 import pytest
@@ -156,6 +157,41 @@ async def test_folders_that_must_not_take_part(tmp_path: Path, url: str, cluster
         async with running_broker(tmp_path / "one"):
             pass
     assert refused.group_contains(StartupError, match="is the data folder of a member of a cluster")
+
+
+async def test_a_copy_of_a_members_folder_is_a_new_member(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        first = (await one.leads())["id"]
+        assert (await one.publish("t", b"1")).text == "OK"
+    copytree(tmp_path / "one", tmp_path / "copy")
+    async with running_members(tmp_path, url, cluster) as members:
+        copy = await members.start("copy")
+        about = await copy.until(lambda about: "has not caught up" in about["reason"])
+        assert about["id"] != first
+        one = await members.start("one")
+        await one.leads()
+        assert (await one.publish("t", b"2")).text == "OK"
+        await copy.in_sync(2)
+        assert await copy.bodies("t") == ["1", "2"]
+
+
+async def test_an_administrator_promotes_a_copy_if_all_members_are_lost(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+) -> None:
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        epoch = (await one.leads())["epoch"]
+        assert (await one.publish("t", b"1")).text == "OK"
+    copytree(tmp_path / "one", tmp_path / "copy")
+    async with running_members(tmp_path, url, cluster) as members:
+        copy = await members.start("copy")
+        await copy.until(lambda about: "has not caught up" in about["reason"])
+        assert (await copy.client.post("/cluster/promote")).status_code == 200
+        assert (await copy.leads())["epoch"] > epoch
+        assert await copy.bodies("t") == ["1"]
 
 
 async def started_alone(root: Path, url: str, cluster: str) -> None:  # noqa: F811

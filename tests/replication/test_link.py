@@ -458,7 +458,7 @@ async def test_a_copy_of_a_followers_folder_is_refused_while_the_follower_is_con
                 answer = b""
                 while data := await copy.receive_some():
                     answer += data
-            assert b"remove cluster.json from the copy" in answer
+            assert b"remove the content of the copy" in answer
             assert "two" in cluster.leader.followers
         nursery.cancel_scope.cancel()
 

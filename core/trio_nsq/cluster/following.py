@@ -127,7 +127,7 @@ class Following:
         if replica.position is not None:
             replica.end(partial(self._finish, epoch))
         else:
-            context.save(epoch=epoch)
+            context.save(epoch=epoch, is_copy=False)
 
     def _finish(self, epoch: int) -> None:
         end_following(self._context.files, self._context.path)
@@ -174,7 +174,8 @@ class Following:
         context.state = state
         if state is None:
             return
-        if not context.is_saved and (topics := topics_in(context.path)):
+        is_foreign = not (context.is_saved or context.membership.is_copy)
+        if is_foreign and (topics := topics_in(context.path)):
             raise StartupError(
                 f"--data-path: {context.path} has {len(topics)} topics of a broker that is no member of the cluster "
                 f"{state.cluster}, which exists already: its messages would be set aside. Choose an empty folder; or "
@@ -196,7 +197,11 @@ class Following:
 
     def _target_of(self, seen: Observation) -> LeaderTarget | None:
         state = seen.state
-        if state is None or state.leader == self._context.folder:
+        if state is None:
+            return None
+        if state.leader == self._context.folder:
+            if seen.is_held:
+                self.reason = "the lease of this member's earlier process is not over yet"
             return None
         # Without the engine, a leader goes on as long as all members in sync follow it: see `Leading`.
         if not (seen.is_held or self.is_connected):
@@ -230,7 +235,7 @@ class Following:
         """Return the epoch if this member is elected. Raises StateError: it may not lead."""
         context = self._context
         coordinator = context.coordinator
-        if not self._is_whole:
+        if not self._is_whole and not (is_confirmed and self._is_complete):
             raise NotInSync("the folder has not caught up with a leader: messages are missing in it")
         await trio.to_thread.run_sync(context.save)
         if not is_confirmed:
@@ -240,6 +245,11 @@ class Following:
                 raise NotInSync("this member follows a leader, which runs: stop that one first")
             return await context.ask(coordinator.promote, context.candidate)
         return await context.ask(coordinator.campaign, context.candidate, found=True)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the folder is one that a leader had at some time: a catch-up was not cut short."""
+        return self._replica is not None and not self._replica.is_incomplete
 
     @property
     def _is_whole(self) -> bool:

@@ -32,7 +32,7 @@ from .follower_api import FollowerAPI
 from .following import Following, link_url
 from .front import FollowerFront, LeaderTarget
 from .leading import Leading
-from .membership import check_cluster, new_membership, read_membership
+from .membership import membership_of
 from .options import ClusterOptions
 
 logger = logging.getLogger("trio_nsq.cluster")
@@ -66,8 +66,7 @@ async def serve_member(
         stack.callback(coordinator.close)
         lock = FolderLock(options.data_path)
         stack.callback(lock.close)
-        membership = read_membership(Files(), options.data_path)
-        check_cluster(membership, cluster.cluster, options.data_path)
+        membership, is_saved = membership_of(Files(), options.data_path, cluster.cluster)
         opened: dict[str, Listening] = {}
         stack.callback(_close_all, opened)
         listeners = await listen_at(options, opened)
@@ -76,8 +75,8 @@ async def serve_member(
             coordinator,
             Files(),
             options.data_path,
-            membership or new_membership(cluster.cluster),
-            is_saved=membership is not None,
+            membership,
+            is_saved=is_saved,
             addresses=addresses_of(options, listeners),
             secret=link_secret(cluster),
             tls=link_tls(options, cluster),

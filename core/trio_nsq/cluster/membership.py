@@ -1,9 +1,10 @@
 """`cluster.json`: the member that a data folder is."""
 
 import json
+import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ from ..coordination import StateError
 from ..coordination.state import MAX_EPOCH, check_name
 from ..log import Files
 from ..protocol.errors import StartupError
+
+logger = logging.getLogger("trio_nsq.cluster")
 
 _MOST_BYTES: Final = 64 * 1024
 _ID_BYTES: Final = 8
@@ -27,31 +30,42 @@ class Membership:
         epoch: The highest epoch that it has seen; 0: none.
         is_copy: The folder is a copy of a leader's, and only a `Replica` knows whether it is complete. Otherwise it was
             opened by a broker last, or is new.
+        inode: Of the data folder: a copy of it has another one. 0: unknown.
     """
 
     cluster: str
     folder: str
     epoch: int = 0
     is_copy: bool = False
+    inode: int = 0
 
     def save(self, files: Files, path: Path) -> None:
         """Write it into a data folder, durably. Raises OSError."""
-        fields = {
-            "cluster": self.cluster,
-            "folder": self.folder,
-            "epoch": self.epoch,
-            "is_copy": self.is_copy,
-        }
-        files.replace(path / MEMBER_FILE, encode_checked(json.dumps(fields).encode()) + b"\n")
-
-    def seen(self, epoch: int) -> "Membership":
-        """Return it after it has seen an epoch."""
-        return replace(self, epoch=max(self.epoch, epoch))
+        files.replace(path / MEMBER_FILE, encode_checked(json.dumps(asdict(self)).encode()) + b"\n")
 
 
-def new_membership(cluster: str) -> Membership:
-    """Return the membership of a data folder that has none. Raises StateError: the name is not valid."""
-    return Membership(check_name("the name of the cluster", cluster), secrets.token_hex(_ID_BYTES))
+def membership_of(files: Files, path: Path, cluster: str) -> tuple[Membership, bool]:
+    """Return the membership of a locked data folder, and whether it is saved there.
+
+    A folder without one, and a copy of a member's folder, are new members: of two members with one identity, the one
+    that lacks messages could lead. A copy must catch up.
+
+    Raises:
+        StartupError: The folder cannot be used, or belongs to another cluster.
+    """
+    inode = path.stat().st_ino
+    saved = read_membership(files, path)
+    check_cluster(saved, cluster, path)
+    if saved is None:
+        return Membership(cluster, secrets.token_hex(_ID_BYTES), inode=inode), False
+    if saved.inode in (0, inode):
+        return replace(saved, inode=inode), True
+    copy = replace(saved, folder=secrets.token_hex(_ID_BYTES), is_copy=True, inode=inode)
+    logger.warning(
+        "%s was copied from the data folder of the member %s: it is a new member, %s, and must catch up",
+        *(path, saved.folder, copy.folder),
+    )
+    return copy, False
 
 
 def read_membership(files: Files, path: Path) -> Membership | None:
@@ -59,17 +73,18 @@ def read_membership(files: Files, path: Path) -> Membership | None:
     file = path / MEMBER_FILE
     try:
         fields = decode_checked(files.content(file, _MOST_BYTES))
-        match fields:
+        match {"inode": 0, **fields}:
             case {
                 "cluster": str(cluster),
                 "folder": str(folder),
                 "epoch": int(epoch),
                 "is_copy": bool(is_copy),
+                "inode": int(inode),
             }:
                 check_name("the name of the cluster", cluster)
                 check_name("the id of the folder", folder)
                 if 0 <= epoch <= MAX_EPOCH:
-                    return Membership(cluster, folder, epoch, is_copy)
+                    return Membership(cluster, folder, epoch, is_copy, inode)
         raise ValueError("it has other fields than those of a member of a cluster")
     except FileNotFoundError:
         return None
@@ -77,8 +92,8 @@ def read_membership(files: Files, path: Path) -> Membership | None:
         raise StartupError(f"--data-path: cannot read {file}: {exc.strerror}") from exc
     except (ValueError, StateError) as exc:
         raise StartupError(
-            f"--data-path: {file} is damaged: {exc}. Without this file, the folder is that of a new member, which "
-            "copies all messages from the leader; so remove it only if another member has them"
+            f"--data-path: {file} is damaged: {exc}. If other members have all messages, move the content of the "
+            "folder away: it is a new member then, and copies them from the leader"
         ) from exc
 
 

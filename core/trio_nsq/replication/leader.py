@@ -179,14 +179,14 @@ class Leader:
                 raise LinkError(f"it belongs to cluster {hello.cluster!r}, the leader to {self._cluster!r}")
             if hello.member == self._member:
                 raise LinkError(
-                    f"its data folder has the leader's identity {hello.member}: it is a copy. Remove cluster.json from "
-                    "it, so that it becomes a new member"
+                    f"its data folder has the leader's identity {hello.member}: it is a copy. Remove its "
+                    "content, so that it becomes a new member"
                 )
             before = self.followers.get(hello.member)
             if before is not None and before.instance != hello.instance:
                 raise LinkError(
                     f"another process with the identity {hello.member} is connected. If that was an earlier process of "
-                    "this member, its connection ends soon; if its data folder was copied, remove cluster.json from "
+                    "this member, its connection ends soon; if its data folder was copied, remove the content of "
                     "the copy, so that it becomes a new member"
                 )
         except LinkError as exc:

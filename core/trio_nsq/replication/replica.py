@@ -133,6 +133,11 @@ class Replica:
     def _epoch(self) -> int | None:
         return self.position.epoch if self.position is not None else None
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a catch-up was not finished, so that the folder is no state that a leader had."""
+        return self._earlier.is_incomplete
+
     def _is_whole(self) -> bool:
         """Whether each file has all that was written to it, unless `EarlierContent` knows better."""
         return self.position is not None or not journals(self._folder, self._files.names(self._folder))
