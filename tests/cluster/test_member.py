@@ -59,6 +59,8 @@ async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, clu
         led = await two.leads()
         assert led["epoch"] > about["epoch"]
         assert (await one.publish("t", b"after")).text == "OK"
+        about = (await one.client.get("/info")).json()["cluster"]
+        assert about == {"name": cluster, "member": second, "epoch": led["epoch"]}
         await one.in_sync(2)
         assert await one.bodies("t") == ["before", "after"]
         assert (await one.client.get("/ping?role=leader")).status_code == 503

@@ -16,13 +16,15 @@ pytestmark = pytest.mark.interop
 MAX_PAGE_BYTES = 150 * 1024
 """Of a page with its style sheet, script and icon, uncompressed."""
 DOWNLOADS = {"message_body", "messages_ndjson"}
-ALIKE = re.compile(r"(pause|unpause|empty)_(topic|channel)|delete_channel|drain|undrain|tombstone")
+ALIKE = re.compile(
+    r"(pause|unpause|empty)_(topic|channel)|delete_channel|drain|undrain|tombstone|switch_leader|remove_member"
+)
 """Pages that ask before an action, as `delete_topic` does; the tests of actions use them."""
 SHOWN = sorted(
     {page.name for page in PAGES if "GET" in page.methods and not ALIKE.fullmatch(page.name)}
-    - {"login", *DOWNLOADS}
+    - {"login", "clusters", *DOWNLOADS}
 )
-"""The pages that links lead to; `login` is for consoles that need one."""
+"""The pages that links lead to; `login` is for consoles that need one, `clusters` for a fleet that has one."""
 INTERESTING = (
     "/clicks/archive",
     "/payments/charge",

@@ -1,7 +1,7 @@
 """HTTP servers that answer as a broker or a discovery service does, as far as the watcher asks, or misbehave."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,9 @@ class FakeBroker:
         hangs: Accept requests, and do not answer.
         raw: The whole answer, instead of a valid one.
         text: Version, host name and health; empty: usual ones.
-        asked: The paths of all requests.
+        more: Fields of `/info` and `/stats`, and answers to other paths; None: this request fails.
+        on_path: Called before a request for the path is answered.
+        asked: The paths of all requests; `targets` with their queries.
         authorizations: The Authorization headers of all requests; empty without one.
     """
 
@@ -48,7 +50,10 @@ class FakeBroker:
     hangs: bool = False
     raw: bytes = b""
     text: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+    on_path: dict[str, Callable[[], None]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
     authorizations: list[str] = field(default_factory=list)
 
     @property
@@ -82,7 +87,10 @@ class FakeBroker:
             "/stats": {"version": self.text or "1", "health": self.text or "OK", "topics": self.topics},
             "/nodes": {"producers": self.nodes},
         }
-        status = "200 OK"
+        for about in (bodies["/info"], bodies["/stats"]):
+            about |= {key: value for key, value in self.more.items() if not key.startswith("/")}
+        bodies |= self.more
+        status = "200 OK" if bodies.get(path, "") is not None else "503 Service Unavailable"
         if path == "/topic/bounds":
             status = "404 Not Found" if self.is_nsqd else "400 Bad Request"
         body = json.dumps(bodies.get(path, {"message": "NOT_FOUND"})).encode()
@@ -98,8 +106,11 @@ class FakeBroker:
                     while (end := received.find(b"\r\n\r\n")) >= 0:
                         head = received[:end].decode().split("\r\n")
                         del received[: end + 4]
-                        path = head[0].split()[1].partition("?")[0]
+                        target = head[0].split()[1]
+                        path = target.partition("?")[0]
                         self.asked.append(path)
+                        self.targets.append(target)
+                        self.on_path.get(path, lambda: None)()
                         headers = dict(line.lower().split(": ", 1) for line in head[1:])
                         self.authorizations.append(headers.get("authorization", ""))
                         if self.hangs:

@@ -118,12 +118,14 @@ class Document(HTMLParser):
 
     Attributes:
         links: The targets by text.
+        hidden: The hidden fields of forms.
     """
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tables: list[Table] = []
         self.links: dict[str, str] = {}
+        self.hidden: dict[str, str] = {}
         self.text = ""
         self._row: list[str] | None = None
         self._cell: list[str] | None = None
@@ -133,6 +135,9 @@ class Document(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """See HTMLParser."""
+        about = dict(attrs)
+        if tag == "input" and about.get("type") == "hidden":
+            self.hidden[about.get("name") or ""] = about.get("value") or ""
         if tag == "table":
             self.tables.append(Table())
         elif tag in ("thead", "tbody"):

@@ -44,7 +44,8 @@ async def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[t
 
 def filled(path: str, broker: str) -> str:
     """Return the path of a page of the broker, with a topic, a channel and a message that it has."""
-    return path.format(topic="dead", channel="dead-letters", node=broker, sequence=0)
+    names = {"topic": "dead", "channel": "dead-letters", "cluster": "none", "member": "none"}
+    return path.format(node=broker, sequence=0, **names)
 
 
 async def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

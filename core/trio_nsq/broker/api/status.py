@@ -2,7 +2,7 @@
 
 import socket
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Status:
     async def info(self, request: Request) -> Response:
         """Return version, addresses and limits."""
         limits = self._server.options.limits
-        info = {
+        info: dict[str, Any] = {
             "version": __version__,
             "broadcast_address": Broadcast.of(self._server.options, self._bound).address,
             "hostname": socket.gethostname(),
@@ -65,7 +65,11 @@ class Status:
             "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
             "max_deflate_level": limits.max_deflate_level,
         }
-        return Response.json(info | ({"draining": True} if self._server.broker.draining else {}))
+        if self._server.broker.draining:
+            info["draining"] = True
+        if (replication := self._server.replication) is not None:
+            info["cluster"] = asdict(replication.leadership)
+        return Response.json(info)
 
     async def access(self, request: Request) -> Response:
         """Return who the client is, and what it may do."""

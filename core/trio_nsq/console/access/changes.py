@@ -50,6 +50,6 @@ def noted_change(scope: Mapping[str, Any]) -> dict[str, str | int]:
     parts = {
         key: value
         for key, value in scope.get("path_params", {}).items()
-        if key in ("topic", "channel", "node")
+        if key in ("topic", "channel", "node", "member")
     }
     return {**parts, **scope["state"].get(_DETAILS, {})}

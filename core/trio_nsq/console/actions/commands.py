@@ -64,6 +64,14 @@ def drain(address: str, *, stop: bool) -> str:
     return line("drain", *(["--stop"] if stop else []), *on([address]))
 
 
+def switch_leader(address: str, member: str) -> str:
+    return line("cluster", "switch", member, "--yes", *on([address]))
+
+
+def remove_member(address: str, member: str) -> str:
+    return line("cluster", "remove", member, "--yes", *on([address]))
+
+
 def seek(addresses: Sequence[str], topic: str, channel: str, to: str) -> str:
     """Move a channel; `to` is a position as `qcli` takes it."""
     return line("channel", "seek", f"{topic}/{channel}", "--to", to, "--yes", *on(addresses))

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...api.broker import unchecked_stats
 from ...fleet.snapshot import BrokerState, Disk, Snapshot
-from ...fleet.stats import number
+from ...fleet.stats import number, text
+from ...text.wording import count_of
 from ..upstream.client import Results, Upstream
 
 TIMEOUT_S = 1.0
@@ -87,5 +88,10 @@ def _problems(broker: BrokerState, lookupds: list[str], disk: Disk | None, detai
         yield f"It reports: {broker.health.removeprefix('NOK - ')}." if details else "It reports a problem."
     if missing := broker.missing_at(lookupds):
         yield f"It is not registered with {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}."
+    members = broker.stats.get("cluster")
+    if isinstance(members, dict) and (in_sync := number(members, "in_sync")) < (
+        all_ := number(members, "members")
+    ):
+        yield f"Of its cluster {text(members, 'name')}, {in_sync} of {count_of(all_, 'member')} are in sync."
     if disk is not None and disk.free_share < LEAST_FREE_SHARE:
         yield f"Its disk is almost full: {disk.free_share:.1%} is free."

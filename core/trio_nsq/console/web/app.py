@@ -25,6 +25,7 @@ from .page import NotFound, Page, Unanswered, View
 from .pages import (
     changes,
     channel,
+    clusters,
     counter,
     dead_letters,
     deferred,
@@ -69,6 +70,7 @@ PAGES: tuple[Page, ...] = (
     *topic.PAGES,
     *channel.PAGES,
     *nodes.PAGES,
+    *clusters.PAGES,
     *lookup.PAGES,
     *counter.PAGES,
     *login.PAGES,

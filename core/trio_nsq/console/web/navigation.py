@@ -21,12 +21,15 @@ class Link:
     here: bool = False
 
 
+CLUSTERS = "/clusters"
+"""The path of the page of clusters."""
 _GROUPS = (
     (
         "",
         (
             Link("Topics", "/", "topics", "t"),
             Link("Nodes", "/nodes", "nodes", "n"),
+            Link("Cluster", CLUSTERS, "cluster", "u"),
             Link("Lookup", "/lookup", "lookup", "l"),
             Link("Counter", "/counter", "counter", "c"),
         ),

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from ...text.wording import printable
 from ..access.viewer import viewer_of
 from ..console import console_of, snapshot_of
+from ..fleet.clusters import has_clusters
 from ..graphite import Graphite
 from . import formats
 from .forms import csrf_field
-from .navigation import navigation
+from .navigation import CLUSTERS, navigation
 from .page import View
 from .paths import segment
 from .static_files import static_path
@@ -98,6 +99,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
 
     paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
+    sees_clusters = viewer_of(request).allows("read") and has_clusters(snapshot_of(request))
     return {
         "request": request,
         "viewer": viewer_of(request),
@@ -113,7 +115,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "base": base,
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
         "paths": paths,
-        "navigation": partial(navigation, here, paths),
+        "navigation": partial(navigation, here, paths if sees_clusters else paths - {CLUSTERS}),
         "notice": console.notices.get(viewer_of(request).name, request.query_params.get("notice")),
         "live_url": f"{base}/live" if live else "",
     }

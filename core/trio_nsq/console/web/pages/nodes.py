@@ -7,6 +7,7 @@ from starlette.requests import Request
 from ....fleet.snapshot import BrokerState, Snapshot
 from ...access.viewer import Viewer, viewer_of
 from ...console import snapshot_of
+from ...fleet.clusters import cluster_name
 from ...fleet.rows import TopicRow, topic_row
 from ..listing import Column, listing
 from ..page import NotFound, Page, View
@@ -20,6 +21,11 @@ class BrokerRow:
     state: BrokerState
     out_of_date: bool
     tombstones: tuple[str, ...]
+
+    @property
+    def cluster(self) -> str:
+        """The cluster that it is a member of; empty: none."""
+        return cluster_name(self.state)
 
     @property
     def in_rate(self) -> float | None:
