@@ -1,5 +1,7 @@
 """Members of a cluster: they follow, lead, and take over."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from shutil import copytree
 
@@ -7,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from broker.support import PATIENCE_S, running_broker
+from broker.support import PATIENCE_S, RawClient, pub, running_broker
 from cluster.running import Members, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member
@@ -89,6 +91,82 @@ async def test_a_lost_lease_ends_the_leadership(
         assert (await two.publish("t", b"2")).text == "OK"
         await two.in_sync(2)
         assert await one.bodies("t") == ["1", "2"]
+
+
+async def test_clients_that_were_passed_on_to_a_silent_leader_are_closed(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+) -> None:
+    """They look for a broker again, and find the new leader."""
+    proxy = SilentProxy()
+    async with proxy.run(), running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one", broadcast_http_port=proxy.port)
+        proxy.target = one.bound.http_address
+        await one.leads()
+        two, three = await members.start("two"), await members.start("three")
+        await three.in_sync(3)
+        host, _, port = three.bound.tcp_address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            client = RawClient(stream)
+            await client.send(b"  V2" + pub("t", b"x"))
+            await client.ok()
+            proxy.silence()
+            second = (await two.about())["id"]
+            assert (await one.client.post(f"/cluster/switch?to={second}")).status_code == 200
+            await two.leads()
+            with trio.fail_after(PATIENCE_S):
+                assert await client.frame() is None
+
+
+class SilentProxy:
+    """A proxy that can stop to pass on connections of clients, without closing them.
+
+    Attributes:
+        port: Where it listens.
+        target: Where it passes connections on to.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.target: str | None = None
+        self._passing: list[trio.CancelScope] = []
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.port = listeners[0].socket.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, self._serve, listeners)
+            yield
+            nursery.cancel_scope.cancel()
+
+    def silence(self) -> None:
+        """Pass on nothing any longer of the connections with a client."""
+        for scope in self._passing:
+            scope.cancel()
+
+    async def _serve(self, near: trio.SocketStream) -> None:
+        assert self.target is not None
+        host, _, port = self.target.rpartition(":")
+        async with near, await trio.open_tcp_stream(host, int(port)) as far:
+            first = await near.receive_some()
+            await far.send_all(first)
+            with trio.CancelScope() as scope:
+                if b"/cluster/forward" in first:
+                    self._passing.append(scope)
+                with suppress(trio.BrokenResourceError):
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._pass_on, near, far)
+                        await self._pass_on(far, near)
+                        nursery.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                await trio.sleep_forever()
+
+    async def _pass_on(self, source: trio.SocketStream, target: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for data in source:
+                await target.send_all(data)
 
 
 async def test_all_members_stop_and_start_again(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811

@@ -293,6 +293,8 @@ class Following:
                 logger.info(
                     "connected to the leader %s at %s: epoch %d", leader.member, leader.url, leader.epoch
                 )
+                # If the former leader is gone without a word, its clients would wait for it.
+                self._front.end_forwarded(leader)
                 await follow(
                     stream,
                     replica,
