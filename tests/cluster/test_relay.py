@@ -115,6 +115,26 @@ class Stuck(trio.abc.HalfCloseableStream):
         self.closed.set()
 
 
+class Lost(Stuck):
+    """A stream that shows only to those that send that it is broken."""
+
+    async def send_all(self, data: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise trio.BrokenResourceError
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+async def test_one_lost_direction_ends_both(autojump_clock: MockClock, is_client: bool) -> None:
+    lost = Lost()
+    near, other = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(relay, *((lost, near) if is_client else (near, lost)))
+        await other.send_all(b"x")
+        with trio.fail_after(STALL_S / 2):
+            assert await rest(other) == b""
+        await lost.closed.wait()
+
+
 async def test_a_client_that_takes_nothing_is_closed(autojump_clock: MockClock) -> None:
     far, server = memory_stream_pair()
     client = Stuck()
