@@ -76,6 +76,7 @@ async def leading(
     stall_s: float = PATIENCE_S,
     certain_until: Callable[[], float | None] = lambda: inf,
     stop_s: float = PATIENCE_S,
+    min_in_sync: int = 1,
     **options: Any,
 ) -> AsyncIterator[Leading]:
     """Run a leader on free loopback ports; it is stopped cleanly at the end."""
@@ -87,6 +88,7 @@ async def leading(
         certain_until=certain_until,
         stall_s=stall_s,
         stop_s=stop_s,
+        min_in_sync=min_in_sync,
     )
     leader = Leading(replication)
     async with trio.open_nursery() as nursery:
@@ -114,16 +116,17 @@ class Record:
     Attributes:
         members: As last recorded.
         fails: Whether recording fails; with `is_lost`, after it was done.
+        hangs: Whether recording never ends.
     """
 
     def __init__(self) -> None:
         self.members: frozenset[str] = frozenset()
-        self.fails = self.is_lost = False
+        self.fails = self.is_lost = self.hangs = False
         self.attempts = 0
 
     async def __call__(self, members: frozenset[str]) -> None:
         self.attempts += 1
-        await trio.sleep(0)
+        await (trio.sleep_forever() if self.hangs else trio.sleep(0))
         if not self.fails or self.is_lost:
             self.members = members
         if self.fails:

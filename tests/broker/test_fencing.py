@@ -198,24 +198,13 @@ async def test_a_change_is_made_only_while_the_leader_certainly_leads(tmp_path: 
         pass
 
 
-class FailsFromNowOn(Record):
-    """Records, until it is told to answer no more."""
-
-    hangs = False
-
-    async def __call__(self, members: frozenset[str]) -> None:
-        if self.hangs:
-            await trio.sleep_forever()
-        await super().__call__(members)
-
-
 @SYNCS
 @pytest.mark.parametrize("fences", [True, False])
 async def test_a_stop_does_not_wait_for_those_that_never_answer(
     tmp_path: Path, sync: str, fences: bool
 ) -> None:
     """The follower's disk hangs, and so does the coordinator. What was acknowledged is in the folder."""
-    record = FailsFromNowOn()
+    record = Record()
     stop_s = PATIENCE_S * 10 if fences else 0.1
     async with with_slow_follower(tmp_path, sync, record=record, stop_s=stop_s) as (leader, files):
         url = f"http://{leader.addresses.http_address}"

@@ -27,6 +27,10 @@ class NotLeading(PublishRefused):
         super().__init__(f"this member no longer leads the cluster: {reason}")
 
 
+class TooFewInSync(PublishRefused):
+    """Fewer members of the cluster are in sync than a publish needs. Nothing of it was stored."""
+
+
 class Draining(PublishRefused):
     """A publish was refused because the broker drains. Nothing of it was stored."""
 

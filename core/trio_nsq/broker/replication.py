@@ -73,6 +73,8 @@ class Replication:
         certain_until: Returns the time of `boot_time_s` until which no other member can lead, as
             `Coordinator.certain_until_s`; None: this member does not lead. Without it, only `fence` ends the
             leadership.
+        min_in_sync: Publishes are refused while fewer members than this, with this one, are in sync. What is written
+            already waits.
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
@@ -83,6 +85,7 @@ class Replication:
         files: The file layer of the broker.
         operations: What it has recorded.
         members: The followers that OKs wait for.
+        min_in_sync: See above.
         leadership: Identifies it.
         former: See above.
         control: Answers requests about the cluster; None: the caller does not.
@@ -98,6 +101,7 @@ class Replication:
         *,
         record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
         certain_until: Callable[[], float | None] = lambda: inf,
+        min_in_sync: int = 1,
         kept_bytes: int = _KEPT_BYTES,
         stall_s: float = _STALL_S,
         stop_s: float = _STOP_S,
@@ -110,6 +114,7 @@ class Replication:
         self.former = tuple(former)
         self.control: ClusterControl | None = None
         self.left_count = 0
+        self.min_in_sync = min_in_sync
         self._record = record
         self._stall_s = stall_s
         self._stop_s = stop_s
@@ -120,6 +125,7 @@ class Replication:
         # Those that OKs wait for, and that may lack what was acknowledged before: the operation that they must have.
         self._joining: dict[Follower, int] = {}
         self._recorded: frozenset[str] | None = None  # None: unknown
+        self._surely_recorded = frozenset[str]()  # at least these are
         self._changed = trio.Event()
 
     def begin(self, poller: Poller, on_fenced: Callable[[NotLeading], None]) -> None:
@@ -130,6 +136,7 @@ class Replication:
             on_fenced: Called once, when this member no longer leads, or now.
         """
         self.members.add(_EARLIER, 0)
+        self._hold()
         about = self.leadership
         self._leader = Leader(
             about.name, about.member, about.epoch, self.files, self.operations, poller, self._progress
@@ -151,6 +158,11 @@ class Replication:
         """Why this member no longer leads; empty while it does."""
         return self.members.fenced_because
 
+    @property
+    def refuses_because(self) -> str:
+        """Why publishes are refused; empty if they are not."""
+        return self.fenced_because or self.members.held_because
+
     async def until_fenced(self) -> None:
         """Return when this member no longer leads."""
         await self._fenced.wait()
@@ -165,6 +177,11 @@ class Replication:
         """Serve no follower any longer."""
         leader, self._leader = self._leader, None
         for follower in list(leader.followers.values()) if leader is not None else ():
+            follower.disconnect()
+
+    def disconnect(self, member: str) -> None:
+        """End the connection of a follower, if there is one."""
+        if self._leader is not None and (follower := self._leader.followers.get(member)) is not None:
             follower.disconnect()
 
     async def accept(self, stream: trio.abc.Stream) -> None:
@@ -219,6 +236,7 @@ class Replication:
             if self._present.get(member) is follower:
                 del self._present[member]
                 self.left_count += 1
+                self._hold()
             self._changed.set()
         elif self._present.get(member) is follower:
             members.store(member, stored)
@@ -231,7 +249,22 @@ class Replication:
             if stored >= self._joining.setdefault(follower, self.operations.last_number):
                 del self._joining[follower]
                 self._present[member] = follower
+                self._hold()
                 self._changed.set()
+
+    def _hold(self) -> None:
+        """Let nothing be acknowledged while too few members are in sync: connected, and surely recorded."""
+        count = 1 + len(self._surely_recorded & self._present.keys())
+        reason = ""
+        if count < self.min_in_sync:
+            reason = f"only {count} of the cluster's members {'is' if count == 1 else 'are'} in sync"
+            reason += f", and --min-in-sync is {self.min_in_sync}"
+        if reason != self.members.held_because:
+            if reason:
+                logger.warning("publishes are refused: %s", reason)
+            else:
+                logger.info("publishes are accepted: %d members are in sync", count)
+            self.members.hold(reason)
 
     async def run(self) -> None:
         """Record which followers are in sync, and disconnect those that store nothing; runs while this member leads."""
@@ -259,6 +292,8 @@ class Replication:
                 await self._changed.wait()
 
     async def _record_present(self, present: frozenset[str]) -> None:
+        self._surely_recorded &= present
+        self._hold()
         try:
             await self._record(present)
         except NSQError as exc:
@@ -267,7 +302,8 @@ class Replication:
             self._recorded = None
             await trio.sleep(_RETRY_S)
         else:
-            self._recorded = present
+            self._recorded = self._surely_recorded = present
+            self._hold()
             logger.info("in sync: %s", ", ".join(sorted(present)) or "this member alone")
 
     def _release(self) -> bool:

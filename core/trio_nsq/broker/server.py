@@ -114,7 +114,7 @@ class Server:
         self.replication = replication
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
-            write_path.refuse_unless_leading,
+            write_path.refuse_changes,
         )  # fmt: skip
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
@@ -217,9 +217,10 @@ class Server:
 
     @property
     def health(self) -> str:
-        """`OK`, or `NOK - ` and the error of the last write, or the name of an unavailable topic."""
+        """`OK`, or `NOK - ` and the error of the last write, why publishes are refused, or an unavailable topic."""
         room = self._folder.disk_reserve
         error = self.write_path.error or room.failed_with or room.shortage or self.checkpointer.error
+        error = error or (self.replication.refuses_because if self.replication is not None else "")
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
@@ -255,8 +256,9 @@ class Server:
             async with self.checkpointer.locked(topic):
                 topic.log.close()
         if self.replication is not None:
-            with suppress(NotLeading):
-                await self.write_path.until_replicated()
+            if not self.replication.refuses_because:
+                with suppress(NotLeading):
+                    await self.write_path.until_replicated()
             self.replication.end()
 
 

@@ -165,6 +165,7 @@ class TopicRegistry:
         if channel_name is not None:
             await self.channel(topic_name, channel_name)
             return
+        self.write_path.refuse_changes(ephemeral=is_ephemeral(topic_name))
         topic = await self._topic_to_use(topic_name)
         try:
             await self.checkpointer.save_new(topic)
@@ -260,13 +261,15 @@ class TopicRegistry:
         With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels.
 
         Raises:
-            OSError: Nothing was deleted.
+            OSError, TooFewInSync: Nothing was deleted.
             NotLeading: The topic may be deleted on other members of the cluster.
         """
         while topic.name in self.broker.deleting:
             await self._change(topic.name)
         if self.broker.topics.get(topic.name) is not topic:
             return
+        if not only_if_unused:
+            self.write_path.refuse_changes(ephemeral=topic.ephemeral)
         self.broker.deleting[topic.name] = only_if_unused
         try:
             with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
@@ -278,7 +281,7 @@ class TopicRegistry:
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of an unavailable topic. Errors as of `delete_topic`."""
-        self.write_path.refuse_unless_leading()
+        self.write_path.refuse_changes()
         with trio.CancelScope(shield=True):
             is_done = await self.loader.delete(name)
             await self.write_path.until_replicated()
@@ -295,7 +298,8 @@ class TopicRegistry:
             # First, so that a crash or error before it leaves the topic unchanged. Consumers still read open files.
             work = partial(self.folder.retire_topic, topic.name)
             retired = await trio.to_thread.run_sync(work)
-            await self.write_path.until_replicated()
+            if retired is not None:
+                await self.write_path.until_replicated()
             await self.write_path.until_idle(topic)  # a scheduled sync may have begun meanwhile
         self.write_path.forget(topic)
         self.broker.delete_topic(topic)

@@ -45,6 +45,7 @@ class Leading:
             epoch,
             record=self._record,
             certain_until=self._certain_until_s,
+            min_in_sync=context.options.min_in_sync,
             former=context.state.in_sync_besides(context.folder) if context.state is not None else (),
         )
         self.replication.control = self
@@ -224,7 +225,7 @@ class Leading:
             "coordinator": context.coordinator.shown,
             "coordinator_error": context.coordinator_error,
             "min_in_sync": context.options.min_in_sync,
-            "refuses_because": "",
+            "refuses_because": replication.refuses_because,
             "members": members,
         }
 

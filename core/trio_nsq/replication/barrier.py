@@ -28,6 +28,7 @@ class ReplicationBarrier(Generic[T]):
     Attributes:
         stored: For each such member: the number of the last operation that it has durably.
         fenced_because: Why this member no longer leads; empty while it leads.
+        held_because: Why nothing is reached for now; empty otherwise.
         on_reached: Called with all that waits no longer, in the order of the requests; not within `request`.
     """
 
@@ -39,7 +40,7 @@ class ReplicationBarrier(Generic[T]):
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
         self.stored: dict[str, int] = {}
-        self.fenced_because = ""
+        self.fenced_because = self.held_because = ""
         self.on_reached: Callable[[list[T]], None] = lambda reached: None
         self._operations = operations
         self._on_fenced = on_fenced
@@ -64,6 +65,11 @@ class ReplicationBarrier(Generic[T]):
             self._on_fenced()
             self._reach()
 
+    def hold(self, reason: str) -> None:
+        """Let nothing be reached until this is called with an empty reason."""
+        self.held_because = reason
+        self._reach()
+
     @property
     def is_waited_for(self) -> bool:
         """Whether anything waits."""
@@ -83,7 +89,9 @@ class ReplicationBarrier(Generic[T]):
 
     @property
     def _reached(self) -> int:
-        """The number up to which each member has all operations."""
+        """The number up to which each member has all operations; -1 while it is held."""
+        if self.held_because:
+            return -1
         return min(self.stored.values(), default=self._operations.last_number)
 
     def add(self, member: str, number: int) -> None:

@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
+from math import inf
 from time import perf_counter
 from typing import Final, TypeAlias, TypeVar
 
@@ -31,7 +32,7 @@ from ...log import LogError, RecordBatch, is_disk_full
 from ...log.interface import DiskWork
 from ...replication.barrier import ReplicationBarrier
 from ..delivery import Deliverer
-from ..errors import NotLeading, PublishRefused, TopicFull
+from ..errors import NotLeading, PublishRefused, TooFewInSync, TopicFull
 from ..monitoring.histogram import Histogram
 from ..options import BrokerOptions
 from ..state.broker import MessageIds
@@ -51,6 +52,7 @@ logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS: Final = 16
 """Threads for creating files of logs only."""
+_PATIENCE_S: Final = 5.0
 _LARGE_BYTES: Final = 1024 * 1024
 """A group of this size gets no more publications, so that its producers send on while the next group is written:
 bench/README.md, "Large bodies"."""
@@ -163,6 +165,8 @@ class WritePath:
         if self._closed:
             self.refuse_unless_leading()
             raise self._refuse(topic, PublishRefused("exiting"))
+        if self._members is not None and self._members.held_because and not topic.ephemeral:
+            raise self._refuse(topic, TooFewInSync(self._members.held_because))
         if (reason := self._disk_reserve.closed_because) and not topic.ephemeral:
             raise self._refuse(topic, PublishRefused(reason))
         size = 0
@@ -377,6 +381,12 @@ class WritePath:
             assert self._members is not None
             raise NotLeading(self._members.fenced_because)
 
+    def refuse_changes(self, *, ephemeral: bool = False) -> None:
+        """Raise PublishRefused if a topic or a channel must not be created, changed or deleted now."""
+        self.refuse_unless_leading()
+        if self._members is not None and self._members.held_because and not ephemeral:
+            raise TooFewInSync(self._members.held_because)
+
     @property
     def is_fenced(self) -> bool:
         """Whether this was a leader of a cluster, and no longer leads."""
@@ -484,11 +494,16 @@ class WritePath:
     # ------------------------------------------------------------------ exclusive use of a log
 
     async def rotate(self, topic: Topic) -> bool:
-        """Begin a new file of a topic's log unless the last one is empty, even on a full disk; False if that failed."""
+        """Begin a new file of a topic's log unless the last one is empty, even on a full disk; False if that failed.
+
+        It also fails if the topic has writes that wait for members of a cluster.
+        """
         self.write_gathered()
         try:
-            await self._hold(topic)
-        except NotLeading:
+            # In a cluster, it may be long before followers have what is written.
+            with trio.fail_after(inf if self._members is None else _PATIENCE_S):
+                await self._hold(topic)
+        except (NotLeading, trio.TooSlowError):
             return False
         files = topic.log.files
         try:

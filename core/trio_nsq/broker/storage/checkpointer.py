@@ -98,7 +98,7 @@ class Checkpointer:
         rotate: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
         replicate: Returns when the other members of a cluster have what is on disk. Raises NotLeading.
-        refuse: Raises PublishRefused if nothing may be changed now.
+        refuse: Raises PublishRefused if a topic must not be changed now; `ephemeral`, if an ephemeral one must not.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Checkpointer:
         rotate: Callable[[Topic], Awaitable[bool]],
         sync: Callable[[Topic], Awaitable[bool]],
         replicate: Callable[[], Awaitable[None]],
-        refuse: Callable[[], None],
+        refuse: Callable[..., None],
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
@@ -174,7 +174,7 @@ class Checkpointer:
             DeletedError: The topic is deleted; nothing has changed.
         """
         try:
-            self._refuse()
+            self._refuse(ephemeral=topic.ephemeral)
         except PublishRefused as exc:
             raise SaveError(str(exc)) from exc
         pending = _Change(change, channels, check, then, with_others)
