@@ -194,6 +194,24 @@ def test_a_console_that_hangs_does_not_keep_the_broker(tmp_path: Path) -> None:
     assert not is_alive(console)
 
 
+def test_a_console_beside_a_follower_asks_the_leader_with_the_token_of_the_members(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    file.add_token("member", everything("replicate", "read"))
+    secret = tmp_path / "secret"
+    secret.write_text("member-secret\n")
+    flags = ("--cluster=prod", f"--auth-file={file.write()}", f"--cluster-auth-secret-file={secret}")
+    with qcli_serve(tmp_path / "one", "--coordinator=static:", *flags) as leader:
+        connection = HTTPConnection(leader.http_address, timeout=DEADLINE_S)
+        for path in ("/cluster/promote", "/topic/create?topic=clicks"):
+            connection.request("POST", path, headers={"Authorization": bearer("all"), "Connection": "close"})
+            assert connection.getresponse().read() == b""
+        with running(tmp_path, f"--coordinator=static:{leader.http_address}", *flags) as site:
+            site.await_page("clicks", "/", "all")
+            site.await_page("2 members", "/clusters", "all")
+            assert "member-secret" not in Path(f"/proc/{site.console}/cmdline").read_text()
+
+
 def test_viewers_log_in_with_their_tokens(tmp_path: Path) -> None:
     file = AuthFile(tmp_path / "auth.toml")
     file.add_token("all", everything(*ALL_ROLES))

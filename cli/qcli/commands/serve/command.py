@@ -133,7 +133,8 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         from .console import serve_with_console
 
         log = {"level": values["log_level"], "prefix": values["log_prefix"], "form": values["log_format"]}
-        run = partial(serve_with_console, serve=run, admin=values["admin"], log=log)
+        secret_file = cluster.cluster_auth_secret_file if cluster is not None else None
+        run = partial(serve_with_console, serve=run, admin=values["admin"], log=log, secret_file=secret_file)
     run_server(ctx, run, options, "trio_nsq.broker", describe, own=own, can_drain=True)
     return ExitCode.OK
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, M
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -63,6 +64,7 @@ async def serve_with_console(
     serve: Callable[..., Awaitable[None]],
     admin: str,
     log: Mapping[str, str],
+    secret_file: Path | None = None,
     reloads: AsyncIterable[object],
     drains: AsyncIterable[object],
     task_status: trio.TaskStatus[BoundWithConsole],
@@ -74,6 +76,8 @@ async def serve_with_console(
         serve: Runs the broker, as `trio_nsq.broker.serve` does.
         admin: Where the console listens.
         log: The console's log options: `level`, `prefix` and `form`.
+        secret_file: Has the token of the console; None: it gets a new one, which only this broker knows. In a cluster,
+            another member may answer.
         reloads, drains: As for `serve`; the console also reads its files again.
         task_status: Receives the addresses when the broker is ready. The console is ready soon after.
 
@@ -85,8 +89,8 @@ async def serve_with_console(
     there = await listen(FLAG, admin)
     try:
         secure = is_exposed(there.address) and options.tls_cert is not None
-        console = _ConsoleProcess(there, token, options, secure=secure, log=log)
-        trusted = {token_digest(token.encode()): _reader(token)}
+        console = _ConsoleProcess(there, token, options, secure=secure, log=log, secret_file=secret_file)
+        trusted = {} if secret_file is not None else {token_digest(token.encode()): _reader(token)}
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[BoundAddresses]) -> None:
@@ -158,11 +162,20 @@ class _ConsoleProcess:
         options: Of the broker.
         secure: Serve HTTPS, with the broker's certificate.
         log: Its log options.
+        secret_file: Has its token, instead of `token`; None: no file.
     """
 
     def __init__(
-        self, there: Listening, token: str, options: BrokerOptions, *, secure: bool, log: Mapping[str, str]
+        self,
+        there: Listening,
+        token: str,
+        options: BrokerOptions,
+        *,
+        secure: bool,
+        log: Mapping[str, str],
+        secret_file: Path | None,
     ) -> None:
+        needs_token = options.auth_file is not None or bool(options.auth_http_addresses)
         self._fds = [listener.socket.fileno() for listener in there.listeners]
         self._options = options
         self._setup: dict[str, Any] = {
@@ -170,7 +183,8 @@ class _ConsoleProcess:
             "http_address": there.address,
             # Of all processes of the console, so that viewers stay logged in when it is started again.
             "session_key": secrets.token_hex(_SESSION_KEY_BYTES),
-            "token": "" if options.auth_file is None and not options.auth_http_addresses else token,
+            "token": token if needs_token and secret_file is None else "",
+            "secret_file": str(secret_file) if needs_token and secret_file is not None else None,
             "https_cert": str(options.tls_cert) if secure else None,
             "https_key": str(options.tls_key) if secure else None,
             "http_allowed_hosts": list(options.http_allowed_hosts),

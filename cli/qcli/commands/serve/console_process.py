@@ -96,7 +96,7 @@ def _options(setup: dict[str, Any]) -> ConsoleOptions:
         nsqd_http_addresses=(broker,),
         # The broker's own address: no other machine answers there, and its certificate has other names.
         tls=TLSFiles(skip_verify=broker.startswith("https://")),
-        secret=Secret(setup["token"]),
+        secret=Secret(setup["token"], setup["secret_file"]),
         session_key=bytes.fromhex(setup["session_key"]),
         http_allowed_hosts=tuple(setup["http_allowed_hosts"]),
         https_cert=Path(cert) if cert else None,

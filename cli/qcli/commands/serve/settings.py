@@ -182,8 +182,8 @@ SETTINGS = under_headings(
     Setting(
         "cluster-auth-secret-file",
         kinds.FILE,
-        help="Send other members the token in the first line of this file, which needs the role replicate there. It "
-        "is read for each connection.",
+        help="Send other members the token in the first line of this file, which needs the role replicate there; with "
+        "--admin also the role read, because the console sends it, too. It is read for each connection.",
         brief=True,
     ),
     Setting(
