@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -18,7 +18,7 @@ from playwright.sync_api import Page
 from cli.support import Cli, fail_messages
 from console.browser.support import Visitor, running_browser
 from fleet.support import Fleet, running_fleet
-from interop.peers import Broker, qcli_admin
+from interop.peers import Broker, qcli_admin, qcli_serve
 
 PICTURES = Path(__file__).parent / "pictures"
 SIZE = (1280, 760)
@@ -52,6 +52,35 @@ def make_pages(folder: Path) -> None:
             visitor.close()
             if visitor.problems:
                 raise RuntimeError("\n".join(visitor.problems))
+
+
+def make_cluster_page(folder: Path) -> None:
+    """Take the picture of a cluster with a leader and two followers, one of which has ended."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+
+        def start(name: str, coordinator: str) -> Broker:
+            flags = ["--cluster=prod", f"--coordinator={coordinator}"]
+            return stack.enter_context(qcli_serve(Path(scratch) / name, *flags))
+
+        leader = start("a", "static:")
+        leader.post("/cluster/promote", b"")
+        peers = f"static:{leader.http_address}"
+        start("b", peers)
+        with qcli_serve(Path(scratch) / "c", "--cluster=prod", f"--coordinator={peers}"):
+            _await_states(leader, ["in sync", "in sync", "leading"])
+        _await_states(leader, ["disconnected", "in sync", "leading"])
+        with (
+            qcli_admin(f"--nsqd-http-address={leader.http_address}") as console,
+            running_browser() as browser,
+        ):
+            visitor = Visitor(browser, console.origin, size=SIZE)
+            _take(visitor, folder, "cluster", "/clusters")
+            visitor.close()
+
+
+def _await_states(leader: Broker, states: list[str]) -> None:
+    while sorted(each["state"] for each in json.loads(leader.http("GET", "/cluster"))["members"]) != states:
+        time.sleep(0.1)
 
 
 def _take(visitor: Visitor, folder: Path, name: str, path: str) -> None:
@@ -136,6 +165,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     make_pages(folder)
+    make_cluster_page(folder)
 
 
 if __name__ == "__main__":
