@@ -13,6 +13,7 @@ from broker.support import PATIENCE_S, RawClient, pub, running_broker
 from cluster.running import Members, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member
+from interop.peers import free_ports
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.serve import listen_at
 from trio_nsq.cluster.member import addresses_of
@@ -285,3 +286,27 @@ async def started_alone(root: Path, url: str, cluster: str) -> None:  # noqa: F8
 def contents(folder: Path) -> dict[Path, bytes]:
     """Return all files of a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_a_switch_without_an_engine(tmp_path: Path) -> None:
+    port_one, port_two = free_ports(2)
+    async with running_members(tmp_path, f"static:127.0.0.1:{port_one},127.0.0.1:{port_two}") as members:
+        one = await members.start("one", http_address=f"127.0.0.1:{port_one}")
+        await one.until(lambda about: about["reason"] == "there is no leader")
+        assert (await one.client.post("/cluster/promote")).status_code == 200
+        await one.leads()
+        two = await members.start("two", http_address=f"127.0.0.1:{port_two}")
+        await two.in_sync(2)
+        assert (await two.publish("t", b"1")).text == "OK"
+        for member in (two, one):
+            assert (await one.client.post("/cluster/switch")).status_code == 200
+            await member.leads()
+            await member.in_sync(2)
+            assert await member.bodies("t") == ["1"]
+        folder = two.folder
+    async with running_members(tmp_path, f"static:127.0.0.1:{port_one},127.0.0.1:{port_two}") as members:
+        again = await members.start(folder.name, http_address=f"127.0.0.1:{port_two}")
+        assert (await again.about())["role"] == "follower"
+        one = await members.start("one", http_address=f"127.0.0.1:{port_one}")
+        await one.leads()
+        await one.in_sync(2)

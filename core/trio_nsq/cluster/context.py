@@ -1,5 +1,6 @@
 """What the two roles of a member share."""
 
+import json
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -119,4 +120,5 @@ def about_member(
         "reason": "",
         "coordinator": context.coordinator.shown,
         "coordinator_error": context.coordinator_error,
+        "state": None if context.state is None else json.loads(context.state.encode()),
     }

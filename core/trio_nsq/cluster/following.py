@@ -28,6 +28,8 @@ _SILENCE_S: Final = 5.0
 """A leader that sends nothing for this time is not followed any longer."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 REPLICATE = "/cluster/replicate"
+NOT_ASKED = "the coordinator was not asked yet"
+NO_LEADER = "there is no leader"
 
 
 class _MemberReplica(Replica):
@@ -62,7 +64,7 @@ class Following:
 
     def __init__(self, context: MemberContext, front: FollowerFront) -> None:
         self.is_connected = False
-        self.reason = "the coordinator was not asked yet"
+        self.reason = NOT_ASKED
         self._context = context
         self._front = front
         self._replica: Replica | None = None
@@ -187,12 +189,14 @@ class Following:
     def _new_leader(self, seen: Observation) -> bool:
         """Point the front to the leader; returns whether it is another one than before."""
         leader = self._target_of(seen)
+        if leader is None and self.reason == NOT_ASKED:
+            self.reason = NO_LEADER
         if leader == self._leader:
             return False
         self._leader = leader
         self._front.lead_to(leader)
         if leader is None:
-            self.reason = "there is no leader"
+            self.reason = NO_LEADER
         return True
 
     def _target_of(self, seen: Observation) -> LeaderTarget | None:
@@ -216,7 +220,7 @@ class Following:
     async def _campaign(self, seen: Observation) -> int | None:
         """Lead, if there is no leader and this member may."""
         promotion = self._promotion
-        if promotion is None and (seen.is_held or self.is_connected):
+        if promotion is None and (self.is_connected or (seen.is_held and not self._is_named(seen))):
             return None
         try:
             epoch = await self._win(seen, is_confirmed=promotion is not None)
@@ -230,6 +234,11 @@ class Following:
             promotion.refusal, self._promotion = refusal, None
             promotion.done.set()
         return epoch
+
+    def _is_named(self, seen: Observation) -> bool:
+        """Whether there are no elections, and this member is the one that leads."""
+        is_static, state = isinstance(self._context.coordinator, StaticCoordinator), seen.state
+        return is_static and state is not None and self._context.folder in (state.leader, state.successor)
 
     async def _win(self, seen: Observation, *, is_confirmed: bool) -> int | None:
         """Return the epoch if this member is elected. Raises StateError: it may not lead."""

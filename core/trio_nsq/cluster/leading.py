@@ -1,6 +1,5 @@
 """A member as the leader: it keeps its lease, and records which followers are in sync."""
 
-import json
 import logging
 import math
 import time
@@ -232,12 +231,10 @@ class Leading:
     def member(self) -> dict[str, Any]:
         """See `ClusterControl`."""
         context = self._context
-        state = context.coordinator.led or context.state
         return about_member(context, "leader", self.epoch, context.folder, context.addresses) | {
             "in_sync": True,
             "position": self.replication.operations.last_number,
             "reason": context.coordinator_error,
-            "state": None if state is None else json.loads(state.encode()),
         }
 
     def switch(self, to: str = "") -> str:

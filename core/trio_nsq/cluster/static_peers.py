@@ -41,7 +41,7 @@ class StaticPeers:
         self._answers: dict[str, str] = {}
 
     async def learn(self, coordinator: StaticCoordinator) -> None:
-        """Store who leads, if one of them does. Raises CoordinatorError, StateError."""
+        """Store who leads, or shall lead, if one of them says so. Raises CoordinatorError, StateError."""
         states: list[ClusterState] = []
         async with trio.open_nursery() as nursery:
             for url in self._urls:
@@ -57,12 +57,12 @@ class StaticPeers:
         reason = ""
         try:
             about = decode_json(await self._client.get(url, self._context.secret.read()))
-            if isinstance(about, dict) and about.get("role") == "leader":
-                state = decode(json.dumps(about.get("state")).encode())
-                if state.cluster == self._context.membership.cluster:
-                    states.append(state)
-                else:
+            if isinstance(about, dict) and about.get("state") is not None:
+                state = decode(json.dumps(about["state"]).encode())
+                if state.cluster != self._context.membership.cluster:
                     reason = f"it belongs to the cluster {state.cluster}"
+                elif about.get("role") == "leader" or state.successor:
+                    states.append(state)
         except (RequestFailed, ValueError, StateError) as exc:
             reason = str(exc)
         if reason and reason != self._answers.get(url):

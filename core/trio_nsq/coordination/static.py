@@ -46,7 +46,7 @@ class StaticCoordinator(Coordinator):
 
     def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
         state = self._read().state
-        if not found and (state is None or state.leader != candidate.folder):
+        if not found and (state is None or candidate.folder not in (state.leader, state.successor)):
             self._forget()
             return None
         return super().campaign(candidate, found=found)
