@@ -242,6 +242,14 @@ def test_each_cluster_has_its_own_members() -> None:
     assert (views[1].members, views[1].errors) == ({"x": about}, {"y": "away"})
 
 
+def test_a_leader_that_members_follow_is_there_although_it_does_not_answer() -> None:
+    about: MemberView = {"cluster": "a", "id": "2", "role": "follower", "epoch": 1, "leader": "1"}
+    (view,) = views_of({"x": "a"}, Results(), Results({"x": {**about, "is_following": True}}))
+    assert view.problems == ["The leader 1 does not answer, although members follow it."]
+    (view,) = views_of({"x": "a"}, Results(), Results({"x": about}))
+    assert view.problems[0].startswith("There is no leader.")
+
+
 @pytest.mark.parametrize(("in_sync", "problems"), [(2, 0), (1, 1)])
 def test_a_broker_whose_cluster_lacks_a_member_in_sync_has_a_problem(in_sync: int, problems: int) -> None:
     counts = {"name": "prod", "epoch": 1, "role": "leader", "in_sync": in_sync, "members": 2}

@@ -40,6 +40,11 @@ class ClusterView:
         """What is wrong, in sentences, the worst first."""
         if self.led is not None:
             return [f"{each[:1].upper()}{each[1:]}." for each in problems_of(self.led)]
+        followed = {each["leader"] for each in self.members.values() if each.get("is_following")}
+        if followed:
+            return [
+                f"The leader {', '.join(map(str, followed))} does not answer, although members follow it."
+            ]
         return ["There is no leader. Clients wait for one, and are refused after 30 s."]
 
 
