@@ -92,9 +92,10 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventories, "_END_BYTES", 1)
 
 
-def entries_of(folder: Path) -> Inventory:
+def entries_of(folder: Path, record_bytes: int = 0) -> Inventory:
     """Return the inventory of a folder, as the leader gets it."""
     replica = Replica.open(HastyFiles(), folder)
+    replica.record_bytes = record_bytes
     inventory = Inventory(folder.parent)
     _inventories.append(inventory)
     inventory.add(replica.inventory())
@@ -243,9 +244,9 @@ def scripted(tmp_path: Path) -> tuple[ScriptedFiles, OperationStream, Path]:
     return ScriptedFiles(tmp_path / "leader", stream), stream, tmp_path / "follower"
 
 
-def finish(files: ScriptedFiles, stream: OperationStream, folder: Path) -> None:
+def finish(files: ScriptedFiles, stream: OperationStream, folder: Path, *, record_bytes: int = 0) -> None:
     """Catch up, do what comes after it, and compare."""
-    replica, number = copy_all(CatchUp(files, stream, entries_of(folder)), folder)
+    replica, number = copy_all(CatchUp(files, stream, entries_of(folder, record_bytes)), folder)
     assert not files.before_hold
     assert not files.after_read
     if number < stream.last_number:
@@ -470,6 +471,20 @@ def test_the_end_of_a_segment_says_what_is_before_if_it_was_synced(
     ]
     assert sum(read) == (150 - 128) + (200 - 128) + ((200 - 192) + (256 - 192) if has_followed else 64 + 256)
     finish(*scripted)
+
+
+def test_a_record_that_the_new_leader_has_with_another_id(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """A producer without an OK sends the same body again: the end of the segments is the same, the record is not."""
+    files, _, folder = scripted
+    body = bytes(range(200))
+    written(files, files.root, {"t/1.log": b"new id" + body, "t/2.log": b"new id" + body})
+    written(HastyFiles(), folder, {"t/1.log": b"old id" + body, "t/2.log": b"old id" + body})
+    replica = Replica.open(HastyFiles(), folder)
+    replica.begin(Position(EPOCH - 1, 0))
+    replica.close()
+    finish(*scripted, record_bytes=206)
 
 
 def test_a_sealed_segment_that_changes_after_it_is_compared(

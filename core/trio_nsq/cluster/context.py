@@ -34,6 +34,7 @@ class MemberContext:
         membership: What the folder says.
         is_saved: Whether that is already in the folder.
         addresses: Where this member is reached, as URLs.
+        record_bytes: No record of a segment is larger, see `Replica`.
         secret, tls: For connections to other members; without `tls` they are in plain text.
 
     Attributes:
@@ -52,6 +53,7 @@ class MemberContext:
         *,
         is_saved: bool,
         addresses: tuple[str, ...],
+        record_bytes: int,
         secret: Secret,
         tls: ssl.SSLContext | None,
     ) -> None:
@@ -61,6 +63,7 @@ class MemberContext:
         self.path = path
         self.membership = membership
         self.addresses = addresses
+        self.record_bytes = record_bytes
         self.secret = secret
         self.tls = tls
         self.state: ClusterState | None = None

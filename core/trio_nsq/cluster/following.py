@@ -119,6 +119,7 @@ class Following:
 
     def _open(self) -> Replica:
         replica = _MemberReplica.open(self._context.files, self._context.path)
+        replica.record_bytes = self._context.record_bytes
         replica.on_catch_up = partial(self._context.save, is_copy=True)
         return replica
 

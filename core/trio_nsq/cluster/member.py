@@ -24,6 +24,7 @@ from ..log import Files
 from ..platform.requirements import require_trio
 from ..protocol.address import format_address, is_unix_path
 from ..protocol.errors import StartupError, leaves_of
+from ..replication.inventory import RECORD_BYTES
 from ..server.listening import Listening, port_of
 from ..server.reloading import reload_on_request
 from ..tls.client import client_context
@@ -78,6 +79,7 @@ async def serve_member(
             membership,
             is_saved=is_saved,
             addresses=addresses_of(options, listeners),
+            record_bytes=max(RECORD_BYTES, 2 * options.limits.max_body_size, 2 * options.limits.max_msg_size),
             secret=link_secret(cluster),
             tls=link_tls(options, cluster),
         )

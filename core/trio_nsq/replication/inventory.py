@@ -17,6 +17,11 @@ _HEAD = Struct(">HQI")
 SEGMENT_SUFFIX: Final = b".log"
 _END_BYTES: Final = 64 * 1024
 """How much of the end of a segment says what is before, at least."""
+RECORD_BYTES: Final = 16 * 1024 * 1024
+"""By default, no record is larger: the bodies of an MPUB are up to 5 MiB."""
+_NEW_SEGMENTS: Final = 2
+"""So many of the newest segments of a folder may end with a record that the leader has again, with another id at its
+begin: a producer that got no OK has sent the same bodies to the next leader."""
 _SIZE = Struct(">I")
 _MEMORY_BYTES: Final = 4 * 1024 * 1024
 _MOST_BYTES: Final = 1024 * 1024 * 1024
@@ -137,8 +142,13 @@ class Source(NamedTuple):
     trusts_last: bool
 
 
-def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[bytes, FileDigest]]:
+def take_inventory(
+    files: Files, sources: Sequence[Source], record_bytes: int = RECORD_BYTES
+) -> Iterator[tuple[bytes, FileDigest]]:
     """Yield each file that members share, by relative path. If several sources have it, the first one counts.
+
+    Args:
+        record_bytes: No record of a segment is larger.
 
     Raises:
         OSError: A file cannot be read.
@@ -146,7 +156,7 @@ def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[by
     waiting = [b""]
     while waiting:
         folder = waiting.pop()
-        found: dict[bytes, tuple[Source, bool]] = {}  # whether its end says what is before
+        found: dict[bytes, tuple[Source, int | None]] = {}  # how much of the end says what is before
         folders: set[bytes] = set()
         for source in sources:
             try:
@@ -154,14 +164,17 @@ def take_inventory(files: Files, sources: Sequence[Source]) -> Iterator[tuple[by
             except (FileNotFoundError, NotADirectoryError):
                 continue
             segments = [name for name in names if name.endswith(SEGMENT_SUFFIX)]
-            trusted = set(segments[:-1] if source.trusts_sealed else ())
-            trusted.update(segments[-1:] if source.trusts_last else ())
+            trusted = dict.fromkeys(segments[:-1] if source.trusts_sealed else (), _END_BYTES)
+            trusted |= dict.fromkeys(segments[-1:] if source.trusts_last else (), _END_BYTES)
+            for name in segments[-_NEW_SEGMENTS:]:
+                if name in trusted:
+                    trusted[name] += record_bytes
             for name in names:
-                found.setdefault(name, (source, name in trusted))
+                found.setdefault(name, (source, trusted.get(name)))
             folders.update(below)
-        for name, (source, is_trusted) in sorted(found.items()):
+        for name, (source, end_bytes) in sorted(found.items()):
             path = joined(folder, name)
-            yield path, _digest(files, absolute(source.root, path), is_trusted=is_trusted)
+            yield path, _digest(files, absolute(source.root, path), end_bytes)
         waiting += [joined(folder, name) for name in sorted(folders, reverse=True)]
 
 
@@ -195,11 +208,12 @@ def absolute(root: Path, path: bytes) -> Path:
     return root / path.decode(errors="surrogateescape")
 
 
-def _digest(files: Files, path: Path, *, is_trusted: bool) -> FileDigest:
+def _digest(files: Files, path: Path, end_bytes: int | None) -> FileDigest:
+    """Return the digest of the whole file, or of its end."""
     fd = files.open_read_only(path)
     try:
         size = files.size(fd)
-        first = max(0, size - _END_BYTES) // BLOCK_BYTES if is_trusted else 0
+        first = max(0, size - end_bytes) // BLOCK_BYTES if end_bytes is not None else 0
         digests = bytearray()
         for at in range(first * BLOCK_BYTES, size, BLOCK_BYTES):
             digests += digest_of(files.read_fully(fd, min(BLOCK_BYTES, size - at), at))

@@ -25,7 +25,7 @@ from .catch_up import CaughtUp, Piece
 from .changed_files import ChangedFiles
 from .earlier import EarlierContent
 from .fuzzy_copy import FuzzyCopy
-from .inventory import take_inventory
+from .inventory import RECORD_BYTES, take_inventory
 from .journal import Journal, JournalDamaged, Position, journals, read_journal, remove_journals
 from .names import NamesSince
 from .operations import InvalidOperation, Kind, Operation, decode_all, encode
@@ -59,11 +59,13 @@ class Replica:
         journal_bytes: See `_JOURNAL_BYTES`.
 
     Attributes:
+        record_bytes: No record of a segment is larger.
         position: Which operations the folder has durably; None if that is unknown, so that it must catch up.
     """
 
     def __init__(self, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> None:
         self.position: Position | None = None
+        self.record_bytes = RECORD_BYTES
         self._files = files
         self._folder = folder
         self._journal_bytes = journal_bytes
@@ -147,7 +149,7 @@ class Replica:
         with self._errors():
             self._do_stored()
             sources = self._earlier.sources(self._epoch, is_whole=self._is_whole())
-            for path, digest in take_inventory(self._files, sources):
+            for path, digest in take_inventory(self._files, sources, self.record_bytes):
                 yield digest.encode(path)
 
     def catch_up(self, epoch: int) -> None:
