@@ -10,7 +10,8 @@
    channels with much to deliver; when no client sends for output buffers; before the sleep for consumers that have
    most of their RDY in flight.
 6. **Idle**, when no client sends: begin syncs, or do the only one; then deliveries that may wait.
-7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread that syncs; then sleep in trio.
+7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread or a follower that syncs; then
+   sleep in trio.
 
 After `Pacing.turn_s` of this, the other tasks of trio run: connections, timers, checkpoints.
 """
@@ -90,7 +91,7 @@ class Scheduler:
                 self._round()
             elif self._delivery.before_sleep():
                 pass
-            elif self._local.is_call_near and not tasks.some_runnable and poller.nap():
+            elif self._write_path.is_call_near and not tasks.some_runnable and poller.nap():
                 self._round()
             else:
                 return
@@ -125,5 +126,5 @@ class Scheduler:
         return self._delivery.idle()
 
     def _may_spin(self, until_s: float) -> bool:
-        """Whether nothing else needs the event loop: no thread that uses a log, no task."""
+        """Whether nothing else needs the event loop or the processor: no sync here or in a follower, no task."""
         return not (self._poller.clock_s() > until_s or self._write_path.is_busy or self._tasks.some_runnable)

@@ -15,7 +15,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
-from threading import Lock
+from threading import Lock, get_ident
 from time import perf_counter
 from typing import Any, Final
 
@@ -301,6 +301,7 @@ class Poller:
         self._pacing = pacing or Pacing()
         self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()
+        self._loop_thread = get_ident()
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._waking = Lock()
         self._wake_fd = -1  # an eventfd, while it is open
@@ -309,7 +310,7 @@ class Poller:
         self._endpoints: dict[int, PolledEndpoint] = {}
         # To serve next. An ordered set: a client is queued at most once.
         self._again: dict[PolledEndpoint, None] = {}
-        self._napped_in_vain = False  # and no thread has called since
+        self._napped_in_vain = False  # and nothing has called since
         self._all_served: trio.Event | None = None  # set when no client has anything to serve
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
@@ -354,7 +355,10 @@ class Poller:
         with self._waking:
             if self._epoll is not None:
                 self._calls.append((call, args))
-                self._wake()
+                self._napped_in_vain = False
+                # After a round, the poller looks for calls.
+                if not (self.in_round and get_ident() == self._loop_thread):
+                    self._wake()
                 return
         self._token.run_sync_soon(call, *args)
 
@@ -403,10 +407,10 @@ class Poller:
         return False
 
     def nap(self) -> bool:
-        """Sleep without trio while a thread works for a moment. Returns True if there is something to serve.
+        """Sleep without trio while a thread or a follower syncs. Returns True if there is something to serve.
 
         This saves a turn of trio, and its system calls, for each sync. After a nap in vain, for example because the
-        disk hangs, the poller does not do this again before a thread has called.
+        disk hangs, the poller does not do this again before something was called.
         """
         if self._napped_in_vain:
             return False
@@ -449,7 +453,6 @@ class Poller:
         for fd, event in events:
             if fd == self._wake_fd:
                 self._is_woken = False  # later calls wake the poller again; earlier ones run in this round
-                self._napped_in_vain = False
                 continue
             endpoint = self._endpoints[fd]
             endpoint.mark_readable(ended=bool(event & _ENDED))

