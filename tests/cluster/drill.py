@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TOPIC, ONCE_TOPIC = "t", "once"
 CHANNELS = ("a", "b")
-_POLL_S = 0.05
+POLL_S = 0.05
 _STOCK_POLL_S = 1
 
 
@@ -36,11 +36,13 @@ class Outcome:
     Attributes:
         goes_on: Whether publishes are acknowledged while the fault lasts.
         besides: A member that cannot serve meanwhile.
+        outlives_lease: The leader goes on although it cannot renew its lease: all others follow it.
         began_s: When it began.
     """
 
     goes_on: bool = True
     besides: Member | None = None
+    outlives_lease: bool = False
     began_s: float = field(default_factory=time.monotonic)
 
 
@@ -89,8 +91,15 @@ class Drill:
         for _ in range(20):
             if (leader := await self.cluster.leader()) is not None:
                 return leader
-            await trio.sleep(_POLL_S)  # another process: only its answers show progress
+            await trio.sleep(POLL_S)  # another process: only its answers show progress
         return self.chance.choice(self.cluster.running or self.members)
+
+    async def leads(self, member: Member) -> bool:
+        """Whether a member says that it leads; False if it does not answer."""
+        try:
+            return bool((await member.about())["role"] == "leader")
+        except NoAnswer:
+            return False
 
     async def roles(self) -> tuple[Member, Member]:
         """Return the leader and one of the others."""
@@ -136,7 +145,7 @@ class Drill:
                     return member
                 except NoAnswer as exc:
                     reason = str(exc)
-                    await trio.sleep(_POLL_S)  # another process: only its answers show progress
+                    await trio.sleep(POLL_S)  # another process: only its answers show progress
 
     async def serves(
         self, besides: Member | None = None, began_s: float | None = None
@@ -181,7 +190,9 @@ class Drill:
             if len(faults) == 1:
                 assert not self.refused, self.refused
             if len(faults) == 1 and outcome.goes_on:
-                took = await self.serves(outcome.besides, outcome.began_s)
+                if outcome.outlives_lease:
+                    await trio.sleep(self.engine.lease_s + 1)  # there is no other sign of its end
+                took = await self.serves(outcome.besides, outcome.began_s if outcome.besides else None)
                 if outcome.besides is not None:
                     self.took[faults[0].name].append(took)
             elif not outcome.goes_on or len(faults) > 1:
@@ -223,11 +234,11 @@ class Drill:
         left: list[str] = []
         with self.cluster.patience("not all is delivered", lambda: left):
             while left := await self._left(leader):
-                await trio.sleep(_POLL_S)  # another process: only its answers show progress
+                await trio.sleep(POLL_S)  # another process: only its answers show progress
         if (stock := self._stock) is not None:
             with self.cluster.patience("consumers of others lack messages", stock.described):
                 while any(stock.missing().values()):
-                    await trio.sleep(_POLL_S)  # other processes: only their output shows progress
+                    await trio.sleep(POLL_S)  # other processes: only their output shows progress
             print(stock.described())
         await self._compare_folders(leader)
         for member in self.members:
@@ -258,7 +269,7 @@ class Drill:
                 found = await trio.to_thread.run_sync(differences, leader.data_path, member.data_path)
                 if not found:
                     return
-                await trio.sleep(_POLL_S)  # operations are applied after they are stored
+                await trio.sleep(POLL_S)  # operations are applied after they are stored
 
     def _look_for_defects(self, member: Member) -> None:
         lines = member.log()

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from coordination.etcd_server import Member, etcd
 from spark.support import until
 from storage.stores import Fault, Proxy, Store, proxy, versitygw
 from trio_nsq.coordination.bucket import BucketCoordinator
-from trio_nsq.coordination.etcd import EtcdCoordinator
+from trio_nsq.coordination.etcd import TTL_S, EtcdCoordinator
 from trio_nsq.coordination.interface import Coordinator, CoordinatorError, Observation
 from trio_nsq.coordination.state import StateError, decode
 from trio_nsq.storage import Patience, StorageError, storage_at
+from trio_nsq.storage.lease import LEASE_S
 
 CLUSTER = "prod"
 _PATIENCE = Patience(attempt_s=5.0, deadline_s=10.0)
@@ -32,15 +33,22 @@ class Engine(ABC):
         kind: `etcd`, `bucket` or `static`.
         address: `host:port` that members reach through a link; empty: members need no engine.
         watch_s: How often it is asked who leads.
+        lease_s: The time of the leader's lease.
     """
 
     kind: str
     address: str = ""
     watch_s = 0.05
+    lease_s = 0.0
 
     @abstractmethod
-    def url(self, address: str) -> str:
-        """Return the option `--coordinator` of a member that reaches the engine at this address."""
+    def url(self, address: str, others: Sequence[str]) -> str:
+        """Return the option `--coordinator` of a member.
+
+        Args:
+            address: Where it reaches the engine.
+            others: Where it reaches the HTTP ports of the other members.
+        """
 
     def environment(self, address: str) -> dict[str, str]:
         """Return the variables that such a member needs."""
@@ -65,6 +73,7 @@ class Etcd(Engine):
     """etcd with one member."""
 
     kind = "etcd"
+    lease_s = TTL_S
 
     def __init__(self, member: Member, data: Path) -> None:
         self.member = member
@@ -72,7 +81,7 @@ class Etcd(Engine):
         self._data, self._lost = data, data.with_name("lost")
         self._coordinator: Coordinator = EtcdCoordinator([member.address], CLUSTER, patience=_PATIENCE)
 
-    def url(self, address: str) -> str:
+    def url(self, address: str, others: Sequence[str]) -> str:
         return f"etcd://{address}"
 
     def close(self) -> None:
@@ -125,6 +134,7 @@ class Bucket(Engine):
 
     kind = "bucket"
     watch_s = 0.2
+    lease_s = LEASE_S
 
     def __init__(self, store: Store, between: Proxy) -> None:
         self._store = store
@@ -136,7 +146,7 @@ class Bucket(Engine):
                 storage_at(self._place, patience=_PATIENCE), CLUSTER
             )
 
-    def url(self, address: str) -> str:
+    def url(self, address: str, others: Sequence[str]) -> str:
         return self._place
 
     def environment(self, address: str) -> dict[str, str]:
@@ -185,8 +195,8 @@ class Static(Engine):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def url(self, address: str) -> str:
-        return "static:"
+    def url(self, address: str, others: Sequence[str]) -> str:
+        return f"static:{','.join(others)}"
 
     def observe(self) -> Observation:
         """Return the newest value of all data folders."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from cluster.drill import Drill, Outcome
+from cluster.drill import POLL_S, Drill, Outcome
 from cluster.engines import Bucket, Etcd
 from cluster.links import Way
 from cluster.members import ENGINE, Member, NoAnswer
@@ -213,9 +213,8 @@ async def flapping_links(drill: Drill) -> AsyncIterator[Outcome]:
 async def leader_without_engine(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     link = drill.cluster.link(leader, ENGINE)
-    outcome = Outcome(besides=leader)
     link.stall()
-    yield outcome
+    yield Outcome(outlives_lease=True)
     link.mend()
 
 
@@ -223,9 +222,8 @@ async def leader_without_engine(drill: Drill) -> AsyncIterator[Outcome]:
 async def leader_refused_by_engine(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     link = drill.cluster.link(leader, ENGINE)
-    outcome = Outcome(besides=leader)
     link.cut()
-    yield outcome
+    yield Outcome(outlives_lease=True)
     link.mend()
 
 
@@ -233,9 +231,8 @@ async def leader_refused_by_engine(drill: Drill) -> AsyncIterator[Outcome]:
 async def leader_does_not_hear_engine(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     link = drill.cluster.link(leader, ENGINE)
-    outcome = Outcome(besides=leader)
     link.stall(Way.BACK)
-    yield outcome
+    yield Outcome(outlives_lease=True)
     link.mend()
 
 
@@ -249,6 +246,11 @@ async def isolate_leader(drill: Drill) -> AsyncIterator[Outcome]:
     for link in links:
         link.stall()
     yield outcome
+    with drill.cluster.patience(
+        f"{leader.name} still leads, although it reaches no other member and no engine"
+    ):
+        while leader.is_running and await drill.leads(leader):
+            await trio.sleep(POLL_S)  # another process: only its answers show progress
     for link in links:
         link.mend()
 
@@ -390,7 +392,7 @@ def _etcd(drill: Drill) -> Etcd:
 @_fault("etcd is killed", kind="etcd")
 async def kill_etcd(drill: Drill) -> AsyncIterator[Outcome]:
     _etcd(drill).member.kill()
-    yield Outcome(goes_on=False)
+    yield Outcome(outlives_lease=True)
     await trio.to_thread.run_sync(_etcd(drill).restart)
 
 
@@ -423,7 +425,7 @@ async def revoke_leases(drill: Drill) -> AsyncIterator[Outcome]:
 @_fault("etcd hangs", kind="etcd")
 async def pause_etcd(drill: Drill) -> AsyncIterator[Outcome]:
     with _etcd(drill).member.stopped():
-        yield Outcome(goes_on=False)
+        yield Outcome(outlives_lease=True)
 
 
 @_fault("etcd is slow", kind="etcd")
@@ -444,11 +446,10 @@ def _bucket(drill: Drill) -> Bucket:
     return drill.engine
 
 
-@_fault("the store refuses all requests for 30 s", kind="bucket")
+@_fault("the store refuses all requests", kind="bucket")
 async def store_fails(drill: Drill) -> AsyncIterator[Outcome]:
     _bucket(drill).fail()
-    yield Outcome(goes_on=False)
-    await trio.sleep(15)  # the length of the outage
+    yield Outcome(outlives_lease=True)
     _bucket(drill).mend()
 
 

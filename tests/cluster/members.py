@@ -38,20 +38,26 @@ class NoAnswer(Exception):
 class Member:
     """A data folder, and the process that serves it, if one runs.
 
+    Args:
+        flags: Returns further options of `qcli serve`, when it is started.
+        environment: Further variables.
+
     Attributes:
         name: `m0`, `m1`...
         tcp_address, http_address: Its own, which clients of the tests use.
         folder_id: The id of its data folder; empty: not known yet.
     """
 
-    def __init__(self, name: str, data_path: Path, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, data_path: Path, flags: Callable[[], list[str]], environment: dict[str, str]
+    ) -> None:
         self.name = name
         self.data_path = data_path
         self.tcp_address, self.http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.gateways: list[Gateway] = []
         self.folder_id = ""
         self.log_lines: list[str] = []
-        self._command = command
+        self._flags = flags
         self._environment = environment
         self._child: Child | None = None
 
@@ -64,6 +70,11 @@ class Member:
     @property
     def is_running(self) -> bool:
         return self.pid is not None
+
+    def check(self) -> None:
+        """Fail if the process has ended by itself."""
+        if self._child is not None and self._child.process.poll() is not None:
+            self._child.fail(f"{self.name} ended with exit code {self._child.process.returncode}")
 
     def start(self) -> None:
         """Start the process. It need not answer yet."""
@@ -79,7 +90,7 @@ class Member:
                 "--broadcast-address=127.0.0.1",
                 f"--broadcast-tcp-port={tcp.port}",
                 f"--broadcast-http-port={web.port}",
-                *self._command,
+                *self._flags(),
             ],
             self._environment,
         )
@@ -175,7 +186,11 @@ class Cluster:
             await self._nursery.start(gateway.serve)
             address = gateway.address
             environment = self.engine.environment(address)
-        flags = [f"--coordinator={self.engine.url(address)}", *_FLAGS, *self._flags]
+
+        def flags() -> list[str]:
+            others = [each.gateways[1].address for each in self.members if each.name != name]
+            return [f"--coordinator={self.engine.url(address, others)}", *_FLAGS, *self._flags]
+
         member = Member(name, data_path, flags, environment)
         for target in (member.tcp_address, member.http_address):
             gateway = Gateway(target, self._finder(member), self._forwards_to(member))
@@ -241,6 +256,8 @@ class Cluster:
                 if about["role"] == "leader":
                     found[about["epoch"]] = member
 
+        for member in self.members:
+            member.check()
         async with trio.open_nursery() as nursery:
             for member in self.running:
                 nursery.start_soon(look, member)
@@ -321,7 +338,9 @@ class Cluster:
         """Run a member for each data folder, until the end of the block."""
         async with trio.open_nursery() as self._nursery:
             for data_path in data_paths:
-                (await self.add(data_path)).start()
+                await self.add(data_path)
+            for member in self.members:
+                member.start()
             try:
                 if self.engine.kind != "static":
                     await self.wait_in_sync()
@@ -329,4 +348,6 @@ class Cluster:
             finally:
                 for member in [*self.members, *self.guests]:
                     member.kill()
+                    log = member.data_path.with_name(f"{member.name}.log")
+                    log.write_text("\n".join(member.log()))
                 self._nursery.cancel_scope.cancel()

@@ -36,7 +36,7 @@ async def member_of(engine: Engine, link: Link, folder: Path) -> AsyncIterator[C
             patch.dict(os.environ, engine.environment(gateway.address)),
             patch.dict(access.known, clear=True),
         ):
-            coordinator = open_coordinator(engine.url(gateway.address), CLUSTER, folder)
+            coordinator = open_coordinator(engine.url(gateway.address, []), CLUSTER, folder)
         with trio.fail_after(PATIENCE_S):
             yield coordinator
         coordinator.close()
