@@ -122,12 +122,12 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
 soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
-soak: $(READY)  ## the fault tests in full and random examples, an hour; SEED=N, which it prints, repeats a run
+soak: $(READY)  ## the fault tests in full and random examples, 90 minutes; SEED=N, which it prints, repeats a run
 	@echo 'To repeat this run: make soak SEED=$(SEED)'
 	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
-		$(BIN)/pytest tests/faults tests/replication tests/spark -s --timeout=0 $(ARGS)
+		$(BIN)/pytest tests/faults tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
 
 generate: $(READY) ## write completions/ and man/, the HTTP reference, and the list of top-level domains
 	$(BIN)/python -m qcli.generate

@@ -189,7 +189,7 @@ class Drill:
                 outcome = await stack.enter_async_context(fault.strike(self))
             if len(faults) == 1:
                 assert not self.refused, self.refused
-            if len(faults) == 1 and outcome.goes_on:
+            if len(faults) == 1 and outcome.goes_on and not await self._is_alone(outcome.besides):
                 if outcome.outlives_lease:
                     await trio.sleep(self.engine.lease_s + 1)  # there is no other sign of its end
                 took = await self.serves(outcome.besides, outcome.began_s if outcome.besides else None)
@@ -201,6 +201,20 @@ class Drill:
         while self.lost_folders:
             await self.admit("/cluster/remove", member=self.lost_folders.pop())
         await self.cluster.wait_in_sync()
+
+    async def _is_alone(self, leader: Member | None) -> bool:
+        """Whether a leader that is lost was the only member in sync: the others were held up when it was lost."""
+        if leader is None:
+            return False
+        state = (await trio.to_thread.run_sync(self.engine.observe)).state
+        return state is not None and state.in_sync <= leader.folder_ids
+
+    async def endure_all(self, *faults: "Fault") -> Verdict:
+        """Let faults happen, one after the other; returns the verdict."""
+        for fault in faults:
+            await self.endure(fault)
+            await self.settle()
+        return await self.finish()
 
     async def settle(self) -> None:
         """Let the members store which messages are finished: these must never come again."""
@@ -243,6 +257,7 @@ class Drill:
         await self._compare_folders(leader)
         for member in self.members:
             self._look_for_defects(member)
+        self.epochs.names = self.cluster.names()
         verdict = self.ledger.judge(logs, None if self.engine.kind == "static" else self.epochs)
         print(verdict, *self.figures(), f"refusals: {dict(self.ledger.refusals)}", sep="\n", flush=True)
         return verdict

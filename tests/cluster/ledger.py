@@ -82,12 +82,14 @@ class Epochs:
         leaders: The members that were said to lead each epoch; more than one is wrong.
         absent_s: When each epoch did not exist yet, for certain.
         seen_s: When each epoch was seen first.
+        names: The members that have run on each data folder, by its id, if their names are not these ids.
         wrong: What contradicts the rules.
     """
 
     leaders: dict[int, set[str]] = field(default_factory=dict)
     absent_s: dict[int, float] = field(default_factory=dict)
     seen_s: dict[int, float] = field(default_factory=dict)
+    names: dict[str, set[str]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     _highest: int = 0
     _asked_s: float = 0.0
@@ -118,7 +120,8 @@ class Epochs:
         led: dict[str, list[int]] = defaultdict(list)
         for epoch in sorted(self.leaders):
             for leader in self.leaders[epoch]:
-                led[leader].append(epoch)
+                for name in self.names.get(leader, {leader}):
+                    led[name].append(epoch)
         by_sent = sorted(answers)
         pending = sorted(by_sent, key=lambda each: each.at_s)
         assigned: dict[Answer, int] = {}
@@ -168,6 +171,10 @@ class Verdict:
     forgotten: int = 0
     oldest_forgotten_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
+
+    def described(self) -> str:
+        """Return what is wrong, shortened."""
+        return f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:20])
 
     def __str__(self) -> str:
         return (

@@ -3,6 +3,7 @@
 Who connects is found in `/proc`, so that one address that all members know has a link for each of them.
 """
 
+import itertools
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ from interop.peers import free_ports
 _READ_BYTES = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)
 _FORWARD = re.compile(rb"GET /cluster/forward\?(\S*) HTTP/")
+_accepted = itertools.count()
 _CLIENT = re.compile(r"(?:^|&)client=([^&]*):\d+(?:&|$)")
 
 
@@ -162,7 +164,8 @@ class Gateway:
     Args:
         target: `host:port` of the process.
         link_of: Returns the link of a connection from this port of loopback to the gateway's own port.
-        forwarded: Called with the IP address of a client whose connection another member forwards here.
+        forwarded: Called with the IP address of a client whose connection another member forwards here, and with a
+            number that ascends with the time of the forwarding: a link that was stalled passes it on later.
 
     Attributes:
         address: `host:port` of the gateway.
@@ -172,7 +175,7 @@ class Gateway:
         self,
         target: str,
         link_of: Callable[[int, int], Link],
-        forwarded: Callable[[str], None] = lambda address: None,
+        forwarded: Callable[[str, int], None] = lambda address, number: None,
     ) -> None:
         self.target = target
         (self.port,) = free_ports(1)
@@ -185,15 +188,16 @@ class Gateway:
         await trio.serve_tcp(self._accept, self.port, host="127.0.0.1", task_status=task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
+        number = next(_accepted)
         with suppress(OSError):
             link = self._link_of(stream.socket.getpeername()[1], self.port)
-            await link.carry(stream, self.target, self._look)
+            await link.carry(stream, self.target, lambda data: self._look(data, number))
 
-    def _look(self, data: bytes) -> None:
+    def _look(self, data: bytes, number: int) -> None:
         if found := _FORWARD.match(data):
             client = _CLIENT.search(unquote(found[1].decode(errors="replace")))
             assert client is not None, data
-            self._forwarded(client[1])
+            self._forwarded(client[1], number)
 
 
 def owner_of(port: int, to_port: int, pids: Iterable[int]) -> int | None:

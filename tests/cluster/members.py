@@ -46,6 +46,7 @@ class Member:
         name: `m0`, `m1`...
         tcp_address, http_address: Its own, which clients of the tests use.
         folder_id: The id of its data folder; empty: not known yet.
+        folder_ids: Those that it has had.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Member:
         self.tcp_address, self.http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.gateways: list[Gateway] = []
         self.folder_id = ""
+        self.folder_ids: set[str] = set()
         self.log_lines: list[str] = []
         self._flags = flags
         self._environment = environment
@@ -147,6 +149,7 @@ class Member:
         """Return `/cluster/member`. Raises NoAnswer."""
         found: dict[str, Any] = json.loads(await self.ask("GET", "/cluster/member"))
         self.folder_id = found["id"]
+        self.folder_ids.add(self.folder_id)
         return found
 
 
@@ -160,14 +163,15 @@ class Cluster:
     Attributes:
         members: Those that clients use.
         guests: Others.
-        served_by: The member that serves a client, by the client's IP address, if another one forwards it.
+        every: All that there were.
     """
 
     def __init__(self, engine: Engine, *flags: str) -> None:
         self.engine = engine
         self.members: list[Member] = []
+        self.every: list[Member] = []
         self.guests: list[Member] = []
-        self.served_by: dict[str, Member] = {}
+        self._served_by: dict[str, tuple[int, Member]] = {}
         self._names = itertools.count()
         self._flags = flags
         self._links: dict[tuple[str, str], Link] = {}
@@ -197,6 +201,7 @@ class Cluster:
             await self._nursery.start(gateway.serve)
             member.gateways.append(gateway)
         self.members.append(member)
+        self.every.append(member)
         return member
 
     def _finder(self, target: Member) -> Callable[[int, int], Link]:
@@ -208,9 +213,11 @@ class Cluster:
 
         return find
 
-    def _forwards_to(self, target: Member) -> Callable[[str], None]:
-        def note(address: str) -> None:
-            self.served_by[address] = target
+    def _forwards_to(self, target: Member) -> Callable[[str, int], None]:
+        def note(address: str, number: int) -> None:
+            before = self._served_by.get(address)
+            if before is None or before[0] < number:
+                self._served_by[address] = number, target
 
         return note
 
@@ -238,7 +245,15 @@ class Cluster:
 
     def server_of(self, member: Member, address: str) -> str:
         """Return the name of the member that serves a client, which has connected to a member from an address."""
-        return self.served_by.get(address, member).name
+        return self._served_by.get(address, (0, member))[1].name
+
+    def names(self) -> dict[str, set[str]]:
+        """Return the names of the members that have run on each data folder, by its id."""
+        found: dict[str, set[str]] = {}
+        for member in self.every:
+            for folder_id in member.folder_ids:
+                found.setdefault(folder_id, set()).add(member.name)
+        return found
 
     @property
     def running(self) -> list[Member]:

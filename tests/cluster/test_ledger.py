@@ -246,6 +246,13 @@ class TestEpochs:
         (wrong,) = epochs.judge([answer(2.1, 2.2, "m1"), answer(2.3, 2.4, "m0")])
         assert wrong.startswith("m0 answered OK at 2.400 to a publish of 2.300, when epoch 2 had answered")
 
+    def test_a_member_is_known_by_its_folders(self) -> None:
+        epochs = Epochs(names={"F": {"m0"}, "G": {"m0", "m1"}})
+        epochs.see(1, "F", ["F"], 1.0)
+        epochs.see(2, "G", ["F", "G"], 2.0)
+        assert not epochs.judge([answer(1.0, 1.5, "m0"), answer(2.1, 2.2, "m1"), answer(2.3, 2.4, "m0")])
+        assert len(epochs.judge([answer(1.0, 1.5, "F")])) == 1
+
     def test_an_ok_before_an_epoch_began(self) -> None:
         """The member leads again later, but not yet."""
         epochs = Epochs()

@@ -20,13 +20,13 @@ class Echo:
 
     Attributes:
         link: Of all connections.
-        forwarded: The addresses of forwarded clients.
+        forwarded: The addresses of forwarded clients, with the numbers of their connections.
         accepted, ended: The numbers of connections that the server has got, and that have ended there.
     """
 
     def __init__(self) -> None:
         self.link = Link("from the test to the server")
-        self.forwarded: list[str] = []
+        self.forwarded: list[tuple[str, int]] = []
         self.accepted = self.ended = 0
         self.gateway: Gateway
 
@@ -36,11 +36,14 @@ class Echo:
             serve = partial(trio.serve_tcp, self._answer, 0, host="127.0.0.1")
             (listener,) = await nursery.start(serve)
             target = "127.0.0.1:%d" % listener.socket.getsockname()[1]
-            self.gateway = Gateway(target, lambda port, to: self.link, self.forwarded.append)
+            self.gateway = Gateway(target, lambda port, to: self.link, self._note)
             await nursery.start(self.gateway.serve)
             with trio.fail_after(PATIENCE_S):
                 yield self
             nursery.cancel_scope.cancel()
+
+    def _note(self, address: str, number: int) -> None:
+        self.forwarded.append((address, number))
 
     async def _answer(self, stream: trio.SocketStream) -> None:
         self.accepted += 1
@@ -155,7 +158,15 @@ async def test_a_forwarded_client_is_recognized(echo: Echo) -> None:
             await answer(stream, b"GET /cluster/forward?%s HTTP/1.1\r\n" % client.encode())
     async with await echo.connect() as stream:
         await answer(stream, b"GET /cluster/replicate?client=127.3.4.7:1 HTTP/1.1\r\n")
-    assert echo.forwarded == ["127.3.4.5", "127.3.4.6"]
+    assert [address for address, _ in echo.forwarded] == ["127.3.4.5", "127.3.4.6"]
+
+
+async def test_forwarded_clients_are_numbered_in_the_order_of_their_connections(echo: Echo) -> None:
+    async with await echo.connect() as first, await echo.connect() as second:
+        for stream, client in (second, b"127.0.0.2"), (first, b"127.0.0.1"):
+            await answer(stream, b"GET /cluster/forward?client=%s:1 HTTP/1.1\r\n" % client)
+    (_, late), (_, early) = echo.forwarded
+    assert early < late
 
 
 def test_the_owner_of_a_connection_is_found() -> None:

@@ -1,0 +1,65 @@
+"""The long form of the faults of a cluster: each alone, and then random pairs, until the time is over.
+
+`FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` with each engine. `FAULT_SEED` determines the faults, but not their
+exact timing.
+"""
+
+import os
+import random
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cluster.disks import disks
+from cluster.drill import drilling
+from cluster.engines import bucket_engine, etcd_engine
+from cluster.faults import FAULTS, Fault
+from cluster.stock import stock_clients
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.environ.get("FAULT_COMPLETE") != "1", reason="takes many minutes: make soak"),
+]
+
+SEED = int(os.environ.get("FAULT_SEED", "7"))
+MINUTES = float(os.environ.get("CLUSTER_MINUTES", "20"))
+ONLY = os.environ.get("CLUSTER_FAULTS", "")
+"""Words in the names of the faults to choose from, separated by commas; empty: all."""
+DISK_BYTES = 1 << 30
+ENGINES = {"etcd": etcd_engine, "bucket": bucket_engine}
+
+
+def chosen(kind: str, *, has_disks: bool) -> list[Fault]:
+    words = ONLY.split(",")
+    return [
+        fault
+        for fault in FAULTS
+        if fault.kind in ("", kind)
+        and (has_disks or not fault.needs_disks)
+        and any(word in fault.name for word in words)
+    ]
+
+
+@pytest.mark.parametrize("members", [3, 2])
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("has_disks", [True, False])
+async def test_faults(tmp_path: Path, kind: str, members: int, has_disks: bool) -> None:
+    until_s = time.monotonic() + 60 * MINUTES / 8
+    chance = random.Random(f"{SEED} {kind} {members} {has_disks}")
+    faults = chosen(kind, has_disks=has_disks)
+    with ExitStack() as stack:
+        engine = stack.enter_context(ENGINES[kind](tmp_path / kind))
+        mounted = stack.enter_context(disks(tmp_path, members if has_disks else 0, DISK_BYTES))
+        stock = stack.enter_context(stock_clients())
+        async with drilling(
+            tmp_path, engine, members, chance.randrange(2**32), mounted=mounted, stock=stock, pause_s=0.002
+        ) as drill:
+            alone = chance.sample(faults, len(faults))
+            pairs = [fault for fault in faults if fault.in_pairs]
+            while time.monotonic() < until_s:
+                await drill.endure(*([alone.pop()] if alone else chance.sample(pairs, 2)))
+                await drill.settle()
+            verdict = await drill.finish()
+    assert not verdict.wrong, verdict.described()
