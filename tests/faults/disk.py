@@ -3,7 +3,8 @@
 The tests rely only on the guarantees of a file system: data of a completed file sync is in the file, and names of a
 completed folder sync are in the folder. Of all other changes, any part may be present: writes in any order, whole or
 torn at any byte, or as zeros; a folder's names in the order of their creation, but independent of other folders; a name
-without the data of its file.
+without the data of its file. A rename to another folder is present in both folders or in none, and after all changes of
+names before it, as in file systems with a journal.
 """
 
 import random
@@ -169,12 +170,16 @@ class _Folder:
 
     seen: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
     stable: "dict[str, _Folder | DiskFile]" = field(default_factory=dict)
-    pending: "list[dict[str, _Folder | DiskFile | None]]" = field(default_factory=list)
+    pending: "list[tuple[int, dict[str, _Folder | DiskFile | None]]]" = field(default_factory=list)
 
-    def change(self, changes: "dict[str, _Folder | DiskFile | None]") -> None:
-        """Add or remove (None) names, all of them at once."""
+    def change(self, number: int, changes: "dict[str, _Folder | DiskFile | None]") -> None:
+        """Add or remove (None) names, all of them at once; the numbers of changes ascend over all folders."""
         _apply_names(self.seen, changes)
-        self.pending.append(changes)
+        self.pending.append((number, changes))
+
+    def count_upto(self, number: int) -> int:
+        """Return how many of the pending changes have a number up to this one."""
+        return sum(each <= number for each, _ in self.pending)
 
 
 def _apply_names(
@@ -200,16 +205,19 @@ class Disk:
         self._syncs: dict[
             int, tuple[_Folder | DiskFile, int]
         ] = {}  # syncs in progress: the changes that they cover
+        self._number = 0  # of the newest change of names
+        self._moves: list[tuple[int, _Folder, _Folder]] = []  # renames to other folders: number, from, to
 
     # ------------------------------------------------------------------ operations
 
     def apply(self, operation: Operation) -> None:
         """Apply the next operation."""
         handle, path = operation.handle, operation.path
+        self._number += 1
         match operation.kind:
             case "create":
                 self._files[handle] = DiskFile()
-                self._folder(path[:-1]).change({path[-1]: self._files[handle]})
+                self._folder(path[:-1]).change(self._number, {path[-1]: self._files[handle]})
             case "open":
                 node = self._folder(path[:-1]).seen[path[-1]]
                 assert isinstance(node, DiskFile)
@@ -228,19 +236,27 @@ class Disk:
             case "folder_synced":
                 self._folder_synced(*self._syncs.pop(handle))
             case "create_folder":
-                self._folder(path[:-1]).change({path[-1]: _Folder()})
+                self._folder(path[:-1]).change(self._number, {path[-1]: _Folder()})
             case "rename":
-                folder = self._folder(path[:-1])
-                assert operation.to[:-1] == path[:-1]
-                folder.change({path[-1]: None, operation.to[-1]: folder.seen[path[-1]]})
+                self._rename(path, operation.to)
             case "link":
                 folder = self._folder(path[:-1])
                 assert operation.to[:-1] == path[:-1]
-                folder.change({operation.to[-1]: folder.seen[path[-1]]})
+                folder.change(self._number, {operation.to[-1]: folder.seen[path[-1]]})
             case "unlink" | "remove_folder":
-                self._folder(path[:-1]).change({path[-1]: None})
+                self._folder(path[:-1]).change(self._number, {path[-1]: None})
             case kind:
                 raise AssertionError(kind)
+
+    def _rename(self, path: tuple[str, ...], to: tuple[str, ...]) -> None:
+        source, target = self._folder(path[:-1]), self._folder(to[:-1])
+        node = source.seen[path[-1]]
+        if source is target:
+            source.change(self._number, {path[-1]: None, to[-1]: node})
+        else:
+            target.change(self._number, {to[-1]: node})
+            source.change(self._number, {path[-1]: None})
+            self._moves.append((self._number, source, target))
 
     def _file_synced(self, node: "_Folder | DiskFile", count: int) -> None:
         assert isinstance(node, DiskFile)
@@ -250,7 +266,7 @@ class Disk:
 
     def _folder_synced(self, node: "_Folder | DiskFile", count: int) -> None:
         assert isinstance(node, _Folder)
-        for changes in node.pending[:count]:
+        for _, changes in node.pending[:count]:
             _apply_names(node.stable, changes)
         del node.pending[:count]
 
@@ -266,22 +282,43 @@ class Disk:
 
     def image(self) -> Image:
         """Return the files as programs see them: complete, as long as there is power."""
-        return _image(self._root, lambda count: count, lambda pending: pending)
+        return self._left(lambda count: count, lambda pending: pending)
 
     def power_cuts(self, chance: random.Random) -> Iterator[tuple[str, Image]]:
         """Yield possible states after a power cut at this moment, a selection, each with its name."""
-        yield "nothing that was not synced", _image(self._root, lambda count: 0, lambda pending: [])
-        yield "names, but no data", _image(self._root, lambda count: count, lambda pending: [])
+        yield "nothing that was not synced", self._left(lambda count: 0, lambda pending: [])
+        yield "names, but no data", self._left(lambda count: count, lambda pending: [])
         yield "everything", self.image()
-        yield "zeros", _image(self._root, lambda count: count, zeros)
+        yield "zeros", self._left(lambda count: count, zeros)
         for part in (0.02, chance.random(), 0.98):
-            yield f"torn at {part:.3f}", _image(self._root, lambda count: count, torn(part))
-            yield f"only the end from {part:.3f}", _image(self._root, lambda count: count, only_the_end(part))
+            yield f"torn at {part:.3f}", self._left(lambda count: count, torn(part))
+            yield f"only the end from {part:.3f}", self._left(lambda count: count, only_the_end(part))
         yield (
             "some names",
-            _image(self._root, lambda count: chance.randint(0, count), lambda pending: pending),
+            self._left(lambda count: chance.randint(0, count), lambda pending: pending),
         )
-        yield "a bit of all", _image(self._root, lambda count: chance.randint(0, count), _any(chance))
+        yield "a bit of all", self._left(lambda count: chance.randint(0, count), _any(chance))
+
+    def _left(self, names: Callable[[int], int], keep: Callable[[list[Change]], list[Change]]) -> Image:
+        """Return what is left with this many of each folder's changed names, and of each file what `keep` selects."""
+        chosen: dict[_Folder, int] = {}
+        least = 0  # up to this number, all changes of names are present
+
+        def count_of(folder: _Folder) -> int:
+            if folder not in chosen:
+                chosen[folder] = names(len(folder.pending))
+            return max(chosen[folder], folder.count_upto(least))
+
+        def is_present(number: int, folder: _Folder) -> bool:
+            return number not in [each for each, _ in folder.pending[count_of(folder) :]]
+
+        while torn := [
+            number
+            for number, *folders in self._moves
+            if number > least and any(is_present(number, each) for each in folders)
+        ]:
+            least = max(torn)
+        return _image(self._root, count_of, keep)
 
 
 def disk_at(journal: Sequence[Operation], moments: Iterable[int]) -> Iterator[tuple[int, Disk]]:
@@ -321,16 +358,15 @@ def _from_image(image: Image) -> _Folder:
 
 
 def _image(
-    folder: _Folder, names: Callable[[int], int], keep: Callable[[list[Change]], list[Change]]
+    folder: _Folder, count_of: Callable[[_Folder], int], keep: Callable[[list[Change]], list[Change]]
 ) -> Image:
-    """Return a folder with this many of its changed names, and of each file the part that `keep` selects."""
     nodes = folder.stable.copy()
-    for changes in folder.pending[: names(len(folder.pending))]:
+    for _, changes in folder.pending[: count_of(folder)]:
         _apply_names(nodes, changes)
     image: Image = {}
     for name, node in nodes.items():
         if isinstance(node, _Folder):
-            image[name] = _image(node, names, keep)
+            image[name] = _image(node, count_of, keep)
         else:
             content = bytearray(node.stable)
             for offset, data in keep(node.pending):
