@@ -77,11 +77,14 @@ class ScriptedMember:
     Attributes:
         answers: A status and a JSON value for each; what has none is answered with 404.
         seen: The method and the target of each request.
+        ended: Ends requests that are not answered.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.seen: list[str] = []
+        self.ended = threading.Event()
+        self._silent: set[str] = set()
         self.answers: dict[str, list[Answer]] = {}
         self.say("GET /info", INFO)
         self.say("GET /stats", STATS)
@@ -96,8 +99,14 @@ class ScriptedMember:
         """Answer a request with an error."""
         self.say(request, {"message": message}, status=status)
 
+    def keep_silent(self, *requests: str) -> None:
+        """Do not answer these requests, as a member whose clients wait for a leader."""
+        self._silent.update(requests)
+
     def answer(self, method: str, target: str) -> Answer:
         self.seen.append(f"{method} {target}")
+        if f"{method} {target.partition('?')[0]}" in self._silent:
+            self.ended.wait()
         answers = self.answers.get(f"{method} {target.partition('?')[0]}", [(404, {"message": "NOT_FOUND"})])
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
@@ -133,6 +142,7 @@ def scripted_member() -> Iterator[ScriptedMember]:
     try:
         yield running
     finally:
+        running.ended.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -156,11 +156,12 @@ def test_status_without_a_leader_is_what_the_member_says(
             "GET /cluster/member", about_itself(is_following=False, reason="leader X: connection refused")
         )
         one.refuse("GET /cluster", status, "NO_LEADER: try again")
-        reason = f"the last one is {IDS[0]}: leader X: connection refused"
+        reason = "leader X: connection refused"
     result = qcli("cluster", "status")
     assert result.code == 3
     shown = dict(line.split(maxsplit=1) for line in result.out.decode().splitlines())
-    assert (shown["cluster"], shown["leader"], shown["reason"]) == ("prod", "none", reason)
+    leader = "none" if status is None else f"{IDS[0]}, which does not answer"
+    assert (shown["cluster"], shown["leader"], shown["reason"]) == ("prod", leader, reason)
     assert result.err == (
         f"Error: The cluster prod has no leader, as its member at {one.address} says: {reason}.\n"
     )
@@ -480,6 +481,26 @@ def test_members_are_completed(one: ScriptedMember) -> None:
     assert ask(qcli, "qcli cluster remove 9b") == [["plain", IDS[2], "10.0.0.2:4151"]]
 
 
+@pytest.mark.parametrize(
+    "itself", [ALONE, about_itself(is_following=False, reason="leader X: connection refused")]
+)
+def test_other_commands_say_why_a_member_does_not_answer(
+    qcli: Cli, one: ScriptedMember, monkeypatch: pytest.MonkeyPatch, itself: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("qcli.broker.admin_client._PROMPT_S", 60.0)
+    one.keep_silent("GET /stats")
+    one.say("GET /cluster/member", itself)
+    text = f"The cluster prod has no leader, as its member at {one.address} says: {itself['reason']}."
+    result = qcli("stat", "--once")
+    assert (result.code, result.err) == (3, f"Error: {text} See 'qcli cluster status'.\n")
+    checked = qcli("nodes", "--check")
+    assert (checked.code, checked.out.decode().splitlines()[1]) == (3, f"reachable: {text}")
+    # One that follows waits for something else.
+    one.say("GET /cluster/member", about_itself())
+    assert "connected, but no answer" in qcli("stat", "--once").err
+
+
 def test_nodes_has_a_row_for_each_member(qcli: Cli, one: ScriptedMember) -> None:
     one.say("GET /cluster", cluster(member(0, "leading"), member(1, "catching up"), member(2)))
     found = [
@@ -496,11 +517,11 @@ def test_nodes_has_a_row_for_each_member(qcli: Cli, one: ScriptedMember) -> None
     assert lines[2].split() == ["10.0.0.1:4151", "catching", "up", "follower", "prod"]
 
 
-def test_nodes_says_which_address_is_that_of_a_follower(qcli: Cli, one: ScriptedMember) -> None:
+def test_nodes_shows_the_leader_at_its_address_if_a_follower_is_asked(qcli: Cli, one: ScriptedMember) -> None:
     here = member(1, addresses=[f"http://{one.address}"])
     one.say("GET /cluster", cluster(member(0, "leading"), here))
-    text = f"{one.address} is a follower, and passes requests on to the leader of prod\n"
-    assert qcli("nodes").out.decode().endswith(text)
+    found = [(each["address"], each["role"]) for each in qcli("nodes", "--format", "json").records]
+    assert found == [("10.0.0.0:4151", "leader"), (one.address, "follower")]
 
 
 def test_nodes_and_checks_of_a_broker_that_is_no_member(qcli: Cli, one: ScriptedMember) -> None:

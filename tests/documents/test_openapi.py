@@ -196,6 +196,11 @@ CALLS = [
     call("PUT /jobs/one", bytes(4097), status=413),
     call("GET /jobs"),
     call("GET /jobs %=", status=400),
+    call("GET /cluster", status=404),
+    call("GET /cluster/member", status=404),
+    call("POST /cluster/switch to=x", status=404),
+    call("POST /cluster/remove member=x", status=404),
+    call("POST /cluster/promote", status=404),
     call("GET /cluster/replicate", status=426),
     replace(call("GET /cluster/replicate", status=404), headers=UPGRADE),
     call("GET /cluster/forward", status=426),
@@ -233,10 +238,34 @@ CALLS = [
     ),
 ]
 
+OF_A_MEMBER = [
+    call("GET /ping role=leader", status=503),
+    call("GET /ping role=follower"),
+    call("GET /cluster/member"),
+    call("POST /cluster/promote"),
+    call("GET /cluster"),
+    call("GET /cluster/member"),
+    call("GET /stats format=json"),
+    call("POST /cluster/promote", status=409),
+    call("POST /cluster/switch to=x", status=409),
+    call("POST /cluster/remove", status=400),
+    call("POST /cluster/remove member=x", status=409),
+]
+"""Requests to a member of a cluster that leads after the promotion; it is alone."""
+OF_TWO_MEMBERS = {(("POST", "/cluster/switch"), 200), (("POST", "/cluster/remove"), 200)}
+"""`tests/cluster/test_commands.py` makes these."""
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with qcli_serve(tmp_path_factory.mktemp("openapi") / "data", "--sync=interval") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    folder = tmp_path_factory.mktemp("member") / "data"
+    with qcli_serve(folder, "--cluster=c", "--coordinator=static:") as running:
         yield running
 
 
@@ -277,7 +306,7 @@ def test_paths_and_methods_match_the_broker(broker: Broker) -> None:
     assert routes - nsqd_only == set(SPEC["paths"])
 
 
-def test_answers_match_the_document(broker: Broker) -> None:
+def test_answers_match_the_document(broker: Broker, member: Broker) -> None:
     seen: set[tuple[tuple[str, str], int]] = set()
     used: set[tuple[tuple[str, str], str]] = set()
     move = ""
@@ -293,12 +322,17 @@ def test_answers_match_the_document(broker: Broker) -> None:
             move = json.loads(body)["move"]
         seen.add((operation_of(request), request.status))
         used |= {(operation_of(request), name) for name in request.query}
+    for request in OF_A_MEMBER:
+        check_answer(member, request)
+        seen.add((operation_of(request), request.status))
+        used |= {(operation_of(request), name) for name in request.query}
     documented = {
         (key, int(status)) for key, operation in OPERATIONS.items() for status in operation["responses"]
     }
     # A full disk, a broker that stops, two profiles at the same time, members of a cluster: other tests cover these.
     # 401 and 403 are below.
-    assert {each for each in documented - seen if each[1] not in (101, 401, 403, 409, 500, 503)} == set()
+    unseen = {each for each in documented - seen if each[1] not in (101, 401, 403, 409, 500, 503)}
+    assert unseen == OF_TWO_MEMBERS
     parameters = {
         (key, resolve(parameter)["name"])
         for key, operation in OPERATIONS.items()

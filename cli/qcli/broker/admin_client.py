@@ -12,8 +12,10 @@ from trio_nsq.api.answers import Info, MemberView, Stats, TopicStats
 from trio_nsq.api.request import Request
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
+from trio_nsq.fleet.cluster import waits_for_leader
 from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.protocol.untrusted_json import decode_json
+from trio_nsq.text.wording import printable
 
 from ..framework.errors import ExitCode, Failure
 from ..framework.params import is_https, without_scheme
@@ -142,6 +144,10 @@ class AdminClient:
                 return False
             raise
 
+    def ask_promptly(self, request: Request[_T]) -> _T:
+        """Ask what a broker answers at once, if it can at all. Raises Failure: it does not, or no broker answers."""
+        return self._translated(lambda: self._prompt_http.ask(request))
+
     def ask(self, request: Request[_T]) -> _T:
         """Make a request and return its answer. Nothing is changed unless a broker answers.
 
@@ -196,15 +202,12 @@ class AdminClient:
             about = self._prompt_http.ask(api.member())
         except (RequestRefused, BrokerUnreachable):
             return None
-        if about["leader"] is not None:
+        if not waits_for_leader(about):
             return None
-        text = (
-            f"The cluster {about['cluster']} has no leader, so its member at {self.address} does not answer"
-        )
-        reason = f": {each}" if (each := about.get("reason")) else ""
-        return Failure(
-            f"{text}{reason}. See 'qcli cluster status'.", ExitCode.UNREACHABLE, brief=f"{text}{reason}."
-        )
+        reason = printable(about.get("reason") or "it knows none")
+        name = printable(about["cluster"])
+        text = f"The cluster {name} has no leader, as its member at {self.address} says: {reason}."
+        return Failure(f"{text} See 'qcli cluster status'.", ExitCode.UNREACHABLE, brief=text)
 
 
 def client_of(

@@ -33,6 +33,11 @@ def leader_of(cluster: Cluster) -> ClusterMember | None:
     return next((each for each in cluster["members"] if each["id"] == cluster["leader"]), None)
 
 
+def waits_for_leader(member: MemberView) -> bool:
+    """Whether a member has no leader that answers, so that its clients wait."""
+    return member["role"] == "follower" and (member["leader"] is None or not member.get("is_following"))
+
+
 def members_named(cluster: Cluster, name: str) -> list[ClusterMember]:
     """Return the members that a name may mean: an id, the first characters of one, or an address."""
     for matches in (_is_called, _begins_with):

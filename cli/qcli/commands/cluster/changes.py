@@ -145,13 +145,13 @@ def promote(nsqd_http_address: str, timeout: int, yes: bool) -> None:
     standard input is not a terminal, --yes is required.
     """
     from ...broker.admin_client import AdminClient
-    from ...broker.requests import ask_client
-    from .views import look, wait_until
+    from ...broker.requests import ask_client, member_at
+    from .views import look_at, wait_until
 
     require_address(nsqd_http_address, HTTP_OPTION)
     with closing(AdminClient(nsqd_http_address, is_patient=True)) as client:
-        view = look(client)
-        member, name = view.member, view.name
+        member = member_at(client)
+        name = member["cluster"]
         if member["role"] == "leader":
             print_diagnostic(f"{name_of(member)} leads the cluster {name} already.")
             return
@@ -171,7 +171,7 @@ def promote(nsqd_http_address: str, timeout: int, yes: bool) -> None:
             return Failure(f"{_leads(now)} leads.", ExitCode.UNREACHABLE)
 
         now, took_s = wait_until(
-            lambda: look(client),
+            lambda: look_at(nsqd_http_address),
             lacks,
             timeout,
             late="The member was promoted, and does not lead yet.",

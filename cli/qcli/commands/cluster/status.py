@@ -136,7 +136,8 @@ def _in_sync(cluster: Cluster) -> str:
 def _head_without_leader(view: View) -> Iterator[tuple[str, str]]:
     member = view.member
     yield "cluster", view.name
-    yield "leader", "none"
+    last = member["leader"]
+    yield "leader", "none" if last is None else f"{last}, which does not answer"
     yield "epoch", f"{view.epoch}"
     yield from _coordinator(member.get("coordinator", ""), member.get("coordinator_error", ""))
     in_sync = "in sync" if member.get("in_sync") else "not in sync"

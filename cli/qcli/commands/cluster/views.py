@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trio_nsq.api import broker as api
-from trio_nsq.fleet.cluster import is_in_sync, members_named, name_of
+from trio_nsq.fleet.cluster import is_in_sync, members_named, name_of, waits_for_leader
 
 from ...broker.at_once import at_once
 from ...broker.brokers import Brokers, combined
@@ -63,15 +63,21 @@ def look(client: AdminClient) -> View:
     """Ask a member. Raises Failure: it does not answer, is no member, or refuses."""
     member = member_at(client)
     if member["leader"] is None:
-        return View(client.address, member, None, member.get("reason") or "it does not know one")
+        return View(client.address, member, None, member.get("reason") or "it knows none")
+    # A follower that is not connected to the leader can hardly pass a request on.
+    ask = client.ask_promptly if waits_for_leader(member) else client.ask
     try:
-        return View(client.address, member, client.ask(api.cluster()))
+        return View(client.address, member, ask(api.cluster()))
     except Failure as error:
         is_unavailable = isinstance(error, Refused) and error.status >= _UNAVAILABLE
         if not is_unavailable and error.exit_code is not ExitCode.UNREACHABLE:
             raise
-    reason = member.get("reason") or "it does not answer"
-    return View(client.address, member, None, f"the last one is {member['leader']}: {reason}")
+    return View(
+        client.address,
+        member,
+        None,
+        member.get("reason") or f"the last one, {member['leader']}, does not answer",
+    )
 
 
 def look_at(address: str) -> View:

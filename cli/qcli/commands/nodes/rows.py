@@ -1,10 +1,10 @@
 """The rows of `qcli nodes`: a record of each broker and discovery service, and their tables."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from trio_nsq.api.answers import Cluster
-from trio_nsq.fleet.cluster import address_of
+from trio_nsq.fleet.cluster import address_of, leader_of
 from trio_nsq.fleet.snapshot import BrokerState, LookupdState
 from trio_nsq.text.wording import printable
 
@@ -80,8 +80,18 @@ def _broker(state: BrokerState, survey: Survey, now_s: float) -> Record:
         "tombstones": sorted({topic for each in state.registrations.values() for topic in each.tombstones}),
     }
     if state.cluster is not None:
+        about["address"] = _address_of_leader(state.address, state.cluster)
         about |= {"cluster": state.cluster["cluster"], "epoch": state.cluster["epoch"], "role": "leader"}
     return {key: about.get(key) for key in KEYS}
+
+
+def _address_of_leader(asked: str, cluster: Cluster) -> str:
+    """Return the address that was asked; if it is that of a follower, which passes requests on, the leader's."""
+    leader = leader_of(cluster)
+    is_follower = any(
+        asked == address_of(each["addresses"]) for each in cluster["members"] if each is not leader
+    )
+    return (address_of(leader["addresses"]) or asked) if is_follower and leader is not None else asked
 
 
 def _followers(cluster: Cluster) -> Iterator[Record]:
@@ -169,20 +179,17 @@ LOOKUPD_COLUMNS: tuple[Column[Record], ...] = (
 def tables(records: Sequence[Record], width: int | None) -> str:
     """Return the tables of brokers and of services, and a line for what they cannot show."""
     texts = []
-    followers = {record["address"] for record in records if record["kind"] == "member"}
     for kinds, columns in ((("broker", "member"), BROKER_COLUMNS), (("lookupd",), LOOKUPD_COLUMNS)):
         if rows := [record for record in records if record["kind"] in kinds]:
             texts.append(fitted_table(columns, rows, width))
-    remarks = "".join(f"{printable(line)}\n" for record in records for line in _remarks(record, followers))
+    remarks = "".join(f"{printable(line)}\n" for record in records for line in _remarks(record))
     return "\n".join([*texts, remarks] if remarks else texts)
 
 
-def _remarks(record: Record, followers: Collection[str]) -> list[str]:
+def _remarks(record: Record) -> list[str]:
     """Return lines about what is unusual. Why a server does not answer is told on standard error."""
     address = record["address"]
     lines = []
-    if record["role"] == "leader" and address in followers:
-        lines.append(f"{address} is a follower, and passes requests on to the leader of {record['cluster']}")
     if record["health"] not in (None, "OK"):
         lines.append(f"{address} is not healthy: {record['health'].removeprefix('NOK - ')}")
     if record["tombstones"]:

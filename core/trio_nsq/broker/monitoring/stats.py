@@ -100,10 +100,27 @@ async def broker_stats(
     }
     if server.broker.draining:
         stats["draining"] = True
+    if sees is None and (cluster := _cluster(server)) is not None:
+        stats["cluster"] = cluster
     if include_mem:
         stats["memory"] = server.process.memory()
     stats["producers"] = [_client(c, topic) for c in publishing] or None
     return stats
+
+
+def _cluster(server: Server) -> dict[str, Any] | None:
+    """Describe the cluster that the broker leads, in short; None: it is no member of one."""
+    if server.replication is None or server.replication.control is None:
+        return None
+    status = server.replication.control.status()
+    members = status["members"]
+    return {
+        "name": status["cluster"],
+        "epoch": status["epoch"],
+        "role": "leader",
+        "in_sync": sum(each["in_sync"] and each["state"] != "disconnected" for each in members),
+        "members": len(members),
+    }
 
 
 def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str, Any]]:

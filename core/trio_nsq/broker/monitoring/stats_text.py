@@ -20,6 +20,12 @@ def render_text(stats: dict[str, Any], now_ns: int, uptime_ns: int) -> str:
     ]
     if "draining" in stats:
         lines.append("Draining: the broker refuses publishes")
+    if "cluster" in stats:
+        about = stats["cluster"]
+        lines.append(
+            f"Cluster: {about['name']}, {about['role']} of epoch {about['epoch']}, "
+            f"{about['in_sync']} of {about['members']} members in sync"
+        )
     if "memory" in stats:
         lines += ["", "Memory:"]
         lines += [f"   {name:<25}\t{value}" for name, value in stats["memory"].items()]
