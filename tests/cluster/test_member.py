@@ -49,7 +49,8 @@ async def test_a_follower_takes_over_when_the_leader_stops(tmp_path: Path, url: 
 
 async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
     async with running_members(tmp_path, url, cluster) as members:
-        one = await members.start("one")
+        audit = tmp_path / "audit"
+        one = await members.start("one", audit_log=str(audit))
         about = await one.leads()
         two = await members.start("two")
         await two.in_sync(2)
@@ -69,6 +70,8 @@ async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, clu
         assert (await one.client.get("/ping?role=leader")).status_code == 503
         assert (await one.client.get("/ping?role=follower")).headers["x-nsq-role"] == "follower"
         assert (await two.client.get("/ping?role=leader")).text == "OK"
+        assert (await one.client.post("/cluster/promote")).status_code == 409
+    assert '"POST /cluster/promote"' in audit.read_text(), "a member that has led is a follower like others"
 
 
 async def test_a_lost_lease_ends_the_leadership(

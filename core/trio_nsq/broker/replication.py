@@ -283,7 +283,8 @@ class Replication:
         self.fence("it stops, and followers lack operations")
 
     async def _record_changes(self) -> None:
-        while True:
+        # Those that `end` disconnects stay recorded, so that one of them can lead next.
+        while self._leader is not None:
             self._changed = trio.Event()
             present = frozenset(self._present)
             if present != self._recorded:

@@ -6,7 +6,7 @@ The listeners stay open all the time. A follower passes clients on to the leader
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -138,9 +138,10 @@ class Member:
             *(membership.cluster, membership.folder, self._context.coordinator.shown),
         )
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._api.run)
             passed = {
-                name: await nursery.start(_pass_on, source)
-                for name, source in (("reloads", reloads), ("drains", drains))
+                "reloads": await nursery.start(_pass_on, reloads, self._reload_tls),
+                "drains": await nursery.start(_pass_on, drains, trio.lowlevel.checkpoint),
             }
             task_status.started(self._bound)
             while True:
@@ -155,7 +156,6 @@ class Member:
                 handler = self._front.admissions[name].handle
                 accept = partial(trio.serve_listeners, handler_nursery=hooks)
                 nursery.start_soon(accept, handler, listening.duplicate().listeners)
-            nursery.start_soon(self._api.run)
             nursery.start_soon(partial(reload_on_request, reloads, self._api.reload, logger=logger))
             epoch = await following.run()
             nursery.cancel_scope.cancel()
@@ -189,6 +189,17 @@ class Member:
 
         await leading.run(serve_broker)
         self._front.lead_to(None)
+
+    async def _reload_tls(self) -> None:
+        """Read the CAs and the certificate for connections to other members again."""
+        context = self._context
+        if context.tls is not None:
+            try:
+                context.tls = self._front.tls = await trio.to_thread.run_sync(
+                    link_tls, self._options, context.options
+                )
+            except StartupError as exc:
+                logger.error("reload: %s; the previous files stay in use", exc)
 
     def _run_hook(self, nursery: trio.Nursery, command: str, role: str) -> None:
         if command:
@@ -228,9 +239,12 @@ def _close_all(opened: Mapping[str, Listening]) -> None:
 
 
 async def _pass_on(
-    source: AsyncIterable[object] | None, *, task_status: trio.TaskStatus[AsyncIterable[object]]
+    source: AsyncIterable[object] | None,
+    first: Callable[[], Awaitable[None]],
+    *,
+    task_status: trio.TaskStatus[AsyncIterable[object]],
 ) -> None:
-    """Pass items on, so that their next receiver can be another one."""
+    """Pass items on, after a step of one's own, so that their next receiver can be another one."""
     send, receive = trio.open_memory_channel[object](1)
     async with send, receive:
         task_status.started(receive)
@@ -238,6 +252,7 @@ async def _pass_on(
             await trio.sleep_forever()
         else:
             async for item in source:
+                await first()
                 await send.send(item)
         await trio.sleep_forever()
 
