@@ -269,14 +269,15 @@ async def test_a_follower_that_is_gone_is_recorded_so_before_the_next_ok(tmp_pat
             assert record.members == frozenset()
 
 
-async def test_followers_that_a_stop_disconnects_stay_recorded(tmp_path: Path) -> None:
+async def test_followers_that_are_disconnected_at_the_end_stay_recorded(tmp_path: Path) -> None:
     """One of them shall lead next."""
     record = Record()
     async with leading(tmp_path / "one", record=record) as leader, trio.open_nursery() as nursery:
         nursery.start_soon(follow_until_end, leader, tmp_path / "two")
         await leader.until_in_sync("two")
-        leader.stop()
-        await leader.stopped()
+        leader.replication.end()
+        await until(lambda: not leader.replication.connected)
+        await settle()
         assert record.members == {"two"}
 
 
