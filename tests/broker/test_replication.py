@@ -279,6 +279,7 @@ async def test_followers_that_are_disconnected_at_the_end_stay_recorded(tmp_path
         await until(lambda: not leader.replication.connected)
         await settle()
         assert record.members == {"two"}
+        leader.replication.fence("the test ends")  # otherwise the stop waits for the follower
 
 
 async def follow_until_end(leader: Leading, folder: Path) -> None:
