@@ -13,10 +13,12 @@ from typing import Any
 
 from ..platform.boot_clock import boot_time_s
 from ..storage import ChangedMeanwhile, LeaseLost, Storage, StorageError
-from ..storage.lease import LEASE_S, RENEW_S, ObjectLease, check_conditions
+from ..storage.lease import RENEW_S, ObjectLease, check_conditions
 from .interface import Clock, Coordinator, CoordinatorError, Reading, ValueChanged
 from .state import ClusterState, decode
 
+TTL_S = 13.0
+"""Shorter than the lease of an export, which may last: a failover takes a second or two more than this."""
 _POLL_S = 1.0
 
 
@@ -35,7 +37,7 @@ class BucketCoordinator(Coordinator):
         storage: Storage,
         cluster: str,
         *,
-        ttl_s: float = LEASE_S,
+        ttl_s: float = TTL_S,
         renew_every_s: float = RENEW_S,
         poll_s: float = _POLL_S,
         clock: Clock = boot_time_s,

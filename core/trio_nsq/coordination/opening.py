@@ -7,13 +7,12 @@ from urllib.parse import unquote
 from ..access.secret import NO_SECRET, Secret
 from ..protocol.address import parse_address
 from ..storage import Patience, StorageError, storage_at
-from ..storage.lease import LEASE_S
 from ..storage.storage_uri import AZURE, GCS, S3, parse_place
-from .bucket import BucketCoordinator
+from .bucket import TTL_S, BucketCoordinator
 from .interface import Coordinator, CoordinatorError
 from .static import StaticCoordinator
 
-_PATIENCE = Patience(attempt_s=LEASE_S / 5, deadline_s=LEASE_S / 2)
+_PATIENCE = Patience(attempt_s=TTL_S / 5, deadline_s=TTL_S / 2)
 """One request that is never answered, and another one, take less than the lease's time."""
 _SCHEMES = (
     "etcd://HOST:PORT,HOST:PORT, etcds:// with TLS, s3://BUCKET/FOLDER, gs://, az://, or static:HOST:PORT"
