@@ -43,7 +43,7 @@ def test_buckets(s3: Store) -> None:
         place = s3.new_place()
         found = open_coordinator(place, "prod", NOWHERE)
         assert isinstance(found, BucketCoordinator)
-        assert (found.shown, found.ttl_s, found.renew_every_s) == (place, 15.0, 3.0)
+        assert (found.shown, found.ttl_s, found.renew_every_s) == (place, 13.0, 3.0)
         assert found.campaign(candidate("A")) == 1
 
 
