@@ -69,6 +69,7 @@ class Following:
         self._front = front
         self._replica: Replica | None = None
         self._leader: LeaderTarget | None = None
+        self._linking = trio.Lock()
         self._promotion: _Promotion | None = None
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
@@ -159,6 +160,9 @@ class Following:
                     return epoch
             except (CoordinatorError, StateError) as exc:
                 self._report(str(exc))
+                await trio.sleep(RETRY_S)
+            except OSError as exc:
+                self._report(f"cannot write {exc.filename or context.path}: {exc.strerror or exc}")
                 await trio.sleep(RETRY_S)
 
     def _coordinator_answers(self) -> None:
@@ -277,13 +281,17 @@ class Following:
             while True:
                 began_s = trio.current_time()
                 try:
-                    await self._follow_once(leader)
+                    async with self._linking:  # the one before may still end
+                        await self._follow_once(leader)
                 except* (NSQError, OSError, trio.BrokenResourceError) as group:
                     reason = "; ".join(str(exc) or "the connection is broken" for exc in leaves_of(group))
                     reason = f"leader {leader.member} at {leader.url}: {reason}"
                     if reason != self.reason:
                         logger.warning("%s", reason)
                     self.reason = reason
+                except* Exception:
+                    # A bug: the folder is opened again, as after a crash.
+                    logger.exception("following the leader %s failed", leader.member)
                 delays.connection_lasted(trio.current_time() - began_s)
                 await trio.sleep(delays.next_s())
 
