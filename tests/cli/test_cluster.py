@@ -385,6 +385,22 @@ def test_promotion_waits_until_the_member_leads(qcli: Cli, one: ScriptedMember) 
     assert result.err.startswith(f"{IDS[1]} (10.0.0.1:4151) leads the cluster prod, epoch 8, after ")
 
 
+@pytest.mark.parametrize("command", ["promote", "switch"])
+def test_member_is_asked_again_while_it_changes_its_role(
+    qcli: Cli, one: ScriptedMember, command: str
+) -> None:
+    if command == "promote":
+        leads_at_the_end(one)
+    else:
+        switched(one)
+        one.say("GET /cluster/member", about_itself(), about_itself())
+    busy = {"message": "NO_LEADER: the cluster has no leader that accepts clients now; try again"}
+    one.answers["GET /cluster/member"][1:1] = [(503, busy), (503, busy)]
+    result = qcli("cluster", command, "--yes")
+    assert (result.code, len(one.changes)) == (0, 1)
+    assert one.seen.count("GET /cluster/member") >= 4
+
+
 def test_promotion_says_whether_the_member_was_in_sync(qcli: Cli, one: ScriptedMember) -> None:
     for in_sync, text in ((True, "was in sync."), (False, "was not in sync, and may lack messages.")):
         one.say("GET /cluster/member", ALONE | {"in_sync": in_sync})

@@ -7,6 +7,7 @@ from typing import Any, is_typeddict
 import pytest
 import trio
 
+from access.support import ALL_ROLES, AuthFile, Given, bearer, everything
 from broker.support import PATIENCE_S
 from cli.support import Cli, Result
 from cluster.running import Members, RunningMember, running_members
@@ -136,3 +137,24 @@ async def test_promotion_after_the_leader_is_lost(tmp_path: Path) -> None:
         assert promoted.code == 0, promoted.err
         assert (await two.about())["role"] == "leader"
         assert await two.bodies("t") == ["1"]
+
+
+async def test_only_who_may_read_everything_learns_of_the_cluster(tmp_path: Path) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("all", everything(*ALL_ROLES))
+    file.add_token("other", Given(ALL_ROLES, ["other"]))
+    async with running_members(tmp_path, "static:") as members:
+        one = await members.start("one", auth_file=file.write())
+        headers = {name: {"Authorization": bearer(name)} for name in ("all", "other")}
+        promoted = await one.client.post("/cluster/promote", headers=headers["all"])
+        assert promoted.status_code == 200, promoted.text
+        with trio.fail_after(PATIENCE_S):
+            while (await one.client.get("/ping?role=leader")).status_code != 200:
+                await trio.sleep(0.02)
+        told = [
+            (await one.client.get(f"/stats?format={form}", headers=headers[name])).text.count(text)
+            for form, text in (("json", '"cluster":'), ("text", "Cluster: "))
+            for name in headers
+        ]
+        assert told == [1, 0, 1, 0]
+        assert (await one.client.get("/cluster", headers=headers["other"])).status_code == 403

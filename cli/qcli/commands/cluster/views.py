@@ -61,7 +61,12 @@ class View:
 
 def look(client: AdminClient) -> View:
     """Ask a member. Raises Failure: it does not answer, is no member, or refuses."""
-    member = member_at(client)
+    try:
+        member = member_at(client)
+    except Refused as error:
+        if not _is_unavailable(error):
+            raise
+        raise Failure(error.message, ExitCode.UNREACHABLE, brief=error.brief) from error
     if member["leader"] is None:
         return View(client.address, member, None, member.get("reason") or "it knows none")
     # A follower that is not connected to the leader can hardly pass a request on.
@@ -69,8 +74,7 @@ def look(client: AdminClient) -> View:
     try:
         return View(client.address, member, ask(api.cluster()))
     except Failure as error:
-        is_unavailable = isinstance(error, Refused) and error.status >= _UNAVAILABLE
-        if not is_unavailable and error.exit_code is not ExitCode.UNREACHABLE:
+        if not _is_unavailable(error):
             raise
     return View(
         client.address,
@@ -78,6 +82,11 @@ def look(client: AdminClient) -> View:
         None,
         member.get("reason") or f"the last one, {member['leader']}, does not answer",
     )
+
+
+def _is_unavailable(error: Failure) -> bool:
+    is_refused = isinstance(error, Refused) and error.status >= _UNAVAILABLE
+    return is_refused or error.exit_code is ExitCode.UNREACHABLE
 
 
 def look_at(address: str) -> View:
