@@ -117,6 +117,7 @@ def about_member(
         "leader": leader,
         "leader_addresses": list(leader_addresses),
         "addresses": list(context.addresses),
+        "is_copy": context.membership.is_copy,
         "is_following": False,
         "in_sync": False,
         "position": 0,

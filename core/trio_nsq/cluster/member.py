@@ -266,10 +266,10 @@ def check_addresses(options: BrokerOptions) -> None:
         raise StartupError(
             "--tcp-address: a member of a cluster needs a port: other members pass clients on to it"
         )
-    http = [options.http_address, options.https_address if options.tls.is_used else ""]
-    if not any(address and not is_unix_path(address) for address in http):
+    if not options.http_address or is_unix_path(options.http_address):
         raise StartupError(
-            "--http-address: a member of a cluster needs a port for HTTP or HTTPS: others follow it there"
+            "--http-address: a member of a cluster needs a port for HTTP, where it answers about itself also without a "
+            "leader; with --cluster-tls, it may be on 127.0.0.1"
         )
 
 

@@ -148,7 +148,7 @@ class Leader:
             finally:
                 if follower.is_connected:
                     self._leave(follower)
-            logger.info("%s: another connection of it has begun", who)
+            logger.info("%s: disconnected by this member", who)
         except* (NSQError, trio.BrokenResourceError, OSError, TooFarBehind) as group:
             for exc in leaves_of(group):
                 reason = "it is too far behind" if isinstance(exc, TooFarBehind) else str(exc)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         "which one leads; an OK then means that every member in sync has the message on stable storage. Clients may "
         "use the addresses of all members: a follower passes them on to the leader. If the leader is lost, a member "
         "in sync takes over, usually within 12 s, or 17 s with a bucket. See 'qcli cluster'. Members that require "
-        "tokens need one of the role replicate from each other: --cluster-auth-secret-file. HTTP or HTTPS must be on. "
+        "tokens need one of the role replicate from each other: --cluster-auth-secret-file. HTTP must be on. "
         "Coordinators are etcd://HOST:PORT,HOST:PORT, or etcds:// with TLS, both with USER@ before the hosts if etcd "
         "has users; s3://BUCKET/FOLDER, gs:// or az://; or static:HOST:PORT, the HTTP address of another member, with "
         "which an administrator decides ('qcli cluster promote').",
