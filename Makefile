@@ -10,7 +10,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -160,6 +160,9 @@ growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connec
 
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
+
+bench-cluster: $(READY) ## a cluster of two members beside one broker: make bench-cluster [ARGS='--only mpub-100']
+	$(BIN)/python bench/cluster.py $(ARGS)
 
 pictures: $(READY) ## draw the charts and the pictures of terminals and pages in docs/pictures
 	$(BIN)/python docs/make_pictures.py

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     "name",
     [
         *("compare", "quick", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages"),
+        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages", "cluster"),
     ],
 )
 def test_program_prints_help(name: str) -> None:
@@ -54,6 +54,23 @@ def test_neighbours_reports_latency_alone_and_under_attack(tmp_path: Path) -> No
         figures = result[phase]
         assert figures["requests"] > 0
         assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
+
+
+@pytest.mark.interop
+def test_cluster_measures_leader_and_follower(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    flags = ["--only=pub-16,oks", "--rounds=1", "--seconds=0.5", f"--data-path={tmp_path}", f"--json={kept}"]
+    command = [sys.executable, str(BENCH / "cluster.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "round 1 of 1 is over\n")
+    results = json.loads(kept.read_text())["results"]
+    assert sorted((each["workload"], each["contender"]) for each in results) == [
+        *(("oks", "one node"), ("oks", "two members"), ("pub-16", "one node"), ("pub-16", "two members")),
+    ]
+    for each in results:
+        assert each["figures"]["rate"] > 0
+        assert ("follower_us" in each["figures"]) == (each["contender"] == "two members")
+    assert "| pub-16 |" in done.stdout
 
 
 def stages(tmp_path: Path, *flags: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
@@ -212,6 +229,16 @@ def test_goload_latency_publishes_at_a_steady_rate(broker: Broker) -> None:
     told = goload("latency", *flags)
     assert told["messages"] == stored(broker, "latency")[0] == 600
     assert told["seconds"] >= 0.5
+    assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["max_ms"]
+
+
+@pytest.mark.interop
+def test_goload_oks_publishes_at_a_steady_rate(broker: Broker) -> None:
+    flags = [f"--addr={broker.tcp_address}", "--topic=oks", "--rate=1000", "--runfor=600ms"]
+    told = goload("oks", *flags, "--connections=10")
+    assert stored(broker, "oks")[0] == 600
+    assert 290 <= told["messages"] <= 300, "those of the first 300 ms are not measured"
+    assert told["seconds"] >= 0.2
     assert 0 < told["p50_ms"] <= told["p99_ms"] <= told["max_ms"]
 
 

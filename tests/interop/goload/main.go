@@ -5,6 +5,7 @@
 //	goload through  --addr A --topic T --topics N --channels N --count N    publish and consume until all is delivered
 //	goload mixed    --addr A --topic T --topics N --channels N --count N    requests, sizes and answers of all kinds at once
 //	goload latency  --addr A --topic T --rate N                             from publish to delivery, at a steady rate
+//	goload oks      --addr A --topic T --rate N --connections N             from publish to OK, at a steady rate
 //
 // What it found goes to standard output, as one line of JSON. Requests are built once and sent again and again, and
 // replies are looked at no closer than is needed to know that they are good, so that the broker gets most of the machine.
@@ -31,7 +32,7 @@ var (
 	connections = flags.Int("connections", 2, "connections that publish")
 	size        = flags.Int("size", 200, "bytes of a message")
 	batch       = flags.Int("batch", 1, "messages of one request; 1 is PUB, more is MPUB")
-	runfor      = flags.Duration("runfor", 2*time.Second, "how long to publish (pub, http, latency)")
+	runfor      = flags.Duration("runfor", 2*time.Second, "how long to publish (pub, http, latency, oks)")
 	topics      = flags.Int("topics", 1, "topics, which take turns (pub, through, mixed); named TOPIC-0 and so on if several")
 	channels    = flags.Int("channels", 1, "channels of each topic (through, mixed); `through` has one consumer for each")
 	channel     = flags.String("channel", "ch", "channel; named CHANNEL-0 and so on by `through` and `mixed` if several")
@@ -39,7 +40,7 @@ var (
 	ready       = flags.Int("ready", 50, "RDY of a consumer (mixed)")
 	count       = flags.Int("count", 100000, "messages, over all topics (through, mixed)")
 	singles     = flags.Bool("mixed", false, "let a PUB of one message follow every MPUB (through)")
-	rate        = flags.Int("rate", 5000, "messages a second (latency)")
+	rate        = flags.Int("rate", 5000, "messages a second (latency, oks)")
 	timeout     = flags.Duration("timeout", 2*time.Minute, "when to give up")
 )
 
@@ -68,9 +69,9 @@ var whatIsMissing = func() string { return "" }
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("goload: ")
-	commands := map[string]func() found{"pub": pub, "http": http, "through": through, "mixed": mixed, "latency": latency}
+	commands := map[string]func() found{"pub": pub, "http": http, "through": through, "mixed": mixed, "latency": latency, "oks": oks}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		log.Fatal("usage: goload pub|http|through|mixed|latency ...")
+		log.Fatal("usage: goload pub|http|through|mixed|latency|oks ...")
 	}
 	_ = flags.Parse(os.Args[2:])
 	time.AfterFunc(*timeout, func() { log.Fatalf("not done after %v. %s", *timeout, whatIsMissing()) })
