@@ -115,7 +115,7 @@ def _is_in_sync(leader: Broker) -> bool:
         members = json.loads(leader.http("GET", "/cluster"))["members"]
     except RuntimeError:  # it does not lead yet
         return False
-    return sum(each["in_sync"] for each in members) == 2
+    return [each["in_sync"] for each in members] == [True, True]
 
 
 CONTENDERS: dict[str, Callable[[Path], AbstractContextManager[list[Broker]]]] = {
