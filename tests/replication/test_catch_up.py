@@ -16,7 +16,7 @@ import pytest
 from log.support import HastyFiles
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.log.files import Files
-from trio_nsq.replication import catch_up
+from trio_nsq.replication import catch_up, fuzzy_copy
 from trio_nsq.replication import inventory as inventories
 from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, FileBegin, FileEnd
 from trio_nsq.replication.earlier import diverged_folders
@@ -788,6 +788,25 @@ def test_the_copy_waits_after_each_block_that_is_read(tmp_path: Path) -> None:
     for _ in CatchUp(files, stream, entries_of(folder), read.append).pieces():
         pass
     assert read == [8, 8, 1, 1]  # the end of the sealed segment; each is read again after it was begun
+
+
+def test_what_is_copied_is_written_back_at_once(
+    scripted: tuple[ScriptedFiles, OperationStream, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the disk would do nothing before the sync at the end."""
+    monkeypatch.setattr(fuzzy_copy, "WRITE_BACK_BYTES", 128)
+    files, stream, folder = scripted
+    written(files, files.root, {"1.log": bytes(range(200)) * 2})
+    asked: list[tuple[int, int]] = []
+    follower = HastyFiles()
+    monkeypatch.setattr(follower, "write_back", lambda fd, size, offset: asked.append((offset, size)))
+    replica = Replica.open(follower, folder)
+    replica.catch_up(EPOCH)
+    for piece in CatchUp(files, stream, entries_of(folder)).pieces():
+        replica.add(piece)
+    replica.close()
+    assert asked == [(0, 128), (128, 128), (256, 128)]
+    assert tree_of(folder) == tree_of(files.root)
 
 
 def test_a_pace() -> None:

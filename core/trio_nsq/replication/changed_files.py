@@ -103,6 +103,10 @@ class ChangedFiles:
     def write(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
         self._files.write(self._descriptor(path), offset, [data])
 
+    def write_back(self, path: bytes, size: int, offset: int) -> None:
+        """Have bytes that were written reach the disk soon, so that the sync does not take long."""
+        self._files.write_back(self._descriptor(path), size, offset)
+
     def truncate(self, path: bytes, size: int) -> None:
         self._files.truncate(self._descriptor(path), size)
 

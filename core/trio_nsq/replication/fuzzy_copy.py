@@ -2,6 +2,7 @@
 
 import stat
 from pathlib import Path
+from typing import Final
 
 from ..log.files import Files
 from .catch_up import Block, FileBegin, FileEnd, Folder, Operations, Piece
@@ -9,6 +10,9 @@ from .changed_files import ChangedFiles
 from .earlier import EarlierContent
 from .names import NamesSince
 from .operations import Kind, Operation, decode_all, is_shared, joined, parent_of
+
+WRITE_BACK_BYTES: Final = 8 * 1024 * 1024
+"""So often, the disk begins to write a file that is copied; otherwise it would wait for the sync at the end."""
 
 
 class FuzzyCopy:
@@ -49,6 +53,8 @@ class FuzzyCopy:
                 self._begin(path, is_whole=is_whole)
             case Block(path, offset, data):
                 self._changed.write(path, offset, data)
+                if (end := offset + len(data)) % WRITE_BACK_BYTES == 0:
+                    self._changed.write_back(path, WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
             case FileEnd(path, size):
                 self._changed.cut(path, size)
         self._changed.sync_if_many()

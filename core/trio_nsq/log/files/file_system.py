@@ -137,6 +137,11 @@ class Files:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
+    def write_back(self, fd: int, size: int, offset: int) -> None:
+        """Ask the operating system to write these bytes to the disk soon, and to keep them in memory no longer."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+
     def monotonic_s(self) -> float:
         """Return the time of a monotonic clock, seconds. Used to measure for how long a block cannot be read."""
         return time.monotonic()
