@@ -103,7 +103,12 @@ class Members:
         folder = self._root / name
         addresses = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
         settings = BrokerOptions(data_path=folder, broadcast_address="127.0.0.1", **(addresses | options))
-        about = ClusterOptions(self._cluster, coordinator or self._coordinator, **(member or {}))
+        about = ClusterOptions(
+            self._cluster,
+            coordinator or self._coordinator,
+            **({"cluster_auth_secret_file": self._secret()} if "auth_file" in options else {})
+            | (member or {}),
+        )
         scope, bound = await self._nursery.start(_serve, settings, about)
         # A new connection for each request: a follower passes all of a connection on.
         client = httpx.AsyncClient(
@@ -113,6 +118,12 @@ class Members:
         )
         self._clients.append(client)
         return RunningMember(folder, bound, scope, client)
+
+    def _secret(self) -> Path:
+        """Return a file with a token that the members do not know."""
+        path = self._root / "secret"
+        path.write_text("secret\n")
+        return path
 
     async def close(self) -> None:
         for client in self._clients:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import trio
 
+from access.support import AuthFile, bearer, everything
 from broker.support import PATIENCE_S, RawClient, pub, running_broker
 from cluster.running import Members, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
@@ -276,6 +277,35 @@ async def test_an_administrator_promotes_a_copy_if_all_members_are_lost(
         assert (await copy.client.post("/cluster/promote")).status_code == 200
         assert (await copy.leads())["epoch"] > epoch
         assert await copy.bodies("t") == ["1"]
+
+
+async def test_members_that_require_tokens_have_one_for_each_other(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+) -> None:
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("member", everything("replicate"))
+    file.add_token("client", everything("publish", "read"))
+    secret = tmp_path / "secret"
+    with pytest.raises(ExceptionGroup) as refused:
+        async with running_members(tmp_path, url, cluster) as members:
+            await members.start("one", auth_file=file.write(), member={"cluster_auth_secret_file": None})
+    assert refused.group_contains(
+        StartupError, match="--cluster-auth-secret-file: the members require tokens"
+    )
+    secret.write_text("client-secret")
+    async with running_members(tmp_path, url, cluster) as members:
+        about = {"cluster_auth_secret_file": secret}
+        one = await members.start("one", auth_file=file.path, member=about)
+        two = await members.start("two", auth_file=file.path, member=about)
+        for member in (one, two):
+            member.client.headers["Authorization"] = bearer("client")
+        await one.leads()
+        await two.until(lambda about: "403" in about["reason"])
+        secret.write_text("member-secret")
+        await two.in_sync(2)
+        assert (await two.publish("t", b"1")).text == "OK"
 
 
 async def started_alone(root: Path, url: str, cluster: str) -> None:  # noqa: F811

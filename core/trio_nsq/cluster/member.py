@@ -80,7 +80,7 @@ async def serve_member(
             is_saved=is_saved,
             addresses=addresses_of(options, listeners),
             record_bytes=max(RECORD_BYTES, 2 * options.limits.max_body_size, 2 * options.limits.max_msg_size),
-            secret=link_secret(cluster),
+            secret=link_secret(options, cluster),
             tls=link_tls(options, cluster),
         )
         member = Member(options, context, lock, listeners, trusted)
@@ -306,8 +306,13 @@ def open_engine(options: BrokerOptions, cluster: ClusterOptions) -> Coordinator:
         raise StartupError(f"--coordinator: {exc}") from exc
 
 
-def link_secret(cluster: ClusterOptions) -> Secret:
-    """Return the token for other members. Raises StartupError: its file cannot be used."""
+def link_secret(options: BrokerOptions, cluster: ClusterOptions) -> Secret:
+    """Return the token for other members. Raises StartupError: its file cannot be used, or is not given."""
+    if cluster.cluster_auth_secret_file is None and (options.auth_file or options.auth_http_addresses):
+        raise StartupError(
+            "--cluster-auth-secret-file: the members require tokens, so each needs one of the role replicate for the "
+            "others: qcli token create --role replicate"
+        )
     secret = Secret(file=cluster.cluster_auth_secret_file)
     try:
         secret.read()

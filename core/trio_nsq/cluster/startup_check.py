@@ -17,7 +17,7 @@ def member_problems(options: BrokerOptions, cluster: ClusterOptions) -> list[str
     return problems_of(
         [
             partial(check_addresses, options),
-            partial(link_secret, cluster),
+            partial(link_secret, options, cluster),
             partial(link_tls, options, cluster),
             partial(_check_folder, options, cluster),
             partial(_check_coordinator, options, cluster),
