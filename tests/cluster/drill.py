@@ -64,6 +64,7 @@ class Drill:
         pause_s: float,
         mounted: Sequence[Disk],
         stock: StockClients | None,
+        longest_s: float,
     ) -> None:
         self.chance = random.Random(seed)
         self.refused: list[str] = []
@@ -72,6 +73,7 @@ class Drill:
         self.cluster = Cluster(engine, *flags, *(stock.flags if stock is not None else ()))
         self._mounted = mounted
         self._stock = stock
+        self._longest_s = longest_s
         self._others = trio.CancelScope()
         self.epochs = Epochs()
         self.ledger = Ledger(folder / "acknowledged")
@@ -111,8 +113,7 @@ class Drill:
 
     async def begin(self, nursery: trio.Nursery, publishers: int) -> None:
         """Create topics and channels, and start the clients."""
-        if self.engine.kind != "static":
-            nursery.start_soon(self.engine.watch, self.epochs)
+        nursery.start_soon(self.engine.watch, self.epochs)
         await self.admit("/topic/create", topic=TOPIC)
         await self.admit("/topic/create", topic=ONCE_TOPIC)
         for name in CHANNELS:
@@ -195,8 +196,7 @@ class Drill:
                 took = await self.serves(outcome.besides, outcome.began_s if outcome.besides else None)
                 if outcome.besides is not None:
                     self.took[faults[0].name].append(took)
-            elif not outcome.goes_on or len(faults) > 1:
-                await trio.sleep(self.chance.uniform(0, 15))  # likewise
+            await trio.sleep(self.chance.uniform(0, self._longest_s))  # likewise
         await self.serves()
         while self.lost_folders:
             await self.admit("/cluster/remove", member=self.lost_folders.pop())
@@ -258,7 +258,7 @@ class Drill:
         for member in self.members:
             self._look_for_defects(member)
         self.epochs.names = self.cluster.names()
-        verdict = self.ledger.judge(logs, None if self.engine.kind == "static" else self.epochs)
+        verdict = self.ledger.judge(logs, self.epochs)
         print(verdict, *self.figures(), f"refusals: {dict(self.ledger.refusals)}", sep="\n", flush=True)
         return verdict
 
@@ -323,9 +323,20 @@ async def drilling(
     pause_s: float = 0.01,
     mounted: Sequence[Disk] = (),
     stock: StockClients | None = None,
+    longest_s: float = 0.0,
 ) -> AsyncIterator[Drill]:
-    """Run a cluster with clients, until the end of the block; its data folders are on `mounted`, if there are any."""
-    drill = Drill(folder, engine, seed, flags, pause_s, mounted, stock)
+    """Run a cluster with clients, until the end of the block.
+
+    Args:
+        folder: For files of members, if there are no `mounted` file systems for these, one for each member.
+        seed: Of all random choices.
+        flags: Further options of `qcli serve`.
+        publishers: The number of clients that publish.
+        pause_s: See `Clients`.
+        stock: Clients of others.
+        longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
+    """
+    drill = Drill(folder, engine, seed, flags, pause_s, mounted, stock, longest_s)
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths), trio.open_nursery() as nursery:

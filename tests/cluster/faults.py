@@ -443,6 +443,19 @@ async def slow_etcd(drill: Drill) -> AsyncIterator[Outcome]:
         link.mend()
 
 
+# ---------------------------------------------------------------------- people
+
+
+@_fault("the leader is killed, and an administrator promotes another member", kind="static")
+async def promote_another(drill: Drill) -> AsyncIterator[Outcome]:
+    leader, follower = await drill.roles()
+    outcome = Outcome(besides=leader)
+    leader.kill()
+    await drill.cluster.promote(follower)
+    yield outcome
+    await _restart(leader)
+
+
 # ---------------------------------------------------------------------- a bucket
 
 

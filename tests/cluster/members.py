@@ -320,6 +320,18 @@ class Cluster:
                             return leader
                 await trio.sleep(_POLL_S)  # another process: only its answers show progress
 
+    async def promote(self, member: Member) -> None:
+        """Let a member lead, as an administrator decides if no engine does."""
+        reason = ""
+        with self.patience(f"{member.name} cannot be promoted", lambda: reason):
+            while True:
+                try:
+                    await member.ask("POST", "/cluster/promote")
+                    return
+                except NoAnswer as exc:
+                    reason = str(exc)
+                    await trio.sleep(_POLL_S)  # another process: only its answers show progress
+
     async def wait_not_in_sync(self, member: Member) -> None:
         """Wait until a member that does not run may not lead."""
         with self.patience(f"{member.name} is still in sync"):
@@ -357,8 +369,9 @@ class Cluster:
             for member in self.members:
                 member.start()
             try:
-                if self.engine.kind != "static":
-                    await self.wait_in_sync()
+                if self.engine.kind == "static":
+                    await self.promote(self.members[0])
+                await self.wait_in_sync()
                 yield
             finally:
                 for member in [*self.members, *self.guests]:

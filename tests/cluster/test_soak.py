@@ -54,7 +54,14 @@ async def test_faults(tmp_path: Path, kind: str, members: int, has_disks: bool) 
         mounted = stack.enter_context(disks(tmp_path, members if has_disks else 0, DISK_BYTES))
         stock = stack.enter_context(stock_clients())
         async with drilling(
-            tmp_path, engine, members, chance.randrange(2**32), mounted=mounted, stock=stock, pause_s=0.002
+            tmp_path,
+            engine,
+            members,
+            chance.randrange(2**32),
+            mounted=mounted,
+            stock=stock,
+            pause_s=0.002,
+            longest_s=15,
         ) as drill:
             alone = chance.sample(faults, len(faults))
             pairs = [fault for fault in faults if fault.in_pairs]
