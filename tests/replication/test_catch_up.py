@@ -89,7 +89,7 @@ def _close_inventories() -> Iterator[None]:
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (inventories, catch_up):
         monkeypatch.setattr(module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(inventories, "_END_BYTES", 1)
+    monkeypatch.setattr(inventories, "END_BYTES", 1)
 
 
 def entries_of(folder: Path, record_bytes: int = 0) -> Inventory:
@@ -739,7 +739,7 @@ def test_an_inventory_is_in_the_order_of_a_walk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, memory_bytes: int
 ) -> None:
     """Whatever the other side has, each file is found, from memory or from a file."""
-    monkeypatch.setattr(inventories, "_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(inventories, "MEMORY_BYTES", memory_bytes)
     chance = random.Random(seed)
     root, kept = tmp_path / "root", tmp_path / "kept"
     kept.mkdir()
@@ -771,7 +771,7 @@ def test_a_large_inventory_needs_little_memory(tmp_path: Path) -> None:
 
 
 def test_an_inventory_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventories, "_MOST_BYTES", 100)
+    monkeypatch.setattr(inventories, "MOST_INVENTORY_BYTES", 100)
     with Inventory(tmp_path) as inventory, pytest.raises(InvalidOperation, match="too large"):
         inventory.add([FileDigest(0, 0, b"").encode(b"f" * 50)] * 2)
 

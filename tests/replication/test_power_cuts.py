@@ -88,7 +88,7 @@ class Leader:
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (inventory, catch_up):
         monkeypatch.setattr(module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(inventory, "_END_BYTES", 1)
+    monkeypatch.setattr(inventory, "END_BYTES", 1)
 
 
 def catch_up_with(leader: Leader, replica: Replica, count: int | None) -> None:

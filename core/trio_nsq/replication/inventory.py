@@ -15,7 +15,7 @@ BLOCK_BYTES: Final = 1024 * 1024
 DIGEST_BYTES: Final = 16
 _HEAD = Struct(">HQI")
 SEGMENT_SUFFIX: Final = b".log"
-_END_BYTES: Final = 64 * 1024
+END_BYTES: Final = 64 * 1024
 """How much of the end of a segment says what is before, at least."""
 RECORD_BYTES: Final = 16 * 1024 * 1024
 """By default, no record is larger: the bodies of an MPUB are up to 5 MiB."""
@@ -23,8 +23,8 @@ _NEW_SEGMENTS: Final = 2
 """So many of the newest segments of a folder may end with a record that the leader has again, with another id at its
 begin: a producer that got no OK has sent the same bodies to the next leader."""
 _SIZE = Struct(">I")
-_MEMORY_BYTES: Final = 4 * 1024 * 1024
-_MOST_BYTES: Final = 1024 * 1024 * 1024
+MEMORY_BYTES: Final = 4 * 1024 * 1024
+MOST_INVENTORY_BYTES: Final = 1024 * 1024 * 1024
 _TEMPORARY: Final = "replica-inventory-"
 
 
@@ -80,7 +80,7 @@ class Inventory:
 
     def __init__(self, folder: Path) -> None:
         self._file = SpooledTemporaryFile(  # noqa: SIM115 - closed in __exit__
-            max_size=_MEMORY_BYTES, prefix=_TEMPORARY, dir=str(folder)
+            max_size=MEMORY_BYTES, prefix=_TEMPORARY, dir=str(folder)
         )
         self._added_bytes = 0
         self._next: tuple[list[tuple[bool, bytes]], FileDigest] | None = None
@@ -97,7 +97,7 @@ class Inventory:
         for entry in entries:
             decode_entry(entry)
             self._added_bytes += len(entry)
-            if self._added_bytes > _MOST_BYTES:
+            if self._added_bytes > MOST_INVENTORY_BYTES:
                 raise InvalidOperation("the inventory is too large")
             self._file.write(_SIZE.pack(len(entry)) + entry)
 
@@ -164,8 +164,8 @@ def take_inventory(
             except (FileNotFoundError, NotADirectoryError):
                 continue
             segments = [name for name in names if name.endswith(SEGMENT_SUFFIX)]
-            trusted = dict.fromkeys(segments[:-1] if source.trusts_sealed else (), _END_BYTES)
-            trusted |= dict.fromkeys(segments[-1:] if source.trusts_last else (), _END_BYTES)
+            trusted = dict.fromkeys(segments[:-1] if source.trusts_sealed else (), END_BYTES)
+            trusted |= dict.fromkeys(segments[-1:] if source.trusts_last else (), END_BYTES)
             for name in segments[-_NEW_SEGMENTS:]:
                 if name in trusted:
                     trusted[name] += record_bytes
