@@ -100,8 +100,8 @@ class ChangedFiles:
 
     # ------------------------------------------------------------------ changes
 
-    def write(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
-        self._files.write(self._descriptor(path), offset, [data])
+    def write(self, path: bytes, offset: int, *data: bytes | memoryview) -> None:
+        self._files.write(self._descriptor(path), offset, data)
 
     def write_back(self, path: bytes, size: int, offset: int) -> None:
         """Have bytes that were written reach the disk soon, so that the sync does not take long."""

@@ -12,6 +12,7 @@ relative to the data folder, with slashes, in the bytes of the file system.
 import os
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -181,6 +182,7 @@ def _check(operation: Operation) -> None:
         raise InvalidOperation("a position is larger than any file")
 
 
+@lru_cache(maxsize=1024)  # most operations are writes to few files
 def check_path(path: bytes) -> None:
     """Raise InvalidOperation unless this is the relative path of something that members share."""
     names = path.split(b"/")

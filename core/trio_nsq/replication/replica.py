@@ -313,10 +313,30 @@ class Replica:
 
     def _do_stored(self) -> None:
         stored, self._stored = self._stored, []
-        for operation, names_older in stored:
+        at = 0
+        while at < len(stored):
+            operation, names_older = stored[at]
             if names_older:
                 self._changed.sync_below(operation.path)
-            self._changed.do(operation)
+            end = at + 1
+            while end < len(stored) and _continues(stored[end].operation, stored[end - 1].operation):
+                end += 1
+            if end - at > 1:
+                data = [each.operation.data for each in stored[at:end]]
+                self._changed.sync_if_many()
+                self._changed.write(operation.path, operation.position, *data)
+            else:
+                self._changed.do(operation)
+            at = end
+
+
+def _continues(operation: Operation, before: Operation) -> bool:
+    """Whether an operation writes what follows in the file, so that one write does both."""
+    return (
+        operation.kind is before.kind is Kind.WRITE
+        and operation.path == before.path
+        and operation.position == before.position + len(before.data)
+    )
 
 
 def _encoded(stored: Sequence[_Stored]) -> list[bytes]:
