@@ -74,6 +74,7 @@ async def leading(
     epoch: int = 1,
     record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
     stall_s: float = PATIENCE_S,
+    most_lag_s: float = PATIENCE_S,
     certain_until: Callable[[], float | None] = lambda: inf,
     stop_s: float = PATIENCE_S,
     min_in_sync: int = 1,
@@ -87,6 +88,7 @@ async def leading(
         record=record,
         certain_until=certain_until,
         stall_s=stall_s,
+        most_lag_s=most_lag_s,
         stop_s=stop_s,
         min_in_sync=min_in_sync,
     )

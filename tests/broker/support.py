@@ -292,9 +292,9 @@ class HeldFiles(Files):
 
     def hold(self, *operations: str) -> None:
         """Let these operations wait from now on: `read`, `write`, `sync`, `replace` or `rename`."""
-        self._held = set(operations)
         self._go_on = threading.Event()
         self._reached = trio.Event()
+        self._held = set(operations)  # last, because threads may be at such an operation
 
     async def reached(self) -> None:
         """Wait until a thread waits."""

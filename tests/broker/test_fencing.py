@@ -131,9 +131,11 @@ async def test_a_change_is_not_made_after_a_fence(tmp_path: Path) -> None:
     async with with_slow_follower(tmp_path) as (leader, files), trio.open_nursery() as nursery:
         url = f"http://{leader.addresses.http_address}"
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+            answered = trio.Event()
 
             async def pause() -> None:
                 assert (await client.post("/topic/pause?topic=t")).status_code == 503
+                answered.set()
 
             await client.post("/topic/create?topic=t")
             files.hold("sync")
@@ -142,7 +144,7 @@ async def test_a_change_is_not_made_after_a_fence(tmp_path: Path) -> None:
             await settle()
             leader.replication.fence(_REASON)
             files.release()
-            await settle()
+            await answered.wait()
             stats = (await client.get("/stats?format=json")).json()
         assert [topic["paused"] for topic in stats["topics"]] == [False]
 

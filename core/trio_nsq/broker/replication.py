@@ -6,6 +6,7 @@ is acknowledged before the followers of the leader before are recorded no longer
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import inf
@@ -23,11 +24,13 @@ from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
 from .cluster_control import ClusterControl
 from .errors import NotLeading
+from .slow_followers import SlowFollowers
 
 logger = logging.getLogger("trio_nsq.broker")
 
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _STALL_S: Final = 3.0
+_MOST_LAG_S: Final = 10.0
 _RETRY_S: Final = 0.5
 _STOP_S: Final = 10.0
 _STOP_STEPS: Final = 50
@@ -77,6 +80,7 @@ class Replication:
             already waits.
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
+        most_lag_s: So is a follower that lacks an operation for longer than this.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
         former: The addresses, as URLs, of the members one of which led before: discovery services may still list it.
             Not those of all members: one that was lost long ago may have left its address to a broker that is none.
@@ -104,6 +108,7 @@ class Replication:
         min_in_sync: int = 1,
         kept_bytes: int = _KEPT_BYTES,
         stall_s: float = _STALL_S,
+        most_lag_s: float = _MOST_LAG_S,
         stop_s: float = _STOP_S,
         former: Iterable[str] = (),
     ) -> None:
@@ -116,7 +121,11 @@ class Replication:
         self.left_count = 0
         self.min_in_sync = min_in_sync
         self._record = record
-        self._stall_s = stall_s
+        self._slow = SlowFollowers(stall_s, most_lag_s)
+        self._look_s = min(stall_s, most_lag_s) / 4
+        self._now_s = (
+            0.0  # a clock that stands still while the event loop is held up: followers are not slow then
+        )
         self._stop_s = stop_s
         self._on_fenced: Callable[[NotLeading], None] = lambda error: None
         self._fenced = trio.Event()
@@ -217,14 +226,17 @@ class Replication:
         return self._leader.catch_up_count if self._leader is not None else 0
 
     def followers(self) -> tuple[FollowerStatus, ...]:
-        """Return the connected followers."""
-        followers = self._leader.followers.values() if self._leader is not None else ()
+        """Return the connected followers. Any thread may ask."""
+        followers = list(self._leader.followers.values()) if self._leader is not None else ()
         return tuple(
             FollowerStatus(
                 each.member,
                 each.addresses,
                 "in sync" if self._present.get(each.member) is each else "catching up",
+                each.since_s,
                 lag_operations=self.operations.last_number - each.stored,
+                lag_bytes=self.operations.bytes_after(each.stored),
+                lag_s=self._slow.ages.age_s(self._now_s, each.stored),
             )
             for each in followers
         )
@@ -241,20 +253,29 @@ class Replication:
         elif self._present.get(member) is follower:
             members.store(member, stored)
         elif follower.is_caught_up:
-            if member in members.stored:
-                members.store(member, stored)
-            else:
+            members.store(member, stored)
+            if follower not in self._joining and not self._slow.may_join(
+                self._now_s, follower, is_needed=bool(members.held_because)
+            ):
+                return
+            if member not in members.stored:
                 members.add(member, stored)
             # What is acknowledged from now on has waited for it.
             if stored >= self._joining.setdefault(follower, self.operations.last_number):
                 del self._joining[follower]
                 self._present[member] = follower
+                follower.since_s = int(time.time())
                 self._hold()
                 self._changed.set()
 
+    @property
+    def _count_in_sync(self) -> int:
+        """How many members are in sync for sure, with this one: connected, and recorded."""
+        return 1 + len(self._surely_recorded & self._present.keys())
+
     def _hold(self) -> None:
-        """Let nothing be acknowledged while too few members are in sync: connected, and surely recorded."""
-        count = 1 + len(self._surely_recorded & self._present.keys())
+        """Let nothing be acknowledged while too few members are in sync."""
+        count = self._count_in_sync
         reason = ""
         if count < self.min_in_sync:
             reason = f"only {count} of the cluster's members {'is' if count == 1 else 'are'} in sync"
@@ -269,7 +290,7 @@ class Replication:
     async def run(self) -> None:
         """Record which followers are in sync, and disconnect those that store nothing; runs while this member leads."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._end_stalls)
+            nursery.start_soon(self._watch)
             nursery.start_soon(self._record_changes)
             await self._fenced.wait()
             nursery.cancel_scope.cancel()
@@ -316,20 +337,20 @@ class Replication:
             self.members.remove(member)
         return True
 
-    async def _end_stalls(self) -> None:
-        progress: dict[Follower, tuple[int, float]] = {}
+    async def _watch(self) -> None:
+        """Disconnect followers that are too slow, and wait for them again when their pause is over."""
         while True:
-            await trio.sleep(self._stall_s / 4)
-            now_s, before, progress = trio.current_time(), progress, {}
-            for follower in (*self._present.values(), *self._joining):
-                stored = follower.stored
-                number, since_s = before.get(follower, (-1, now_s))
-                if stored != number or stored >= self.operations.last_number:
-                    since_s = now_s
-                progress[follower] = stored, since_s
-                if now_s - since_s >= self._stall_s:
-                    logger.warning(
-                        "follower %s: disconnected: it has stored nothing for %g s, and lacks %d operations",
-                        *(follower.member, self._stall_s, self.operations.last_number - stored),
-                    )
-                    follower.disconnect()
+            before_s = time.monotonic()
+            await trio.sleep(self._look_s)
+            self._now_s += min(time.monotonic() - before_s, 2 * self._look_s)
+            too_slow = self._slow.find(
+                self._now_s,
+                self.operations.last_number,
+                (*self._present.values(), *self._joining),
+                spares_lag=1 < self._count_in_sync <= self.min_in_sync,
+            )
+            for follower, reason in list(too_slow):
+                logger.warning("follower %s: disconnected: %s", follower.member, reason)
+                follower.disconnect()
+            for follower in list(self._leader.followers.values()) if self._leader is not None else ():
+                self._progress(follower)

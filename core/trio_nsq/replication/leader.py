@@ -52,6 +52,7 @@ class Follower:
         stored: The number of the last operation that it has durably.
         is_caught_up: It has the whole folder; otherwise it is catching up.
         is_connected: Its connection has not ended.
+        since_s: When it connected or, if later, came in sync; Unix seconds.
     """
 
     member: str
@@ -60,6 +61,7 @@ class Follower:
     stored: int = 0
     is_caught_up: bool = False
     is_connected: bool = True
+    since_s: int = field(default_factory=lambda: int(time.time()))
     _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def disconnect(self) -> None:

@@ -27,8 +27,9 @@ class OperationStream:
         self.on_append: Callable[[], None] = lambda: None
         self._most_bytes = most_bytes
         self._lock = Lock()
-        self._operations: deque[tuple[int, Sequence[bytes]]] = deque()  # the size, and the pieces
-        self._kept_bytes = 0
+        # The size of all up to this one, and its pieces.
+        self._operations: deque[tuple[int, Sequence[bytes]]] = deque()
+        self._bytes = self._dropped_bytes = 0
 
     def append(
         self, kind: Kind, path: bytes, position: int = 0, to: bytes = b"", data: Sequence[bytes] = ()
@@ -37,18 +38,27 @@ class OperationStream:
         with self._lock:
             number = self.last_number + 1
             pieces = encode(number, kind, path, position, to, data)
-            size = sum(map(len, pieces))
-            self._operations.append((size, pieces))
-            self._kept_bytes += size
-            while self._kept_bytes > self._most_bytes:
-                self._kept_bytes -= self._operations.popleft()[0]
+            self._bytes += sum(map(len, pieces))
+            self._operations.append((self._bytes, pieces))
+            while self._bytes - self._dropped_bytes > self._most_bytes:
+                self._dropped_bytes = self._operations.popleft()[0]
             self.last_number = number
         self.on_append()
 
     @property
     def kept_bytes(self) -> int:
         """How many bytes are kept."""
-        return self._kept_bytes
+        return self._bytes - self._dropped_bytes
+
+    def bytes_after(self, number: int) -> int:
+        """Return the size of all operations after this one; only of those that are kept, if they are not all."""
+        with self._lock:
+            return self._bytes - self._end_of(number)
+
+    def _end_of(self, number: int) -> int:
+        """The size of all operations up to this one; of those that are dropped, if it is one of them."""
+        first = self._first_kept
+        return self._operations[number - first][0] if number >= first else self._dropped_bytes
 
     def has_after(self, number: int) -> bool:
         """Whether all operations after this one are kept."""
@@ -73,10 +83,10 @@ class OperationStream:
             first = self._first_kept
             if number + 1 < first:
                 raise TooFarBehind
-            index, size = number + 1 - first, 0
-            while index < len(self._operations) and (not found or size < most_bytes):
-                more, pieces = self._operations[index]
+            index, upto = number + 1 - first, self._end_of(number) + most_bytes
+            end = upto - most_bytes
+            while index < len(self._operations) and (not found or end < upto):
+                end, pieces = self._operations[index]
                 found += pieces
-                size += more
                 index += 1
             return first + index - 1, found

@@ -1,0 +1,87 @@
+"""Which followers are too slow to be waited for, and how long after that they are not."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ..event_loop.retries import Delays
+from ..replication.lag import OperationAges
+from ..replication.leader import Follower
+
+_JOIN_LAG_S: Final = 1.0
+"""A follower is waited for when it lacks nothing older: OKs would wait while it gets the rest."""
+_PAUSE_S: Final = 30.0
+_MOST_PAUSE_S: Final = 1800.0
+"""A slow follower costs each OK up to `most_lag_s`, so it is tried less and less often."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A follower that is waited for.
+
+    Attributes:
+        since_s: When that began.
+        stored: What it had stored at the last look.
+        stored_s: When it last had stored more, or all.
+    """
+
+    since_s: float
+    stored: int
+    stored_s: float
+
+
+class SlowFollowers:
+    """The followers of one leader. Times are by any clock that never steps.
+
+    Args:
+        stall_s: A follower that stores nothing for this time, although it lacks something, is too slow.
+        most_lag_s: So is one that lacks an operation for longer than this.
+    """
+
+    def __init__(self, stall_s: float, most_lag_s: float) -> None:
+        self.ages = OperationAges()
+        self._stall_s = stall_s
+        self._most_lag_s = most_lag_s
+        self._watched: dict[Follower, _Watched] = {}
+        self._delays: dict[str, Delays] = {}  # of the members that were too slow
+        self._paused_until_s: dict[str, float] = {}
+
+    def find(
+        self, now_s: float, last_number: int, followers: Iterable[Follower], *, spares_lag: bool
+    ) -> Iterator[tuple[Follower, str]]:
+        """Yield the followers that are too slow, and why; call it regularly.
+
+        Args:
+            last_number: The newest operation.
+            followers: Those that are waited for.
+            spares_lag: None may be missing: only those that store nothing are too slow.
+        """
+        self.ages.sample(now_s, last_number)
+        before, self._watched = self._watched, {}
+        for follower in followers:
+            stored = follower.stored
+            watched = self._watched[follower] = before.get(follower) or _Watched(now_s, stored, now_s)
+            if stored != watched.stored or stored >= last_number:
+                watched.stored, watched.stored_s = stored, now_s
+            if now_s - watched.stored_s >= self._stall_s:
+                reason = f"it has stored nothing for {self._stall_s:g} s"
+            elif not spares_lag and (age_s := self.ages.age_s(now_s, stored)) > self._most_lag_s:
+                reason = f"it has not stored what is {age_s:.1f} s old"
+            else:
+                continue
+            self._pause(follower.member, now_s, now_s - watched.since_s)
+            yield follower, f"{reason}, and lacks {last_number - stored} operations"
+
+    def _pause(self, member: str, now_s: float, lasted_s: float) -> None:
+        delays = self._delays.setdefault(member, Delays(_PAUSE_S, _MOST_PAUSE_S))
+        delays.connection_lasted(lasted_s)
+        self._paused_until_s[member] = now_s + delays.next_s()
+
+    def may_join(self, now_s: float, follower: Follower, *, is_needed: bool) -> bool:
+        """Whether a follower that has the whole folder may be waited for.
+
+        Args:
+            is_needed: Publishes are refused without it, so it need not wait.
+        """
+        is_paused = now_s < self._paused_until_s.get(follower.member, now_s)
+        return (is_needed or not is_paused) and self.ages.age_s(now_s, follower.stored) <= _JOIN_LAG_S
