@@ -433,3 +433,38 @@ def test_a_power_cut_while_journals_are_removed(tmp_path: Path) -> None:
             stored = read_journal(Files(), tmp_path / "cut" / "data")
             assert stored is None or stored.base.number == 3
             Files().remove_folder(tmp_path / "cut")
+
+
+def test_writes_that_continue_each_other(tmp_path: Path) -> None:
+    """They are one write. Those that overlap, leave a gap, or belong to another file are not."""
+    (tmp_path / "f").write_bytes(b"")
+    (tmp_path / "g").write_bytes(b"")
+    made: list[_Made] = [
+        (Kind.WRITE, path, position, b"", data)
+        for path, position, data in (
+            *((b"f", 0, b"aaaa"), (b"f", 4, b"bbbb"), (b"f", 8, b"cc"), (b"f", 6, b"dd"), (b"f", 9, b"e")),
+            *((b"f", 20, b"f"), (b"g", 21, b"g"), (b"g", 22, b"hh"), (b"f", 24, b"i")),
+        )
+    ]
+    made[3:3] = [(Kind.TRUNCATE, b"f", 9, b"", b"")]
+    files = CountedWrites()
+    replica = Replica.open(files, tmp_path)
+    replica.begin(Position(EPOCH, 0))
+    replica.store(operations(*made))
+    files.offsets.clear()
+    replica.apply()
+    replica.close()
+    assert files.offsets == [0, 6, 9, 20, 21, 24]
+    assert (tmp_path / "f").read_bytes() == b"aaaabbddce" + bytes(10) + b"f\0\0\0i"
+    assert (tmp_path / "g").read_bytes() == bytes(21) + b"ghh"
+
+
+class CountedWrites(Files):
+    """Notes where is written."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        super().write(fd, offset, parts)
+        self.offsets.append(offset)
