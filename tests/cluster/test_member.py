@@ -287,7 +287,7 @@ async def test_members_that_require_tokens_have_one_for_each_other(
     file = AuthFile(tmp_path / "auth.toml")
     file.add_token("member", everything("replicate"))
     file.add_token("client", everything("publish", "read"))
-    secret = tmp_path / "secret"
+    secret = tmp_path / "token"
     with pytest.raises(ExceptionGroup) as refused:
         async with running_members(tmp_path, url, cluster) as members:
             await members.start("one", auth_file=file.write(), member={"cluster_auth_secret_file": None})
