@@ -133,7 +133,8 @@ class ClusterState:
             raise OutdatedState(
                 f"the coordinator has epoch {self.epoch} of the cluster {self.cluster}, and the data folder "
                 f"{candidate.folder} has seen epoch {candidate.epoch}: the coordinator's data is older, for example "
-                "from a backup, so it is unknown which members have all messages"
+                "from a backup, so it is unknown which members have all messages. Let the member that led last lead: "
+                "qcli cluster promote"
             )
         if not is_confirmed:
             self._check_in_sync(candidate.folder)
@@ -202,7 +203,8 @@ def check_founder(cluster: str, candidate: Candidate) -> None:
     if candidate.epoch:
         raise OutdatedState(
             f"the coordinator has no value of the cluster {cluster}, and the data folder {candidate.folder} has seen "
-            f"epoch {candidate.epoch}: the value was lost, so it is unknown which members have all messages"
+            f"epoch {candidate.epoch}: the value was lost, so it is unknown which members have all messages. Let the "
+            "member that led last lead: qcli cluster promote"
         )
 
 

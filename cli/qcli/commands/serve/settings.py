@@ -495,8 +495,11 @@ def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
     from trio_nsq.cluster.options import ClusterOptions
 
     if not values["cluster"]:
-        if values["coordinator"]:
-            raise Failure("--coordinator needs --cluster.")
+        for name in ("coordinator", "cluster_tls", "cluster_auth_secret_file", "coordinator_password_file"):
+            if values[name]:
+                raise Failure(f"--{name.replace('_', '-')} needs --cluster.")
+        if values["min_in_sync"] > 1:
+            raise Failure("--min-in-sync needs --cluster.")
         return None
     if not values["coordinator"]:
         raise Failure("--cluster needs --coordinator.")
