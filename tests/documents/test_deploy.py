@@ -16,6 +16,7 @@ from qcli.app import root
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker/compose.yaml").read_text())
+CLUSTER = yaml.safe_load((DEPLOY / "docker/compose-cluster.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 UNIT = (DEPLOY / "systemd/trio-nsq.service").read_text()
 CONNECTOR = (DEPLOY / "systemd/trio-nsq-connector@.service").read_text()
@@ -65,6 +66,33 @@ def test_containers_run_commands_that_are_understood(monkeypatch: pytest.MonkeyP
     assert len(ours) == 3
     for service in ours:
         check_command(service["command"], monkeypatch)
+
+
+def test_containers_of_a_cluster_are_members_that_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = CLUSTER["services"]
+    members = {name: each for name, each in services.items() if each.get("command", [""])[0] == "serve"}
+    assert len(members) == 3
+    check_command(services["lookupd"]["command"], monkeypatch)
+    for name, member in members.items():
+        options = {
+            f"--{key[11:].lower().replace('_', '-')}": value for key, value in member["environment"].items()
+        }
+        check_command(
+            member["command"] + [f"{option}={value}" for option, value in options.items()], monkeypatch
+        )
+        # A container's name is how the others reach it; each has a folder of its own.
+        assert f"--broadcast-address={name}" in member["command"]
+        assert member["volumes"] == [f"{name}:/data"]
+        assert options["--data-path"] == "/data"
+        for option in ("--coordinator", "--lookupd-tcp-address"):
+            host, port = options[option].rpartition("/")[2].split(":")
+            assert any(f":{port}" in word for word in services[host]["command"])
+            assert host in member["depends_on"]
+    volumes = {mount.split(":")[0] for each in services.values() for mount in each["volumes"]}
+    assert volumes == set(CLUSTER["volumes"])
+    ports = [mapping for each in services.values() for mapping in each.get("ports", ())]
+    assert len(set(ports)) == len(ports)
+    assert all(mapping.startswith("127.0.0.1:") for mapping in ports)
 
 
 def test_files_that_containers_get_are_there() -> None:
