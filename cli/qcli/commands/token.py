@@ -167,7 +167,7 @@ def command() -> None:
     type=Role(),
     required=True,
     metavar="ROLE",
-    help="publish, consume, read, manage, admin, register, replicate, or all. Several: with commas, or repeat the option.",
+    help="publish, consume, read, manage, admin, register, replicate, or all. Several: with commas, or repeat it.",
 )
 @several(
     "What it allows",
