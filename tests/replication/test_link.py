@@ -1,7 +1,8 @@
 """Leader and followers over real sockets."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,10 @@ from log.support import HastyFiles
 from replication.leader import RandomChanges, tree_of
 from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.protocol.errors import NSQError
+from trio_nsq.replication import follower as follower_module
 from trio_nsq.replication.catch_up import Block, CaughtUp, FileBegin, FileEnd, Folder, Operations, Piece
 from trio_nsq.replication.follower import INSTANCE, StaleLeader, follow
+from trio_nsq.replication.inventory import FileDigest
 from trio_nsq.replication.journal import Position
 from trio_nsq.replication.leader import Follower, Leader
 from trio_nsq.replication.link import (
@@ -337,6 +340,40 @@ async def test_an_older_leader_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(StaleLeader):
             await cluster.follow(folder, "three")
         assert tree_of(folder) == {}
+
+
+async def test_an_inventory_is_sent_while_the_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file can take long. Only sending notices that the connection has ended."""
+    monkeypatch.setattr(follower_module, "TOGETHER_S", 0.0)
+    arrived = threading.Event()
+
+    def inventory() -> Iterator[bytes]:
+        for number in range(2):
+            yield FileDigest(0, 0, b"").encode(b"%d" % number)
+            assert arrived.wait(PATIENCE_S)
+
+    async def lead(stream: trio.SocketStream) -> None:
+        reader = FrameReader()
+        async with stream:
+            await stream.send_all(WELCOME)
+            while data := await stream.receive_some(1000):
+                if FrameKind.INVENTORY in [kind for kind, _ in reader.receive(data)]:
+                    arrived.set()
+                    return
+
+    replica = Replica.open(HastyFiles(), tmp_path)
+    monkeypatch.setattr(replica, "inventory", inventory)
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, lead, 0, host="127.0.0.1"))
+        port = listeners[0].socket.getsockname()[1]
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            with pytest.raises((LinkError, trio.BrokenResourceError)):
+                await follow(stream, replica, cluster="prod", member="two")
+        nursery.cancel_scope.cancel()
+    replica.close()
+    assert arrived.is_set()
 
 
 async def test_a_refused_follower_says_why(tmp_path: Path) -> None:

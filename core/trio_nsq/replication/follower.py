@@ -1,8 +1,8 @@
 """The follower's side of the link to its leader."""
 
 import secrets
+import time
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import trio
@@ -23,6 +23,9 @@ from .plain_socket import plain_socket
 from .replica import Replica
 
 _ENTRIES: Final = 64
+TOGETHER_S: Final = 0.2
+"""So many entries of an inventory, or what is read of the folder in this time, are sent together: by that it is noticed
+that the connection has ended."""
 INSTANCE: Final = secrets.token_hex(8)
 """Of this process: a leader tells its connections from those of a copy of its folder."""
 
@@ -152,10 +155,14 @@ class _Following:
 
     def _send_inventory(self) -> None:
         """Tell the leader what this folder has."""
-        entries = self._replica.inventory()
-        while some := list(islice(entries, _ENTRIES)):
-            self._frames.send([piece for entry in some for piece in encode_frame(FrameKind.INVENTORY, entry)])
-        self._frames.send(encode_frame(FrameKind.INVENTORY_END))
+        waiting: list[bytes | memoryview] = []
+        sent_s = time.monotonic()
+        for count, entry in enumerate(self._replica.inventory(), 1):
+            waiting += encode_frame(FrameKind.INVENTORY, entry)
+            if count % _ENTRIES == 0 or time.monotonic() - sent_s >= TOGETHER_S:
+                self._frames.send(waiting)
+                waiting, sent_s = [], time.monotonic()
+        self._frames.send([*waiting, *encode_frame(FrameKind.INVENTORY_END)])
 
     def _copy(self, frames: Sequence[tuple[FrameKind, memoryview]]) -> Sequence[tuple[FrameKind, memoryview]]:
         """Take pieces of a copy of the folder; returns its last frame and the frames after it."""
