@@ -42,15 +42,17 @@ class Clients:
         ledger: Records what the clients see.
         chance: The source of all random choices.
         pause_s: How long a publisher waits after an OK, so that a busy machine is not only busy with publishes.
+        largest: The number of messages of a large batch.
     """
 
     def __init__(
-        self, cluster: Cluster, ledger: Ledger, chance: random.Random, pause_s: float = 0.01
+        self, cluster: Cluster, ledger: Ledger, chance: random.Random, pause_s: float, largest: int
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._chance = chance
         self._pause_s = pause_s
+        self._largest = largest
         self._ending = trio.Event()
         self._publishing = 0
         self._turns: dict[Channel, _Turn] = {}
@@ -87,7 +89,7 @@ class Clients:
         for _ in range(self._chance.choice((5, 50, 1000))):
             if self._ending.is_set():
                 return
-            numbers = producer.take(self._chance.choice((1, 1, 2, 20)))
+            numbers = producer.take(self._chance.choice((1, 1, 2, self._largest)))
             bodies = [body_of(number) for number in numbers]
             command = pub(producer.topic, *bodies) if len(bodies) == 1 else mpub(producer.topic, *bodies)
             sent_s = time.monotonic()

@@ -62,6 +62,7 @@ class Drill:
         seed: int,
         flags: Iterable[str],
         pause_s: float,
+        largest: int,
         mounted: Sequence[Disk],
         stock: StockClients | None,
         longest_s: float,
@@ -77,7 +78,7 @@ class Drill:
         self._others = trio.CancelScope()
         self.epochs = Epochs()
         self.ledger = Ledger(folder / "acknowledged")
-        self.clients = Clients(self.cluster, self.ledger, self.chance, pause_s)
+        self.clients = Clients(self.cluster, self.ledger, self.chance, pause_s, largest)
         self.took: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     @property
@@ -321,6 +322,7 @@ async def drilling(
     *flags: str,
     publishers: int = 3,
     pause_s: float = 0.01,
+    largest: int = 20,
     mounted: Sequence[Disk] = (),
     stock: StockClients | None = None,
     longest_s: float = 0.0,
@@ -332,11 +334,11 @@ async def drilling(
         seed: Of all random choices.
         flags: Further options of `qcli serve`.
         publishers: The number of clients that publish.
-        pause_s: See `Clients`.
+        pause_s, largest: See `Clients`.
         stock: Clients of others.
         longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
     """
-    drill = Drill(folder, engine, seed, flags, pause_s, mounted, stock, longest_s)
+    drill = Drill(folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s)
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths), trio.open_nursery() as nursery:

@@ -6,6 +6,7 @@ acknowledged is in a file before it counts. Memory is bounded by some bytes for 
 Times are seconds of `time.monotonic`. No time is compared with a limit: the checks are about the order of events.
 """
 
+import re
 import time
 from array import array
 from collections import Counter, defaultdict
@@ -173,8 +174,15 @@ class Verdict:
     wrong: list[str] = field(default_factory=list)
 
     def described(self) -> str:
-        """Return what is wrong, shortened."""
-        return f"{len(self.wrong)} wrong:\n" + "\n".join(self.wrong[:20])
+        """Return what is wrong: some sentences of each kind, which are the same but for numbers and bodies."""
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for sentence in self.wrong:
+            kinds[re.sub(r"[0-9a-f]*\d[0-9a-f.]*|b'.*'", "_", sentence)].append(sentence)
+        lines = [
+            f"{len(found)} times:\n  " + "\n  ".join(each[:500] for each in found[:4])
+            for found in kinds.values()
+        ]
+        return f"{len(self.wrong)} wrong:\n" + "\n".join(lines[:20])
 
     def __str__(self) -> str:
         return (

@@ -61,6 +61,14 @@ def test_nothing_is_wrong(story: Story) -> None:
     assert "10 messages acknowledged, 10 copies in channels: 0 lost" in str(verdict)
 
 
+def test_what_is_wrong_is_described_by_its_kinds() -> None:
+    wrong = [f"m0: message {number} is lost" for number in range(10)]
+    described = Verdict(wrong=[*wrong, "epoch 7 had the leaders F1, F2"]).described()
+    assert described.startswith("11 wrong:\n10 times:\n  m0: message 0 is lost\n  m0: message 1 is lost")
+    assert described.endswith("1 times:\n  epoch 7 had the leaders F1, F2")
+    assert "message 9" not in described
+
+
 def test_what_is_acknowledged_is_in_the_file(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "acknowledged")
     producer = ledger.new_producer("t")

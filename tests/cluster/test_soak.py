@@ -61,6 +61,7 @@ async def test_faults(tmp_path: Path, kind: str, members: int, has_disks: bool) 
             mounted=mounted,
             stock=stock,
             pause_s=0.002,
+            largest=100,
             longest_s=15,
         ) as drill:
             alone = chance.sample(faults, len(faults))
