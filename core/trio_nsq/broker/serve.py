@@ -15,7 +15,6 @@ from .._version import __version__
 from ..access.audit_writer import AuditWriter
 from ..access.authentication import Authentication
 from ..access.policy import Identity
-from ..access.secret import Secret, SecretFileError
 from ..http.urls import URL
 from ..log import Files
 from ..lookup.protocol import PeerInfo
@@ -25,6 +24,7 @@ from ..protocol.errors import StartupError
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..server.listening import Listening, is_exposed, listen
 from ..server.reloading import reload_on_request
+from ..server.startup_checks import secret_in
 from ..text.wording import count_of
 from ..tls.client import client_context
 from ..tls.settings import requires_certificate
@@ -292,7 +292,7 @@ def _lookup_registration(server: Server, bound: BoundAddresses) -> LookupRegistr
             connect_timeout_s=options.http_client_connect_timeout_ms / 1000,
             request_timeout_s=options.http_client_request_timeout_ms / 1000,
             tls=_lookup_tls(options) if options.lookupd_tls else None,
-            secret=_lookup_secret(options),
+            secret=secret_in("--lookupd-auth-secret-file", options.lookupd_auth_secret_file),
         )
     except ValueError as exc:
         raise StartupError(f"--lookupd-tcp-address: {exc}") from exc
@@ -311,16 +311,6 @@ def _http_addresses(urls: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 def _lookup_tls(options: BrokerOptions) -> ssl.SSLContext:
     return client_context(options.tls, with_certificate=True)
-
-
-def _lookup_secret(options: BrokerOptions) -> Secret:
-    secret = Secret(file=options.lookupd_auth_secret_file)
-    try:
-        secret.read()
-    except SecretFileError as exc:
-        reason = str(exc).removeprefix("auth_secret_file ")
-        raise StartupError(f"--lookupd-auth-secret-file: {reason}") from exc
-    return secret
 
 
 async def _reload_lookup_tls(options: BrokerOptions, lookup: LookupRegistration) -> None:

@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-from ..access.secret import Secret, SecretFileError
 from ..protocol.errors import StartupError
 from ..server.startup_checks import (
     check_auth_file,
@@ -13,6 +12,7 @@ from ..server.startup_checks import (
     check_tls,
     check_written_file,
     problems_of,
+    secret_in,
 )
 from ..tls.client import client_context
 from .options import BrokerOptions
@@ -59,11 +59,7 @@ def _check_auth_servers(options: BrokerOptions) -> None:
 def _check_lookup(options: BrokerOptions) -> None:
     if options.lookupd_tls:
         client_context(options.tls, with_certificate=True)
-    try:
-        Secret(file=options.lookupd_auth_secret_file).read()
-    except SecretFileError as exc:
-        reason = str(exc).removeprefix("auth_secret_file ")
-        raise StartupError(f"--lookupd-auth-secret-file: {reason}") from exc
+    secret_in("--lookupd-auth-secret-file", options.lookupd_auth_secret_file)
 
 
 def _check_contents(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from ..access.policy import Identity
-from ..access.secret import Secret, SecretFileError
+from ..access.secret import Secret
 from ..broker.addresses import BoundAddresses, Broadcast
 from ..broker.options import BrokerOptions
 from ..broker.serve import listen_at, serve
@@ -27,6 +27,7 @@ from ..protocol.errors import StartupError, leaves_of
 from ..replication.inventory import RECORD_BYTES
 from ..server.listening import Listening, port_of
 from ..server.reloading import reload_on_request
+from ..server.startup_checks import secret_in
 from ..tls.client import client_context
 from .context import MemberContext
 from .follower_api import FollowerAPI
@@ -313,13 +314,7 @@ def link_secret(options: BrokerOptions, cluster: ClusterOptions) -> Secret:
             "--cluster-auth-secret-file: the members require tokens, so each needs one of the role replicate for the "
             "others: qcli token create --role replicate"
         )
-    secret = Secret(file=cluster.cluster_auth_secret_file)
-    try:
-        secret.read()
-    except SecretFileError as exc:
-        reason = str(exc).removeprefix("auth_secret_file ")
-        raise StartupError(f"--cluster-auth-secret-file: {reason}") from exc
-    return secret
+    return secret_in("--cluster-auth-secret-file", cluster.cluster_auth_secret_file)
 
 
 def link_tls(options: BrokerOptions, cluster: ClusterOptions) -> ssl.SSLContext | None:

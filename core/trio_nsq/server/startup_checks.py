@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..access.audit_writer import STDOUT
 from ..access.authentication import Authentication
+from ..access.secret import Secret, SecretFileError
 from ..protocol.address import is_unix_path
 from ..protocol.errors import StartupError
 from ..tls.settings import TLSSettings
@@ -68,6 +69,17 @@ def check_tls(settings: TLSSettings) -> None:
 def check_auth_file(path: Path | None, settings: TLSSettings) -> None:
     """Raises StartupError: the auth file cannot be used."""
     Authentication(path, verifies_clients=settings.verifies_clients)
+
+
+def secret_in(flag: str, file: Path | None) -> Secret:
+    """Return the token in a file; without one, none. Raises StartupError: the file cannot be used."""
+    secret = Secret(file=file)
+    try:
+        secret.read()
+    except SecretFileError as exc:
+        reason = str(exc).removeprefix("auth_secret_file ")
+        raise StartupError(f"{flag}: {reason}") from exc
+    return secret
 
 
 def check_listen_address(flag: str, address: str | None) -> None:
