@@ -341,7 +341,7 @@ async def drilling(
     drill = Drill(folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s)
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
-        async with drill.cluster.serving(data_paths), trio.open_nursery() as nursery:
+        async with drill.cluster.serving(data_paths, folder), trio.open_nursery() as nursery:
             await drill.begin(nursery, publishers)
             yield drill
             nursery.cancel_scope.cancel()

@@ -361,8 +361,13 @@ class Cluster:
         )
 
     @asynccontextmanager
-    async def serving(self, data_paths: Iterable[Path]) -> AsyncIterator[None]:
-        """Run a member for each data folder, until the end of the block."""
+    async def serving(self, data_paths: Iterable[Path], logs: Path | None = None) -> AsyncIterator[None]:
+        """Run a member for each data folder, until the end of the block; their logs are in a folder then.
+
+        Args:
+            data_paths: The data folders.
+            logs: The folder for the logs; None: that in which a data folder is.
+        """
         async with trio.open_nursery() as self._nursery:
             for data_path in data_paths:
                 await self.add(data_path)
@@ -374,8 +379,9 @@ class Cluster:
                 await self.wait_in_sync()
                 yield
             finally:
-                for member in [*self.members, *self.guests]:
+                for member in self.every:
                     member.kill()
-                    log = member.data_path.with_name(f"{member.name}.log")
-                    log.write_text("\n".join(member.log()))
+                    ((logs or member.data_path.parent) / f"{member.name}.log").write_text(
+                        "\n".join(member.log())
+                    )
                 self._nursery.cancel_scope.cancel()
