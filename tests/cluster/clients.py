@@ -1,5 +1,6 @@
 """Clients of a cluster, which record what they see in a ledger: through any member's address, with retries."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from struct import pack, unpack
 
 import trio
 
-from broker.support import identify, mpub, pub
+from broker.support import dpub, identify, mpub, pub
 from cluster.ledger import Attachment, Channel, Ledger, Producer
 from cluster.members import Cluster
 from faults.ledger import MS, body_of
@@ -19,6 +20,7 @@ from faults.scenario import http
 _ANSWER_S = 4.0
 """How long a client waits before it tries another member."""
 _RETRY_S = 0.05
+_OPERATOR_S = 0.3
 _READY_COUNT = 200
 _HEARTBEAT_MS = 1000
 _SILENCE_NS = 4 * _HEARTBEAT_MS * MS
@@ -91,7 +93,12 @@ class Clients:
                 return
             numbers = producer.take(self._chance.choice((1, 1, 2, self._largest)))
             bodies = [body_of(number) for number in numbers]
-            command = pub(producer.topic, *bodies) if len(bodies) == 1 else mpub(producer.topic, *bodies)
+            command = mpub(producer.topic, *bodies)
+            if len(bodies) == 1:
+                defer_ms = self._chance.choice((0, 0, 0, 500))
+                command = pub(producer.topic, bodies[0])
+                if defer_ms:
+                    command = dpub(producer.topic, defer_ms, bodies[0])
             sent_s = time.monotonic()
             with trio.move_on_after(_ANSWER_S):
                 await client.send(command)
@@ -144,6 +151,39 @@ class Clients:
                 return True
             self._ledger.refusals[answer.decode(errors="replace")] += 1
         return False
+
+    # ------------------------------------------------------------------ operators
+
+    async def operate(self) -> None:
+        """Create topics, and delete most of them, until `end_publishing`."""
+        topics = self._ledger.topics
+        self._publishing += 1
+        try:
+            for number in itertools.count():
+                if self._ending.is_set():
+                    return
+                await self._decide(f"made{number}", "/topic/create", exists=True)
+                # A request to create it that was not answered may still be carried out.
+                if topics.get(f"made{number - 3}") and self._chance.random() < 0.8:
+                    await self._decide(f"made{number - 3}", "/topic/delete", exists=False)
+                await trio.sleep(_OPERATOR_S)
+        finally:
+            self._publishing -= 1
+            self._ledger.notify()
+
+    async def _decide(self, topic: str, path: str, *, exists: bool) -> None:
+        self._ledger.topics[topic] = None
+        member = self._chance.choice(self._cluster.members)
+        with trio.move_on_after(_ANSWER_S):
+            try:
+                status, answer = await http(member.http_address, "POST", path, topic=topic)
+            except (OSError, trio.BrokenResourceError, IndexError, ValueError):
+                await trio.sleep(_RETRY_S)
+                return
+            if status == 200:
+                self._ledger.topics[topic] = exists
+            else:
+                self._ledger.refusals[answer.decode(errors="replace")] += 1
 
     # ------------------------------------------------------------------ consumers
 

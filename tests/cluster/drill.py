@@ -66,15 +66,18 @@ class Drill:
         mounted: Sequence[Disk],
         stock: StockClients | None,
         longest_s: float,
+        keeps_log: bool,
     ) -> None:
         self.chance = random.Random(seed)
+        kept = ["--retention-time=forever"] if keeps_log else []
         self.refused: list[str] = []
         self.lost_folders: list[str] = []
         self.engine = engine
-        self.cluster = Cluster(engine, *flags, *(stock.flags if stock is not None else ()))
+        self.cluster = Cluster(engine, *flags, *kept, *(stock.flags if stock is not None else ()))
         self._mounted = mounted
         self._stock = stock
         self._longest_s = longest_s
+        self._keeps_log = keeps_log
         self._others = trio.CancelScope()
         self.epochs = Epochs()
         self.ledger = Ledger(folder / "acknowledged")
@@ -123,6 +126,7 @@ class Drill:
         for _ in range(publishers):
             nursery.start_soon(self.clients.publish, TOPIC)
         nursery.start_soon(self.clients.publish_once, ONCE_TOPIC, "numbered")
+        nursery.start_soon(self.clients.operate)
         if self._stock is not None:
             await self.admit("/topic/create", topic=STOCK_TOPIC)
             for name in ("go-nsq", "pynsq"):
@@ -191,7 +195,7 @@ class Drill:
                 outcome = await stack.enter_async_context(fault.strike(self))
             if len(faults) == 1:
                 assert not self.refused, self.refused
-            if len(faults) == 1 and outcome.goes_on and not await self._is_alone(outcome.besides):
+            if len(faults) == 1 and outcome.goes_on and not await self.is_alone(outcome.besides):
                 if outcome.outlives_lease:
                     await trio.sleep(self.engine.lease_s + 1)  # there is no other sign of its end
                 took = await self.serves(outcome.besides, outcome.began_s if outcome.besides else None)
@@ -203,7 +207,7 @@ class Drill:
             await self.admit("/cluster/remove", member=self.lost_folders.pop())
         await self.cluster.wait_in_sync()
 
-    async def _is_alone(self, leader: Member | None) -> bool:
+    async def is_alone(self, leader: Member | None) -> bool:
         """Whether a leader that is lost was the only member in sync: the others were held up when it was lost."""
         if leader is None:
             return False
@@ -244,7 +248,7 @@ class Drill:
             await self.clients.publishers_ended()
         leader = await self.cluster.wait_in_sync()
         logs = {}
-        for topic in (TOPIC, ONCE_TOPIC):
+        for topic in (TOPIC, ONCE_TOPIC) if self._keeps_log else ():
             logs[topic] = await read_log(leader.http_address, topic)
         left: list[str] = []
         with self.cluster.patience("not all is delivered", lambda: left):
@@ -259,7 +263,8 @@ class Drill:
         for member in self.members:
             self._look_for_defects(member)
         self.epochs.names = self.cluster.names()
-        verdict = self.ledger.judge(logs, self.epochs)
+        topics = [topic["topic_name"] for topic in (await self.cluster.stats(leader))["topics"]]
+        verdict = self.ledger.judge(logs, self.epochs, topics)
         print(verdict, *self.figures(), f"refusals: {dict(self.ledger.refusals)}", sep="\n", flush=True)
         return verdict
 
@@ -326,6 +331,7 @@ async def drilling(
     mounted: Sequence[Disk] = (),
     stock: StockClients | None = None,
     longest_s: float = 0.0,
+    keeps_log: bool = True,
 ) -> AsyncIterator[Drill]:
     """Run a cluster with clients, until the end of the block.
 
@@ -337,8 +343,9 @@ async def drilling(
         pause_s, largest: See `Clients`.
         stock: Clients of others.
         longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
+        keeps_log: Whether messages stay in the log, where the checks at the end look for them.
     """
-    drill = Drill(folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s)
+    drill = Drill(folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s, keeps_log)
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths, folder), trio.open_nursery() as nursery:

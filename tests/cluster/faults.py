@@ -323,6 +323,18 @@ async def empty_folder(drill: Drill) -> AsyncIterator[Outcome]:
         drill.lost_folders.append(before)
 
 
+@_fault("the leader is killed, and its folder is lost", in_pairs=False)
+async def lose_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    outcome = Outcome(besides=leader)
+    leader.kill()
+    if not await drill.is_alone(leader):
+        await trio.to_thread.run_sync(_clear, leader.data_path)
+        drill.lost_folders.append(leader.folder_id)
+    yield outcome
+    await _restart(leader)
+
+
 @_fault("a follower returns with an old copy of its folder", in_pairs=False)
 async def old_folder(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()

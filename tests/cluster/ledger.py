@@ -10,7 +10,7 @@ import re
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -239,6 +239,7 @@ class Ledger:
         acknowledged: The number of messages.
         deliveries: How often each member has delivered.
         refusals: The refused publishes, by the error.
+        topics: Whether each topic exists that was created or deleted; None: unknown.
     """
 
     def __init__(self, file: Path) -> None:
@@ -246,6 +247,7 @@ class Ledger:
         self.acknowledged = 0
         self.deliveries: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+        self.topics: dict[str, bool | None] = {}
         self.producers: list[Producer] = []
         self.channels: dict[tuple[str, str], Channel] = {}
         self._file = file.open("ab", buffering=0)
@@ -303,21 +305,31 @@ class Ledger:
 
     # ------------------------------------------------------------------ judgement
 
-    def judge(self, logs: Mapping[str, Sequence[LogEntry]], epochs: Epochs | None) -> Verdict:
+    def judge(
+        self,
+        logs: Mapping[str, Sequence[LogEntry]],
+        epochs: Epochs | None,
+        topics: Collection[str] | None = None,
+    ) -> Verdict:
         """Return the verdict, after all channels are empty.
 
         Args:
-            logs: The whole log of each topic, as the last leader has it.
+            logs: The whole log of each topic, as the last leader has it; without those that do not keep it.
             epochs: None: unknown.
+            topics: Those that exist; None: unknown.
         """
         verdict = Verdict(self.acknowledged)
         verdict.wrong += self._wrong
         if epochs is not None:
             verdict.wrong += epochs.judge(self.answers)
-        for topic, log in logs.items():
-            found = self._judge_log(verdict, topic, log)
-            for channel in (each for each in self.channels.values() if each.topic == topic):
-                channel.judge(verdict, found, epochs)
+        for name, exists in self.topics.items() if topics is not None else ():
+            if exists is not None and (name in (topics or ())) is not exists:
+                verdict.wrong.append(
+                    f"{name}: the topic was {'created' if exists else 'deleted'}, and is not"
+                )
+        found = {topic: self._judge_log(verdict, topic, log) for topic, log in logs.items()}
+        for channel in self.channels.values():
+            channel.judge(verdict, found.get(channel.topic), epochs)
         return verdict
 
     def _judge_log(self, verdict: Verdict, topic: str, log: Sequence[LogEntry]) -> dict[int, LogEntry]:
@@ -361,9 +373,12 @@ class Ledger:
                     f"{producer.topic}: the log has {kept} of the {end - start} messages of one command from {start} on"
                 )
 
-    def is_acknowledged(self, number: int) -> bool:
-        producer = self.producers[number // PRODUCER_NUMBERS]
-        return bool(producer.acknowledged[number - producer.first])
+    def acknowledged_in(self, topic: str) -> Iterator[int]:
+        """Yield the numbers of the acknowledged messages of a topic."""
+        for producer in (each for each in self.producers if each.topic == topic):
+            for at, is_acknowledged in enumerate(producer.acknowledged):
+                if is_acknowledged:
+                    yield producer.first + at
 
 
 class _Kept:
@@ -478,8 +493,8 @@ class Channel:
         age_s = (now.at_s if ended_s is None else ended_s) - before.finished_s
         self._oldest_forgotten_s = max(self._oldest_forgotten_s, age_s)
 
-    def judge(self, verdict: Verdict, log: dict[int, LogEntry], epochs: Epochs | None) -> None:
-        """Add what is wrong with this channel, after it is empty."""
+    def judge(self, verdict: Verdict, log: dict[int, LogEntry] | None, epochs: Epochs | None) -> None:
+        """Add what is wrong with this channel, after it is empty; None: the log was not kept."""
         verdict.again += self._again
         verdict.forgotten += self._forgotten
         verdict.oldest_forgotten_s = max(verdict.oldest_forgotten_s, self._oldest_forgotten_s)
@@ -487,27 +502,30 @@ class Channel:
         for finished_s, again_s, text in self._suspects:
             if epochs is not None and not epochs.began_between(finished_s, again_s):
                 verdict.wrong.append(f"{text}; its server has read it, and led all the time")
-        for number, entry in log.items():
-            if number < 0:
-                continue
-            if self._ledger.is_acknowledged(number):
-                verdict.copies += 1
-            kept, at = self._place(number)
-            last = self._last.get(number)
-            if last.finished_s is None if last is not None else not kept.is_durable[at]:
-                verdict.lost += 1
-                what = "was not finished" if last is not None else "was never delivered"
-                verdict.wrong.append(f"{self}: message {number}, sequence {entry.sequence}, {what}")
-            elif (known := (kept.ids[at], kept.stamps[at])) != (int(entry.id, 16), entry.timestamp_ns):
-                verdict.wrong.append(
-                    f"{self}: message {number} was delivered as {known}; the log has {entry}"
-                )
+        due = set(self._ledger.acknowledged_in(self.topic))
+        verdict.copies += len(due)
+        delivered = set(self._delivered())
+        for number in (due | delivered) if log is None else sorted(log.keys() - {-1}):
+            self._judge_message(verdict, number, None if log is None else log[number])
+        for number in () if log is None else sorted(delivered - log.keys()):
+            verdict.wrong.append(f"{self}: message {number} was delivered, and the log does not have it")
+
+    def _delivered(self) -> Iterator[int]:
         for index, kept in self._kept.items():
             for at, message_id in enumerate(kept.ids):
-                if message_id and index * PRODUCER_NUMBERS + at not in log:
-                    verdict.wrong.append(
-                        f"{self}: message {index * PRODUCER_NUMBERS + at} was delivered, and the log does not have it"
-                    )
+                if message_id:
+                    yield index * PRODUCER_NUMBERS + at
+
+    def _judge_message(self, verdict: Verdict, number: int, entry: LogEntry | None) -> None:
+        kept, at = self._place(number)
+        last = self._last.get(number)
+        known = kept.ids[at], kept.stamps[at]
+        if last.finished_s is None if last is not None else not kept.is_durable[at]:
+            verdict.lost += 1
+            what = "was not finished" if last is not None else "was never delivered"
+            verdict.wrong.append(f"{self}: message {number} {what}; the log has {entry}")
+        elif entry is not None and known != (int(entry.id, 16), entry.timestamp_ns):
+            verdict.wrong.append(f"{self}: message {number} was delivered as {known}; the log has {entry}")
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"

@@ -23,7 +23,6 @@ ENGINE = "engine"
 CHECKPOINT_INTERVAL_MS = 200
 _FLAGS = (
     f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms",
-    "--retention-time=forever",
     "--max-bytes-per-file=200000",
 )
 _ASK_S = 2.0

@@ -98,12 +98,32 @@ def test_a_message_without_an_ok_may_be_stored(story: Story) -> None:
     story.ledger.producers[0].take(1)
     assert not story.wrong
     story.log.append(LogEntry(110, f"{11:016x}", 10**18 + 10, body_of(10)))
-    assert "message 10, sequence 110, was never delivered" in story.wrong
+    assert "message 10 was never delivered; the log has" in story.wrong
     story.deliver(10, attachment("m0"))
-    assert "message 10, sequence 110, was not finished" in story.wrong
+    assert "message 10 was not finished; the log has" in story.wrong
     story.channel.finish(10)
     assert not story.wrong
     assert story.judge().copies == 10
+
+
+def test_a_log_that_is_not_kept(story: Story) -> None:
+    assert not story.ledger.judge({}, None).wrong
+    producer = story.ledger.producers[0]
+    producer.take(1)
+    assert not story.ledger.judge({}, None).wrong
+    producer.acknowledge(range(10, 11), 1.0, "m0")
+    verdict = story.ledger.judge({}, None)
+    assert (verdict.copies, verdict.lost) == (11, 1)
+    assert verdict.wrong == ["t/c: message 10 was never delivered; the log has None"]
+
+
+def test_topics_that_were_created_and_deleted(story: Story) -> None:
+    story.ledger.topics.update(made=True, gone=False, unknown=None)
+    assert not story.ledger.judge({}, None, ["t", "made"]).wrong
+    assert story.ledger.judge({}, None, ["gone", "unknown"]).wrong == [
+        "made: the topic was created, and is not",
+        "gone: the topic was deleted, and is not",
+    ]
 
 
 def test_a_message_that_nobody_has_sent(story: Story) -> None:
@@ -150,7 +170,7 @@ class TestDeliveredAgain:
 
     def test_by_another_member(self, story: Story) -> None:
         story.deliver(0, attachment("m1"), 2)
-        assert "message 0, sequence 100, was not finished" in story.wrong
+        assert "message 0 was not finished; the log has" in story.wrong
         story.channel.finish(0)
         verdict = story.judge()
         assert (verdict.wrong, verdict.again, verdict.forgotten) == ([], 1, 1)

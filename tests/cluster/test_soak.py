@@ -9,6 +9,7 @@ import random
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -33,38 +34,63 @@ DISK_BYTES = 1 << 30
 ENGINES = {"etcd": etcd_engine, "bucket": bucket_engine}
 
 
-def chosen(kind: str, *, has_disks: bool) -> list[Fault]:
+class Shape(NamedTuple):
+    """A kind of cluster; see `drilling`."""
+
+    kind: str
+    members: int
+    min_in_sync: int = 1
+    has_disks: bool = False
+    keeps_log: bool = True
+
+    def __str__(self) -> str:
+        disks = " on small disks" if self.has_disks else ""
+        log = "" if self.keeps_log else " without retention"
+        return f"{self.members} members with {self.kind}{disks}{log}, {self.min_in_sync} in sync"
+
+
+SHAPES = [
+    Shape("etcd", 3, has_disks=True),
+    Shape("bucket", 2, has_disks=True),
+    Shape("etcd", 2, keeps_log=False),
+    Shape("bucket", 3, min_in_sync=2, keeps_log=False),
+    Shape("etcd", 3, min_in_sync=2),
+    Shape("bucket", 3),
+]
+
+
+def chosen(shape: Shape) -> list[Fault]:
     words = ONLY.split(",")
     return [
         fault
         for fault in FAULTS
-        if fault.kind in ("", kind)
-        and (has_disks or not fault.needs_disks)
+        if fault.kind in ("", shape.kind)
+        and (shape.has_disks or not fault.needs_disks)
         and any(word in fault.name for word in words)
     ]
 
 
-@pytest.mark.parametrize("members", [3, 2])
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("has_disks", [True, False])
-async def test_faults(tmp_path: Path, kind: str, members: int, has_disks: bool) -> None:
-    until_s = time.monotonic() + 60 * MINUTES / 8
-    chance = random.Random(f"{SEED} {kind} {members} {has_disks}")
-    faults = chosen(kind, has_disks=has_disks)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+async def test_faults(tmp_path: Path, shape: Shape) -> None:
+    until_s = time.monotonic() + 60 * MINUTES / len(SHAPES)
+    chance = random.Random(f"{SEED} {shape}")
+    faults = chosen(shape)
     with ExitStack() as stack:
-        engine = stack.enter_context(ENGINES[kind](tmp_path / kind))
-        mounted = stack.enter_context(disks(tmp_path, members if has_disks else 0, DISK_BYTES))
+        engine = stack.enter_context(ENGINES[shape.kind](tmp_path / shape.kind))
+        mounted = stack.enter_context(disks(tmp_path, shape.members if shape.has_disks else 0, DISK_BYTES))
         stock = stack.enter_context(stock_clients())
         async with drilling(
             tmp_path,
             engine,
-            members,
+            shape.members,
             chance.randrange(2**32),
+            f"--min-in-sync={shape.min_in_sync}",
             mounted=mounted,
             stock=stock,
             pause_s=0.002,
             largest=100,
             longest_s=15,
+            keeps_log=shape.keeps_log,
         ) as drill:
             alone = [] if PAIRS else chance.sample(faults, len(faults))
             pairs = [fault for fault in faults if fault.in_pairs]
