@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,13 @@ async def running(cluster: Cluster) -> AsyncIterator[trio.Nursery]:
     """Serve followers in the block."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(poll, cluster.poller)
-        serve = partial(trio.serve_tcp, cluster.leader.serve, 0, host="127.0.0.1")
-        listeners = await nursery.start(serve)
+        number = count()
+
+        async def serve(stream: trio.SocketStream) -> None:
+            # As a stream with TLS, that of every second connection has no socket that the poller could use.
+            await cluster.leader.serve(stream if next(number) % 2 else trio.StapledStream(stream, stream))
+
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         cluster.port = listeners[0].socket.getsockname()[1]
         yield nursery
         nursery.cancel_scope.cancel()
