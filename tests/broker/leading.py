@@ -75,6 +75,7 @@ async def leading(
     record: Callable[[frozenset[str]], Awaitable[None]] = record_nothing,
     stall_s: float = PATIENCE_S,
     most_lag_s: float = PATIENCE_S,
+    pause_s: float = 5.0,
     certain_until: Callable[[], float | None] = lambda: inf,
     stop_s: float = PATIENCE_S,
     min_in_sync: int = 1,
@@ -89,6 +90,7 @@ async def leading(
         certain_until=certain_until,
         stall_s=stall_s,
         most_lag_s=most_lag_s,
+        pause_s=pause_s,
         stop_s=stop_s,
         min_in_sync=min_in_sync,
     )

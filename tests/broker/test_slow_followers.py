@@ -17,7 +17,7 @@ class Followed:
     """A leader that adds ten operations each second, and looks for slow followers each second."""
 
     def __init__(self, *followers: Follower) -> None:
-        self.slow = SlowFollowers(stall_s=3.0, most_lag_s=10.0)
+        self.slow = SlowFollowers(stall_s=3.0, most_lag_s=10.0, pause_s=30.0)
         self.followers = list(followers)
         self.now_s = self.last_number = 0
 
@@ -112,7 +112,10 @@ async def test_a_follower_that_stores_too_slowly_is_not_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It acknowledges something all the time. When it has all, it is not in sync again for a while."""
-    async with leading(tmp_path / "one", most_lag_s=0.2) as leader, trio.open_nursery() as nursery:
+    async with (
+        leading(tmp_path / "one", most_lag_s=0.2, pause_s=1000.0) as leader,
+        trio.open_nursery() as nursery,
+    ):
         replication = leader.replication
         number, is_slow = 0, True
 

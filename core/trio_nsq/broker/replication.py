@@ -31,6 +31,7 @@ logger = logging.getLogger("trio_nsq.broker")
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _STALL_S: Final = 3.0
 _MOST_LAG_S: Final = 10.0
+_PAUSE_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _STOP_S: Final = 10.0
 _STOP_STEPS: Final = 50
@@ -81,6 +82,7 @@ class Replication:
         kept_bytes: Memory for operations that a slow follower lacks; one that lacks older ones catches up anew.
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
         most_lag_s: So is a follower that lacks an operation for longer than this.
+        pause_s: How long a follower is not waited for after that; each time twice as long.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
         former: The addresses, as URLs, of the members one of which led before: discovery services may still list it.
             Not those of all members: one that was lost long ago may have left its address to a broker that is none.
@@ -109,6 +111,7 @@ class Replication:
         kept_bytes: int = _KEPT_BYTES,
         stall_s: float = _STALL_S,
         most_lag_s: float = _MOST_LAG_S,
+        pause_s: float = _PAUSE_S,
         stop_s: float = _STOP_S,
         former: Iterable[str] = (),
     ) -> None:
@@ -121,7 +124,7 @@ class Replication:
         self.left_count = 0
         self.min_in_sync = min_in_sync
         self._record = record
-        self._slow = SlowFollowers(stall_s, most_lag_s)
+        self._slow = SlowFollowers(stall_s, most_lag_s, pause_s)
         self._look_s = min(stall_s, most_lag_s) / 4
         self._now_s = (
             0.0  # a clock that stands still while the event loop is held up: followers are not slow then

@@ -10,9 +10,7 @@ from ..replication.leader import Follower
 
 _JOIN_LAG_S: Final = 1.0
 """A follower is waited for when it lacks nothing older: OKs would wait while it gets the rest."""
-_PAUSE_S: Final = 30.0
 _MOST_PAUSE_S: Final = 1800.0
-"""A slow follower costs each OK up to `most_lag_s`, so it is tried less and less often."""
 
 
 @dataclass(slots=True)
@@ -36,12 +34,15 @@ class SlowFollowers:
     Args:
         stall_s: A follower that stores nothing for this time, although it lacks something, is too slow.
         most_lag_s: So is one that lacks an operation for longer than this.
+        pause_s: How long it is not waited for after that. Each time twice as long, up to half an hour, because it costs
+            OKs `most_lag_s` each time.
     """
 
-    def __init__(self, stall_s: float, most_lag_s: float) -> None:
+    def __init__(self, stall_s: float, most_lag_s: float, pause_s: float) -> None:
         self.ages = OperationAges()
         self._stall_s = stall_s
         self._most_lag_s = most_lag_s
+        self._pause_s = pause_s
         self._watched: dict[Follower, _Watched] = {}
         self._delays: dict[str, Delays] = {}  # of the members that were too slow
         self._paused_until_s: dict[str, float] = {}
@@ -73,7 +74,7 @@ class SlowFollowers:
             yield follower, f"{reason}, and lacks {last_number - stored} operations"
 
     def _pause(self, member: str, now_s: float, lasted_s: float) -> None:
-        delays = self._delays.setdefault(member, Delays(_PAUSE_S, _MOST_PAUSE_S))
+        delays = self._delays.setdefault(member, Delays(self._pause_s, _MOST_PAUSE_S))
         delays.connection_lasted(lasted_s)
         self._paused_until_s[member] = now_s + delays.next_s()
 
