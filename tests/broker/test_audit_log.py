@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from broker.api import running_api
+from broker.audit_lines import Line, line, lines_of
 from broker.auth_server import auth, authenticated
 from broker.certificates import Certificates
 from broker.support import connected, pub, running_broker
@@ -19,26 +20,9 @@ from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from trio_nsq.access.audit import MAX_REFUSALS_OF_CLIENT
 from trio_nsq.broker import BrokerOptions, StartupError, serve
 
-Line = dict[str, Any]
-
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
-
-
-def lines_of(path: Path) -> list[Line]:
-    """Return the lines, without their times and the ports of clients."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        assert line.pop("time").endswith("Z")
-        if "address" in line:
-            line["address"] = line["address"].rpartition(":")[0]
-    return lines
-
-
-def line(event: str, name: str = "", **fields: object) -> Line:
-    who = {"name": name, "source": "token"} if name else {}
-    return {"event": event, "address": "127.0.0.1", **who, **fields}
 
 
 async def test_requests_that_manage_or_administer(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cli.completing import ask
 from cli.screens import ScreenReader
 from cli.scripted_member import (
     ALONE,
@@ -18,7 +19,6 @@ from cli.scripted_member import (
     scripted_member,
 )
 from cli.support import Cli, CliHere, Result, Run
-from cli.test_completing import ask
 from interop.peers import Broker
 
 DEAD = "127.0.0.1:1"
@@ -504,7 +504,7 @@ def test_other_commands_say_why_a_member_does_not_answer(
     qcli: Cli, one: ScriptedMember, monkeypatch: pytest.MonkeyPatch, itself: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("qcli.broker.admin_client._PROMPT_S", 60.0)
+    monkeypatch.setattr("qcli.broker.admin_client.PROMPT_S", 60.0)
     one.keep_silent("GET /stats")
     one.say("GET /cluster/member", itself)
     text = f"The cluster prod has no leader, as its member at {one.address} says: {itself['reason']}."

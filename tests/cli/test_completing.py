@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cli.completing import ask
 from cli.support import DEADLINE_S, Cli
 from interop.peers import Broker, system_program
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def ask(qcli: Cli, line: str, **env: str) -> list[list[str]]:
-    """Return the candidates for zsh and fish, as fields. Repeats while a busy machine causes timeouts."""
-    *words, current = line.split(" ")
-    env = {"QCLI_COMPLETION_TIMEOUT": "20s"} | env
-    env |= {"_QCLI_COMPLETE": "zsh_complete", "QCLI_WORDS": "\n".join(words), "QCLI_CURRENT": current}
-    result = qcli(env=env)
-    assert (result.code, result.err) == (0, "")
-    return [answer.split("\t") for answer in result.out.decode().splitlines() if answer]
 
 
 def names(qcli: Cli, line: str) -> list[str]:

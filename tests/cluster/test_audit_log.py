@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from broker.test_audit_log import line, lines_of
+from broker.audit_lines import line, lines_of
 from cluster.running import running_members
 from console.access_support import auth_file
 

@@ -7,8 +7,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from access.support import ALL_ROLES, AuthFile, bearer, everything
+from broker.metrics import OPENMETRICS, Scrape, described, documented
 from broker.support import PATIENCE_S
-from broker.test_metrics import OPENMETRICS, Scrape, described, documented
 from cluster.running import RunningMember, running_members
 
 OF_BOTH = {"nsq_build_info", "nsq_disk_free_bytes", "nsq_disk_size_bytes"}

@@ -14,8 +14,8 @@ from broker.support import PATIENCE_S
 from cluster.running import running_members
 from console.access_support import auth_file, running_console
 from console.fleet.fake_brokers import FakeBroker, fake_brokers
-from console.test_health import broker as broker_state
-from console.test_health import health
+from console.health_support import broker as broker_state
+from console.health_support import health
 from console.web.support import Document, document, visited
 from trio_nsq.api.answers import MemberView
 from trio_nsq.console.fleet.clusters import views_of

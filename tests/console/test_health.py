@@ -8,24 +8,15 @@ from typing import Any
 
 import pytest
 
+from console.health_support import broker, health
 from console.support import WebServer, qcli_admin
 from fleet.support import Fleet, hung, running_fleet, wait_until
 from trio_nsq.api.lookupd import Node
-from trio_nsq.console.fleet.health import BrokerHealth, health_of
+from trio_nsq.console.fleet.health import health_of
 from trio_nsq.fleet.snapshot import BrokerState, LookupdState, Snapshot
 from trio_nsq.fleet.stats import parse_topics
 
 NODE = Node("host", 1, 2)
-
-
-def broker(**values: Any) -> BrokerState:
-    return BrokerState("b:1", **{"answered_at_s": 1.0} | values)
-
-
-def health(state: BrokerState, *lookupds: LookupdState, details: bool = True) -> BrokerHealth:
-    snapshot = Snapshot(1, 1.0, {state.address: state}, {each.address: each for each in lookupds})
-    (found,) = health_of(snapshot, {"b:1": 5}, details=details)
-    return found
 
 
 def disk(used: Any, free: Any, total: Any) -> dict[str, Any]:

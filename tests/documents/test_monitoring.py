@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import trio_nsq.sync
-from broker.test_metrics import documented
+from broker.metrics import documented
 from interop.peers import Broker, prometheus, qcli_serve, system_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

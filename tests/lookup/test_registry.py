@@ -385,7 +385,7 @@ def test_another_identity_hides_no_leader() -> None:
 
 def test_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was not seen for the longest time is forgotten; its leaders are no longer compared."""
-    monkeypatch.setattr("trio_nsq.lookup.service.registry._MAX_CLUSTERS", 2)
+    monkeypatch.setattr("trio_nsq.lookup.service.registry.MAX_CLUSTERS", 2)
     there = registry()
     for cluster in ("one", "two"):
         lead(there, cluster, 1, 0, cluster=cluster)

@@ -29,7 +29,7 @@ REQUEST_TIMEOUT_S = 5.0
 """Both values are those of NSQ's tools."""
 _PATIENT_S = 30.0
 """Long, because a broker may wait for its disk."""
-_PROMPT_S = 1.0
+PROMPT_S = 1.0
 _KEEP_ALIVE_S = 4.0
 _LOCAL_HOSTS = {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]", ""}
 
@@ -76,7 +76,7 @@ class AdminClient:
             tls,
             secret,
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            answer_timeout_s=_PROMPT_S,
+            answer_timeout_s=PROMPT_S,
         )
         if is_patient:
             self._http = BrokerHTTP(

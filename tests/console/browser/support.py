@@ -6,6 +6,7 @@
   to other origins, dialogs, and answers with status 500 or above.
 - `Visitor.expects` lets a block cause the problems that it names, and fails if it does not.
 - `accessibility_faults` checks a page with axe-core.
+- `confirm` and `done` are the last two steps of an action of the console.
 """
 
 import re
@@ -171,3 +172,17 @@ def overflow_px(page: Page) -> int:
     """Return how many pixels of a page are beyond the right edge of the window, so that it scrolls sideways."""
     width: int = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return width
+
+
+def confirm(page: Page, button: str, name: str = "") -> None:
+    """Check a page that asks for confirmation, type the name if it wants it, and confirm."""
+    expect(page.locator("main")).to_contain_text("The same from the command line")
+    expect(page.locator("main code", has_text="qcli ")).not_to_have_count(0)
+    if name:
+        page.get_by_label(f"Type {name} to confirm").fill(name)
+    page.get_by_role("button", name=button, exact=True).click()
+
+
+def done(page: Page) -> None:
+    """Wait for the notice that an action succeeded on all servers."""
+    expect(page.locator("#notice.ok")).to_be_visible()

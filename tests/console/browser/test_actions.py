@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from cli.support import Cli, fail_messages
 from console.browser.links import get
 from console.browser.lively_fleet import LivelyFleet
-from console.browser.support import Visitor, accessibility_faults
+from console.browser.support import Visitor, accessibility_faults, confirm, done
 from fleet.support import Fleet, running_fleet, wait_until
 from interop.peers import Broker, RunningConsole, qcli_admin
 
@@ -65,20 +65,6 @@ def await_known(console: RunningConsole, topic: str, name: str = "work") -> None
     """Wait until the console has seen a channel: it asks the brokers every two seconds."""
     path = f"/topics/{topic}/{name}"
     wait_until(lambda: get(console.http_address, path).status == 200, f"{path} is shown")
-
-
-def confirm(page: Page, button: str, name: str = "") -> None:
-    """Check a page that asks for confirmation, type the name if it wants it, and confirm."""
-    expect(page.locator("main")).to_contain_text("The same from the command line")
-    expect(page.locator("main code", has_text="qcli ")).not_to_have_count(0)
-    if name:
-        page.get_by_label(f"Type {name} to confirm").fill(name)
-    page.get_by_role("button", name=button, exact=True).click()
-
-
-def done(page: Page) -> None:
-    """Wait for the notice that an action succeeded on all servers."""
-    expect(page.locator("#notice.ok")).to_be_visible()
 
 
 @both

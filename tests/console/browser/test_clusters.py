@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from console.browser.support import PHONE, Visitor, accessibility_faults, overflow_px
-from console.browser.test_actions import confirm, done
+from console.browser.support import PHONE, Visitor, accessibility_faults, confirm, done, overflow_px
 from coordination.conftest import etcd_member  # noqa: F401 - a fixture
 from coordination.etcd_server import Member
 from fleet.support import wait_until

@@ -17,7 +17,7 @@ from ...protocol.address import format_address
 from ..hosts import normal_host
 from ..protocol import PeerInfo
 
-_MAX_CLUSTERS = 10_000
+MAX_CLUSTERS = 10_000
 """The clusters whose leaders are known. A new one replaces the one whose leader was not seen for the longest time."""
 
 
@@ -148,7 +148,7 @@ class Registry:
             return
         self._leaders.pop(producer.cluster, None)
         self._leaders[producer.cluster] = producer.epoch, now
-        if len(self._leaders) > _MAX_CLUSTERS:
+        if len(self._leaders) > MAX_CLUSTERS:
             del self._leaders[next(iter(self._leaders))]
 
     def is_outdated(self, producer: Producer, now: float) -> bool:
