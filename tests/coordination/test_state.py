@@ -123,6 +123,19 @@ def test_no_member_is_elected_from_a_value_that_is_too_old() -> None:
     check_founder("prod", B)
 
 
+def test_an_older_copy_of_a_folder_is_not_elected() -> None:
+    """It does not know the process that was in sync; the process after that does."""
+    state = TWO.synced("B", "two")
+    with pytest.raises(NotInSync, match=r"B is older than when it was in sync with the cluster prod"):
+        state.elected(B._replace(instances=("one",)), "s2", 2)
+    elected = state.elected(B._replace(instances=("one", "two", "three")), "s2", 2)
+    assert elected.instances == {"B": "three"}
+    assert decode(elected.encode()) == elected
+    assert state.elected(B._replace(instances=("one",)), "s2", 2, is_confirmed=True).instances == {"B": "one"}
+    assert state.unsynced("B").instances == state.removed("B").instances == {}
+    assert founded("prod", A._replace(instances=("one",)), "s", 1).instances == {"A": "one"}
+
+
 def test_an_administrator_lets_a_member_lead_that_may_lack_messages() -> None:
     elected = TWO.joined("C", ()).elected(C._replace(epoch=9), "s2", 10, is_confirmed=True)
     assert (elected.epoch, elected.leader, elected.in_sync) == (10, "C", frozenset("C"))

@@ -266,8 +266,16 @@ WRONG_FOLLOWERS: dict[str, tuple[bytes, str]] = {
         "versions [2, 3]",
     ),
     "no member": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"member": ""})), "lacks"),
-    "many addresses": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["a"] * 17})), "lacks"),
-    "long address": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["a" * 256]})), "lacks"),
+    "many addresses": (
+        b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["tcp://a:1"] * 17})),
+        "lacks",
+    ),
+    "long address": (
+        b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["tcp://" + "a" * 250]})),
+        "lacks",
+    ),
+    "line break": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["tcp://a:1\n"]})), "lacks"),
+    "no address": (b"".join(encode_json(FrameKind.HELLO, HELLO | {"addresses": ["a:1"]})), "lacks"),
     "a wrong position": (
         b"".join(encode_json(FrameKind.HELLO, HELLO | {"position": {"epoch": 1, "number": -1}})),
         "position",

@@ -50,6 +50,7 @@ class FollowerStatus:
     Attributes:
         member: The id of its data folder.
         addresses: Where it is reached, as URLs.
+        instance: The name of its process.
         state: `in sync`: it has all that was acknowledged; `catching up`.
         since_s: When it got into this state, Unix seconds.
         lag_operations, lag_bytes, lag_s: What it has not stored yet, and the age of the oldest of it.
@@ -57,6 +58,7 @@ class FollowerStatus:
 
     member: str
     addresses: tuple[str, ...]
+    instance: str
     state: Literal["in sync", "catching up"]
     since_s: int = 0
     lag_operations: int = 0
@@ -235,6 +237,7 @@ class Replication:
             FollowerStatus(
                 each.member,
                 each.addresses,
+                each.instance,
                 "in sync" if self._present.get(each.member) is each else "catching up",
                 each.since_s,
                 lag_operations=self.operations.last_number - each.stored,

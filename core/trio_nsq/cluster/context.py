@@ -13,6 +13,7 @@ import trio
 from ..access.secret import Secret
 from ..coordination import Candidate, ClusterState, Coordinator, Observation
 from ..log import Files
+from ..replication.follower import INSTANCE
 from .membership import Membership
 from .options import ClusterOptions
 
@@ -80,14 +81,26 @@ class MemberContext:
     @property
     def candidate(self) -> Candidate:
         """This member as one that would lead."""
-        return Candidate(self.folder, self.addresses, self.membership.epoch)
+        return Candidate(self.folder, self.addresses, self.membership.epoch, self.membership.instances)
 
     def save(self, **changes: Any) -> None:
         """Change what the folder says about the member, durably; in any thread. Raises OSError."""
+        instances = self.membership.instances
+        if INSTANCE not in instances:
+            changes = {"instances": (*instances, INSTANCE), **changes}
         changed = replace(self.membership, **changes)
         if changed != self.membership or not self.is_saved:
             changed.save(self.files, self.path)
             self.membership, self.is_saved = changed, True
+
+    def learn(self, state: ClusterState) -> None:
+        """Save what the coordinator says about this member, durably; in any thread. Raises OSError."""
+        epoch, instances = max(state.epoch, self.membership.epoch), self.membership.instances
+        if (recorded := state.instances.get(self.folder)) in instances:
+            # Earlier ones are not needed any more; the present one is recorded later.
+            instances = tuple(dict.fromkeys((recorded, INSTANCE)))
+        if (epoch, instances) != (self.membership.epoch, self.membership.instances):
+            self.save(epoch=epoch, instances=instances)
 
     async def ask(self, call: Callable[..., _T], *args: Any, **named: Any) -> _T:
         """Call the coordinator in a thread, one call at a time. A cancellation waits for the answer."""

@@ -186,10 +186,9 @@ class Following:
             raise StartupError(
                 f"--data-path: {context.path} has {len(topics)} topics of a broker that is no member of the cluster "
                 f"{state.cluster}, which exists already: its messages would be set aside. Choose an empty folder; or "
-                "let a new cluster begin with this folder, by starting this member first"
+                "begin a new cluster with it, under another name"
             )
-        if state.epoch > context.membership.epoch:
-            await trio.to_thread.run_sync(partial(context.save, epoch=state.epoch))
+        await trio.to_thread.run_sync(context.learn, state)
 
     def _new_leader(self, seen: Observation) -> bool:
         """Point the front to the leader; returns whether it is another one than before."""

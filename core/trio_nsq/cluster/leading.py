@@ -159,7 +159,8 @@ class Leading:
     def _with_in_sync(self, state: ClusterState, followers: frozenset[str]) -> ClusterState:
         for follower in self.replication.followers():
             if follower.member in followers:
-                state = state.joined(follower.member, follower.addresses).synced(follower.member)
+                state = state.joined(follower.member, follower.addresses)
+                state = state.synced(follower.member, follower.instance)
         for member in state.in_sync - followers - {state.leader}:
             state = state.unsynced(member)
         return state

@@ -31,6 +31,8 @@ class Membership:
         is_copy: The folder is a copy of a leader's, and only a `Replica` knows whether it is complete. Otherwise it was
             opened by a broker last, or is new.
         inode: Of the data folder: a copy of it has another one. 0: unknown.
+        instances: Names of processes that have had the folder; one of them is recorded at the coordinator, if the
+            folder is in sync.
     """
 
     cluster: str
@@ -38,6 +40,7 @@ class Membership:
     epoch: int = 0
     is_copy: bool = False
     inode: int = 0
+    instances: tuple[str, ...] = ()
 
     def save(self, files: Files, path: Path) -> None:
         """Write it into a data folder, durably. Raises OSError."""
@@ -73,18 +76,19 @@ def read_membership(files: Files, path: Path) -> Membership | None:
     file = path / MEMBER_FILE
     try:
         fields = decode_checked(files.content(file, _MOST_BYTES))
-        match {"inode": 0, **fields}:
+        match {"inode": 0, "instances": [], **fields}:
             case {
                 "cluster": str(cluster),
                 "folder": str(folder),
                 "epoch": int(epoch),
                 "is_copy": bool(is_copy),
                 "inode": int(inode),
-            }:
+                "instances": [*instances],
+            } if all(isinstance(each, str) for each in instances):
                 check_name("the name of the cluster", cluster)
                 check_name("the id of the folder", folder)
                 if 0 <= epoch <= MAX_EPOCH:
-                    return Membership(cluster, folder, epoch, is_copy, inode)
+                    return Membership(cluster, folder, epoch, is_copy, inode, tuple(instances))
         raise ValueError("it has other fields than those of a member of a cluster")
     except FileNotFoundError:
         return None

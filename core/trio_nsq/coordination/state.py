@@ -24,7 +24,7 @@ MAX_EPOCH = 2**62
 MAX_MEMBERS = 64
 MAX_VALUE_BYTES = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KNOWN = frozenset({"cluster", "epoch", "leader", "session", "in_sync", "members", "successor"})
+_KNOWN = frozenset({"cluster", "epoch", "leader", "session", "in_sync", "members", "instances", "successor"})
 
 
 class StateError(NSQError):
@@ -46,11 +46,13 @@ class Candidate(NamedTuple):
         folder: The id of its data folder.
         addresses: Where it is reached.
         epoch: The highest epoch that it knows; 0: it was in no cluster yet.
+        instances: Names of processes that have had the folder, the present one last. Each process has a new one.
     """
 
     folder: str
     addresses: tuple[str, ...]
     epoch: int = 0
+    instances: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ClusterState:
         session: Identifies this leadership; random, so that its holder recognizes what it has written.
         in_sync: The members that have all acknowledged messages, with the leader.
         members: The addresses of all members, by the ids of their data folders.
+        instances: The processes that the members in sync had when they were recorded, by the ids of their data folders.
+            An older copy of a folder, such as a backup, does not know the name.
         successor: The member to which the leader has handed over; empty: none.
         unknown: Fields of newer versions. They are kept.
     """
@@ -75,6 +79,7 @@ class ClusterState:
     in_sync: frozenset[str]
     members: Mapping[str, tuple[str, ...]]
     successor: str = ""
+    instances: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,15 +96,25 @@ class ClusterState:
         """Return the value with a member and its addresses. A new member is not in sync."""
         return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
 
-    def synced(self, folder: str) -> "ClusterState":
+    def synced(self, folder: str, instance: str = "") -> "ClusterState":
         """Return the value with a member in sync: it has all acknowledged messages, and gets all others first."""
         self._check_member(folder)
-        return replace(self, in_sync=self.in_sync | {folder})
+        return replace(self, in_sync=self.in_sync | {folder}, instances=self._instances(folder, instance))
+
+    def _instances(self, folder: str, instance: str) -> dict[str, str]:
+        """Return the instances with another one for a member; empty: without one."""
+        others = {name: each for name, each in self.instances.items() if name != folder}
+        return others | ({folder: instance} if instance else {})
 
     def unsynced(self, folder: str) -> "ClusterState":
         """Return the value with a member that is no longer in sync, and cannot lead."""
         self._check_not_leader(folder)
-        return replace(self, in_sync=self.in_sync - {folder}, successor=self._without(folder))
+        return replace(
+            self,
+            in_sync=self.in_sync - {folder},
+            instances=self._instances(folder, ""),
+            successor=self._without(folder),
+        )
 
     def removed(self, folder: str) -> "ClusterState":
         """Return the value without a member."""
@@ -107,7 +122,11 @@ class ClusterState:
         self._check_not_leader(folder)
         members = {name: addresses for name, addresses in self.members.items() if name != folder}
         return replace(
-            self, in_sync=self.in_sync - {folder}, members=members, successor=self._without(folder)
+            self,
+            in_sync=self.in_sync - {folder},
+            members=members,
+            instances=self._instances(folder, ""),
+            successor=self._without(folder),
         )
 
     def handed_over(self, folder: str) -> "ClusterState":
@@ -138,6 +157,7 @@ class ClusterState:
             )
         if not is_confirmed:
             self._check_in_sync(candidate.folder)
+            self._check_instance(candidate)
         if epoch <= self.epoch:
             raise StateError(f"the epoch {epoch} of a new leader is not above {self.epoch}")
         members = {**self.members, candidate.folder: candidate.addresses}
@@ -149,9 +169,18 @@ class ClusterState:
                 session=session,
                 in_sync=frozenset({candidate.folder}) if is_confirmed else self.in_sync,
                 members=members,
+                instances=self._instances(candidate.folder, (candidate.instances or ("",))[-1]),
                 successor="",
             )
         )
+
+    def _check_instance(self, candidate: Candidate) -> None:
+        known = self.instances.get(candidate.folder)
+        if known is not None and known not in candidate.instances:
+            raise NotInSync(
+                f"the data folder {candidate.folder} is older than when it was in sync with the cluster "
+                f"{self.cluster}, as a backup is: messages are missing in it, so it cannot lead"
+            )
 
     def _without(self, folder: str) -> str:
         return "" if self.successor == folder else self.successor
@@ -181,6 +210,7 @@ class ClusterState:
             "session": self.session,
             "in_sync": sorted(self.in_sync),
             "members": {name: list(self.members[name]) for name in sorted(self.members)},
+            **({"instances": dict(sorted(self.instances.items()))} if self.instances else {}),
             **({"successor": self.successor} if self.successor else {}),
         }
         data = json.dumps({**self.unknown, **known}).encode()
@@ -195,7 +225,10 @@ def founded(cluster: str, candidate: Candidate, session: str, epoch: int) -> Clu
     """Return the first value of a cluster, whose only member is the candidate."""
     members = {candidate.folder: candidate.addresses}
     in_sync = frozenset({candidate.folder})
-    return _checked(ClusterState(cluster, epoch, candidate.folder, session, in_sync, members))
+    instances = {candidate.folder: candidate.instances[-1]} if candidate.instances else {}
+    return _checked(
+        ClusterState(cluster, epoch, candidate.folder, session, in_sync, members, instances=instances)
+    )
 
 
 def check_founder(cluster: str, candidate: Candidate) -> None:
@@ -226,6 +259,10 @@ def decode(data: bytes) -> ClusterState:
         in_sync=frozenset(_texts(fields, "in_sync")),
         members={name: _texts(_get(fields, "members", dict), name) for name in _get(fields, "members", dict)},
         successor=_get({"successor": "", **fields}, "successor", str),
+        instances={
+            name: _get(_get({"instances": {}, **fields}, "instances", dict), name, str)
+            for name in _get({"instances": {}, **fields}, "instances", dict)
+        },
         unknown={name: value for name, value in fields.items() if name not in _KNOWN},
     )
     return _checked(state)
@@ -268,6 +305,8 @@ def _checked(state: ClusterState) -> ClusterState:
                 f"{folder} has more than {MAX_ADDRESSES} addresses, or one of more than {MAX_ADDRESS_CHARACTERS} "
                 "characters"
             )
+    for instance in state.instances.values():
+        check_name("the instance of a member", instance)
     if not state.in_sync <= state.members.keys():
         raise StateError(f"members of the cluster {state.cluster} that are in sync are not among its members")
     if state.leader not in state.in_sync:

@@ -38,6 +38,7 @@ _PIECES: Final = 64
 _ENTRIES_BYTES: Final = 256 * 1024
 """How many bytes of an inventory are added to it at once."""
 _MOST_VERSIONS: Final = 64
+_ADDRESS: Final = re.compile(rf"(?=.{{1,{MAX_ADDRESS_CHARACTERS}}}\Z)(tcp|https?)://[A-Za-z0-9._:%\[\]-]+")
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -331,7 +332,7 @@ class _Hello:
                 and _ID.fullmatch(member)
                 and _ID.fullmatch(cluster)
                 and len(addresses) <= MAX_ADDRESSES
-                and all(type(each) is str and len(each) <= MAX_ADDRESS_CHARACTERS for each in addresses)
+                and all(type(each) is str and _ADDRESS.fullmatch(each) for each in addresses)
             ):
                 hello = cls(versions, cluster, member, None, instance, tuple(addresses))
             case _:
