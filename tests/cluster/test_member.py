@@ -298,10 +298,10 @@ async def test_members_that_require_tokens_have_one_for_each_other(
     async with running_members(tmp_path, url, cluster) as members:
         about = {"cluster_auth_secret_file": secret}
         one = await members.start("one", auth_file=file.path, member=about)
+        one.client.headers["Authorization"] = bearer("client")
+        await one.leads()  # before the other one starts, which would lead as well
         two = await members.start("two", auth_file=file.path, member=about)
-        for member in (one, two):
-            member.client.headers["Authorization"] = bearer("client")
-        await one.leads()
+        two.client.headers["Authorization"] = bearer("client")
         await two.until(lambda about: "403" in about["reason"])
         secret.write_text("member-secret")
         await two.in_sync(2)
