@@ -27,6 +27,7 @@ TOPIC, ONCE_TOPIC = "t", "once"
 CHANNELS = ("a", "b")
 POLL_S = 0.05
 _STOCK_POLL_S = 1
+_END_S = 5.0
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Drill:
     Attributes:
         refused: Requests of operators that were refused; that is right while another fault lasts.
         lost_folders: The ids of folders that are gone, of members that are to be removed.
+        together: How many faults last at once.
         took: For each kind of fault, how many seconds passed until another member gave an OK, and until it delivered.
     """
 
@@ -72,6 +74,8 @@ class Drill:
         kept = ["--retention-time=forever"] if keeps_log else []
         self.refused: list[str] = []
         self.lost_folders: list[str] = []
+        self.together = 1
+        self._to_start: list[Member] = []
         self.engine = engine
         self.cluster = Cluster(engine, *flags, *kept, *(stock.flags if stock is not None else ()))
         self._mounted = mounted
@@ -183,9 +187,24 @@ class Drill:
 
     # ------------------------------------------------------------------ faults
 
+    async def kill(self, member: Member) -> bool:
+        """Kill a member; returns False if a hanging disk keeps its process."""
+        member.kill()
+        return await member.has_ended(_END_S)
+
+    async def restart(self, member: Member) -> None:
+        """Start a member whose process was ended; later, if another fault still prevents the end."""
+        if member.is_running:
+            return
+        if await member.has_ended(_END_S):
+            member.start()
+        else:
+            self._to_start.append(member)
+
     async def endure(self, *faults: "Fault") -> None:
         """Let faults happen, alone or together; then all members must be in sync again, and serve."""
         self.refused.clear()
+        self.together = len(faults)
         await self.cluster.wait_in_sync()
         print(f"{time.monotonic():.1f}: {' + '.join(fault.name for fault in faults)}", flush=True)
         async with AsyncExitStack() as stack:
@@ -202,6 +221,35 @@ class Drill:
                 if outcome.besides is not None:
                     self.took[faults[0].name].append(took)
             await trio.sleep(self.chance.uniform(0, self._longest_s))  # likewise
+        await self._recover()
+
+    async def storm(self, faults: Sequence["Fault"], seconds: float) -> None:
+        """Let random faults begin and end at random moments, two at a time; then all must be in sync, and serve."""
+        print(f"{time.monotonic():.1f}: a storm", flush=True)
+        self.together = 2
+        until_s = time.monotonic() + seconds
+        lasting: list[Fault] = []
+
+        async def strike() -> None:
+            while time.monotonic() < until_s:
+                await trio.sleep(self.chance.uniform(0, 5))  # the moment is random: there is no condition
+                fault = self.chance.choice([each for each in faults if each.fits(*lasting)])
+                print(f"{time.monotonic():.1f}: {fault.name}", flush=True)
+                lasting.append(fault)
+                async with fault.strike(self):
+                    await trio.sleep(self.chance.uniform(0, self._longest_s))  # likewise
+                lasting.remove(fault)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.together):
+                nursery.start_soon(strike)
+        await self._recover()
+
+    async def _recover(self) -> None:
+        """Wait until all members are in sync, and serve, after all faults are over."""
+        with self.cluster.patience("a member does not end"):
+            while self._to_start:
+                await self.restart(self._to_start.pop())
         await self.serves()
         while self.lost_folders:
             await self.admit("/cluster/remove", member=self.lost_folders.pop())

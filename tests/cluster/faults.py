@@ -12,7 +12,7 @@ import trio
 from cluster.drill import POLL_S, Drill, Outcome
 from cluster.engines import Bucket, Etcd
 from cluster.links import Way
-from cluster.members import ENGINE, Member, NoAnswer
+from cluster.members import ENGINE, NoAnswer
 
 Strike = Callable[[Drill], AbstractAsyncContextManager[Outcome]]
 
@@ -35,6 +35,11 @@ class Fault:
     needs_disks: bool = False
     in_pairs: bool = True
 
+    def fits(self, *others: "Fault") -> bool:
+        """Whether it may happen together with others: not with itself, nor with another fault of the engine."""
+        kinds = [other.kind for other in others if other.kind]
+        return self not in others and not (self.kind and kinds)
+
     def __str__(self) -> str:
         return self.name
 
@@ -56,18 +61,13 @@ def _fault(
 # ---------------------------------------------------------------------- processes
 
 
-async def _restart(member: Member) -> None:
-    if not member.is_running:
-        member.start()
-
-
 @_fault("kill the leader")
 async def kill_leader(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     outcome = Outcome(besides=leader)
     leader.kill()
     yield outcome
-    await _restart(leader)
+    await drill.restart(leader)
 
 
 @_fault("kill a follower")
@@ -75,7 +75,7 @@ async def kill_follower(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()
     follower.kill()
     yield Outcome()
-    await _restart(follower)
+    await drill.restart(follower)
 
 
 @_fault("kill all members")
@@ -83,14 +83,11 @@ async def kill_all(drill: Drill) -> AsyncIterator[Outcome]:
     members = drill.members[:]
     drill.chance.shuffle(members)
     for member in members:
-        if member.is_running:
-            member.signal(signal.SIGKILL)
-    for member in members:
         member.kill()
     yield Outcome(goes_on=False)
     drill.chance.shuffle(members)
     for member in members:
-        await _restart(member)
+        await drill.restart(member)
 
 
 @_fault("stop the leader's process for longer than its lease")
@@ -114,19 +111,17 @@ async def pause_follower(drill: Drill) -> AsyncIterator[Outcome]:
 async def terminate_leader(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     outcome = Outcome(besides=leader)
-    if leader.is_running:
-        await leader.stop()
+    leader.terminate()
     yield outcome
-    await _restart(leader)
+    await drill.restart(leader)
 
 
 @_fault("SIGTERM to a follower")
 async def terminate_follower(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()
-    if follower.is_running:
-        await follower.stop()
+    follower.terminate()
     yield Outcome()
-    await _restart(follower)
+    await drill.restart(follower)
 
 
 @_fault("switch")
@@ -249,7 +244,8 @@ async def isolate_leader(drill: Drill) -> AsyncIterator[Outcome]:
     with drill.cluster.patience(
         f"{leader.name} still leads, although it reaches no other member and no engine"
     ):
-        while leader.is_running and await drill.leads(leader):
+        # Together with another fault, its links may be mended already.
+        while drill.together == 1 and leader.is_running and await drill.leads(leader):
             await trio.sleep(POLL_S)  # another process: only its answers show progress
     for link in links:
         link.mend()
@@ -285,7 +281,7 @@ async def divergent_tail(drill: Drill) -> AsyncIterator[Outcome]:
     for link in links:
         link.mend()
     yield outcome
-    await _restart(leader)
+    await drill.restart(leader)
 
 
 # ---------------------------------------------------------------------- folders
@@ -294,7 +290,7 @@ async def divergent_tail(drill: Drill) -> AsyncIterator[Outcome]:
 @_fault("a follower's folder runs twice", in_pairs=False)
 async def same_folder_twice(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()
-    follower.kill()
+    await drill.kill(follower)
     copy = follower.data_path.with_name(f"{follower.data_path.name}-copy")
     await trio.to_thread.run_sync(shutil.copytree, follower.data_path, copy)
     twin = await drill.cluster.add(copy)
@@ -305,7 +301,7 @@ async def same_folder_twice(drill: Drill) -> AsyncIterator[Outcome]:
     yield Outcome()
     with suppress(NoAnswer):
         await twin.about()
-    twin.kill()
+    await drill.kill(twin)
     drill.cluster.guests.remove(twin)
     await trio.to_thread.run_sync(shutil.rmtree, copy)
 
@@ -313,42 +309,38 @@ async def same_folder_twice(drill: Drill) -> AsyncIterator[Outcome]:
 @_fault("a follower's folder is lost")
 async def empty_folder(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()
-    before = follower.folder_id
-    follower.kill()
-    await trio.to_thread.run_sync(_clear, follower.data_path)
-    await _restart(follower)
+    if await drill.kill(follower):
+        drill.lost_folders.append(follower.folder_id)
+        await trio.to_thread.run_sync(_clear, follower.data_path)
+    await drill.restart(follower)
     yield Outcome()
-    await _restart(follower)
-    if before:
-        drill.lost_folders.append(before)
 
 
 @_fault("the leader is killed, and its folder is lost", in_pairs=False)
 async def lose_leader(drill: Drill) -> AsyncIterator[Outcome]:
     leader = await drill.leader()
     outcome = Outcome(besides=leader)
-    leader.kill()
-    if not await drill.is_alone(leader):
+    if await drill.kill(leader) and not await drill.is_alone(leader):
         await trio.to_thread.run_sync(_clear, leader.data_path)
         drill.lost_folders.append(leader.folder_id)
     yield outcome
-    await _restart(leader)
+    await drill.restart(leader)
 
 
 @_fault("a follower returns with an old copy of its folder", in_pairs=False)
 async def old_folder(drill: Drill) -> AsyncIterator[Outcome]:
     _, follower = await drill.roles()
-    follower.kill()
+    await drill.kill(follower)
     copy = follower.data_path.with_name(f"{follower.data_path.name}-old")
     await trio.to_thread.run_sync(shutil.copytree, follower.data_path, copy)
-    await _restart(follower)
+    await drill.restart(follower)
     await drill.serves()
     await drill.cluster.wait_in_sync(follower)
-    follower.kill()
+    await drill.kill(follower)
     # Only a member that is not in sync may come back older than it was.
     await drill.cluster.wait_not_in_sync(follower)
     await trio.to_thread.run_sync(_replace, follower.data_path, copy)
-    await _restart(follower)
+    await drill.restart(follower)
     yield Outcome()
 
 
@@ -395,7 +387,7 @@ async def follower_disk_full(drill: Drill) -> AsyncIterator[Outcome]:
     await trio.to_thread.run_sync(disk.fill)
     yield Outcome()
     await trio.to_thread.run_sync(disk.make_room)
-    await _restart(follower)
+    await drill.restart(follower)
 
 
 # ---------------------------------------------------------------------- etcd
@@ -465,7 +457,7 @@ async def promote_another(drill: Drill) -> AsyncIterator[Outcome]:
     leader.kill()
     await drill.cluster.promote(follower)
     yield outcome
-    await _restart(leader)
+    await drill.restart(leader)
 
 
 # ---------------------------------------------------------------------- a bucket

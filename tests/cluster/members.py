@@ -3,7 +3,6 @@
 import itertools
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -16,7 +15,7 @@ from broker.support import PATIENCE_S
 from cluster.engines import CLUSTER, Engine
 from cluster.links import Gateway, Link, owner_of
 from faults.scenario import http
-from interop.peers import STOP_DEADLINE_S, Child, free_ports
+from interop.peers import Child, free_ports
 
 CLIENTS = "clients"
 ENGINE = "engine"
@@ -61,6 +60,7 @@ class Member:
         self._flags = flags
         self._environment = environment
         self._child: Child | None = None
+        self._is_ending = self._must_end_well = False
 
     @property
     def pid(self) -> int | None:
@@ -70,16 +70,17 @@ class Member:
 
     @property
     def is_running(self) -> bool:
-        return self.pid is not None
+        """Whether a process runs that is not to end."""
+        return self.pid is not None and not self._is_ending
 
     def check(self) -> None:
         """Fail if the process has ended by itself."""
-        if self._child is not None and self._child.process.poll() is not None:
+        if self._child is not None and self.pid is None and not self._is_ending:
             self._child.fail(f"{self.name} ended with exit code {self._child.process.returncode}")
 
     def start(self) -> None:
         """Start the process. It need not answer yet."""
-        assert not self.is_running
+        assert self.pid is None
         self.end()
         tcp, web = self.gateways
         self._child = Child(
@@ -102,30 +103,33 @@ class Member:
             self._child.process.send_signal(number)
 
     def kill(self) -> None:
-        """End the process with SIGKILL, if it runs."""
-        if self._child is not None:
-            self._child.process.kill()
-            self.end()
+        """Send SIGKILL to the process, if it runs."""
+        self.signal(signal.SIGKILL)
+        self._is_ending, self._must_end_well = True, False
 
-    async def stop(self) -> None:
-        """End the process with SIGTERM; its exit code must be 0."""
-        assert self._child is not None
-        child = self._child
-        self.signal(signal.SIGTERM)
-        try:
-            code = await trio.to_thread.run_sync(child.process.wait, 4 * STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            child.fail(f"{self.name}: SIGTERM did not end it in {4 * STOP_DEADLINE_S:g} s")
-        if code:
-            child.fail(f"{self.name}: SIGTERM ended it with exit code {code}")
-        self.end()
+    def terminate(self) -> None:
+        """Send SIGTERM to the process, if it runs; its exit code must be 0."""
+        if self.is_running:
+            self.signal(signal.SIGTERM)
+            self._is_ending = self._must_end_well = True
+
+    async def has_ended(self, patience_s: float) -> bool:
+        """Wait until the process has ended, for some time: a hanging disk prevents it."""
+        with trio.move_on_after(patience_s):
+            while self.pid is not None:
+                await trio.sleep(_POLL_S)  # another process: there is no event
+        return self.pid is None
 
     def end(self) -> None:
-        """Collect what a process that has ended has written."""
-        if self._child is not None:
-            self._child.close()
-            self.log_lines += self._child.stderr.seen
-            self._child = None
+        """Kill the process if it still runs, and collect what it has written."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if self._must_end_well and child.process.poll():
+            child.fail(f"{self.name}: SIGTERM ended it with exit code {child.process.returncode}")
+        child.close()
+        self.log_lines += child.stderr.seen
+        self._is_ending = self._must_end_well = False
 
     def log(self) -> list[str]:
         """Return the lines that its processes have printed to stderr."""
@@ -380,6 +384,7 @@ class Cluster:
             finally:
                 for member in self.every:
                     member.kill()
+                    member.end()
                     ((logs or member.data_path.parent) / f"{member.name}.log").write_text(
                         "\n".join(member.log())
                     )

@@ -1,4 +1,4 @@
-"""The long form of the faults of a cluster: each alone, and then random pairs, until the time is over.
+"""The long form of the faults of a cluster: each alone, then random pairs and storms, until the time is over.
 
 `FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` in all. `FAULT_SEED` determines the faults, but not their
 exact timing.
@@ -27,7 +27,7 @@ pytestmark = [
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 MINUTES = float(os.environ.get("CLUSTER_MINUTES", "20"))
 ONLY = os.environ.get("CLUSTER_FAULTS", "")
-"""Words in the names of the faults to choose from, separated by commas; empty: all."""
+"""Words in the names of the faults to choose from, separated by commas; empty: all. One fault alone is repeated."""
 PAIRS = os.environ.get("CLUSTER_PAIRS") == "1"
 """Random pairs only; otherwise each fault happens alone before."""
 DISK_BYTES = 1 << 30
@@ -93,9 +93,16 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
             keeps_log=shape.keeps_log,
         ) as drill:
             alone = [] if PAIRS else chance.sample(faults, len(faults))
-            pairs = [fault for fault in faults if fault.in_pairs]
+            together = [fault for fault in faults if fault.in_pairs]
             while time.monotonic() < until_s:
-                await drill.endure(*([alone.pop()] if alone else chance.sample(pairs, 2)))
+                if alone:
+                    await drill.endure(alone.pop())
+                elif len(together) == 1 or chance.random() < 0.7:
+                    first = chance.choice(together)
+                    others = [fault for fault in together if fault.fits(first)]
+                    await drill.endure(first, *chance.sample(others, min(1, len(others))))
+                else:
+                    await drill.storm(together, 60)
                 await drill.settle()
             verdict = await drill.finish()
     assert not verdict.wrong, verdict.described()
