@@ -220,7 +220,7 @@ class Server:
         """`OK`, or `NOK - ` and the error of the last write, why publishes are refused, or an unavailable topic."""
         room = self._folder.disk_reserve
         error = self.write_path.error or room.failed_with or room.shortage or self.checkpointer.error
-        error = error or (self.replication.refuses_because if self.replication is not None else "")
+        error = error or self.refuses_because
         error = error or self.broker.why_unavailable
         return f"NOK - {error}" if error else "OK"
 
@@ -229,6 +229,12 @@ class Server:
         self.broker.stopping = True
         self.sessions.abandon_all()
         self.write_path.abandon(error)
+
+    @property
+    def refuses_because(self) -> str:
+        """Why publishes are refused: a full disk, or too few members of the cluster in sync; empty: they are not."""
+        replicated = self.replication.refuses_because if self.replication is not None else ""
+        return replicated or self._folder.disk_reserve.closed_because
 
     async def stop(self) -> None:
         """Store pending publishes, close every client, save every state. Waits for the disk, never for a client.

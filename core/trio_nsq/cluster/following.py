@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -110,13 +111,30 @@ class Following:
         except ReplicaError as exc:
             raise StartupError(f"--data-path: {exc}") from exc
         try:
-            async with trio.open_nursery() as nursery:
-                epoch = await self._until_elected(nursery)
-                nursery.cancel_scope.cancel()
-            await trio.to_thread.run_sync(self._prepare, epoch)
+            while True:
+                async with trio.open_nursery() as nursery:
+                    epoch = await self._until_elected(nursery)
+                    nursery.cancel_scope.cancel()
+                if await self._is_prepared(epoch):
+                    return epoch
         finally:
             self._replica.close()
-        return epoch
+
+    async def _is_prepared(self, epoch: int) -> bool:
+        """Make the folder one that a broker opens. If that fails, as on a full disk, another member may lead."""
+        context = self._context
+        try:
+            await trio.to_thread.run_sync(self._prepare, epoch)
+        except (OSError, ReplicaError) as exc:
+            logger.error("this member was elected, and cannot use %s: %s", context.path, exc)
+            self.reason = str(exc)
+        else:
+            return True
+        with suppress(CoordinatorError, StateError):
+            await context.ask(context.coordinator.resign)
+        self._leader = None
+        await trio.sleep(RETRY_S)
+        return False
 
     def _open(self) -> Replica:
         replica = _MemberReplica.open(self._context.files, self._context.path)

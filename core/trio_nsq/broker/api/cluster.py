@@ -20,7 +20,7 @@ _NO_CLUSTER: Final = "NO_CLUSTER: this broker is not a member of a cluster; see 
 
 async def status(server: Server, request: Request) -> Response:
     """Return the cluster and its members."""
-    return Response.json(_control(server).status())
+    return Response.json(_control(server).status() | {"refuses_because": server.refuses_because})
 
 
 async def member(server: Server, request: Request) -> Response:
