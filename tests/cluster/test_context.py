@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from trio_nsq.access.secret import NO_SECRET
+from trio_nsq.broker.storage.data_folder import MEMBER_FILE
 from trio_nsq.cluster import context as contexts
 from trio_nsq.cluster.context import MemberContext
-from trio_nsq.cluster.membership import MEMBER_FILE, membership_of
+from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
 from trio_nsq.coordination import Candidate
 from trio_nsq.coordination.state import ClusterState, founded
@@ -51,7 +52,7 @@ def test_a_folder_knows_the_process_that_is_recorded_whenever_it_ends(
     assert three.candidate.instances == ("two", "three")
     assert json.loads((tmp_path / MEMBER_FILE).read_bytes())["instances"] == ["two", "three"]
     three.learn(recorded(three, "three"))
-    assert three.candidate.instances == ("three",)
+    assert list(three.candidate.instances) == ["three"]
 
 
 def test_an_older_folder_learns_nothing_from_a_process_that_it_does_not_know(
