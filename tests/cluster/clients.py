@@ -104,7 +104,7 @@ class Clients:
                 await client.send(command)
                 (frame,) = await client.frames()
                 if frame == (0, b"OK"):
-                    producer.acknowledge(numbers, sent_s, server())
+                    producer.acknowledge(numbers, sent_s, server)
                     await trio.sleep(self._pause_s)
                     continue
                 self._ledger.refusals[frame[1].decode(errors="replace")] += 1
@@ -147,7 +147,7 @@ class Clients:
             except (OSError, trio.BrokenResourceError, IndexError, ValueError):
                 return False  # there is no answer, or a part of one
             if status == 200:
-                producer.acknowledge(numbers, sent_s, "")
+                producer.acknowledge(numbers, sent_s, str)
                 return True
             self._ledger.refusals[answer.decode(errors="replace")] += 1
         return False

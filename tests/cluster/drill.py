@@ -17,6 +17,7 @@ from cluster.disks import Disk
 from cluster.engines import Engine
 from cluster.ledger import Epochs, Ledger, Verdict
 from cluster.members import Cluster, Member, NoAnswer
+from cluster.network import Network
 from cluster.stock import TOPIC as STOCK_TOPIC
 from cluster.stock import StockClients
 
@@ -69,6 +70,7 @@ class Drill:
         stock: StockClients | None,
         longest_s: float,
         keeps_log: bool,
+        network: Network | None,
     ) -> None:
         self.chance = random.Random(seed)
         kept = ["--retention-time=forever"] if keeps_log else []
@@ -77,7 +79,9 @@ class Drill:
         self.together = 1
         self._to_start: list[Member] = []
         self.engine = engine
-        self.cluster = Cluster(engine, *flags, *kept, *(stock.flags if stock is not None else ()))
+        self.cluster = Cluster(
+            engine, *flags, *kept, *(stock.flags if stock is not None else ()), network=network
+        )
         self._mounted = mounted
         self._stock = stock
         self._longest_s = longest_s
@@ -169,7 +173,9 @@ class Drill:
 
         def answered() -> bool:
             new = ledger.answers[answers:]
-            return any(answer.server != name and (name or answer.sent_s >= began_s) for answer in new)
+            return any(
+                answer.server not in ("", name) and (name or answer.sent_s >= began_s) for answer in new
+            )
 
         with self.cluster.patience(
             f"no OK and no delivery of another member than {name or 'none'}", self.described
@@ -380,6 +386,7 @@ async def drilling(
     stock: StockClients | None = None,
     longest_s: float = 0.0,
     keeps_log: bool = True,
+    network: Network | None = None,
 ) -> AsyncIterator[Drill]:
     """Run a cluster with clients, until the end of the block.
 
@@ -392,8 +399,11 @@ async def drilling(
         stock: Clients of others.
         longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
         keeps_log: Whether messages stay in the log, where the checks at the end look for them.
+        network: See `Cluster`.
     """
-    drill = Drill(folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s, keeps_log)
+    drill = Drill(
+        folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s, keeps_log, network
+    )
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths, folder), trio.open_nursery() as nursery:

@@ -30,14 +30,17 @@ class Answer(NamedTuple):
 
     Attributes:
         sent_s, at_s: When the command was sent, and when its OK was read.
-        server: The member that has answered; empty: unknown.
-        topic: Of the publish.
+        served_by: Returns the member that has answered; it may be known later only. Empty: unknown.
     """
 
     sent_s: float
     at_s: float
-    server: str
-    topic: str
+    served_by: Callable[[], str]
+
+    @property
+    def server(self) -> str:
+        """The member that has answered."""
+        return self.served_by()
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,34 @@ class _Last:
     attempts: int
     finished_s: float | None = None
     is_requeued: bool = False
+
+
+class _Again(NamedTuple):
+    """A delivery of a message that had been delivered before.
+
+    Attributes:
+        is_durable: Its FIN was stored by all members in sync.
+        before: The delivery before; None: it was finished, durably.
+        ended_s: When the connection of that one had ended; None: it was open.
+        now: The delivery.
+    """
+
+    number: int
+    is_durable: bool
+    before: _Last | None
+    ended_s: float | None
+    now: _Last
+
+    def __str__(self) -> str:
+        told = f"delivered by {self.now.by.server()} at {self.now.at_s:.3f} (attempt {self.now.attempts})"
+        if self.before is None:
+            return told
+        finished = f"; FIN at {self.before.finished_s:.3f}" if self.before.finished_s is not None else ""
+        ended = f"; its connection ended at {self.ended_s:.3f}" if self.ended_s is not None else ""
+        return (
+            f"{told}, before by {self.before.by.server()} at {self.before.at_s:.3f} (attempt {self.before.attempts})"
+            f"{finished}{ended}"
+        )
 
 
 class LogEntry(NamedTuple):
@@ -123,13 +154,13 @@ class Epochs:
             for leader in self.leaders[epoch]:
                 for name in self.names.get(leader, {leader}):
                     led[name].append(epoch)
-        by_sent = sorted(answers)
+        by_sent = sorted((each for each in answers if each.server), key=lambda each: each.sent_s)
         pending = sorted(by_sent, key=lambda each: each.at_s)
-        assigned: dict[Answer, int] = {}
+        assigned: dict[int, int] = {}
         floor, done = 0, 0
         for answer in by_sent:
             while done < len(pending) and pending[done].at_s < answer.sent_s:
-                floor = max(floor, assigned.get(pending[done], 0))
+                floor = max(floor, assigned.get(id(pending[done]), 0))
                 done += 1
             possible = [
                 epoch
@@ -137,7 +168,7 @@ class Epochs:
                 if epoch >= floor and self.absent_s.get(epoch, 0.0) <= answer.at_s
             ]
             if possible:
-                assigned[answer] = possible[0]
+                assigned[id(answer)] = possible[0]
             else:
                 wrong.append(
                     f"{answer.server} answered OK at {answer.at_s:.3f} to a publish of {answer.sent_s:.3f}, when epoch "
@@ -219,13 +250,13 @@ class Producer:
         self._ledger.notify()
         return range(start, start + count)
 
-    def acknowledge(self, numbers: range, sent_s: float, server: str) -> None:
+    def acknowledge(self, numbers: range, sent_s: float, served_by: Callable[[], str]) -> None:
         """Record an OK."""
         at_s = time.monotonic()
         self._ledger.store(_ENTRY.pack(numbers.start, len(numbers), sent_s, at_s))
         at = numbers.start - self.first
         self.acknowledged[at : at + len(numbers)] = b"\1" * len(numbers)
-        self._ledger.add_answer(Answer(sent_s, at_s, server, self.topic), len(numbers))
+        self._ledger.add_answer(Answer(sent_s, at_s, served_by), len(numbers))
 
 
 class Ledger:
@@ -235,7 +266,7 @@ class Ledger:
         file: Gets what is acknowledged, before it counts.
 
     Attributes:
-        answers: All OKs whose server is known.
+        answers: All OKs.
         acknowledged: The number of messages.
         deliveries: How often each member has delivered.
         refusals: The refused publishes, by the error.
@@ -274,8 +305,7 @@ class Ledger:
         self._file.write(entry)
 
     def add_answer(self, answer: Answer, messages: int) -> None:
-        if answer.server:
-            self.answers.append(answer)
+        self.answers.append(answer)
         self.acknowledged += messages
         self.notify()
 
@@ -405,9 +435,7 @@ class Channel:
         self._ledger = ledger
         self._kept: dict[int, _Kept] = {}
         self._last: dict[int, _Last] = {}  # without those that are durable
-        self._again = self._forgotten = 0
-        self._oldest_forgotten_s = 0.0
-        self._suspects: list[tuple[float, float, str]] = []
+        self._again: list[_Again] = []
         self._wrong: list[str] = []
 
     def deliver(self, body: bytes, message_id: bytes, attempts: int, stamp_ns: int, by: Attachment) -> int:
@@ -426,7 +454,9 @@ class Channel:
             known = kept.ids[at], kept.stamps[at]
             if known != found:
                 self._wrong.append(f"{self}: message {number}: id and timestamp were {known}, are {found}")
-            self._note_again(number, bool(kept.is_durable[at]), self._last.get(number), now)
+            before = self._last.get(number)
+            ended_s = None if before is None else before.by.ended_s
+            self._again.append(_Again(number, bool(kept.is_durable[at]), before, ended_s, now))
         self._last[number] = now
         self._ledger.deliveries[by.server()] += 1
         self._ledger.notify()
@@ -460,48 +490,13 @@ class Channel:
         kept.widen(at + 1)
         return kept, at
 
-    def _note_again(self, number: int, is_durable: bool, before: _Last | None, now: _Last) -> None:
-        self._again += 1
-        text = f"{self}: message {number} was delivered again by {now.by.server()} (attempt {now.attempts})"
-        if before is None:
-            assert is_durable
-            self._wrong.append(f"{text}, after its FIN was on stable storage of all members in sync")
-            return
-        text += (
-            f" at {now.at_s:.3f}, after a delivery by {before.by.server()} at {before.at_s:.3f} "
-            f"(attempt {before.attempts})"
-        )
-        if is_durable:
-            self._wrong.append(f"{text}, and a durable FIN before that")
-            return
-        if before.is_requeued:
-            return
-        ended_s = before.by.ended_s
-        is_over = ended_s is not None
-        failed_over = before.by.server() != now.by.server()
-        if before.finished_s is None:
-            if not (is_over or failed_over):
-                self._wrong.append(f"{text}, whose consumer is connected and has not answered")
-            return
-        text += f" and its FIN at {before.finished_s:.3f}"
-        if not (is_over or failed_over):
-            self._wrong.append(f"{text}; the connection has not ended")
-            return
-        if before.finished_s <= before.by.read_until_s and not failed_over:
-            self._suspects.append((before.finished_s, now.at_s, text))
-        self._forgotten += 1
-        age_s = (now.at_s if ended_s is None else ended_s) - before.finished_s
-        self._oldest_forgotten_s = max(self._oldest_forgotten_s, age_s)
-
     def judge(self, verdict: Verdict, log: dict[int, LogEntry] | None, epochs: Epochs | None) -> None:
         """Add what is wrong with this channel, after it is empty; None: the log was not kept."""
-        verdict.again += self._again
-        verdict.forgotten += self._forgotten
-        verdict.oldest_forgotten_s = max(verdict.oldest_forgotten_s, self._oldest_forgotten_s)
+        verdict.again += len(self._again)
         verdict.wrong += self._wrong
-        for finished_s, again_s, text in self._suspects:
-            if epochs is not None and not epochs.began_between(finished_s, again_s):
-                verdict.wrong.append(f"{text}; its server has read it, and led all the time")
+        for again in self._again:
+            if reason := self._judge_again(verdict, again, epochs):
+                verdict.wrong.append(f"{self}: message {again.number}, {again}: {reason}")
         due = set(self._ledger.acknowledged_in(self.topic))
         verdict.copies += len(due)
         delivered = set(self._delivered())
@@ -509,6 +504,27 @@ class Channel:
             self._judge_message(verdict, number, None if log is None else log[number])
         for number in () if log is None else sorted(delivered - log.keys()):
             verdict.wrong.append(f"{self}: message {number} was delivered, and the log does not have it")
+
+    def _judge_again(self, verdict: Verdict, again: _Again, epochs: Epochs | None) -> str:
+        """Return why a message must not have been delivered again; empty: it is explained."""
+        before, now = again.before, again.now
+        if again.is_durable or before is None:
+            return "all members in sync had stored its FIN"
+        if before.is_requeued:
+            return ""
+        is_over = again.ended_s is not None
+        failed_over = before.by.server() != now.by.server()
+        if before.finished_s is None:
+            return "" if is_over or failed_over else "its consumer was connected and had not answered"
+        if not (is_over or failed_over):
+            return "the connection had not ended"
+        was_read = before.finished_s <= before.by.read_until_s and not failed_over
+        if was_read and epochs is not None and not epochs.began_between(before.finished_s, now.at_s):
+            return "the server had read its FIN, and led all the time"
+        verdict.forgotten += 1
+        age_s = (now.at_s if again.ended_s is None else again.ended_s) - before.finished_s
+        verdict.oldest_forgotten_s = max(verdict.oldest_forgotten_s, age_s)
+        return ""
 
     def _delivered(self) -> Iterator[int]:
         for index, kept in self._kept.items():

@@ -163,6 +163,7 @@ class Gateway:
 
     Args:
         target: `host:port` of the process.
+        host: The address to listen on.
         link_of: Returns the link of a connection from this port of loopback to the gateway's own port.
         forwarded: Called with the IP address of a client whose connection another member forwards here, and with a
             number that ascends with the time of the forwarding: a link that was stalled passes it on later.
@@ -176,16 +177,18 @@ class Gateway:
         target: str,
         link_of: Callable[[int, int], Link],
         forwarded: Callable[[str, int], None] = lambda address, number: None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.target = target
         (self.port,) = free_ports(1)
-        self.address = f"127.0.0.1:{self.port}"
+        self.host = host
+        self.address = f"{host}:{self.port}"
         self._link_of = link_of
         self._forwarded = forwarded
 
     async def serve(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
-        await trio.serve_tcp(self._accept, self.port, host="127.0.0.1", task_status=task_status)
+        await trio.serve_tcp(self._accept, self.port, host=self.host, task_status=task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         number = next(_accepted)

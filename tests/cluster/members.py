@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ import trio
 from broker.support import PATIENCE_S
 from cluster.engines import CLUSTER, Engine
 from cluster.links import Gateway, Link, owner_of
+from cluster.network import LossyLink, Network, Place
 from faults.scenario import http
 from interop.peers import Child, free_ports
 
@@ -24,6 +26,7 @@ _FLAGS = (
     f"--checkpoint-interval={CHECKPOINT_INTERVAL_MS}ms",
     "--max-bytes-per-file=200000",
 )
+_NEW_CLIENT = re.compile(r"(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) INFO: TCP: new client\(([^:]*):\d+\)")
 _ASK_S = 2.0
 _POLL_S = 0.05
 _PATIENCE_S = 2 * PATIENCE_S
@@ -39,6 +42,7 @@ class Member:
     Args:
         flags: Returns further options of `qcli serve`, when it is started.
         environment: Further variables.
+        place: Where it runs; None: in the same network as the tests.
 
     Attributes:
         name: `m0`, `m1`...
@@ -48,11 +52,19 @@ class Member:
     """
 
     def __init__(
-        self, name: str, data_path: Path, flags: Callable[[], list[str]], environment: dict[str, str]
+        self,
+        name: str,
+        data_path: Path,
+        flags: Callable[[], list[str]],
+        environment: dict[str, str],
+        place: Place | None = None,
     ) -> None:
         self.name = name
         self.data_path = data_path
-        self.tcp_address, self.http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.place = place
+        self.host = "127.0.0.1" if place is None else place.host
+        self._ports = free_ports(2)
+        self.tcp_address, self.http_address = (f"{self.host}:{port}" for port in self._ports)
         self.gateways: list[Gateway] = []
         self.folder_id = ""
         self.folder_ids: set[str] = set()
@@ -61,6 +73,14 @@ class Member:
         self._environment = environment
         self._child: Child | None = None
         self._is_ending = self._must_end_well = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def announced_http(self) -> str:
+        """Where other members reach its HTTP port."""
+        return self.gateways[1].address if self.gateways else self.http_address
 
     @property
     def pid(self) -> int | None:
@@ -82,16 +102,18 @@ class Member:
         """Start the process. It need not answer yet."""
         assert self.pid is None
         self.end()
-        tcp, web = self.gateways
+        tcp, web = [gateway.port for gateway in self.gateways] or self._ports
+        inside = [] if self.place is None else ["ip", "netns", "exec", self.place.namespace]
         self._child = Child(
             [
+                *inside,
                 *(sys.executable, "-m", "qcli", "serve", f"--cluster={CLUSTER}"),
                 f"--data-path={self.data_path}",
                 f"--tcp-address={self.tcp_address}",
                 f"--http-address={self.http_address}",
-                "--broadcast-address=127.0.0.1",
-                f"--broadcast-tcp-port={tcp.port}",
-                f"--broadcast-http-port={web.port}",
+                f"--broadcast-address={self.host}",
+                f"--broadcast-tcp-port={tcp}",
+                f"--broadcast-http-port={web}",
                 *self._flags(),
             ],
             self._environment,
@@ -162,6 +184,7 @@ class Cluster:
     Args:
         engine: Coordinates them.
         flags: Further options of `qcli serve`.
+        network: Where members have namespaces; None: their links are proxies.
 
     Attributes:
         members: Those that clients use.
@@ -169,15 +192,17 @@ class Cluster:
         every: All that there were.
     """
 
-    def __init__(self, engine: Engine, *flags: str) -> None:
+    def __init__(self, engine: Engine, *flags: str, network: Network | None = None) -> None:
         self.engine = engine
         self.members: list[Member] = []
         self.every: list[Member] = []
         self.guests: list[Member] = []
-        self._served_by: dict[str, tuple[int, Member]] = {}
+        self._served_by: dict[str, tuple[str, Member]] = {}
         self._names = itertools.count()
         self._flags = flags
         self._links: dict[tuple[str, str], Link] = {}
+        self._network = network
+        self._looked: dict[Member, int] = {}
         self._addresses = itertools.count()
         self._nursery: trio.Nursery
 
@@ -189,17 +214,19 @@ class Cluster:
         environment: dict[str, str] = {}
         address = ""
         if self.engine.address:
-            gateway = Gateway(self.engine.address, lambda port, to: self.link(name, ENGINE))
+            host = "127.0.0.1" if self._network is None else self._network.host
+            gateway = Gateway(self.engine.address, lambda port, to: self.link(name, ENGINE), host=host)
             await self._nursery.start(gateway.serve)
             address = gateway.address
             environment = self.engine.environment(address)
 
         def flags() -> list[str]:
-            others = [each.gateways[1].address for each in self.members if each.name != name]
+            others = [each.announced_http for each in self.members if each.name != name]
             return [f"--coordinator={self.engine.url(address, others)}", *_FLAGS, *self._flags]
 
-        member = Member(name, data_path, flags, environment)
-        for target in (member.tcp_address, member.http_address):
+        place = None if self._network is None else self._network.add()
+        member = Member(name, data_path, flags, environment, place)
+        for target in (member.tcp_address, member.http_address) if place is None else ():
             gateway = Gateway(target, self._finder(member), self._forwards_to(member))
             await self._nursery.start(gateway.serve)
             member.gateways.append(gateway)
@@ -212,25 +239,26 @@ class Cluster:
             known = [*self.members, *self.guests]
             pids = {each.pid: each for each in known if each.pid is not None}
             owner = owner_of(port, to_port, pids)
-            return self.link(CLIENTS if owner is None else pids[owner].name, target.name)
+            return self.link(CLIENTS if owner is None else pids[owner], target)
 
         return find
 
     def _forwards_to(self, target: Member) -> Callable[[str, int], None]:
-        def note(address: str, number: int) -> None:
-            before = self._served_by.get(address)
-            if before is None or before[0] < number:
-                self._served_by[address] = number, target
+        return lambda address, number: self._note_server(address, f"{number:09}", target)
 
-        return note
-
-    def link(self, source: "Member | str", target: "Member | str") -> Link:
+    def link(self, source: Member | str, target: Member | str) -> Link:
         """Return the link from a member, or `CLIENTS`, to a member, or `ENGINE`."""
-        names = tuple(each if isinstance(each, str) else each.name for each in (source, target))
-        source_name, target_name = names
-        return self._links.setdefault(
-            (source_name, target_name), Link(f"from {source_name} to {target_name}")
-        )
+        ends = str(source), str(target)
+        if ends not in self._links:
+            self._links[ends] = self._make_link(source, target)
+        return self._links[ends]
+
+    def _make_link(self, source: Member | str, target: Member | str) -> Link:
+        if self._network is not None and isinstance(source, Member) and isinstance(target, Member):
+            assert source.place is not None
+            assert target.place is not None
+            return LossyLink(source.place, target.place)
+        return Link(f"from {source} to {target}")
 
     def links(self, one: Member, other: Member) -> tuple[Link, Link]:
         """Return the links between two members."""
@@ -242,13 +270,32 @@ class Cluster:
             link.mend()
 
     def new_address(self) -> str:
-        """Return an IP address of loopback for one connection of a client, so that `server_of` knows it."""
+        """Return an IP address for one connection of a client, so that `server_of` knows it."""
         number = next(self._addresses)
+        if self._network is not None:
+            return f"{self._network.clients}.{128 + number // 250 % 125}.{1 + number % 250}"
         return f"127.{1 + number // 250**2}.{number // 250 % 250}.{1 + number % 250}"
 
     def server_of(self, member: Member, address: str) -> str:
-        """Return the name of the member that serves a client, which has connected to a member from an address."""
-        return self._served_by.get(address, (0, member))[1].name
+        """Return the name of the member that serves a client, which has connected to a member from an address.
+
+        In a network of namespaces this is known somewhat later: the leader logs its clients.
+        """
+        if self._network is not None:
+            self._read_logs()
+        return self._served_by.get(address, ("", member))[1].name
+
+    def _read_logs(self) -> None:
+        for member in self.every:
+            lines = member.log()
+            for line in lines[self._looked.get(member, 0) :]:
+                if found := _NEW_CLIENT.search(line):
+                    self._note_server(found[2], found[1], member)
+            self._looked[member] = len(lines)
+
+    def _note_server(self, address: str, order: str, member: Member) -> None:
+        if order > self._served_by.get(address, ("", member))[0]:
+            self._served_by[address] = order, member
 
     def names(self) -> dict[str, set[str]]:
         """Return the names of the members that have run on each data folder, by its id."""

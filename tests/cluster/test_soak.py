@@ -17,6 +17,7 @@ from cluster.disks import disks
 from cluster.drill import drilling
 from cluster.engines import bucket_engine, etcd_engine
 from cluster.faults import FAULTS, Fault
+from cluster.network import network
 from cluster.stock import stock_clients
 
 pytestmark = [
@@ -42,9 +43,11 @@ class Shape(NamedTuple):
     min_in_sync: int = 1
     has_disks: bool = False
     keeps_log: bool = True
+    has_network: bool = False
 
     def __str__(self) -> str:
         disks = " on small disks" if self.has_disks else ""
+        disks += " in a network" if self.has_network else ""
         log = "" if self.keeps_log else " without retention"
         return f"{self.members} members with {self.kind}{disks}{log}, {self.min_in_sync} in sync"
 
@@ -56,6 +59,7 @@ SHAPES = [
     Shape("bucket", 3, min_in_sync=2, keeps_log=False),
     Shape("etcd", 3, min_in_sync=2),
     Shape("bucket", 3),
+    Shape("etcd", 3, has_network=True),
 ]
 
 
@@ -78,7 +82,9 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
     with ExitStack() as stack:
         engine = stack.enter_context(ENGINES[shape.kind](tmp_path / shape.kind))
         mounted = stack.enter_context(disks(tmp_path, shape.members if shape.has_disks else 0, DISK_BYTES))
-        stock = stack.enter_context(stock_clients())
+        # The clients of others ask a discovery service, which members in namespaces do not reach.
+        net = stack.enter_context(network()) if shape.has_network else None
+        stock = stack.enter_context(stock_clients()) if net is None else None
         async with drilling(
             tmp_path,
             engine,
@@ -91,6 +97,7 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
             largest=100,
             longest_s=15,
             keeps_log=shape.keeps_log,
+            network=net,
         ) as drill:
             alone = [] if PAIRS else chance.sample(faults, len(faults))
             together = [fault for fault in faults if fault.in_pairs]
