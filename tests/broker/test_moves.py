@@ -118,7 +118,10 @@ async def test_deferred_messages_keep_their_due_time(tmp_path: Path) -> None:
         await mover.drain()
         await mover.all()
         after = {each["body"]: each["due_ns"] for each in await waiting(target, "t", "c")}
-        assert after == before
+        # The machine's clock may be corrected by milliseconds meanwhile, and brokers keep due times by it.
+        assert after == {
+            body: None if due is None else pytest.approx(due, abs=10**9) for body, due in before.items()
+        }
         assert len(await waiting(target, "t", "d")) == 6
         assert (await source.channel("t", "c"))["deferred_count"] == 0
 
