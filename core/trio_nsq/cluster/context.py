@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,17 @@ from typing import Any, Final, TypeVar
 import trio
 
 from ..access.secret import Secret
-from ..coordination import Candidate, ClusterState, Coordinator, Observation
+from ..coordination import (
+    Candidate,
+    ClusterState,
+    Coordinator,
+    CoordinatorError,
+    LeadershipLost,
+    Observation,
+    StateError,
+)
 from ..log import Files
+from ..platform.boot_clock import boot_time_s
 from ..replication.follower import INSTANCE
 from .membership import Membership
 from .options import ClusterOptions
@@ -21,6 +31,8 @@ _T = TypeVar("_T")
 
 RETRY_S: Final = 1.0
 """The pause before a coordinator that does not answer is asked again."""
+OPENING_S: Final = 600.0
+"""A member that does not open its folder in this time loses its lease."""
 WAIT_S: Final = 5.0
 """The longest wait for a change at the coordinator."""
 
@@ -72,6 +84,8 @@ class MemberContext:
         self.times_led = 0
         self.is_saved = is_saved
         self._limiter = trio.CapacityLimiter(1)
+        self._calls = threading.Lock()  # held during each call of the coordinator
+        self._opened = threading.Event()
 
     @property
     def folder(self) -> str:
@@ -104,7 +118,34 @@ class MemberContext:
 
     async def ask(self, call: Callable[..., _T], *args: Any, **named: Any) -> _T:
         """Call the coordinator in a thread, one call at a time. A cancellation waits for the answer."""
-        return await trio.to_thread.run_sync(partial(call, *args, **named), limiter=self._limiter)
+
+        def ask() -> _T:
+            with self._calls:
+                return call(*args, **named)
+
+        return await trio.to_thread.run_sync(ask, limiter=self._limiter)
+
+    def keep_lease(self) -> None:
+        """Renew the lease in a thread until `end_keeping`: the event loop opens many topics, which may take long."""
+        self._opened = opened = threading.Event()
+        coordinator, until_s = self.coordinator, boot_time_s() + OPENING_S
+
+        def renew() -> None:
+            while not opened.wait(coordinator.renew_every_s) and boot_time_s() < until_s:
+                with self._calls:
+                    try:
+                        if not opened.is_set():
+                            coordinator.renew()
+                    except LeadershipLost:
+                        return  # the next call of the leader finds out, too
+                    except (CoordinatorError, StateError):
+                        pass  # it is tried again
+
+        threading.Thread(target=renew, name="trio_nsq lease", daemon=True).start()
+
+    def end_keeping(self) -> None:
+        """End the thread of `keep_lease`, if there is one."""
+        self._opened.set()
 
     async def wait_for_change(self, seen: Observation | None) -> Observation:
         """Return what the coordinator says when it has changed, or after some seconds; at once without `seen`.

@@ -27,6 +27,8 @@ logger = logging.getLogger("trio_nsq.cluster")
 
 _SILENCE_S: Final = 5.0
 """A leader that sends nothing for this time is not followed any longer."""
+_LINK_S: Final = _SILENCE_S + 1.0
+"""A link that does not come about ends in this time."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 REPLICATE = "/cluster/replicate"
 NOT_ASKED = "the coordinator was not asked yet"
@@ -71,6 +73,7 @@ class Following:
         self._replica: Replica | None = None
         self._leader: LeaderTarget | None = None
         self._linking = trio.Lock()
+        self._is_confirmed = False
         self._promotion: _Promotion | None = None
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
@@ -123,13 +126,16 @@ class Following:
     async def _is_prepared(self, epoch: int) -> bool:
         """Make the folder one that a broker opens. If that fails, as on a full disk, another member may lead."""
         context = self._context
+        logger.info("this member is elected, epoch %d: it opens %s", epoch, context.path)
+        context.keep_lease()
         try:
             await trio.to_thread.run_sync(self._prepare, epoch)
-        except (OSError, ReplicaError) as exc:
+        except (OSError, ReplicaError, NotInSync) as exc:
             logger.error("this member was elected, and cannot use %s: %s", context.path, exc)
             self.reason = str(exc)
         else:
             return True
+        context.end_keeping()
         with suppress(CoordinatorError, StateError):
             await context.ask(context.coordinator.resign)
         self._leader = None
@@ -148,6 +154,9 @@ class Following:
         replica = self._replica = self._open()
         if replica.position is not None:
             replica.end(partial(self._finish, epoch))
+        elif replica.is_incomplete or (context.membership.is_copy and not self._is_confirmed):
+            # A catch-up has begun after the folder was looked at.
+            raise NotInSync("the folder has not caught up with a leader: messages are missing in it")
         else:
             context.save(epoch=epoch, is_copy=False)
 
@@ -244,14 +253,22 @@ class Following:
         promotion = self._promotion
         if promotion is None and (self.is_connected or (seen.is_held and not self._is_named(seen))):
             return None
+        # No catch-up may begin while the folder is a candidate.
+        with trio.move_on_after(_LINK_S) as waiting:
+            await self._linking.acquire()
+        if waiting.cancelled_caught:
+            return None
+        self._is_confirmed = promotion is not None
         try:
-            epoch = await self._win(seen, is_confirmed=promotion is not None)
+            epoch = await self._win(seen, is_confirmed=self._is_confirmed)
             refusal = "" if epoch is not None else "another member leads"
         except StateError as exc:
             epoch, refusal = None, str(exc)
             if refusal != self.reason:
                 logger.warning("this member cannot lead: %s", refusal)
             self.reason = refusal
+        finally:
+            self._linking.release()
         if promotion is not None:
             promotion.refusal, self._promotion = refusal, None
             promotion.done.set()

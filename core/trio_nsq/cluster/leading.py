@@ -69,6 +69,7 @@ class Leading:
                 with self._serving:
                     await serve()
             finally:
+                self._context.end_keeping()
                 keeping.cancel()
                 with trio.CancelScope(shield=True):
                     await self._resign()

@@ -184,6 +184,7 @@ class Member:
                         lock=self._lock,
                     )
                 )
+                self._context.end_keeping()
                 # Now: clients of the former leader that look for a broker find this one.
                 self._front.end_forwarded(itself)
                 self._run_hook(hooks, self._context.options.on_leader, "leader")
