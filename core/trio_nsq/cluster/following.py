@@ -253,22 +253,19 @@ class Following:
         promotion = self._promotion
         if promotion is None and (self.is_connected or (seen.is_held and not self._is_named(seen))):
             return None
-        # No catch-up may begin while the folder is a candidate.
-        with trio.move_on_after(_LINK_S) as waiting:
-            await self._linking.acquire()
-        if waiting.cancelled_caught:
-            return None
-        self._is_confirmed = promotion is not None
-        try:
-            epoch = await self._win(seen, is_confirmed=self._is_confirmed)
-            refusal = "" if epoch is not None else "another member leads"
-        except StateError as exc:
-            epoch, refusal = None, str(exc)
-            if refusal != self.reason:
-                logger.warning("this member cannot lead: %s", refusal)
-            self.reason = refusal
-        finally:
-            self._linking.release()
+        if self.is_connected:
+            epoch, refusal = None, "this member follows a leader, which runs: stop that one first"
+        else:
+            # No catch-up may begin while the folder is a candidate.
+            with trio.move_on_after(_LINK_S) as waiting:
+                await self._linking.acquire()
+            if waiting.cancelled_caught:
+                return None  # a link has come about meanwhile, or ends: see what the coordinator says then
+            self._is_confirmed = promotion is not None
+            try:
+                epoch, refusal = await self._win()
+            finally:
+                self._linking.release()
         if promotion is not None:
             promotion.refusal, self._promotion = refusal, None
             promotion.done.set()
@@ -279,18 +276,27 @@ class Following:
         is_static, state = isinstance(self._context.coordinator, StaticCoordinator), seen.state
         return is_static and state is not None and self._context.folder in (state.leader, state.successor)
 
-    async def _win(self, seen: Observation, *, is_confirmed: bool) -> int | None:
+    async def _win(self) -> tuple[int | None, str]:
+        """Return the epoch if this member is elected, and otherwise why not."""
+        try:
+            epoch = await self._elected()
+        except StateError as exc:
+            if (refusal := str(exc)) != self.reason:
+                logger.warning("this member cannot lead: %s", refusal)
+            self.reason = refusal
+            return None, refusal
+        return epoch, "" if epoch is not None else "another member leads"
+
+    async def _elected(self) -> int | None:
         """Return the epoch if this member is elected. Raises StateError: it may not lead."""
         context = self._context
         coordinator = context.coordinator
-        if not self._is_whole and not (is_confirmed and self._is_complete):
+        if not self._is_whole and not (self._is_confirmed and self._is_complete):
             raise NotInSync("the folder has not caught up with a leader: messages are missing in it")
         await trio.to_thread.run_sync(context.save)
-        if not is_confirmed:
+        if not self._is_confirmed:
             return await context.ask(coordinator.campaign, context.candidate)
         if isinstance(coordinator, StaticCoordinator):
-            if self.is_connected:
-                raise NotInSync("this member follows a leader, which runs: stop that one first")
             return await context.ask(coordinator.promote, context.candidate)
         return await context.ask(coordinator.campaign, context.candidate, found=True)
 
