@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,19 +16,19 @@ from trio_nsq.replication.operations import is_shared
 _PAGE = 20_000
 
 
-async def read_log(address: str, topic: str, page: int = _PAGE) -> list[LogEntry]:
-    """Return the whole log of a topic, by the HTTP API of a member."""
-    entries: list[LogEntry] = []
+async def read_log(address: str, topic: str, page: int = _PAGE) -> AsyncIterator[list[LogEntry]]:
+    """Yield the whole log of a topic, some entries at a time, by the HTTP API of a member."""
+    start: int | str = "earliest"
     async with httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client:
         while True:
-            start = entries[-1].sequence + 1 if entries else "earliest"
             query: dict[str, str | int] = {"topic": topic, "from": start, "max_messages": page}
             answer = await client.get("/topic/read", params=query)
             assert answer.status_code == 200, answer.text
-            found = [_entry(line) for line in answer.content.splitlines()]
-            entries += found
-            if not found:
-                return entries
+            entries = [_entry(line) for line in answer.content.splitlines()]
+            if not entries:
+                return
+            yield entries
+            start = entries[-1].sequence + 1
 
 
 def _entry(line: bytes) -> LogEntry:

@@ -1,9 +1,10 @@
 """Clients of a cluster, which record what they see in a ledger: through any member's address, with retries."""
 
 import itertools
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from struct import pack, unpack
@@ -22,10 +23,16 @@ _ANSWER_S = 4.0
 _RETRY_S = 0.05
 _OPERATOR_S = 0.3
 _READY_COUNT = 200
+_MOST_WAITING = 50_000
 _HEARTBEAT_MS = 1000
 _SILENCE_NS = 4 * _HEARTBEAT_MS * MS
 _MSG_TIMEOUT_MS = 15 * 60_000
 """Longer than a test: no message is delivered again because its time is over."""
+
+
+def short_body_of(number: int) -> bytes:
+    """Return the body of a small message by its number, as `body_of` does for others."""
+    return b"%09d small" % number
 
 
 @dataclass(eq=False)
@@ -71,28 +78,45 @@ class Clients:
 
     async def publish(self, topic: str) -> None:
         """Publish single messages and batches, until `end_publishing`."""
-        producer = self._ledger.new_producer(topic)
+        await self._publish(self._ledger.new_producer(topic), (1, 1, 2, self._largest))
+
+    async def publish_much(self, topic: str) -> None:
+        """Publish batches of many small messages, as fast as consumers get them, until `end_publishing`."""
+        await self._publish(self._ledger.new_producer(topic, short_body_of), range(100, 201), _MOST_WAITING)
+
+    async def _publish(
+        self, producer: Producer, sizes: Sequence[int], most_waiting: float = math.inf
+    ) -> None:
         self._publishing += 1
         try:
             while not self._ending.is_set():
                 member, address = self._chance.choice(self._cluster.members), self._cluster.new_address()
                 try:
                     async with connection(member.tcp_address, address) as client:
-                        await self._publish_by(
-                            client, partial(self._cluster.server_of, member, address), producer
-                        )
+                        server = partial(self._cluster.server_of, member, address)
+                        await self._publish_by(client, server, producer, sizes, most_waiting)
                 except Gone:
                     await trio.sleep(_RETRY_S)
         finally:
             self._publishing -= 1
             self._ledger.notify()
 
-    async def _publish_by(self, client: Client, server: Callable[[], str], producer: Producer) -> None:
+    async def _publish_by(
+        self,
+        client: Client,
+        server: Callable[[], str],
+        producer: Producer,
+        sizes: Sequence[int],
+        most_waiting: float,
+    ) -> None:
         for _ in range(self._chance.choice((5, 50, 1000))):
+            await self._ledger.until(
+                lambda: self._ending.is_set() or self._ledger.waiting_in(producer.topic) <= most_waiting
+            )
             if self._ending.is_set():
                 return
-            numbers = producer.take(self._chance.choice((1, 1, 2, self._largest)))
-            bodies = [body_of(number) for number in numbers]
+            numbers = producer.take(self._chance.choice(sizes))
+            bodies = [producer.body(number) for number in numbers]
             command = mpub(producer.topic, *bodies)
             if len(bodies) == 1:
                 defer_ms = self._chance.choice((0, 0, 0, 500))

@@ -15,7 +15,7 @@ from cluster.checker import differences, read_log
 from cluster.clients import Clients
 from cluster.disks import Disk
 from cluster.engines import Engine
-from cluster.ledger import Epochs, Ledger, Verdict
+from cluster.ledger import Epochs, Ledger, Log, Verdict
 from cluster.members import Cluster, Member, NoAnswer
 from cluster.network import Network
 from cluster.stock import TOPIC as STOCK_TOPIC
@@ -123,7 +123,7 @@ class Drill:
 
     # ------------------------------------------------------------------ load
 
-    async def begin(self, nursery: trio.Nursery, publishers: int) -> None:
+    async def begin(self, nursery: trio.Nursery, publishers: int, much: int) -> None:
         """Create topics and channels, and start the clients."""
         nursery.start_soon(self.engine.watch, self.epochs)
         await self.admit("/topic/create", topic=TOPIC)
@@ -133,6 +133,8 @@ class Drill:
             nursery.start_soon(self.clients.consume, self.ledger.channel(TOPIC, name))
         for _ in range(publishers):
             nursery.start_soon(self.clients.publish, TOPIC)
+        for _ in range(much):
+            nursery.start_soon(self.clients.publish_much, TOPIC)
         nursery.start_soon(self.clients.publish_once, ONCE_TOPIC, "numbered")
         nursery.start_soon(self.clients.operate)
         if self._stock is not None:
@@ -303,7 +305,9 @@ class Drill:
         leader = await self.cluster.wait_in_sync()
         logs = {}
         for topic in (TOPIC, ONCE_TOPIC) if self._keeps_log else ():
-            logs[topic] = await read_log(leader.http_address, topic)
+            logs[topic] = Log(self.ledger, topic)
+            async for entries in read_log(leader.http_address, topic):
+                logs[topic].add(entries)
         left: list[str] = []
         with self.cluster.patience("not all is delivered", lambda: left):
             while left := await self._left(leader):
@@ -380,6 +384,7 @@ async def drilling(
     seed: int,
     *flags: str,
     publishers: int = 3,
+    much: int = 0,
     pause_s: float = 0.01,
     largest: int = 20,
     mounted: Sequence[Disk] = (),
@@ -395,6 +400,7 @@ async def drilling(
         seed: Of all random choices.
         flags: Further options of `qcli serve`.
         publishers: The number of clients that publish.
+        much: The number of clients that publish large batches of small messages.
         pause_s, largest: See `Clients`.
         stock: Clients of others.
         longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
@@ -407,7 +413,7 @@ async def drilling(
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths, folder), trio.open_nursery() as nursery:
-            await drill.begin(nursery, publishers)
+            await drill.begin(nursery, publishers, much)
             yield drill
             nursery.cancel_scope.cancel()
     finally:

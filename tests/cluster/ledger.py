@@ -1,7 +1,8 @@
 """A ledger of what a cluster has acknowledged and delivered, as its clients saw it. It is outside the cluster.
 
 Messages are numbered for each producer; a retry has new numbers, except a retry of an idempotent batch. What is
-acknowledged is in a file before it counts. Memory is bounded by some bytes for each message.
+acknowledged is in a file before it counts. Memory is bounded by about 70 bytes for each message: a run may have ten
+million of them.
 
 Times are seconds of `time.monotonic`. No time is compared with a limit: the checks are about the order of events.
 """
@@ -10,8 +11,9 @@ import re
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from faults.ledger import body_of
 PRODUCER_NUMBERS = 10_000_000
 """How many messages one producer can send."""
 _ENTRY = Struct(">QIdd")
+_ROOM = 1024
+"""So many places for messages are added at a time."""
 
 
 class Answer(NamedTuple):
@@ -190,6 +194,8 @@ class Verdict:
 
     Attributes:
         acknowledged, copies, lost: Messages; of these, copies in channels; and copies or messages that are missing.
+        delivered: Copies that were delivered, each one counted once; also of messages without an OK.
+        epochs: How many there were.
         again: Deliveries after the first one.
         forgotten: Of these, after a FIN that a failover has undone.
         oldest_forgotten_s: The longest time between such a FIN and the end of the connection.
@@ -199,6 +205,8 @@ class Verdict:
     acknowledged: int = 0
     copies: int = 0
     lost: int = 0
+    delivered: int = 0
+    epochs: int = 0
     again: int = 0
     forgotten: int = 0
     oldest_forgotten_s: float = 0.0
@@ -218,8 +226,9 @@ class Verdict:
     def __str__(self) -> str:
         return (
             f"{self.acknowledged:,} messages acknowledged, {self.copies:,} copies in channels: {self.lost:,} lost, "
-            f"{self.again:,} delivered again, {self.forgotten:,} of these after their FIN (oldest "
-            f"{self.oldest_forgotten_s:.2f} s before the end of its connection)"
+            f"{self.delivered:,} delivered over {self.epochs} epochs, {self.again:,} delivered again, "
+            f"{self.forgotten:,} of these after their FIN (oldest {self.oldest_forgotten_s:.2f} s before the end of "
+            "its connection)"
         )
 
 
@@ -230,15 +239,19 @@ class Producer:
         ledger: The ledger.
         number: Counts producers from 0.
         topic: The topic of all its messages.
+        body: Returns the body of a message.
     """
 
-    def __init__(self, ledger: "Ledger", number: int, topic: str) -> None:
+    def __init__(self, ledger: "Ledger", number: int, topic: str, body: Callable[[int], bytes]) -> None:
         self._ledger = ledger
+        self.index = number
         self.topic = topic
+        self.body = body
         self.first = number * PRODUCER_NUMBERS
         self.sent = 0
         self.commands: array[int] = array("Q")  # where each command begins
         self.acknowledged = bytearray()
+        self.acknowledged_count = 0
 
     def take(self, count: int) -> range:
         """Return new numbers, for one command."""
@@ -256,6 +269,7 @@ class Producer:
         self._ledger.store(_ENTRY.pack(numbers.start, len(numbers), sent_s, at_s))
         at = numbers.start - self.first
         self.acknowledged[at : at + len(numbers)] = b"\1" * len(numbers)
+        self.acknowledged_count += len(numbers)
         self._ledger.add_answer(Answer(sent_s, at_s, served_by), len(numbers))
 
 
@@ -293,10 +307,18 @@ class Ledger:
         """The number of messages that were sent."""
         return sum(producer.sent for producer in self.producers)
 
-    def new_producer(self, topic: str) -> Producer:
-        producer = Producer(self, len(self.producers), topic)
+    def new_producer(self, topic: str, body: Callable[[int], bytes] = body_of) -> Producer:
+        producer = Producer(self, len(self.producers), topic, body)
         self.producers.append(producer)
         return producer
+
+    def producers_of(self, topic: str) -> list[Producer]:
+        """Return the producers of a topic."""
+        return [producer for producer in self.producers if producer.topic == topic]
+
+    def acknowledged_in(self, topic: str) -> int:
+        """Return how many messages of a topic are acknowledged."""
+        return sum(producer.acknowledged_count for producer in self.producers_of(topic))
 
     def channel(self, topic: str, name: str) -> "Channel":
         return self.channels.setdefault((topic, name), Channel(self, topic, name))
@@ -308,6 +330,11 @@ class Ledger:
         self.answers.append(answer)
         self.acknowledged += messages
         self.notify()
+
+    def waiting_in(self, topic: str) -> int:
+        """Return how many acknowledged messages of a topic the slowest channel has not delivered."""
+        delivered = [channel.delivered for channel in self.channels.values() if channel.topic == topic]
+        return self.acknowledged_in(topic) - min(delivered, default=0)
 
     def complain(self, sentence: str) -> None:
         """Record an error that is not about a message."""
@@ -331,13 +358,13 @@ class Ledger:
             return -1
         producer = self.producers[index]
         is_sent = number - producer.first < producer.sent
-        return number if is_sent and producer.topic == topic and body == body_of(number) else -1
+        return number if is_sent and producer.topic == topic and body == producer.body(number) else -1
 
     # ------------------------------------------------------------------ judgement
 
     def judge(
         self,
-        logs: Mapping[str, Sequence[LogEntry]],
+        logs: Mapping[str, "Log"],
         epochs: Epochs | None,
         topics: Collection[str] | None = None,
     ) -> Verdict:
@@ -351,79 +378,134 @@ class Ledger:
         verdict = Verdict(self.acknowledged)
         verdict.wrong += self._wrong
         if epochs is not None:
+            verdict.epochs = len(epochs.leaders)
             verdict.wrong += epochs.judge(self.answers)
         for name, exists in self.topics.items() if topics is not None else ():
             if exists is not None and (name in (topics or ())) is not exists:
                 verdict.wrong.append(
                     f"{name}: the topic was {'created' if exists else 'deleted'}, and is not"
                 )
-        found = {topic: self._judge_log(verdict, topic, log) for topic, log in logs.items()}
+        for log in logs.values():
+            log.judge(verdict)
         for channel in self.channels.values():
-            channel.judge(verdict, found.get(channel.topic), epochs)
+            channel.judge(verdict, logs.get(channel.topic), epochs)
         return verdict
 
-    def _judge_log(self, verdict: Verdict, topic: str, log: Sequence[LogEntry]) -> dict[int, LogEntry]:
-        """Check the log of a topic, and return its messages by number."""
-        wrong = verdict.wrong
-        found: dict[int, LogEntry] = {}
-        ids: set[str] = set()
-        previous: LogEntry | None = None
-        for entry in log:
-            if previous is not None and entry.sequence != previous.sequence + 1:
-                wrong.append(f"{topic}: sequence {entry.sequence} follows {previous.sequence}")
-            if entry.id in ids:
-                wrong.append(f"{topic}: the log has the id {entry.id} twice")
-            ids.add(entry.id)
-            number = self.find(topic, entry.body)
-            if number < 0:
-                wrong.append(
-                    f"{topic}: sequence {entry.sequence} has {entry.body!r}, which was not published"
-                )
-            elif number in found:
-                wrong.append(
-                    f"{topic}: message {number} has the sequences {found[number].sequence} and {entry.sequence}"
-                )
-            found[number] = previous = entry
-        for producer in (each for each in self.producers if each.topic == topic):
-            self._judge_producer(verdict, producer, found)
-        return found
 
-    def _judge_producer(self, verdict: Verdict, producer: Producer, found: dict[int, LogEntry]) -> None:
-        for at, is_acknowledged in enumerate(producer.acknowledged):
-            if is_acknowledged and producer.first + at not in found:
-                verdict.lost += 1
-                verdict.wrong.append(
-                    f"{producer.topic}: message {producer.first + at} is lost: the log does not have it"
-                )
-        ends = [*producer.commands[1:], producer.first + producer.sent]
-        for start, end in zip(producer.commands, ends, strict=True):
-            kept = sum(number in found for number in range(start, end))
-            if 0 < kept < end - start:
-                verdict.wrong.append(
-                    f"{producer.topic}: the log has {kept} of the {end - start} messages of one command from {start} on"
-                )
-
-    def acknowledged_in(self, topic: str) -> Iterator[int]:
-        """Yield the numbers of the acknowledged messages of a topic."""
-        for producer in (each for each in self.producers if each.topic == topic):
-            for at, is_acknowledged in enumerate(producer.acknowledged):
-                if is_acknowledged:
-                    yield producer.first + at
-
-
-class _Kept:
-    """What is kept for good about the messages of a producer in a channel."""
+class _Seen:
+    """The ids and timestamps of the messages of a producer, by their place among its numbers; an id of 0: none."""
 
     def __init__(self) -> None:
         self.ids = array("Q")
         self.stamps = array("q")
-        self.is_durable = bytearray()
 
     def widen(self, size: int) -> None:
-        if (more := size - len(self.ids)) > 0:
-            self.ids.frombytes(bytes(8 * more))
-            self.stamps.frombytes(bytes(8 * more))
-            self.is_durable += bytes(more)
+        """Make room for the first numbers of the producer."""
+        if size > len(self.ids):
+            self.extend(max(size - len(self.ids), _ROOM))
+
+    def extend(self, more: int) -> None:
+        self.ids.frombytes(bytes(8 * more))
+        self.stamps.frombytes(bytes(8 * more))
+
+
+class _InLog(_Seen):
+    """What the log of a topic has of a producer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences = array("Q")
+
+    def extend(self, more: int) -> None:
+        super().extend(more)
+        self.sequences.frombytes(bytes(8 * more))
+
+
+class Log:
+    """The log of a topic, from its first entry to its last one.
+
+    Args:
+        ledger: Says which messages were published.
+        topic: The topic.
+    """
+
+    def __init__(self, ledger: Ledger, topic: str) -> None:
+        self.topic = topic
+        self._ledger = ledger
+        self._found: dict[int, _InLog] = defaultdict(_InLog)
+        self._ids = array("Q")
+        self._last: int | None = None
+        self._wrong: list[str] = []
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Take the next entries."""
+        for entry in entries:
+            if self._last is not None and entry.sequence != self._last + 1:
+                self._wrong.append(f"{self.topic}: sequence {entry.sequence} follows {self._last}")
+            self._last = entry.sequence
+            message_id = int(entry.id, 16)
+            self._ids.append(message_id)
+            number = self._ledger.find(self.topic, entry.body)
+            if number < 0:
+                self._wrong.append(
+                    f"{self.topic}: sequence {entry.sequence} has {entry.body!r}, which was not published"
+                )
+                continue
+            index, at = divmod(number, PRODUCER_NUMBERS)
+            found = self._found[index]
+            found.widen(at + 1)
+            if found.ids[at]:
+                self._wrong.append(
+                    f"{self.topic}: message {number} has the sequences {found.sequences[at]} and {entry.sequence}"
+                )
+            found.ids[at], found.stamps[at] = message_id, entry.timestamp_ns
+            found.sequences[at] = entry.sequence
+
+    def of(self, producer: Producer) -> _InLog:
+        """Return what the log has of a producer."""
+        found = self._found[producer.index]
+        found.widen(producer.sent)
+        return found
+
+    def judge(self, verdict: Verdict) -> None:
+        """Add what is wrong with the log itself."""
+        verdict.wrong += self._wrong
+        ids = sorted(self._ids)
+        verdict.wrong += [
+            f"{self.topic}: the log has the id {one:016x} twice"
+            for one, other in pairwise(ids)
+            if one == other
+        ]
+        for producer in self._ledger.producers_of(self.topic):
+            self._judge_producer(verdict, producer)
+
+    def _judge_producer(self, verdict: Verdict, producer: Producer) -> None:
+        ids = self.of(producer).ids
+        for at, is_acknowledged in enumerate(producer.acknowledged):
+            if is_acknowledged and not ids[at]:
+                verdict.lost += 1
+                verdict.wrong.append(
+                    f"{producer.topic}: message {producer.first + at} is lost: the log does not have it"
+                )
+        for start, end in pairwise([*producer.commands, producer.first + producer.sent]):
+            missing = ids[start - producer.first : end - producer.first].count(0)
+            if 0 < missing < end - start:
+                verdict.wrong.append(
+                    f"{producer.topic}: the log has {end - start - missing} of the {end - start} messages of one "
+                    f"command from {start} on"
+                )
+
+
+class _Kept(_Seen):
+    """What is kept for good about the messages of a producer in a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_durable = bytearray()
+
+    def extend(self, more: int) -> None:
+        super().extend(more)
+        self.is_durable += bytes(more)
 
 
 class Channel:
@@ -433,7 +515,7 @@ class Channel:
         self.topic, self.name = topic, name
         self.delivered = 0
         self._ledger = ledger
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _Kept] = defaultdict(_Kept)
         self._last: dict[int, _Last] = {}  # without those that are durable
         self._again: list[_Again] = []
         self._wrong: list[str] = []
@@ -484,26 +566,21 @@ class Channel:
 
     def _place(self, number: int) -> tuple[_Kept, int]:
         index, at = divmod(number, PRODUCER_NUMBERS)
-        kept = self._kept.get(index)
-        if kept is None:
-            kept = self._kept[index] = _Kept()
+        kept = self._kept[index]
         kept.widen(at + 1)
         return kept, at
 
-    def judge(self, verdict: Verdict, log: dict[int, LogEntry] | None, epochs: Epochs | None) -> None:
+    def judge(self, verdict: Verdict, log: Log | None, epochs: Epochs | None) -> None:
         """Add what is wrong with this channel, after it is empty; None: the log was not kept."""
+        verdict.delivered += self.delivered
         verdict.again += len(self._again)
         verdict.wrong += self._wrong
         for again in self._again:
             if reason := self._judge_again(verdict, again, epochs):
                 verdict.wrong.append(f"{self}: message {again.number}, {again}: {reason}")
-        due = set(self._ledger.acknowledged_in(self.topic))
-        verdict.copies += len(due)
-        delivered = set(self._delivered())
-        for number in (due | delivered) if log is None else sorted(log.keys() - {-1}):
-            self._judge_message(verdict, number, None if log is None else log[number])
-        for number in () if log is None else sorted(delivered - log.keys()):
-            verdict.wrong.append(f"{self}: message {number} was delivered, and the log does not have it")
+        verdict.copies += self._ledger.acknowledged_in(self.topic)
+        for producer in self._ledger.producers_of(self.topic):
+            self._judge_producer(verdict, producer, None if log is None else log.of(producer))
 
     def _judge_again(self, verdict: Verdict, again: _Again, epochs: Epochs | None) -> str:
         """Return why a message must not have been delivered again; empty: it is explained."""
@@ -526,22 +603,29 @@ class Channel:
         verdict.oldest_forgotten_s = max(verdict.oldest_forgotten_s, age_s)
         return ""
 
-    def _delivered(self) -> Iterator[int]:
-        for index, kept in self._kept.items():
-            for at, message_id in enumerate(kept.ids):
-                if message_id:
-                    yield index * PRODUCER_NUMBERS + at
-
-    def _judge_message(self, verdict: Verdict, number: int, entry: LogEntry | None) -> None:
-        kept, at = self._place(number)
-        last = self._last.get(number)
-        known = kept.ids[at], kept.stamps[at]
-        if last.finished_s is None if last is not None else not kept.is_durable[at]:
-            verdict.lost += 1
-            what = "was not finished" if last is not None else "was never delivered"
-            verdict.wrong.append(f"{self}: message {number} {what}; the log has {entry}")
-        elif entry is not None and known != (int(entry.id, 16), entry.timestamp_ns):
-            verdict.wrong.append(f"{self}: message {number} was delivered as {known}; the log has {entry}")
+    def _judge_producer(self, verdict: Verdict, producer: Producer, log: _InLog | None) -> None:
+        kept = self._kept[producer.index]
+        kept.widen(producer.sent)
+        for at, is_acknowledged in enumerate(producer.acknowledged):
+            known = kept.ids[at], kept.stamps[at]
+            stored = known if log is None else (log.ids[at], log.stamps[at])
+            if not (stored[0] or (log is None and is_acknowledged)):
+                if known[0]:
+                    verdict.wrong.append(
+                        f"{self}: message {producer.first + at} was delivered, and the log does not have it"
+                    )
+                continue
+            number = producer.first + at
+            last = self._last.get(number)
+            if last.finished_s is None if last is not None else not kept.is_durable[at]:
+                verdict.lost += 1
+                what = "was not finished" if last is not None else "was never delivered"
+                where = "" if log is None else f"; the log has {stored}"
+                verdict.wrong.append(f"{self}: message {number} {what}{where}")
+            elif known != stored:
+                verdict.wrong.append(
+                    f"{self}: message {number} was delivered as {known}; the log has {stored}"
+                )
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"

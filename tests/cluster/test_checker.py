@@ -14,7 +14,7 @@ async def test_a_whole_log_is_read(tmp_path: Path) -> None:
             await client.send(mpub("t", *bodies[start : start + 100]))
             await client.ok()
         assert bound.http_address is not None
-        log = await read_log(bound.http_address, "t", page=70)
+        log = [each async for page in read_log(bound.http_address, "t", page=70) for each in page]
     assert [entry.body for entry in log] == bodies
     assert len({entry.id for entry in log}) == 300
     assert [entry.sequence for entry in log] == [*range(log[0].sequence, log[0].sequence + 300)]

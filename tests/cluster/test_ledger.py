@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ledger import PRODUCER_NUMBERS, Answer, Attachment, Channel, Epochs, Ledger, LogEntry, Verdict
+from cluster.clients import short_body_of
+from cluster.ledger import (
+    PRODUCER_NUMBERS,
+    Answer,
+    Attachment,
+    Channel,
+    Epochs,
+    Ledger,
+    Log,
+    LogEntry,
+    Verdict,
+)
 from faults.ledger import body_of
 
 
@@ -24,7 +35,9 @@ class Story:
         assert self.channel.deliver(entry.body, entry.id.encode(), attempts, entry.timestamp_ns, by) == number
 
     def judge(self) -> Verdict:
-        return self.ledger.judge({"t": self.log}, self.epochs)
+        log = Log(self.ledger, "t")
+        log.add(self.log)
+        return self.ledger.judge({"t": log}, self.epochs)
 
     @property
     def wrong(self) -> str:
@@ -56,9 +69,12 @@ def story(tmp_path: Path) -> Iterator[Story]:
 
 def test_nothing_is_wrong(story: Story) -> None:
     verdict = story.judge()
-    assert (verdict.acknowledged, verdict.copies, verdict.lost, verdict.again) == (10, 10, 0, 0)
+    assert (verdict.acknowledged, verdict.copies, verdict.delivered) == (10, 10, 10)
+    assert (verdict.lost, verdict.again) == (0, 0)
     assert not verdict.wrong
-    assert "10 messages acknowledged, 10 copies in channels: 0 lost" in str(verdict)
+    assert "10 messages acknowledged, 10 copies in channels: 0 lost, 10 delivered over 0 epochs" in str(
+        verdict
+    )
 
 
 def test_what_is_wrong_is_described_by_its_kinds() -> None:
@@ -67,6 +83,21 @@ def test_what_is_wrong_is_described_by_its_kinds() -> None:
     assert described.startswith("11 wrong:\n10 times:\n  m0: message 0 is lost\n  m0: message 1 is lost")
     assert described.endswith("1 times:\n  epoch 7 had the leaders F1, F2")
     assert "message 9" not in described
+
+
+def test_messages_have_the_body_that_their_producer_gives_them(story: Story) -> None:
+    producer = story.ledger.new_producer("t", short_body_of)
+    (number,) = producer.take(1)
+    assert story.ledger.find("t", short_body_of(number)) == number
+    assert story.ledger.find("t", body_of(number)) == -1
+
+
+def test_what_the_slowest_channel_has_not_got(story: Story) -> None:
+    slow = story.ledger.channel("t", "slow")
+    assert (story.ledger.waiting_in("t"), story.ledger.waiting_in("other")) == (10, 0)
+    entry = story.log[0]
+    slow.deliver(entry.body, entry.id.encode(), 1, entry.timestamp_ns, attachment("m0"))
+    assert story.ledger.waiting_in("t") == 9
 
 
 def test_what_is_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -114,7 +145,7 @@ def test_a_log_that_is_not_kept(story: Story) -> None:
     producer.acknowledge(range(10, 11), 1.0, lambda: "m0")
     verdict = story.ledger.judge({}, None)
     assert (verdict.copies, verdict.lost) == (11, 1)
-    assert verdict.wrong == ["t/c: message 10 was never delivered; the log has None"]
+    assert verdict.wrong == ["t/c: message 10 was never delivered"]
 
 
 def test_topics_that_were_created_and_deleted(story: Story) -> None:

@@ -1,7 +1,7 @@
 """The long form of the faults of a cluster: each alone, then random pairs and storms, until the time is over.
 
-`FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` in all. `FAULT_SEED` determines the faults, but not their
-exact timing.
+`FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` in all, and then until `CLUSTER_MESSAGES` are acknowledged.
+`FAULT_SEED` determines the faults, but not their exact timing.
 """
 
 import os
@@ -31,6 +31,8 @@ ONLY = os.environ.get("CLUSTER_FAULTS", "")
 """Words in the names of the faults to choose from, separated by commas; empty: all. One fault alone is repeated."""
 PAIRS = os.environ.get("CLUSTER_PAIRS") == "1"
 """Random pairs only; otherwise each fault happens alone before."""
+MESSAGES = int(os.environ.get("CLUSTER_MESSAGES", "1000000"))
+MANY_PUBLISHERS = 3
 DISK_BYTES = 1 << 30
 ENGINES = {"etcd": etcd_engine, "bucket": bucket_engine}
 
@@ -110,6 +112,21 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
                     await drill.endure(first, *chance.sample(others, min(1, len(others))))
                 else:
                     await drill.storm(together, 60)
+                await drill.settle()
+            verdict = await drill.finish()
+    assert not verdict.wrong, verdict.described()
+
+
+async def test_many_messages(tmp_path: Path) -> None:
+    """Random faults, one after the other, until so many messages are acknowledged, most of them in large batches."""
+    chance = random.Random(SEED)
+    faults = chosen(Shape("etcd", 3))
+    with etcd_engine(tmp_path / "etcd") as engine:
+        async with drilling(
+            *(tmp_path, engine, 3, SEED, "--max-bytes-per-file=20000000"), much=MANY_PUBLISHERS
+        ) as drill:
+            while drill.ledger.acknowledged < MESSAGES:
+                await drill.endure(chance.choice(faults))
                 await drill.settle()
             verdict = await drill.finish()
     assert not verdict.wrong, verdict.described()
