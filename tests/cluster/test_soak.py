@@ -32,7 +32,7 @@ ONLY = os.environ.get("CLUSTER_FAULTS", "")
 PAIRS = os.environ.get("CLUSTER_PAIRS") == "1"
 """Random pairs only; otherwise each fault happens alone before."""
 MESSAGES = int(os.environ.get("CLUSTER_MESSAGES", "1000000"))
-MANY_PUBLISHERS = 3
+MANY_PUBLISHERS = 16
 DISK_BYTES = 1 << 30
 ENGINES = {"etcd": etcd_engine, "bucket": bucket_engine}
 

@@ -62,6 +62,8 @@ async def fail_over(options: argparse.Namespace) -> None:
             if (answer := await reply) == b"OK":
                 break
             failures.append(str(answer))
+            if len(failures) % len(addresses) == 0:
+                await asyncio.sleep(0.05)  # no broker accepts it at the moment
         print(json.dumps({"failures": failures}), flush=True)
 
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/nsqio/go-nsq"
 )
@@ -38,6 +39,9 @@ func failOver() {
 			}
 			failures = append(failures, err.Error())
 			current = (current + 1) % len(producers)
+			if len(failures)%len(producers) == 0 {
+				time.Sleep(50 * time.Millisecond) // no broker accepts it at the moment
+			}
 		}
 		check(out.Encode(map[string]any{"failures": failures}))
 	}
