@@ -79,6 +79,8 @@ async def leading(
     certain_until: Callable[[], float | None] = lambda: inf,
     stop_s: float = PATIENCE_S,
     min_in_sync: int = 1,
+    expected: frozenset[str] = frozenset(),
+    join_s: float = PATIENCE_S,
     **options: Any,
 ) -> AsyncIterator[Leading]:
     """Run a leader on free loopback ports; it is stopped cleanly at the end."""
@@ -93,6 +95,8 @@ async def leading(
         pause_s=pause_s,
         stop_s=stop_s,
         min_in_sync=min_in_sync,
+        expected=expected,
+        join_s=join_s,
     )
     leader = Leading(replication)
     async with trio.open_nursery() as nursery:

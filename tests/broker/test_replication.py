@@ -328,6 +328,32 @@ async def test_nothing_is_acknowledged_before_earlier_followers_are_recorded_no_
             assert record.members == frozenset()
 
 
+async def test_nothing_is_acknowledged_before_the_other_followers_of_an_earlier_leader_follow(
+    tmp_path: Path,
+) -> None:
+    """Otherwise each failover has a time in which only the new leader has what is acknowledged."""
+    record = Record()
+    record.members = frozenset({"two", "earlier"})
+    async with leading(tmp_path / "one", record=record, expected=frozenset({"two"})) as leader:
+        async with connected(leader.addresses.tcp_address) as client, trio.open_nursery() as nursery:
+            await client.send(pub("t", b"both have it"))
+            await no_answer(client)
+            assert not record.attempts
+            nursery.start_soon(leader.follow, tmp_path / "two", "two")
+            await client.ok()
+            assert record.members == {"two"}
+            nursery.cancel_scope.cancel()
+
+
+async def test_followers_of_an_earlier_leader_are_not_expected_for_long(tmp_path: Path) -> None:
+    record = Record()
+    record.members = expected = frozenset({"two"})
+    async with leading(tmp_path / "one", record=record, expected=expected, join_s=0.1) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"alone")
+            assert record.members == frozenset()
+
+
 async def test_a_follower_whose_recording_has_an_unknown_result_is_waited_for(tmp_path: Path) -> None:
     record = Record()
     async with leading(tmp_path / "one", record=record) as leader:

@@ -35,6 +35,7 @@ _PAUSE_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _STOP_S: Final = 10.0
 _STOP_STEPS: Final = 50
+_JOIN_S: Final = 3.0
 _EARLIER: Final = ""
 """Stands for the followers that are recorded from the leader before; no member has this id."""
 
@@ -86,6 +87,9 @@ class Replication:
         most_lag_s: So is a follower that lacks an operation for longer than this.
         pause_s: How long a follower is not waited for after that; each time twice as long.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
+        expected: The followers of the leader before, which probably live: for `join_s`, nothing is acknowledged before
+            they have caught up, so that this member is not the only one with new messages.
+        join_s: See above.
         former: The addresses, as URLs, of the members one of which led before: discovery services may still list it.
             Not those of all members: one that was lost long ago may have left its address to a broker that is none.
 
@@ -115,6 +119,8 @@ class Replication:
         most_lag_s: float = _MOST_LAG_S,
         pause_s: float = _PAUSE_S,
         stop_s: float = _STOP_S,
+        expected: frozenset[str] = frozenset(),
+        join_s: float = _JOIN_S,
         former: Iterable[str] = (),
     ) -> None:
         self.operations = OperationStream(kept_bytes)
@@ -126,6 +132,8 @@ class Replication:
         self.left_count = 0
         self.min_in_sync = min_in_sync
         self._record = record
+        self._expected = expected
+        self._join_s = join_s
         self._slow = SlowFollowers(stall_s, most_lag_s, pause_s)
         self._look_s = min(stall_s, most_lag_s) / 4
         self._now_s = (
@@ -309,7 +317,14 @@ class Replication:
             waited += self.members.is_waited_for
         self.fence("it stops, and followers lack operations")
 
+    async def _await_expected(self) -> None:
+        with trio.move_on_after(self._join_s):
+            while not self._expected <= self._present.keys():
+                self._changed = trio.Event()
+                await self._changed.wait()
+
     async def _record_changes(self) -> None:
+        await self._await_expected()
         # Those that `end` disconnects stay recorded, so that one of them can lead next.
         while self._leader is not None:
             self._changed = trio.Event()

@@ -45,6 +45,9 @@ class Leading:
             record=self._record,
             certain_until=self._certain_until_s,
             min_in_sync=context.options.min_in_sync,
+            expected=context.state.followers_besides(context.folder)
+            if context.state is not None
+            else frozenset(),
             former=context.state.in_sync_besides(context.folder) if context.state is not None else (),
         )
         self.replication.control = self

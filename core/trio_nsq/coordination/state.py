@@ -92,6 +92,10 @@ class ClusterState:
         others = sorted(self.in_sync - {folder})
         return tuple(address for member in others for address in self.members[member])
 
+    def followers_besides(self, folder: str) -> frozenset[str]:
+        """Return the members in sync that did not lead, except one."""
+        return self.in_sync - {folder, self.leader}
+
     def joined(self, folder: str, addresses: Iterable[str]) -> "ClusterState":
         """Return the value with a member and its addresses. A new member is not in sync."""
         return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
