@@ -9,6 +9,7 @@ import trio
 from broker.leading import leading, no_answer
 from broker.support import HeldFiles, connected, pub, settle, until
 from trio_nsq.broker.slow_followers import SlowFollowers
+from trio_nsq.replication.answer_times import AnswerTimes
 from trio_nsq.replication.leader import Follower
 from trio_nsq.replication.link import FrameKind, LinkError, encode_json, encode_number
 
@@ -50,6 +51,55 @@ def test_a_follower_that_lacks_nothing_is_not_too_slow() -> None:
         assert leader.step() == {}
     for _ in range(20):
         assert leader.step(adds=0) == {}
+
+
+def answer(leader: Followed, follower: Follower, took_s: float) -> list[str]:
+    """Let a second pass, in which a follower stores an operation in this time; returns what is reported."""
+    leader.step()
+    follower.stored = leader.last_number
+    follower.answers.sent(leader.last_number, leader.now_s)
+    if took_s < 1:
+        follower.answers.stored(leader.last_number, leader.now_s + took_s)
+    return [text for _, text in leader.slow.report(leader.now_s + min(took_s, 1.0))]
+
+
+def test_a_follower_that_answers_slowly_is_reported_once() -> None:
+    two = Follower("two")
+    leader = Followed(two)
+    assert not any(answer(leader, two, 0.4) for _ in range(60))
+    assert leader.slow.answer_s(two) == pytest.approx(0.4, abs=0.01)
+    reported = [text for _ in range(60) for text in answer(leader, two, 0.8)]
+    assert reported == ["slow: each OK waits for it, about 0.5 s"]
+    assert leader.slow.is_slow(two)
+    reported = [text for _ in range(60) for text in answer(leader, two, 0.01)]
+    assert reported == ["no longer slow"]
+    assert not leader.slow.is_slow(two)
+
+
+def test_a_follower_that_stalls_once_is_not_slow() -> None:
+    two = Follower("two")
+    leader = Followed(two)
+    for _ in range(20):
+        assert answer(leader, two, 0.01) == []
+    for _ in range(4):
+        assert answer(leader, two, 5.0) == []
+    two.answers.stored(leader.last_number, leader.now_s)
+    for _ in range(20):
+        assert answer(leader, two, 0.01) == []
+
+
+def test_answers_are_measured_from_the_send_that_they_answer() -> None:
+    answers = AnswerTimes()
+    answers.sent(1, 0.0)
+    answers.sent(2, 1.0)
+    answers.sent(3, 2.0)  # not measured: two sends wait already
+    answers.stored(1, 2.5)
+    assert answers.take_longest_s(2.5) == 2.5
+    answers.stored(3, 3.0)
+    assert answers.take_longest_s(3.0) == 2.0
+    assert answers.take_longest_s(9.0) == 0.0, "nothing waits"
+    answers.sent(4, 10.0)
+    assert answers.take_longest_s(12.0) == 2.0, "it has not answered yet"
 
 
 def test_a_follower_that_lags_is_too_slow() -> None:

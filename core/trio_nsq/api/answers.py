@@ -332,6 +332,10 @@ class ClusterMember(TypedDict, total=False):
         in_sync: Whether OKs wait for it, so that it may lead.
         lag_operations, lag_bytes, lag_s: What it lacks, and the age of the oldest operation that it lacks.
         since: When the state began, Unix seconds; 0: unknown.
+        ok_wait_s: In what time it stores operations, about: OKs wait for that.
+        is_slow: That is long.
+        copied_bytes, copy_bytes: Of the leader's files, while it catches up: those that it has, and all.
+        free_bytes: Free space of its disk; None: unknown. 0 also if it was full, and cannot be written.
     """
 
     id: Required[str]
@@ -342,6 +346,11 @@ class ClusterMember(TypedDict, total=False):
     lag_bytes: int
     lag_s: float
     since: int
+    ok_wait_s: float
+    is_slow: bool
+    copied_bytes: int
+    copy_bytes: int
+    free_bytes: int | None
 
 
 class Cluster(TypedDict, total=False):

@@ -55,6 +55,10 @@ class FollowerStatus:
         state: `in sync`: it has all that was acknowledged; `catching up`.
         since_s: When it got into this state, Unix seconds.
         lag_operations, lag_bytes, lag_s: What it has not stored yet, and the age of the oldest of it.
+        free_bytes: See `Follower`.
+        ok_wait_s: In what time it stores operations, about; OKs wait for that.
+        is_slow: It takes long.
+        copied_bytes, copy_bytes: Of the leader's files, while it catches up: those that it has, and all.
     """
 
     member: str
@@ -65,6 +69,11 @@ class FollowerStatus:
     lag_operations: int = 0
     lag_bytes: int = 0
     lag_s: float = 0.0
+    free_bytes: int | None = None
+    ok_wait_s: float = 0.0
+    is_slow: bool = False
+    copied_bytes: int = 0
+    copy_bytes: int = 0
 
 
 class Replication:
@@ -86,6 +95,7 @@ class Replication:
         stall_s: A follower that stores nothing for this time, although there is something, is disconnected.
         most_lag_s: So is a follower that lacks an operation for longer than this.
         pause_s: How long a follower is not waited for after that; each time twice as long.
+        catch_up_bytes_per_s: How fast this folder is read for a follower that catches up; 0: no limit.
         stop_s: How long a stop waits for followers. After that, this member no longer leads.
         expected: The followers of the leader before, which probably live: for `join_s`, nothing is acknowledged before
             they have caught up, so that this member is not the only one with new messages.
@@ -102,6 +112,7 @@ class Replication:
         former: See above.
         control: Answers requests about the cluster; None: the caller does not.
         left_count: The followers that had all that was acknowledged, and left.
+        keeps_leading_because: Why this member leads although its disk is full; empty: it is not, or another one shall.
     """
 
     def __init__(
@@ -118,6 +129,7 @@ class Replication:
         stall_s: float = _STALL_S,
         most_lag_s: float = _MOST_LAG_S,
         pause_s: float = _PAUSE_S,
+        catch_up_bytes_per_s: int = 0,
         stop_s: float = _STOP_S,
         expected: frozenset[str] = frozenset(),
         join_s: float = _JOIN_S,
@@ -130,6 +142,8 @@ class Replication:
         self.former = tuple(former)
         self.control: ClusterControl | None = None
         self.left_count = 0
+        self.keeps_leading_because = ""
+        self._why_full: Callable[[], str] = lambda: ""
         self.min_in_sync = min_in_sync
         self._record = record
         self._expected = expected
@@ -139,6 +153,7 @@ class Replication:
         self._now_s = (
             0.0  # a clock that stands still while the event loop is held up: followers are not slow then
         )
+        self._catch_up_bytes_per_s = catch_up_bytes_per_s
         self._stop_s = stop_s
         self._on_fenced: Callable[[NotLeading], None] = lambda error: None
         self._fenced = trio.Event()
@@ -150,18 +165,26 @@ class Replication:
         self._surely_recorded = frozenset[str]()  # at least these are
         self._changed = trio.Event()
 
-    def begin(self, poller: Poller, on_fenced: Callable[[NotLeading], None]) -> None:
+    def begin(
+        self,
+        poller: Poller,
+        on_fenced: Callable[[NotLeading], None],
+        why_full: Callable[[], str] = lambda: "",
+    ) -> None:
         """Serve followers; those that have caught up are members that OKs wait for.
 
         Args:
             poller: Sends operations, and reads what is stored.
             on_fenced: Called once, when this member no longer leads, or now.
+            why_full: Returns why messages are refused for lack of disk space; empty: they are not.
         """
+        self._why_full = why_full
         self.members.add(_EARLIER, 0)
         self._hold()
         about = self.leadership
         self._leader = Leader(
-            about.name, about.member, about.epoch, self.files, self.operations, poller, self._progress
+            *(about.name, about.member, about.epoch, self.files, self.operations, poller, self._progress),
+            catch_up_bytes_per_s=self._catch_up_bytes_per_s,
         )
         self._on_fenced = on_fenced
         if self.members.fenced_because:
@@ -179,6 +202,11 @@ class Replication:
     def fenced_because(self) -> str:
         """Why this member no longer leads; empty while it does."""
         return self.members.fenced_because
+
+    @property
+    def full_because(self) -> str:
+        """Why the broker refuses messages for lack of disk space; empty: it does not."""
+        return self._why_full()
 
     @property
     def refuses_because(self) -> str:
@@ -251,6 +279,11 @@ class Replication:
                 lag_operations=self.operations.last_number - each.stored,
                 lag_bytes=self.operations.bytes_after(each.stored),
                 lag_s=self._slow.ages.age_s(self._now_s, each.stored),
+                free_bytes=each.free_bytes,
+                ok_wait_s=self._slow.answer_s(each),
+                is_slow=self._slow.is_slow(each),
+                copied_bytes=each.copy.done_bytes if each.copy is not None else 0,
+                copy_bytes=max(each.copy.total_bytes, each.copy.done_bytes) if each.copy is not None else 0,
             )
             for each in followers
         )
@@ -373,5 +406,7 @@ class Replication:
             for follower, reason in list(too_slow):
                 logger.warning("follower %s: disconnected: %s", follower.member, reason)
                 follower.disconnect()
+            for follower, text in self._slow.report(time.monotonic()):
+                logger.warning("follower %s: %s", follower.member, text)
             for follower in list(self._leader.followers.values()) if self._leader is not None else ():
                 self._progress(follower)

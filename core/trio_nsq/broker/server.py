@@ -153,7 +153,7 @@ class Server:
             *((replication.run,) if replication is not None else ()),
         )
         if replication is not None:
-            replication.begin(poller, self._end_leading)
+            replication.begin(poller, self._end_leading, lambda: self._why_full)
 
     def _first_ids(self) -> MessageIds:
         """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""
@@ -233,8 +233,17 @@ class Server:
     @property
     def refuses_because(self) -> str:
         """Why publishes are refused: a full disk, or too few members of the cluster in sync; empty: they are not."""
-        replicated = self.replication.refuses_because if self.replication is not None else ""
-        return replicated or self._folder.disk_reserve.closed_because
+        replication, full = self.replication, self._why_full
+        if replication is None:
+            return full
+        kept = replication.keeps_leading_because if full else ""
+        return replication.refuses_because or (f"{full}; {kept}" if kept else full)
+
+    @property
+    def _why_full(self) -> str:
+        """Why messages are refused for lack of disk space; after an append that failed, small ones may succeed."""
+        room = self._folder.disk_reserve
+        return room.closed_because or room.failed_with
 
     async def stop(self) -> None:
         """Store pending publishes, close every client, save every state. Waits for the disk, never for a client.

@@ -11,6 +11,12 @@ from ..replication.leader import Follower
 _JOIN_LAG_S: Final = 1.0
 """A follower is waited for when it lacks nothing older: OKs would wait while it gets the rest."""
 _MOST_PAUSE_S: Final = 1800.0
+SLOW_S: Final = 0.5
+"""OKs that wait so long for a follower are worth a word, although it is not too slow to be waited for."""
+_SHARE: Final = 0.1
+"""Of the last look in the mean."""
+_MOST_LOOK_S: Final = 1.0
+"""A longer time counts as this long, so that one stall does not make a follower slow."""
 
 
 @dataclass(slots=True)
@@ -21,11 +27,17 @@ class _Watched:
         since_s: When that began.
         stored: What it had stored at the last look.
         stored_s: When it last had stored more, or all.
+        answer_s: In what time it stores operations: the mean of the longest ones between two looks.
+        capped_s: The same of times up to `_MOST_LOOK_S`.
+        is_slow: It is, and was reported.
     """
 
     since_s: float
     stored: int
     stored_s: float
+    answer_s: float = 0.0
+    capped_s: float = 0.0
+    is_slow: bool = False
 
 
 class SlowFollowers:
@@ -72,6 +84,31 @@ class SlowFollowers:
                 continue
             self._pause(follower.member, now_s, now_s - watched.since_s)
             yield follower, f"{reason}, and lacks {last_number - stored} operations"
+
+    def report(self, now_s: float) -> Iterator[tuple[Follower, str]]:
+        """Yield the followers that have become slow, or are no longer, and what to log; call it after each `find`.
+
+        Args:
+            now_s: The time of `AnswerTimes`.
+        """
+        for follower, watched in self._watched.items():
+            longest_s = follower.answers.take_longest_s(now_s)
+            watched.answer_s += _SHARE * (longest_s - watched.answer_s)
+            watched.capped_s += _SHARE * (min(longest_s, _MOST_LOOK_S) - watched.capped_s)
+            if watched.is_slow != (watched.capped_s >= SLOW_S / (2 if watched.is_slow else 1)):
+                watched.is_slow = not watched.is_slow
+                text = f"slow: each OK waits for it, about {watched.answer_s:.1f} s"
+                yield follower, text if watched.is_slow else "no longer slow"
+
+    def answer_s(self, follower: Follower) -> float:
+        """Return in what time a follower that is waited for stores operations; 0: it has nothing to store."""
+        watched = self._watched.get(follower)
+        return watched.answer_s if watched is not None else 0.0
+
+    def is_slow(self, follower: Follower) -> bool:
+        """Whether a follower that is waited for makes OKs slow."""
+        watched = self._watched.get(follower)
+        return watched is not None and watched.is_slow
 
     def _pause(self, member: str, now_s: float, lasted_s: float) -> None:
         delays = self._delays.setdefault(member, Delays(self._pause_s, _MOST_PAUSE_S))

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 import trio
 
 from ..access.secret import Secret
+from ..broker.storage.data_folder import RESERVE_FILE
+from ..broker.storage.disk_reserve import RESERVE_BYTES, can_allocate, probe_beside
 from ..coordination import (
     Candidate,
     ClusterState,
@@ -33,6 +35,7 @@ RETRY_S: Final = 1.0
 """The pause before a coordinator that does not answer is asked again."""
 OPENING_S: Final = 600.0
 """A member that does not open its folder in this time loses its lease."""
+_MEASURE_S: Final = 1.0
 WAIT_S: Final = 5.0
 """The longest wait for a change at the coordinator."""
 
@@ -54,6 +57,8 @@ class MemberContext:
         state: What the coordinator said last; None: nothing.
         coordinator_error: Why it did not answer last; empty: it did.
         times_led: How often this member became the leader, since its start.
+        times_full: How often it has let another member lead because its disk was full.
+        free_bytes: How much of its disk is free; None: unknown. 0 after a disk that was full, until it can be written.
     """
 
     def __init__(
@@ -81,7 +86,9 @@ class MemberContext:
         self.tls = tls
         self.state: ClusterState | None = None
         self.coordinator_error = ""
-        self.times_led = 0
+        self.times_led = self.times_full = 0
+        self.free_bytes: int | None = None
+        self.was_full = False
         self.is_saved = is_saved
         self._limiter = trio.CapacityLimiter(1)
         self._calls = threading.Lock()  # held during each call of the coordinator
@@ -106,6 +113,22 @@ class MemberContext:
         if changed != self.membership or not self.is_saved:
             changed.save(self.files, self.path)
             self.membership, self.is_saved = changed, True
+
+    async def measure(self) -> None:
+        """Keep `free_bytes` up to date; runs until cancelled."""
+        while True:
+            self.free_bytes = await trio.to_thread.run_sync(self._free_bytes, abandon_on_cancel=True)
+            await trio.sleep(_MEASURE_S)
+
+    def _free_bytes(self) -> int | None:
+        try:
+            free_bytes = self.files.space(self.path).free_bytes
+        except OSError:
+            return None
+        if self.was_full:  # a quota does not show in the free space
+            probe = probe_beside(self.path / RESERVE_FILE)
+            self.was_full = not can_allocate(self.files, probe, RESERVE_BYTES)
+        return 0 if self.was_full else free_bytes
 
     def learn(self, state: ClusterState) -> None:
         """Save what the coordinator says about this member, durably; in any thread. Raises OSError."""

@@ -74,6 +74,7 @@ class Following:
         self._leader: LeaderTarget | None = None
         self._linking = trio.Lock()
         self._is_confirmed = False
+        self._write_error = ""
         self._promotion: _Promotion | None = None
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
@@ -176,14 +177,14 @@ class Following:
                     await self._peers.learn(context.coordinator)
                 seen = await context.wait_for_change(seen)
                 self._coordinator_answers()
-                await self._learn(seen)
+                is_learned = await self._learn(seen)
                 if self._new_leader(seen):
                     if link is not None:
                         link.cancel()
                     link = trio.CancelScope()
                     if self._leader is not None:
                         nursery.start_soon(self._follow_leader, self._leader, link)
-                if (epoch := await self._campaign(seen)) is not None:
+                if is_learned and (epoch := await self._campaign(seen)) is not None:
                     return epoch
             except (CoordinatorError, StateError) as exc:
                 self._report(str(exc))
@@ -202,12 +203,15 @@ class Following:
             logger.warning("%s", reason)
         self._context.coordinator_error = self.reason = reason
 
-    async def _learn(self, seen: Observation) -> None:
-        """Note what the coordinator says. Raises StartupError: the folder must not take part."""
+    async def _learn(self, seen: Observation) -> bool:
+        """Note what the coordinator says, durably; returns False if that fails, as on a full disk.
+
+        Then clients are passed on to the leader all the same. Raises StartupError: the folder must not take part.
+        """
         context, state = self._context, seen.state
         context.state = state
         if state is None:
-            return
+            return True
         is_foreign = not (context.is_saved or context.membership.is_copy)
         if is_foreign and (topics := topics_in(context.path)):
             raise StartupError(
@@ -215,7 +219,16 @@ class Following:
                 f"{state.cluster}, which exists already: its messages would be set aside. Choose an empty folder; or "
                 "begin a new cluster with it, under another name"
             )
-        await trio.to_thread.run_sync(context.learn, state)
+        try:
+            await trio.to_thread.run_sync(context.learn, state)
+        except OSError as exc:
+            error = f"cannot write {exc.filename or context.path}: {exc.strerror or exc}"
+            if error != self._write_error:
+                logger.warning("%s", error)
+            self._write_error = self.reason = error
+            return False
+        self._write_error = ""
+        return True
 
     def _new_leader(self, seen: Observation) -> bool:
         """Point the front to the leader; returns whether it is another one than before."""
@@ -341,6 +354,8 @@ class Following:
         await trio.to_thread.run_sync(self._replica.close)  # what it had in memory may be half done
         self._replica = replica = await trio.to_thread.run_sync(self._open)
         await trio.to_thread.run_sync(context.save)
+        if context.state is not None:
+            await trio.to_thread.run_sync(context.learn, context.state)
         stream = await open_upgraded(
             leader.url, REPLICATE, secret=context.secret, tls=context.tls, timeout_s=_SILENCE_S
         )
@@ -361,6 +376,7 @@ class Following:
                     addresses=context.addresses,
                     least_epoch=context.membership.epoch,
                     timeout_s=_SILENCE_S,
+                    free_bytes=lambda: context.free_bytes,
                 )
             finally:
                 self.is_connected = False

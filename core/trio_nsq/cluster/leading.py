@@ -9,16 +9,26 @@ from typing import Any, Final
 import trio
 
 from ..broker.errors import ClusterRefusal
-from ..broker.replication import Replication
+from ..broker.replication import FollowerStatus, Replication
 from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
+from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
 from .context import RETRY_S, MemberContext, about_member
+from .room import FullDisk, with_room
 
 logger = logging.getLogger("trio_nsq.cluster")
 
 MARGIN_S: Final = 2.0
 """The leader stops this long before its leadership is no longer certain: a slow member of etcd may end leases early."""
 _CHECK_S: Final = 0.5
+_FIGURES: Final = {"since": "since_s"} | {
+    name: name
+    for name in (
+        *("lag_operations", "lag_bytes", "lag_s", "ok_wait_s", "is_slow"),
+        *("copied_bytes", "copy_bytes", "free_bytes"),
+    )
+}
+"""What `GET /cluster` tells of a connected follower, and the attributes of `FollowerStatus`."""
 _HUNG_S: Final = 5.0
 """A leader whose disk has not answered for this time does not renew its lease."""
 
@@ -48,6 +58,7 @@ class Leading:
             expected=context.state.followers_besides(context.folder)
             if context.state is not None
             else frozenset(),
+            catch_up_bytes_per_s=context.options.catch_up_rate,
             former=context.state.in_sync_besides(context.folder) if context.state is not None else (),
         )
         self.replication.control = self
@@ -68,6 +79,7 @@ class Leading:
             keeping: trio.CancelScope = await nursery.start(self._keep_lease)
             nursery.start_soon(self._watch_fence)
             nursery.start_soon(self._watch_time)
+            nursery.start_soon(self._watch_room)
             try:
                 with self._serving:
                     await serve()
@@ -87,6 +99,33 @@ class Leading:
         while boot_time_s() < (self._certain_until_s() or 0.0):
             await trio.sleep(_CHECK_S)
         self._lose("the coordinator does not answer, and members in sync are not connected")
+
+    async def _watch_room(self) -> None:
+        """If the disk is full, let a member that has room lead. Then this one follows when it has room."""
+        context, replication = self._context, self.replication
+        disk = FullDisk(context.times_full)
+        while True:
+            await trio.sleep(_CHECK_S)
+            reason = replication.full_because
+            if not disk.look(_CHECK_S, is_full=bool(reason)):
+                continue
+            successor, kept = self._with_room()
+            if successor is not None:
+                logger.warning("the member %s, which has room, shall lead: %s", successor, reason)
+                context.was_full, context.times_full = True, context.times_full + 1
+                self._hand_over(successor)
+                return
+            if kept != replication.keeps_leading_because:
+                logger.warning("%s: %s", kept, reason)
+                replication.keeps_leading_because = kept
+
+    def _with_room(self) -> tuple[str | None, str]:
+        """Return the member that can lead instead of this one, whose disk is full; otherwise why there is none."""
+        if isinstance(self._context.coordinator, StaticCoordinator):
+            return None, "without an engine, no other member leads by itself"
+        least = self._context.options.min_in_sync
+        found = with_room(self.replication.followers(), self._able, least)
+        return found, "too few other members are in sync and have room, so this one goes on to lead"
 
     async def _resign(self) -> None:
         """Free the lease, also one that this member could not renew; nothing is served any longer."""
@@ -209,18 +248,12 @@ class Leading:
             each = followers.get(member)
             if member == context.folder:
                 about |= {"state": "leading", "in_sync": True, "since": self.since_s}
-            elif each is None:
-                about |= {"state": "disconnected", "in_sync": member in replication.in_sync}
+                about["free_bytes"] = context.free_bytes
             else:
-                about |= {
-                    "state": each.state,
-                    "in_sync": member in replication.in_sync,
-                    "since": each.since_s,
-                    "lag_operations": each.lag_operations,
-                    "lag_bytes": each.lag_bytes,
-                    "lag_s": each.lag_s,
-                }
-            members.append({"lag_operations": 0, "lag_bytes": 0, "lag_s": 0.0, "since": 0} | about)
+                about["in_sync"] = member in replication.in_sync
+                about["state"] = each.state if each is not None else "disconnected"
+            figures = each or FollowerStatus(member, (), "", "catching up")
+            members.append({name: getattr(figures, field) for name, field in _FIGURES.items()} | about)
         return {
             "cluster": context.membership.cluster,
             "epoch": self.epoch,
@@ -244,15 +277,24 @@ class Leading:
 
     def switch(self, to: str = "") -> str:
         """See `ClusterControl`."""
-        in_sync = self.replication.in_sync & self.replication.connected
+        in_sync = self._able
         if to and to not in in_sync:
             raise ClusterRefusal(f"the member {to[:64]} is not connected and in sync")
         if not in_sync:
             raise ClusterRefusal("no other member is connected and in sync")
-        self._successor = to or min(in_sync)
-        logger.info("the member %s shall lead", self._successor)
+        successor = to or min(in_sync)
+        logger.info("the member %s shall lead", successor)
+        self._hand_over(successor)
+        return successor
+
+    def _hand_over(self, to: str) -> None:
+        self._successor = to
         self._serving.cancel()
-        return self._successor
+
+    @property
+    def _able(self) -> frozenset[str]:
+        """The followers that could be elected, and follow now."""
+        return self.replication.in_sync & self.replication.connected
 
     async def remove(self, member: str) -> None:
         """See `ClusterControl`."""

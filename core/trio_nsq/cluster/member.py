@@ -140,6 +140,7 @@ class Member:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._api.run)
+            nursery.start_soon(self._context.measure)
             passed = {
                 "reloads": await nursery.start(_pass_on, reloads, self._reload_tls),
                 "drains": await nursery.start(_pass_on, drains, trio.lowlevel.checkpoint),

@@ -15,6 +15,8 @@ class ClusterOptions:
         coordinator: The URL of the engine that decides who leads: see `open_coordinator`.
         coordinator_password_file: The first line of this file is the password of the coordinator's user.
         min_in_sync: Publishes are refused while fewer members are in sync, with the leader.
+        catch_up_rate: How many bytes of its folder the leader reads per second for a follower that catches up; 0: no
+            limit.
         cluster_auth_secret_file: The first line of this file is the token, with the role `replicate`, that this member
             sends to others. It is read for each connection.
         cluster_tls: Connect to other members over TLS only. The broker's `tls_root_ca_file` verifies their
@@ -31,6 +33,7 @@ class ClusterOptions:
     coordinator: str
     coordinator_password_file: Path | None = None
     min_in_sync: int = 1
+    catch_up_rate: int = 0
     cluster_auth_secret_file: Path | None = None
     cluster_tls: bool = False
     on_leader: str = ""
@@ -39,3 +42,4 @@ class ClusterOptions:
     def __post_init__(self) -> None:
         check_options(self)
         check_int("min_in_sync", self.min_in_sync, 1, 64)
+        check_int("catch_up_rate", self.catch_up_rate, 0)

@@ -64,10 +64,22 @@ def problems_of(cluster: Cluster) -> Iterator[str]:
     for member in cluster["members"]:
         if not is_in_sync(member):
             yield f"the member {name_of(member)} is {_state_of(member)}"
+        elif member.get("is_slow"):
+            wait_s = member.get("ok_wait_s", 0.0)
+            yield f"the member {name_of(member)} is slow: each OK waits for it, about {wait_s:.1f} s"
 
 
 def _state_of(member: ClusterMember) -> str:
     if member["state"] != "catching up":
         return member["state"] if member["state"] == "disconnected" else "not in sync"
     lacks = count_of(member.get("lag_operations", 0), "operation")
-    return f"catching up, and lacks {lacks}"
+    copied = progress_of(member)
+    return (
+        f"catching up: it has {copied} of the leader's files" if copied else f"catching up, and lacks {lacks}"
+    )
+
+
+def progress_of(member: ClusterMember) -> str:
+    """Return how much of the leader's files a member has that catches up; empty: it does not, or that is unknown."""
+    size = member.get("copy_bytes", 0)
+    return f"{100 * member.get('copied_bytes', 0) // size} %" if size else ""

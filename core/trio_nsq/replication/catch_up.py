@@ -89,6 +89,10 @@ class CatchUp:
         files: Has recorded all changes since `stream` began.
         inventory: What the follower has.
         on_read: Called with the size of each block that was read; may wait.
+
+    Attributes:
+        done_bytes: Those of files that the follower has, or was sent. Any thread may ask.
+        total_bytes: Those of all files at the begin; 0: not known yet.
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class CatchUp:
         self._stream = stream
         self._inventory = inventory
         self._on_read = on_read
+        self.done_bytes = self.total_bytes = 0
+        self._before = 0  # `done_bytes` at the begin of the present file
         self._number = stream.last_number
         self._names = NamesSince()
         self._there: set[bytes] = set()  # folders that the follower has
@@ -113,6 +119,7 @@ class CatchUp:
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all pieces. Blocking. Raises OSError: a file cannot be read; TooFarBehind: begin anew."""
+        self.total_bytes = self._size_below(b"")
         waiting = [b""]
         while waiting:
             folder = waiting.pop()
@@ -133,6 +140,17 @@ class CatchUp:
             waiting += [joined(folder, name) for name in reversed(folders)]
         yield from self._once_more()
         yield CaughtUp(self._number)
+
+    def _size_below(self, folder: bytes) -> int:
+        """Return the bytes of all files below a folder, without those that are removed meanwhile."""
+        size = 0
+        with suppress(FileNotFoundError, NotADirectoryError):
+            files, folders = list_folder(self._files, self._root, folder, follows_links=True)
+            for name in files:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    size += absolute(self._root, joined(folder, name)).stat().st_size
+            size += sum(self._size_below(joined(folder, name)) for name in folders)
+        return size
 
     def _operations(self) -> Iterator[Piece]:
         """Yield the operations until now that are not sent; it ends, however many come meanwhile."""
@@ -168,6 +186,7 @@ class CatchUp:
             fd = self._files.open_read_only(absolute(self._root, path))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return  # an operation has removed or renamed it, or will
+        size = self._files.size(fd)
         try:
             known = self._inventory.find(path)
             if known is not None:
@@ -181,6 +200,8 @@ class CatchUp:
                 yield FileBegin(path, is_whole=known is None)
                 yield from self._blocks(fd, path, known or FileDigest(0, 0, b""))
         finally:
+            self._before += size
+            self.done_bytes = self._before
             self._files.close(fd)
 
     def _begins_with(self, fd: int, known: FileDigest) -> bool:
@@ -213,6 +234,7 @@ class CatchUp:
                 return
             at = number * BLOCK_BYTES
             block = self._read(fd, BLOCK_BYTES, at)
+            self.done_bytes = self._before + at + len(block)
             if block and not self._has_block(known, number, block):
                 yield Block(path, at, block)
             if len(block) < BLOCK_BYTES:

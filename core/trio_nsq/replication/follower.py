@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import trio
@@ -44,6 +44,7 @@ async def follow(
     least_epoch: int = 0,
     timeout_s: float = 10.0,
     alive_s: float = 1.0,
+    free_bytes: Callable[[], int | None] = lambda: None,
 ) -> None:
     """Follow a leader until the connection ends. The caller closes the replica and the stream.
 
@@ -55,7 +56,8 @@ async def follow(
         addresses: Where this member is reached, as URLs.
         least_epoch: A leader of a lower epoch is not followed.
         timeout_s: Limit for the leader to send anything.
-        alive_s: The interval of ALIVE, which is sent while the disk or something else takes long.
+        alive_s: The interval of ALIVE, which is also sent while the disk or something else takes long.
+        free_bytes: Returns how much of this folder's disk is free, at once; None: unknown.
 
     Raises:
         LinkError: The leader refuses, has ended the connection, or does not answer; StaleLeader.
@@ -69,7 +71,7 @@ async def follow(
         about |= {"instance": INSTANCE, "addresses": list(addresses)}
         following = _Following(frames, replica, about, least_epoch)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stay_alive, frames, alive_s)
+            nursery.start_soon(_stay_alive, frames, alive_s, free_bytes)
             nursery.start_soon(_end_if_cancelled, frames)
             try:
                 with trio.CancelScope(shield=True):
@@ -81,11 +83,11 @@ async def follow(
         raise error
 
 
-async def _stay_alive(frames: FrameSocket, alive_s: float) -> None:
+async def _stay_alive(frames: FrameSocket, alive_s: float, free_bytes: Callable[[], int | None]) -> None:
     limiter = trio.CapacityLimiter(1)
     while True:
         await trio.sleep(alive_s)
-        await trio.to_thread.run_sync(frames.send_alive, limiter=limiter)
+        await trio.to_thread.run_sync(frames.send_alive, free_bytes(), limiter=limiter)
 
 
 async def _end_if_cancelled(frames: FrameSocket) -> None:

@@ -6,7 +6,7 @@ from threading import Lock
 
 import trio
 
-from .link import FrameKind, FrameReader, LinkError, encode_frame
+from .link import FrameKind, FrameReader, LinkError, encode_frame, encode_number
 
 _SEND_BYTES = 256 * 1024
 
@@ -38,10 +38,11 @@ class FrameSocket:
             except OSError as exc:
                 raise trio.BrokenResourceError(str(exc)) from exc
 
-    def send_alive(self) -> None:
+    def send_alive(self, free_bytes: int | None = None) -> None:
         """Send ALIVE. That the connection is broken is noticed by others."""
+        alive = FrameKind.ALIVE
         try:
-            self.send(encode_frame(FrameKind.ALIVE))
+            self.send(encode_frame(alive) if free_bytes is None else encode_number(alive, free_bytes))
         except (LinkError, trio.BrokenResourceError):
             pass
 

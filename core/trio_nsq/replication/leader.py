@@ -11,6 +11,7 @@ import trio
 
 from ..event_loop.reactor import Poller
 from ..protocol.errors import NSQError, leaves_of
+from .answer_times import AnswerTimes
 from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
 from .frame_stream import FrameStream
 from .inventory import Inventory
@@ -54,6 +55,9 @@ class Follower:
         is_caught_up: It has the whole folder; otherwise it is catching up.
         is_connected: Its connection has not ended.
         since_s: When it connected or, if later, came in sync; Unix seconds.
+        free_bytes: How much of its disk is free; None: it has not told. 0 also if it was full, and cannot be written.
+        answers: How long it takes to store operations.
+        copy: The catch-up, while there is one.
     """
 
     member: str
@@ -63,6 +67,9 @@ class Follower:
     is_caught_up: bool = False
     is_connected: bool = True
     since_s: int = field(default_factory=lambda: int(time.time()))
+    free_bytes: int | None = None
+    answers: AnswerTimes = field(default_factory=AnswerTimes)
+    copy: CatchUp | None = None
     _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def disconnect(self) -> None:
@@ -212,7 +219,7 @@ class Leader:
         else:
             logger.info("follower %s: catches up", follower.member)
             self.catch_up_count += 1
-            number = await self._catch_up(frames)
+            number = await self._catch_up(frames, follower)
             logger.info("follower %s: has caught up", follower.member)
         if resumes:
             follower.stored = number
@@ -223,9 +230,12 @@ class Leader:
         def on_stored(number: int) -> None:
             self._store(follower, number)
 
+        def on_alive(free_bytes: int) -> None:
+            follower.free_bytes = free_bytes
+
         async with plain_socket(stream) as sock:
             link = LiveLink(
-                *(sock, self._poller, self._stream, reader, number, on_stored),
+                *(sock, self._poller, self._stream, reader, number, on_stored, follower.answers, on_alive),
                 alive_s=self._alive_s,
                 timeout_s=self._timeout_s,
             )
@@ -262,20 +272,24 @@ class Leader:
                     raise LinkError(f"it has sent a frame {kind.name} instead of its inventory")
             await trio.to_thread.run_sync(inventory.add, entries)
 
-    async def _catch_up(self, frames: FrameStream) -> int:
+    async def _catch_up(self, frames: FrameStream, follower: Follower) -> int:
         """Send a copy of the folder; returns the number of its last operation."""
         with Inventory(self._files.root) as inventory:
             await self._receive_inventory(frames, inventory)
-            return await self._send_copy(frames, inventory)
+            try:
+                return await self._send_copy(frames, follower, inventory)
+            finally:
+                follower.copy = None
 
-    async def _send_copy(self, frames: FrameStream, inventory: Inventory) -> int:
+    async def _send_copy(self, frames: FrameStream, follower: Follower, inventory: Inventory) -> int:
         pace = Pace(self._catch_up_bytes_per_s)
 
         def wait(size: int) -> None:
             if (wait_s := pace.wait_s(time.monotonic(), size)) > 0:
                 trio.from_thread.run(trio.sleep, wait_s)
 
-        pieces = CatchUp(self._files, self._stream, inventory, wait).pieces()
+        follower.copy = copy = CatchUp(self._files, self._stream, inventory, wait)
+        pieces = copy.pieces()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_ignore, frames)
             nursery.start_soon(frames.stay_alive, self._alive_s)

@@ -8,7 +8,8 @@
 `size` counts kind and payload; integers are big-endian. The follower begins with HELLO. The leader answers WELCOME, or
 REFUSED and closes. If the follower cannot continue, it sends its INVENTORY, an entry per frame, and INVENTORY_END, and
 gets the pieces of a `CatchUp`, the last of which is CAUGHT_UP. After that, or after the WELCOME, it gets OPERATIONS and
-answers with STORED. Both send ALIVE when they have had nothing to send for a while.
+answers with STORED. Both send ALIVE when they have had nothing to send for a while. A follower sends it each second,
+with the free bytes of its disk if it knows them.
 """
 
 import json

@@ -1,12 +1,14 @@
 """The link to a follower that has the whole folder: the poller sends operations to it, and reads what it has stored."""
 
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
 
 from ..event_loop.reactor import PolledEndpoint, Poller, SendBuffer
+from .answer_times import AnswerTimes
 from .link import FrameKind, FrameReader, LinkError, decode_number, encode_frame, encode_operations
 from .stream import OperationStream, TooFarBehind
 
@@ -21,6 +23,8 @@ class LiveLink(PolledEndpoint):
         reader: What it divides into frames.
         number: The number of the last operation that the follower has been sent.
         on_stored: Called with the number in each frame STORED. May raise LinkError.
+        answers: Is told when something is sent, and stored.
+        on_alive: Called with the free bytes of the follower's disk in frames ALIVE that tell them.
         alive_s, timeout_s: As of `Leader`.
     """
 
@@ -32,6 +36,8 @@ class LiveLink(PolledEndpoint):
         reader: FrameReader,
         number: int,
         on_stored: Callable[[int], None],
+        answers: AnswerTimes,
+        on_alive: Callable[[int], None] = lambda free_bytes: None,
         *,
         alive_s: float,
         timeout_s: float,
@@ -41,6 +47,8 @@ class LiveLink(PolledEndpoint):
         self._reader = reader
         self._number = number
         self._on_stored = on_stored
+        self._answers = answers
+        self._on_alive = on_alive
         self._alive_s = alive_s
         self._timeout_s = timeout_s
         self._buffer = SendBuffer(sock)
@@ -81,6 +89,7 @@ class LiveLink(PolledEndpoint):
             while self._number < stream.last_number and not buffer.full:
                 self._number, pieces = stream.after(self._number, _ROUND_BYTES)
                 self._put(encode_operations(self._number, pieces))
+                self._answers.sent(self._number, time.monotonic())
         except TooFarBehind as exc:
             self._end(exc)
 
@@ -108,9 +117,12 @@ class LiveLink(PolledEndpoint):
         """Handle frames from the follower. Raises LinkError."""
         for kind, payload in frames:
             if kind is FrameKind.STORED:
-                self._on_stored(decode_number(payload))
+                self._on_stored(number := decode_number(payload))
+                self._answers.stored(number, time.monotonic())
             elif kind is not FrameKind.ALIVE:
                 raise LinkError(f"it has sent a frame {kind.name}")
+            elif payload:
+                self._on_alive(decode_number(payload))
 
     def _end(self, error: Exception) -> None:
         """Have `run` end with this error."""

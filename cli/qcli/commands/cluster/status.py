@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trio_nsq.fleet.cluster import address_of, is_in_sync, leader_of, name_of, problems_of
+from trio_nsq.fleet.cluster import address_of, is_in_sync, leader_of, name_of, problems_of, progress_of
 
 from ...broker.brokers import Brokers, broker_http_options
 from ...framework import output
@@ -48,14 +48,16 @@ _MS_PER_S = 1000
         "cluster is shown. Without a leader, the member tells what it knows, and why it does not lead or follow; over "
         "HTTPS, a follower answers nothing itself.",
         "Columns": "member: the id of its data folder. address: where commands reach it. state: leading; in sync: it "
-        "has all messages that were acknowledged; catching up: it copies what it lacks; disconnected. in sync: "
-        "whether it may lead next. behind: the operations of the leader that it has not stored, and their bytes. lag: "
-        "the age of the oldest one. for: the time since the state began.",
+        "has all messages that were acknowledged; catching up: it copies what it lacks, and has so much of the "
+        "leader's files; disconnected. in sync: whether it may lead next. behind: the operations of the leader that it "
+        "has not stored, and their bytes. lag: the age of the oldest one. wait: the time in which it stores them, for "
+        "which OKs wait. for: the time since the state began.",
         "Keys": "An object for each cluster: cluster, epoch (counts leaders), leader (an id; null: there is none), "
         "since (Unix seconds), coordinator, coordinator_error (empty: it answers), min_in_sync, refuses_because "
         "(empty: publishes are accepted), members, reason (why there is no leader; null: there is one), problems "
         "(sentences) and answered_by (the address that was asked). Each member has id, addresses, state, in_sync, "
-        "lag_operations, lag_bytes, lag_s and since. Without a leader, members has only the member that answered, as "
+        "lag_operations, lag_bytes, lag_s, since, ok_wait_s, is_slow, copied_bytes, copy_bytes and free_bytes (of its "
+        "disk). Without a leader, members has only the member that answered, as "
         "it sees itself.",
     },
 )
@@ -157,11 +159,12 @@ def _columns(now_s: float) -> tuple[Column[ClusterMember], ...]:
     return (
         Column("member", lambda row: row["id"], is_name=True),
         Column("address", lambda row: address_of(row["addresses"]), is_name=True),
-        Column("state", lambda row: row["state"], is_name=True),
+        Column("state", lambda row: f"{row['state']} {progress_of(row)}".rstrip(), is_name=True),
         Column("in sync", lambda row: "yes" if row["in_sync"] else "no", rank=2),
         Column("behind", lambda row: lag(row, short_count(row.get("lag_operations", 0)))),
         Column("bytes", lambda row: lag(row, short_size(row.get("lag_bytes", 0))), rank=1),
         Column("lag", lambda row: lag(row, age(row.get("lag_s", 0.0) * _MS_PER_S))),
+        Column("wait", lambda row: lag(row, age(row.get("ok_wait_s", 0.0) * _MS_PER_S)), rank=4),
         Column("for", lambda row: _since(row.get("since"), now_s), rank=3),
     )
 

@@ -36,6 +36,8 @@ ADMIN_ADDRESS = "127.0.0.1:4171"
 MIB = 1024**2
 
 
+_SIZE = kinds.Kind(params.byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"')
+
 SETTINGS = under_headings(
     "Addresses",
     Setting(
@@ -145,7 +147,7 @@ SETTINGS = under_headings(
     ),
     Setting(
         "retention-bytes",
-        kinds.Kind(params.byte_size, "BYTES", (int, str), 'an integer, or a size such as "10GB"'),
+        _SIZE,
         "0",
         help="Keep at most this many bytes of a topic's newest messages readable, such as 10GB. With 0 or "
         "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages, and with 0 they are "
@@ -177,6 +179,14 @@ SETTINGS = under_headings(
         1,
         help="Refuse publishes while fewer members have all messages, counting the leader. With 1, the leader goes on "
         "alone if it loses the others.",
+        brief=True,
+    ),
+    Setting(
+        "catch-up-rate",
+        _SIZE,
+        "0",
+        help="Read at most this many bytes per second for a member that catches up, such as 50MB. 0 and unlimited: as "
+        "fast as possible.",
         brief=True,
     ),
     Setting(
@@ -498,9 +508,11 @@ def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
         for name in ("coordinator", "cluster_tls", "cluster_auth_secret_file", "coordinator_password_file"):
             if values[name]:
                 raise Failure(f"--{name.replace('_', '-')} needs --cluster.")
-        if values["min_in_sync"] > 1:
-            raise Failure("--min-in-sync needs --cluster.")
+        for name, default in (("min_in_sync", 1), ("catch_up_rate", 0)):
+            if values[name] > default:
+                raise Failure(f"--{name.replace('_', '-')} needs --cluster.")
         return None
     if not values["coordinator"]:
         raise Failure("--cluster needs --coordinator.")
-    return ClusterOptions(**fields_of(ClusterOptions, values))
+    limited = {"catch_up_rate": max(0, values["catch_up_rate"])}  # below 0: unlimited
+    return ClusterOptions(**fields_of(ClusterOptions, values | limited))

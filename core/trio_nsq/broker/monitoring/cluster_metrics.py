@@ -64,6 +64,11 @@ def of_leader(status: Mapping[str, Any], *, left: int, catch_ups: int) -> Iterat
         "With fewer members in sync, publishes are refused (--min-in-sync).",
         status["min_in_sync"],
     )
+    yield GaugeMetricFamily(
+        "nsq_cluster_refuses_publishes",
+        "1 if publishes are refused: too few members are in sync, or the leader's disk is full.",
+        bool(status["refuses_because"]),
+    )
     followers = [each for each in members if each["id"] != status["leader"]]
     connected = GaugeMetricFamily(
         "nsq_cluster_follower_connected", "1 if the follower is connected to the leader.", labels=["member"]
@@ -77,6 +82,39 @@ def of_leader(status: Mapping[str, Any], *, left: int, catch_ups: int) -> Iterat
             if each["state"] != "disconnected":  # then it is not known
                 lag.add_metric([each["id"]], each[key])
         yield lag
+    wait = GaugeMetricFamily(
+        "nsq_cluster_follower_ok_wait_seconds",
+        "Recent time in which the follower stores operations, for which OKs wait; 0 without operations.",
+        labels=["member"],
+    )
+    copies = {
+        "copied_bytes": GaugeMetricFamily(
+            "nsq_cluster_follower_copied_bytes",
+            "Bytes of the leader's files that the follower has, while it catches up; 0: it does not.",
+            labels=["member"],
+        ),
+        "copy_bytes": GaugeMetricFamily(
+            "nsq_cluster_follower_copy_bytes",
+            "Bytes of the leader's files, while the follower catches up; 0: it does not.",
+            labels=["member"],
+        ),
+    }
+    for each in followers:
+        if each["state"] != "disconnected":
+            wait.add_metric([each["id"]], each["ok_wait_s"])
+            for name, copy in copies.items():
+                copy.add_metric([each["id"]], each[name])
+    yield wait
+    yield from copies.values()
+    free = GaugeMetricFamily(
+        "nsq_cluster_follower_free_bytes",
+        "Free space of the follower's disk; 0 also if it was full, and cannot be written.",
+        labels=["member"],
+    )
+    for each in followers:
+        if each["free_bytes"] is not None:
+            free.add_metric([each["id"]], each["free_bytes"])
+    yield free
     yield CounterMetricFamily(
         "nsq_cluster_followers_left",
         "Followers that were in sync, and disconnected or were too slow.",

@@ -211,7 +211,9 @@ class MetricsExposition:
         if replication is not None and (control := replication.control) is not None:
             yield from of_member(control.member(), control.times_led)
             yield from of_leader(
-                control.status(), left=replication.left_count, catch_ups=replication.catch_up_count
+                control.status() | {"refuses_because": server.refuses_because},
+                left=replication.left_count,
+                catch_ups=replication.catch_up_count,
             )
 
     def _of_audit_log(self) -> Iterator[Metric]:

@@ -30,6 +30,25 @@ _SHORT_BYTES = 1024**3
 _Result = TypeVar("_Result")
 
 
+def probe_beside(reserve: Path) -> Path:
+    """Return the file for `can_allocate` of a data folder."""
+    return reserve.with_name(f"{reserve.name}.probe")
+
+
+def can_allocate(files: Files, probe: Path, size: int) -> bool:
+    """Whether a file of this size can be made now. Blocks."""
+    try:
+        fd = files.create_or_empty(probe)
+        try:
+            files.allocate(fd, size)
+        finally:
+            files.close(fd)
+            files.unlink(probe)
+    except OSError:
+        return False
+    return True
+
+
 class DiskReserve:
     """The reserved file, and whether appends may use the disk. Thread-safe; `use` and `reclaim` block.
 
@@ -50,7 +69,7 @@ class DiskReserve:
         self._lacking_bytes = 0  # size of that append
         self._has_little_space = False
         self._path = path
-        self._probe = path.with_name(f"{path.name}.probe")
+        self._probe = probe_beside(path)
         self._files = files
         self._size = RESERVE_BYTES
         self._is_whole = False
@@ -163,16 +182,7 @@ class DiskReserve:
                 self.failed_with = ""
 
     def _has_more(self, size: int) -> bool:
-        try:
-            fd = self._files.create_or_empty(self._probe)
-            try:
-                self._files.allocate(fd, size)
-            finally:
-                self._files.close(fd)
-                self._remove(self._probe)
-        except OSError:
-            return False  # the next append reports the error
-        return True
+        return can_allocate(self._files, self._probe, size)  # the next append reports the error
 
     def _release(self) -> None:
         self._is_whole = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ...fleet.cluster import progress_of
 from ...text.wording import count_of
 from ..messages.visible import visible
 
@@ -109,6 +110,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": size,
     "age": age,
     "percent": percent,
+    "progress": progress_of,
     "quantile": quantile,
     "plural": plural,
     "moment": moment,
