@@ -11,7 +11,7 @@ import trio.testing
 from client.support.consumers import accept_and_subscribe, eager_consumer_of, hold_open
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, message
 from trio_nsq.client import BrokerError, ConnectionFailed, Consumer
-from trio_nsq.client.connection.connection import HANDSHAKE_TIMEOUT_S
+from trio_nsq.client.connection.connection import HANDSHAKE_TIMEOUT_S, LEADER_TIMEOUT_S
 from trio_nsq.protocol.frames import OK_FRAME
 
 
@@ -185,17 +185,24 @@ async def test_server_that_is_not_a_broker_is_detected(
 
 
 @bounded
-async def test_silent_broker_times_out(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
+async def test_silent_broker_times_out(
+    broker: FakeBroker, clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play() -> None:
         peer = await broker.accept()
         await peer.expect_identify()
         await trio.testing.wait_all_tasks_blocked()
         clock.jump(HANDSHAKE_TIMEOUT_S)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (
+            "no answer within 10 s: it hangs, or its cluster has no leader; waiting up to 35 s" in caplog.text
+        )
+        clock.jump(LEADER_TIMEOUT_S - HANDSHAKE_TIMEOUT_S)
         await peer.expect_end()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(play)
-        assert "no answer within 10 s" in (await entering_fails(eager_consumer_of(broker))).reason
+        assert "no answer within 35 s" in (await entering_fails(eager_consumer_of(broker))).reason
 
 
 @bounded

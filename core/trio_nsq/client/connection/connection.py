@@ -4,6 +4,7 @@ A connection has one reader, one writer and one owner, the caller of `run`. `run
 only queues data. The writer sends all data that was queued during the last write or scheduler tick at once.
 """
 
+import logging
 import math
 import os
 import socket
@@ -36,11 +37,16 @@ from .codecs import CodecStack
 from .options import ConnectionSettings
 
 READ_BYTES = 256 * KIB
+_logger = logging.getLogger("trio_nsq.client")
+
 HANDSHAKE_TIMEOUT_S = 10.0
 """The timeout of each answer during the handshake, which has no heartbeats; nsqd allows 5 s for a TLS handshake."""
 SLOWEST_BYTES_PER_S = 16 * KIB
 """A slower frame ends the connection. If a size field is wrong, heartbeats and replies are read as parts of that frame,
 and the connection would look alive."""
+LEADER_TIMEOUT_S = 35.0
+"""The timeout of the first answer, where nobody tries again: a member of a cluster lets a client wait up to 30 s for a
+leader."""
 DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 """nsqd's default, for brokers that do not announce theirs."""
 
@@ -56,6 +62,7 @@ async def connect(
     *,
     extensions: Collection[str] = (),
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    waits_for_leader: bool = False,
 ) -> "Connection":
     """Connect and negotiate (magic, IDENTIFY).
 
@@ -63,6 +70,7 @@ async def connect(
         address: `host:port`.
         extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`.
         max_frame_bytes: The longest accepted frame.
+        waits_for_leader: Wait longer for the first answer; see `LEADER_TIMEOUT_S`. A warning says so.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
@@ -71,7 +79,7 @@ async def connect(
         ConnectionFailed: No broker answers, or the broker refuses the settings.
     """
     connection = Connection(await _open(address, settings), address, settings, max_frame_bytes)
-    await connection.introduce(extensions)
+    await connection.introduce(extensions, waits_for_leader=waits_for_leader)
     return connection
 
 
@@ -138,13 +146,13 @@ class Connection:
         self._wake = trio.Event()
         self._at_end = False
 
-    async def introduce(self, extensions: Collection[str] = ()) -> None:
-        """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH.
+    async def introduce(self, extensions: Collection[str] = (), *, waits_for_leader: bool = False) -> None:
+        """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH. See `connect`.
 
         On failure closes the socket and raises ConnectionFailed.
         """
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
-        features = await self.identify(fields)
+        features = await self.identify(fields, LEADER_TIMEOUT_S if waits_for_leader else HANDSHAKE_TIMEOUT_S)
         self.survives_refusals = features.get("survive_refusals") is True
         self.makes_private_channel = features.get("private_channel") is True
         if self._settings.tls_v1:
@@ -158,9 +166,11 @@ class Connection:
         if features.get("auth_required") is True:
             await self._authenticate()
 
-    async def identify(self, fields: dict[str, Any]) -> dict[str, Any]:
+    async def identify(
+        self, fields: dict[str, Any], timeout_s: float = HANDSHAKE_TIMEOUT_S
+    ) -> dict[str, Any]:
         """Send magic and IDENTIFY; return the features. On failure closes the socket and raises ConnectionFailed."""
-        reply = await self._ask(MAGIC_V2 + encode_identify(fields))
+        reply = await self._ask(MAGIC_V2 + encode_identify(fields), timeout_s)
         features: Any = {}
         if reply != b"OK":  # OK: the broker does not negotiate
             try:
@@ -229,22 +239,31 @@ class Connection:
         """Send SUB and wait for the reply. On failure closes the socket and raises ConnectionFailed."""
         await self._ask(encode_sub(topic, channel))
 
-    async def _ask(self, command: bytes) -> bytes:
+    async def _ask(self, command: bytes, timeout_s: float | None = None) -> bytes:
         """Send a command and return its reply; on an error or cancellation, close the socket."""
-        async with self._handshake():
+        async with self._handshake(timeout_s):
             await self._send(command)
+            if timeout_s is not None and timeout_s > HANDSHAKE_TIMEOUT_S:
+                with trio.move_on_after(HANDSHAKE_TIMEOUT_S):
+                    return await self._reply()
+                _logger.warning(
+                    "broker %s: connected, but no answer within %g s: it hangs, or its cluster has no leader; waiting "
+                    "up to %g s",
+                    *(self.address, HANDSHAKE_TIMEOUT_S, timeout_s),
+                )
             return await self._reply()
         raise AssertionError  # the block above returns or raises
 
     @asynccontextmanager
-    async def _handshake(self) -> AsyncIterator[None]:
+    async def _handshake(self, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Close the socket if the block fails or is cancelled. Raises ConnectionFailed."""
+        limit_s = HANDSHAKE_TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+            with trio.fail_after(limit_s):
                 yield
         except BaseException as error:
             await self.close_now()
-            reason = _handshake_failure(error)
+            reason = _handshake_failure(error, limit_s)
             if reason is None:
                 raise
             refused = isinstance(error, BrokerError) and is_auth_refusal(error)
@@ -412,7 +431,7 @@ def _count(features: dict[str, Any], name: str, default: int) -> int:
     return int(value)
 
 
-def _handshake_failure(error: BaseException) -> str | None:
+def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
     """Return the reason of a failed handshake as text; None for a cancellation or a defect."""
     match error:
         case BrokerError():
@@ -421,7 +440,7 @@ def _handshake_failure(error: BaseException) -> str | None:
         case ConnectionLost():
             return error.reason
         case trio.TooSlowError():
-            return f"connected, but no answer within {HANDSHAKE_TIMEOUT_S:g} s"
+            return f"connected, but no answer within {limit_s:g} s"
         case _:
             return _reason(error) if isinstance(error, _BROKEN) else None
 

@@ -122,7 +122,7 @@ class Subscriptions:
         first = True
         while not self._stopped and self._is_wanted(address):
             try:
-                connection = await self._subscribe(address)
+                connection = await self._subscribe(address, waits_for_leader=first)
             except ConnectionFailed as error:
                 delay_s = delays.next_s()
                 now = trio.current_time()
@@ -165,10 +165,15 @@ class Subscriptions:
         self._flow.update()
         self._queue.close(error)
 
-    async def _subscribe(self, address: str) -> Connection:
+    async def _subscribe(self, address: str, *, waits_for_leader: bool) -> Connection:
         """Connect to a broker and subscribe to the channel. Raises ConnectionFailed."""
         private = self._settings.private_channel
-        connection = await connect(address, self._settings, extensions=["private_channel"] if private else [])
+        connection = await connect(
+            address,
+            self._settings,
+            extensions=["private_channel"] if private else [],
+            waits_for_leader=waits_for_leader,
+        )
         if private and not connection.makes_private_channel:
             try:
                 await self._without_private_channels(address)

@@ -102,6 +102,7 @@ class BrokerLink:
                     self._settings,
                     extensions=[] if self._settings.ordered else ["survive_refusals"],
                     max_frame_bytes=MAX_ANSWER_BYTES,
+                    waits_for_leader=True,
                 )
             except ConnectionFailed as error:
                 self._wanted = trio.Event()
