@@ -22,7 +22,7 @@ _ANSWER_S = 4.0
 """How long a client waits before it tries another member."""
 _RETRY_S = 0.05
 _OPERATOR_S = 0.3
-_READY_COUNT = 200
+_READY_COUNT = 2000
 _MOST_WAITING = 50_000
 _HEARTBEAT_MS = 1000
 _SILENCE_NS = 4 * _HEARTBEAT_MS * MS
@@ -254,6 +254,7 @@ class Clients:
                     self._ledger.refusals[data.decode(errors="replace")] += 1
                     raise Gone
             if answers:
+                self._ledger.delivered(by, len(answers))
                 await client.send(b"".join(answers))
             if by.read_until_s:
                 return

@@ -24,7 +24,7 @@ from cluster.stock import StockClients
 if TYPE_CHECKING:
     from cluster.faults import Fault
 
-TOPIC, ONCE_TOPIC = "t", "once"
+TOPIC, ONCE_TOPIC, MUCH_TOPIC = "t", "once", "much"
 CHANNELS = ("a", "b")
 POLL_S = 0.05
 _STOCK_POLL_S = 1
@@ -71,6 +71,7 @@ class Drill:
         longest_s: float,
         keeps_log: bool,
         network: Network | None,
+        has_clocks: bool,
     ) -> None:
         self.chance = random.Random(seed)
         kept = ["--retention-time=forever"] if keeps_log else []
@@ -80,7 +81,10 @@ class Drill:
         self._to_start: list[Member] = []
         self.engine = engine
         self.cluster = Cluster(
-            engine, *flags, *kept, *(stock.flags if stock is not None else ()), network=network
+            engine,
+            *(*flags, *kept, *(stock.flags if stock is not None else ())),
+            network=network,
+            clocks=folder if has_clocks else None,
         )
         self._mounted = mounted
         self._stock = stock
@@ -129,12 +133,14 @@ class Drill:
         await self.admit("/topic/create", topic=TOPIC)
         await self.admit("/topic/create", topic=ONCE_TOPIC)
         for name in CHANNELS:
-            await self.admit("/channel/create", topic=TOPIC, channel=name)
-            nursery.start_soon(self.clients.consume, self.ledger.channel(TOPIC, name))
+            await self._consume(nursery, TOPIC, name)
         for _ in range(publishers):
             nursery.start_soon(self.clients.publish, TOPIC)
+        if much:
+            await self.admit("/topic/create", topic=MUCH_TOPIC)
+            await self._consume(nursery, MUCH_TOPIC, CHANNELS[0])
         for _ in range(much):
-            nursery.start_soon(self.clients.publish_much, TOPIC)
+            nursery.start_soon(self.clients.publish_much, MUCH_TOPIC)
         nursery.start_soon(self.clients.publish_once, ONCE_TOPIC, "numbered")
         nursery.start_soon(self.clients.operate)
         if self._stock is not None:
@@ -143,6 +149,10 @@ class Drill:
                 await self.admit("/channel/create", topic=STOCK_TOPIC, channel=name)
             self._stock.start([member.tcp_address for member in self.members], _STOCK_POLL_S)
             nursery.start_soon(self._publish_by_others, self._stock)
+
+    async def _consume(self, nursery: trio.Nursery, topic: str, channel: str) -> None:
+        await self.admit("/channel/create", topic=topic, channel=channel)
+        nursery.start_soon(self.clients.consume, self.ledger.channel(topic, channel))
 
     async def _publish_by_others(self, stock: StockClients) -> None:
         with self._others:
@@ -284,11 +294,10 @@ class Drill:
             return
         with suppress(NoAnswer):
             epoch = (await leader.about())["epoch"]
-            for name in CHANNELS:
-                channel = self.ledger.channel(TOPIC, name)
+            for channel in self.ledger.channels.values():
                 left = {each for each in await self.clients.leave(channel) if each.server() == leader.name}
                 for path in ("/channel/pause", "/channel/unpause"):
-                    await self.admit(path, topic=TOPIC, channel=name)
+                    await self.admit(path, topic=channel.topic, channel=channel.name)
                 about = await leader.about()
                 if (about["role"], about["epoch"]) == ("leader", epoch):
                     channel.settle(left)
@@ -304,7 +313,7 @@ class Drill:
             await self.clients.publishers_ended()
         leader = await self.cluster.wait_in_sync()
         logs = {}
-        for topic in (TOPIC, ONCE_TOPIC) if self._keeps_log else ():
+        for topic in sorted({each.topic for each in self.ledger.producers}) if self._keeps_log else ():
             logs[topic] = Log(self.ledger, topic)
             async for entries in read_log(leader.http_address, topic):
                 logs[topic].add(entries)
@@ -392,6 +401,7 @@ async def drilling(
     longest_s: float = 0.0,
     keeps_log: bool = True,
     network: Network | None = None,
+    has_clocks: bool = False,
 ) -> AsyncIterator[Drill]:
     """Run a cluster with clients, until the end of the block.
 
@@ -406,9 +416,21 @@ async def drilling(
         longest_s: How long a fault goes on at most; if members shall serve in spite of it, after they do.
         keeps_log: Whether messages stay in the log, where the checks at the end look for them.
         network: See `Cluster`.
+        has_clocks: Whether each member has a clock of its own.
     """
     drill = Drill(
-        folder, engine, seed, flags, pause_s, largest, mounted, stock, longest_s, keeps_log, network
+        folder,
+        engine,
+        seed,
+        flags,
+        pause_s,
+        largest,
+        mounted,
+        stock,
+        longest_s,
+        keeps_log,
+        network,
+        has_clocks,
     )
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:

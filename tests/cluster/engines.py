@@ -31,26 +31,26 @@ class Engine(ABC):
 
     Attributes:
         kind: `etcd`, `bucket` or `static`.
-        address: `host:port` that members reach through a link; empty: members need no engine.
+        addresses: Each `host:port` that members reach through a link; none: members need no engine.
         watch_s: How often it is asked who leads.
         lease_s: The time of the leader's lease.
     """
 
     kind: str
-    address: str = ""
+    addresses: Sequence[str] = ()
     watch_s = 0.05
     lease_s = 0.0
 
     @abstractmethod
-    def url(self, address: str, others: Sequence[str]) -> str:
+    def url(self, addresses: Sequence[str], others: Sequence[str]) -> str:
         """Return the option `--coordinator` of a member.
 
         Args:
-            address: Where it reaches the engine.
+            addresses: Where it reaches those of the engine.
             others: Where it reaches the HTTP ports of the other members.
         """
 
-    def environment(self, address: str) -> dict[str, str]:
+    def environment(self, addresses: Sequence[str]) -> dict[str, str]:
         """Return the variables that such a member needs."""
         return {}
 
@@ -70,19 +70,25 @@ class Engine(ABC):
 
 
 class Etcd(Engine):
-    """etcd with one member."""
+    """etcd with one member or several.
+
+    Attributes:
+        servers: Its members.
+    """
 
     kind = "etcd"
     lease_s = TTL_S
 
-    def __init__(self, member: Member, data: Path) -> None:
-        self.member = member
-        self.address = "%s:%d" % member.address
+    def __init__(self, servers: Sequence[Member], data: Path) -> None:
+        self.servers = servers
+        self.addresses = ["%s:%d" % server.address for server in servers]
         self._data, self._lost = data, data.with_name("lost")
-        self._coordinator: Coordinator = EtcdCoordinator([member.address], CLUSTER, patience=_PATIENCE)
+        self._coordinator: Coordinator = EtcdCoordinator(
+            [server.address for server in servers], CLUSTER, patience=_PATIENCE
+        )
 
-    def url(self, address: str, others: Sequence[str]) -> str:
-        return f"etcd://{address}"
+    def url(self, addresses: Sequence[str], others: Sequence[str]) -> str:
+        return f"etcd://{','.join(addresses)}"
 
     def close(self) -> None:
         self._coordinator.close()
@@ -92,37 +98,58 @@ class Etcd(Engine):
 
     def revoke_leases(self) -> None:
         """End all leases, as an administrator may."""
-        for lease in self.member.ask("/v3/lease/leases", {}).get("leases", ()):
-            self.member.ask("/v3/lease/revoke", {"ID": lease["ID"]})
+        for lease in self.servers[0].ask("/v3/lease/leases", {}).get("leases", ()):
+            self.servers[0].ask("/v3/lease/revoke", {"ID": lease["ID"]})
 
     def remove_keys(self) -> None:
         """Remove all keys of the cluster."""
-        self.member.remove(f"/trio-nsq/{CLUSTER}/")
+        self.servers[0].remove(f"/trio-nsq/{CLUSTER}/")
+
+    def leader(self) -> Member:
+        """Return the member of etcd that leads the others."""
+        until(self.has_leader)
+        (leader,) = [each for each in self.servers if each.leads()]
+        return leader
+
+    def has_leader(self) -> bool:
+        return sum(each.leads() for each in self.servers) == 1
+
+    def move_leader(self) -> None:
+        """Let another one of its members lead the others."""
+        leader = self.leader()
+        other = next(each for each in self.servers if each is not leader)
+        leader.ask("/v3/maintenance/transfer-leadership", {"targetID": other.status()["header"]["member_id"]})
+
+    def kill(self) -> None:
+        """Kill all its members."""
+        for server in self.servers:
+            server.kill()
 
     def restart(self) -> None:
-        """Start etcd, which was killed, again."""
-        self.member.start()
-        until(self.member.answers)
+        """Start all its members, which were killed, again."""
+        for server in self.servers:
+            server.start()
+        until(lambda: all(server.answers() for server in self.servers))
 
     def lose_data(self) -> None:
         """Start etcd without its data."""
-        self.member.kill()
+        self.kill()
         self._data.rename(self._lost)
         self.restart()
 
     def restore_data(self) -> None:
         """Start etcd with the data that it has lost."""
-        self.member.kill()
+        self.kill()
         shutil.rmtree(self._data)
         self._lost.rename(self._data)
         self.restart()
 
 
 @contextmanager
-def etcd_engine(folder: Path) -> Iterator[Etcd]:
+def etcd_engine(folder: Path, members: int = 1) -> Iterator[Etcd]:
     """Run etcd."""
-    with etcd(folder) as (member,):
-        engine = Etcd(member, folder / "m0")
+    with etcd(folder / "data", members) as servers:
+        engine = Etcd(servers, folder / "data")
         try:
             yield engine
         finally:
@@ -140,17 +167,17 @@ class Bucket(Engine):
         self._store = store
         self._between = between
         self._place = store.new_place()
-        self.address = between.endpoint.removeprefix("http://")
+        self.addresses = [between.endpoint.removeprefix("http://")]
         with store.here():
             self._coordinator: Coordinator = BucketCoordinator(
                 storage_at(self._place, patience=_PATIENCE), CLUSTER
             )
 
-    def url(self, address: str, others: Sequence[str]) -> str:
+    def url(self, addresses: Sequence[str], others: Sequence[str]) -> str:
         return self._place
 
-    def environment(self, address: str) -> dict[str, str]:
-        return self._store.behind(f"http://{address}").env
+    def environment(self, addresses: Sequence[str]) -> dict[str, str]:
+        return self._store.behind(f"http://{addresses[0]}").env
 
     def close(self) -> None:
         self._coordinator.close()
@@ -195,7 +222,7 @@ class Static(Engine):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def url(self, address: str, others: Sequence[str]) -> str:
+    def url(self, addresses: Sequence[str], others: Sequence[str]) -> str:
         return f"static:{','.join(others)}"
 
     def observe(self) -> Observation:

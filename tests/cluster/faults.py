@@ -1,9 +1,10 @@
 """What can happen to a cluster. Each fault is a context manager: it lasts as long as its block, and is over then."""
 
+import math
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from cluster.drill import POLL_S, Drill, Outcome
 from cluster.engines import Bucket, Etcd
 from cluster.links import Way
 from cluster.members import ENGINE, NoAnswer
+from spark.support import until
+
+_HOUR_S = 3600.0
+_CLOCKS_DIFFER_S = 20.0
 
 Strike = Callable[[Drill], AbstractAsyncContextManager[Outcome]]
 
@@ -26,6 +31,8 @@ class Fault:
         strike: Does it.
         kind: The kind of engine that it needs; empty: any that elects leaders.
         needs_disks: Whether the data folders must be on file systems of their own.
+        needs_etcds: Whether etcd must have several members.
+        needs_clocks: Whether members must have clocks of their own.
         in_pairs: Whether it may happen together with another one.
     """
 
@@ -33,6 +40,8 @@ class Fault:
     strike: Strike
     kind: str = ""
     needs_disks: bool = False
+    needs_etcds: bool = False
+    needs_clocks: bool = False
     in_pairs: bool = True
 
     def fits(self, *others: "Fault") -> bool:
@@ -48,10 +57,18 @@ FAULTS: list[Fault] = []
 
 
 def _fault(
-    name: str, *, kind: str = "", needs_disks: bool = False, in_pairs: bool = True
+    name: str,
+    *,
+    kind: str = "",
+    needs_disks: bool = False,
+    needs_etcds: bool = False,
+    needs_clocks: bool = False,
+    in_pairs: bool = True,
 ) -> Callable[[Callable[[Drill], AsyncIterator[Outcome]]], Fault]:
     def add(function: Callable[[Drill], AsyncIterator[Outcome]]) -> Fault:
-        fault = Fault(name, asynccontextmanager(function), kind, needs_disks, in_pairs)
+        fault = Fault(
+            name, asynccontextmanager(function), kind, needs_disks, needs_etcds, needs_clocks, in_pairs
+        )
         FAULTS.append(fault)
         return fault
 
@@ -135,6 +152,42 @@ async def switch(drill: Drill) -> AsyncIterator[Outcome]:
         drill.refused.append(f"switch: {exc}")  # allowed if another fault lasts
         outcome = Outcome(goes_on=False)
     yield outcome
+
+
+@_fault("members restart one after the other, the leader last", in_pairs=False)
+async def restart_in_turn(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    for member in sorted(drill.members, key=lambda member: member is leader):
+        member.terminate()
+        with drill.cluster.patience(f"{member.name} does not end"):
+            await member.has_ended(math.inf)
+        member.start()
+        await drill.cluster.wait_in_sync()
+    yield Outcome()
+
+
+# ---------------------------------------------------------------------- clocks
+
+
+@_fault("the leader's clock is set by an hour", needs_clocks=True, in_pairs=False)
+async def set_leader_clock(drill: Drill) -> AsyncIterator[Outcome]:
+    leader = await drill.leader()
+    assert leader.clock is not None
+    leader.clock.set(drill.chance.choice((-_HOUR_S, _HOUR_S)))
+    yield Outcome(outlives_lease=True)
+    leader.clock.set(0)
+
+
+@_fault("clocks of members are set by seconds", needs_clocks=True)
+async def set_clocks(drill: Drill) -> AsyncIterator[Outcome]:
+    # Deferred messages are due by the clock of a member that begins to lead: not by hours, which the test would wait.
+    for member in drill.members:
+        assert member.clock is not None
+        member.clock.set(drill.chance.uniform(-_CLOCKS_DIFFER_S, _CLOCKS_DIFFER_S))
+    yield Outcome()
+    for member in drill.members:
+        assert member.clock is not None
+        member.clock.set(0)
 
 
 # ---------------------------------------------------------------------- links
@@ -400,16 +453,31 @@ def _etcd(drill: Drill) -> Etcd:
 
 @_fault("etcd is killed", kind="etcd")
 async def kill_etcd(drill: Drill) -> AsyncIterator[Outcome]:
-    _etcd(drill).member.kill()
+    _etcd(drill).kill()
     yield Outcome(outlives_lease=True)
     await trio.to_thread.run_sync(_etcd(drill).restart)
 
 
 @_fault("etcd restarts", kind="etcd")
 async def restart_etcd(drill: Drill) -> AsyncIterator[Outcome]:
-    _etcd(drill).member.kill()
+    _etcd(drill).kill()
     await trio.to_thread.run_sync(_etcd(drill).restart)
     yield Outcome()
+
+
+@_fault("a member of etcd is killed", kind="etcd", needs_etcds=True)
+async def kill_etcd_member(drill: Drill) -> AsyncIterator[Outcome]:
+    server = drill.chance.choice(_etcd(drill).servers)
+    server.kill()
+    yield Outcome(outlives_lease=True)
+    server.start()
+    await trio.to_thread.run_sync(until, server.answers)
+
+
+@_fault("another member of etcd leads", kind="etcd", needs_etcds=True)
+async def move_etcd_leader(drill: Drill) -> AsyncIterator[Outcome]:
+    await trio.to_thread.run_sync(_etcd(drill).move_leader)
+    yield Outcome(outlives_lease=True)
 
 
 @_fault("etcd has lost its data, and gets it back", kind="etcd")
@@ -433,7 +501,9 @@ async def revoke_leases(drill: Drill) -> AsyncIterator[Outcome]:
 
 @_fault("etcd hangs", kind="etcd")
 async def pause_etcd(drill: Drill) -> AsyncIterator[Outcome]:
-    with _etcd(drill).member.stopped():
+    with ExitStack() as stack:
+        for server in _etcd(drill).servers:
+            stack.enter_context(server.stopped())
         yield Outcome(outlives_lease=True)
 
 

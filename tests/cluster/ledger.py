@@ -340,6 +340,11 @@ class Ledger:
         """Record an error that is not about a message."""
         self._wrong.append(sentence)
 
+    def delivered(self, by: Attachment, count: int) -> None:
+        """Record how many messages came at once."""
+        self.deliveries[by.server()] += count
+        self.notify()
+
     def notify(self) -> None:
         """Wake up those that wait for something in the ledger."""
         changed, self._changed = self._changed, trio.Event()
@@ -352,7 +357,10 @@ class Ledger:
 
     def find(self, topic: str, body: bytes) -> int:
         """Return the number of a message; -1 if no client has sent it to this topic."""
-        number = int(body[:9]) if body[:9].isdigit() else -1
+        try:
+            number = int(body[:9])
+        except ValueError:
+            return -1
         index = number // PRODUCER_NUMBERS
         if not 0 <= index < len(self.producers):
             return -1
@@ -540,8 +548,6 @@ class Channel:
             ended_s = None if before is None else before.by.ended_s
             self._again.append(_Again(number, bool(kept.is_durable[at]), before, ended_s, now))
         self._last[number] = now
-        self._ledger.deliveries[by.server()] += 1
-        self._ledger.notify()
         return number
 
     def finish(self, number: int) -> None:

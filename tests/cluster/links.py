@@ -20,6 +20,8 @@ import trio
 from interop.peers import free_ports
 
 _READ_BYTES = 64 * 1024
+# Of the kernel's <linux/sock_diag.h>.
+_SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
 _RESET = struct.pack("ii", 1, 0)
 _FORWARD = re.compile(rb"GET /cluster/forward\?(\S*) HTTP/")
 _accepted = itertools.count()
@@ -205,7 +207,7 @@ class Gateway:
 
 def owner_of(port: int, to_port: int, pids: Iterable[int]) -> int | None:
     """Return the process, of these, that has a connection on loopback from one port to another one."""
-    inode = _inode_of(port, to_port)
+    inode = ask_kernel(port, to_port) or _look_up(port, to_port)
     if inode is None:
         return None
     wanted = f"socket:[{inode}]"
@@ -218,7 +220,22 @@ def owner_of(port: int, to_port: int, pids: Iterable[int]) -> int | None:
     return None
 
 
-def _inode_of(port: int, to_port: int) -> str | None:
+def ask_kernel(port: int, to_port: int) -> int | None:
+    """Return the inode of the socket with these ports on loopback; None: there is none, or the kernel does not tell."""
+    loopback = socket.inet_aton("127.0.0.1") + bytes(12)
+    ends = struct.pack(">HH", port, to_port) + loopback + loopback + struct.pack("=III", 0, _ANY, _ANY)
+    request = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY) + ends
+    with suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, 1, 0, 0) + request)
+        answer = kernel.recv(_READ_BYTES)
+        is_found = struct.unpack_from("=H", answer, 4)[0] == _BY_FAMILY
+        if is_found and struct.unpack_from(">H", answer, 22)[0] == to_port:  # 0: a listening socket
+            return int(struct.unpack_from("=I", answer, 84)[0])
+    return None
+
+
+def _look_up(port: int, to_port: int) -> str | None:
+    """Return the inode from a file with all sockets, which takes long if there are many."""
     local, remote = f":{port:04X}", f":{to_port:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from broker.support import PATIENCE_S
+from cluster.clocks import Clock
 from cluster.engines import CLUSTER, Engine
 from cluster.links import Gateway, Link, owner_of
 from cluster.network import LossyLink, Network, Place
@@ -28,6 +29,8 @@ _FLAGS = (
 )
 _NEW_CLIENT = re.compile(r"(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) INFO: TCP: new client\(([^:]*):\d+\)")
 _ASK_S = 2.0
+_LAG_S = 3.0
+"""A member in sync that does not acknowledge for this time is about to be recorded as not in sync."""
 _POLL_S = 0.05
 _PATIENCE_S = 2 * PATIENCE_S
 
@@ -43,6 +46,7 @@ class Member:
         flags: Returns further options of `qcli serve`, when it is started.
         environment: Further variables.
         place: Where it runs; None: in the same network as the tests.
+        clock: Its clock; None: that of the machine.
 
     Attributes:
         name: `m0`, `m1`...
@@ -58,8 +62,10 @@ class Member:
         flags: Callable[[], list[str]],
         environment: dict[str, str],
         place: Place | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.name = name
+        self.clock = clock
         self.data_path = data_path
         self.place = place
         self.host = "127.0.0.1" if place is None else place.host
@@ -185,6 +191,7 @@ class Cluster:
         engine: Coordinates them.
         flags: Further options of `qcli serve`.
         network: Where members have namespaces; None: their links are proxies.
+        clocks: The folder for the clocks of members; None: they have that of the machine.
 
     Attributes:
         members: Those that clients use.
@@ -192,7 +199,9 @@ class Cluster:
         every: All that there were.
     """
 
-    def __init__(self, engine: Engine, *flags: str, network: Network | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *flags: str, network: Network | None = None, clocks: Path | None = None
+    ) -> None:
         self.engine = engine
         self.members: list[Member] = []
         self.every: list[Member] = []
@@ -202,6 +211,7 @@ class Cluster:
         self._flags = flags
         self._links: dict[tuple[str, str], Link] = {}
         self._network = network
+        self._clocks = clocks
         self._looked: dict[Member, int] = {}
         self._addresses = itertools.count()
         self._nursery: trio.Nursery
@@ -211,21 +221,22 @@ class Cluster:
     async def add(self, data_path: Path) -> Member:
         """Add a member with a data folder, which may be missing, and do not start it."""
         name = f"m{next(self._names)}"
-        environment: dict[str, str] = {}
-        address = ""
-        if self.engine.address:
+        clock = None if self._clocks is None else Clock(self._clocks / f"{name}.clock")
+        environment = {} if clock is None else clock.environment
+        addresses: list[str] = []
+        for each in self.engine.addresses:
             host = "127.0.0.1" if self._network is None else self._network.host
-            gateway = Gateway(self.engine.address, lambda port, to: self.link(name, ENGINE), host=host)
+            gateway = Gateway(each, lambda port, to: self.link(name, ENGINE), host=host)
             await self._nursery.start(gateway.serve)
-            address = gateway.address
-            environment = self.engine.environment(address)
+            addresses.append(gateway.address)
+        environment |= self.engine.environment(addresses)
 
         def flags() -> list[str]:
             others = [each.announced_http for each in self.members if each.name != name]
-            return [f"--coordinator={self.engine.url(address, others)}", *_FLAGS, *self._flags]
+            return [f"--coordinator={self.engine.url(addresses, others)}", *_FLAGS, *self._flags]
 
         place = None if self._network is None else self._network.add()
-        member = Member(name, data_path, flags, environment, place)
+        member = Member(name, data_path, flags, environment, place, clock)
         for target in (member.tcp_address, member.http_address) if place is None else ():
             gateway = Gateway(target, self._finder(member), self._forwards_to(member))
             await self._nursery.start(gateway.serve)
@@ -349,7 +360,7 @@ class Cluster:
         return found
 
     async def wait_in_sync(self, *members: Member) -> Member:
-        """Wait until members, or all that run, are in sync and lack nothing; returns the leader."""
+        """Wait until members, or all that run, are in sync, but for what was just published; returns the leader."""
         said: object = None
         with self.patience("not in sync", lambda: said):
             while True:
@@ -362,7 +373,8 @@ class Cluster:
                         complete = {
                             each["id"]
                             for each in status["members"]
-                            if each["state"] == "leading" or (each["in_sync"] and not each["lag_operations"])
+                            if each["state"] == "leading"
+                            or (each["state"] == "in sync" and each["in_sync"] and each["lag_s"] < _LAG_S)
                         }
                         for member in members or self.running:
                             await member.about()

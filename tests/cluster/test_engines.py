@@ -30,13 +30,15 @@ DISK_BYTES = 32 << 20
 async def member_of(engine: Engine, link: Link, folder: Path) -> AsyncIterator[Coordinator]:
     """What a member has of an engine, which it reaches through a link."""
     async with trio.open_nursery() as nursery:
-        gateway = Gateway(engine.address, lambda port, to: link)
-        await nursery.start(gateway.serve)
+        gateways = [Gateway(address, lambda port, to: link) for address in engine.addresses]
+        for gateway in gateways:
+            await nursery.start(gateway.serve)
+        addresses = [gateway.address for gateway in gateways]
         with (
-            patch.dict(os.environ, engine.environment(gateway.address)),
+            patch.dict(os.environ, engine.environment(addresses)),
             patch.dict(access.known, clear=True),
         ):
-            coordinator = open_coordinator(engine.url(gateway.address, []), CLUSTER, folder)
+            coordinator = open_coordinator(engine.url(addresses, []), CLUSTER, folder)
         with trio.fail_after(PATIENCE_S):
             yield coordinator
         coordinator.close()
@@ -79,6 +81,18 @@ async def test_etcd(tmp_path: Path) -> None:
             assert await fails(member.renew)
             await trio.to_thread.run_sync(engine.remove_keys)
             assert await epoch_of(engine) is None
+
+
+async def test_members_of_etcd(tmp_path: Path) -> None:
+    with etcd_engine(tmp_path / "etcd", 3) as engine:
+        async with member_of(engine, Link("from a member to etcd"), tmp_path) as member:
+            epoch = await trio.to_thread.run_sync(member.campaign, candidate("A"))
+            leader = await trio.to_thread.run_sync(engine.leader)
+            await trio.to_thread.run_sync(engine.move_leader)
+            assert await trio.to_thread.run_sync(engine.leader) is not leader
+            await trio.to_thread.run_sync(engine.servers[0].kill)
+            await trio.to_thread.run_sync(member.renew)
+            assert await epoch_of(engine) == epoch
 
 
 async def test_a_bucket(tmp_path: Path) -> None:

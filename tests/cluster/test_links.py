@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from broker.support import PATIENCE_S
-from cluster.links import Gateway, Link, Way, owner_of
+from cluster.links import Gateway, Link, Way, ask_kernel, owner_of
 
 
 class Echo:
@@ -177,3 +177,5 @@ def test_the_owner_of_a_connection_is_found() -> None:
             assert owner_of(port, to_port, [os.getppid(), os.getpid()]) == os.getpid()
             assert owner_of(port, to_port, [os.getppid()]) is None
             assert owner_of(to_port, to_port, [os.getpid()]) is None
+            assert ask_kernel(port, to_port) in (os.fstat(client.fileno()).st_ino, None)
+            assert ask_kernel(to_port, to_port) is None

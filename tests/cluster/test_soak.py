@@ -1,13 +1,15 @@
 """The long form of the faults of a cluster: each alone, then random pairs and storms, until the time is over.
 
-`FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` in all, and then until `CLUSTER_MESSAGES` are acknowledged.
+`FAULT_COMPLETE=1` runs it, for `CLUSTER_MINUTES` in all, then until `CLUSTER_MESSAGES` are acknowledged, and then
+`CLUSTER_TIMES` failovers of a kind for their figures.
 `FAULT_SEED` determines the faults, but not their exact timing.
 """
 
 import os
 import random
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +17,8 @@ import pytest
 
 from cluster.disks import disks
 from cluster.drill import drilling
-from cluster.engines import bucket_engine, etcd_engine
-from cluster.faults import FAULTS, Fault
+from cluster.engines import Engine, bucket_engine, etcd_engine
+from cluster.faults import FAULTS, Fault, kill_leader, pause_leader, switch
 from cluster.network import network
 from cluster.stock import stock_clients
 
@@ -32,9 +34,17 @@ ONLY = os.environ.get("CLUSTER_FAULTS", "")
 PAIRS = os.environ.get("CLUSTER_PAIRS") == "1"
 """Random pairs only; otherwise each fault happens alone before."""
 MESSAGES = int(os.environ.get("CLUSTER_MESSAGES", "1000000"))
-MANY_PUBLISHERS = 16
+MANY_PUBLISHERS = 24
+LEAST_MESSAGES = 150_000
+"""So many messages are acknowledged from one of the faults to the next one."""
+TIMES = int(os.environ.get("CLUSTER_TIMES", "5"))
+# The lease of a bucket is also over when its holder's process is gone from the same machine: it must be stopped.
+TIMED = {"etcd": [kill_leader, switch], "bucket": [pause_leader]}
 DISK_BYTES = 1 << 30
-ENGINES = {"etcd": etcd_engine, "bucket": bucket_engine}
+ENGINES: dict[str, Callable[[Path], AbstractContextManager[Engine]]] = {
+    "etcd": etcd_engine,
+    "bucket": bucket_engine,
+}
 
 
 class Shape(NamedTuple):
@@ -46,12 +56,16 @@ class Shape(NamedTuple):
     has_disks: bool = False
     keeps_log: bool = True
     has_network: bool = False
+    etcds: int = 1
+    has_clocks: bool = False
 
     def __str__(self) -> str:
         disks = " on small disks" if self.has_disks else ""
         disks += " in a network" if self.has_network else ""
+        disks += " and clocks" if self.has_clocks else ""
         log = "" if self.keeps_log else " without retention"
-        return f"{self.members} members with {self.kind}{disks}{log}, {self.min_in_sync} in sync"
+        engine = self.kind if self.etcds == 1 else f"{self.etcds} {self.kind}s"
+        return f"{self.members} members with {engine}{disks}{log}, {self.min_in_sync} in sync"
 
 
 SHAPES = [
@@ -59,8 +73,8 @@ SHAPES = [
     Shape("bucket", 2, has_disks=True),
     Shape("etcd", 2, keeps_log=False),
     Shape("bucket", 3, min_in_sync=2, keeps_log=False),
-    Shape("etcd", 3, min_in_sync=2),
-    Shape("bucket", 3),
+    Shape("etcd", 3, min_in_sync=2, etcds=3, has_clocks=True),
+    Shape("bucket", 3, has_clocks=True),
     Shape("etcd", 3, has_network=True),
 ]
 
@@ -72,8 +86,16 @@ def chosen(shape: Shape) -> list[Fault]:
         for fault in FAULTS
         if fault.kind in ("", shape.kind)
         and (shape.has_disks or not fault.needs_disks)
+        and (shape.has_clocks or not fault.needs_clocks)
+        and (shape.etcds > 1 or not fault.needs_etcds)
         and any(word in fault.name for word in words)
     ]
+
+
+def engine_of(shape: Shape, folder: Path) -> AbstractContextManager[Engine]:
+    if shape.etcds > 1:
+        return etcd_engine(folder / "etcd", shape.etcds)
+    return ENGINES[shape.kind](folder / shape.kind)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -82,7 +104,7 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
     chance = random.Random(f"{SEED} {shape}")
     faults = chosen(shape)
     with ExitStack() as stack:
-        engine = stack.enter_context(ENGINES[shape.kind](tmp_path / shape.kind))
+        engine = stack.enter_context(engine_of(shape, tmp_path))
         mounted = stack.enter_context(disks(tmp_path, shape.members if shape.has_disks else 0, DISK_BYTES))
         # The clients of others ask a discovery service, which members in namespaces do not reach.
         net = stack.enter_context(network()) if shape.has_network else None
@@ -100,6 +122,7 @@ async def test_faults(tmp_path: Path, shape: Shape) -> None:
             longest_s=15,
             keeps_log=shape.keeps_log,
             network=net,
+            has_clocks=shape.has_clocks,
         ) as drill:
             alone = [] if PAIRS else chance.sample(faults, len(faults))
             together = [fault for fault in faults if fault.in_pairs]
@@ -125,8 +148,22 @@ async def test_many_messages(tmp_path: Path) -> None:
         async with drilling(
             *(tmp_path, engine, 3, SEED, "--max-bytes-per-file=20000000"), much=MANY_PUBLISHERS
         ) as drill:
-            while drill.ledger.acknowledged < MESSAGES:
+            ledger = drill.ledger
+            while (begun := ledger.acknowledged) < MESSAGES:
                 await drill.endure(chance.choice(faults))
+                await ledger.until(lambda: ledger.acknowledged >= begun + LEAST_MESSAGES)
                 await drill.settle()
+            verdict = await drill.finish()
+    assert not verdict.wrong, verdict.described()
+
+
+@pytest.mark.parametrize("kind", TIMED)
+async def test_times(tmp_path: Path, kind: str) -> None:
+    """The same faults again and again: how long clients wait for another member."""
+    with ENGINES[kind](tmp_path / kind) as engine:
+        async with drilling(tmp_path, engine, 3, SEED) as drill:
+            for _ in range(TIMES):
+                for fault in TIMED[kind]:
+                    await drill.endure(fault)
             verdict = await drill.finish()
     assert not verdict.wrong, verdict.described()

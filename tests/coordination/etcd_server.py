@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interop.peers import Child, free_ports, system_program
+from interop.peers import Child, etcd_program, free_ports
 from spark.support import until
 
 
@@ -64,6 +64,15 @@ class Member:
         assert isinstance(found, dict)
         return found
 
+    def status(self) -> dict[str, Any]:
+        """Return what it says about itself and the others."""
+        return self.ask("/v3/maintenance/status", {})
+
+    def leads(self) -> bool:
+        """Whether it leads the others, as it says."""
+        status = self.status()
+        return bool(status["header"]["member_id"] == status.get("leader"))
+
     def answers(self) -> bool:
         with suppress(OSError):
             self.ask("/v3/kv/range", {"key": "YQ=="})
@@ -90,7 +99,7 @@ def text(key: str) -> str:
 @contextmanager
 def etcd(folder: Path, members: int = 1, *flags: str, scheme: str = "http") -> Iterator[list[Member]]:
     """Run etcd with its data below a folder."""
-    program = system_program("etcd")
+    program = etcd_program()
     ports = free_ports(2 * members)
     peers = ",".join(f"m{n}=http://127.0.0.1:{ports[2 * n + 1]}" for n in range(members))
     found = []

@@ -1,4 +1,4 @@
-"""Build the peers that are not Python: NSQ's programs, ``gopeer``, ``goload``, ``gonsqload``, nsqjs, and object stores.
+"""Build the peers that are not Python: NSQ's programs, ``gopeer``, ``goload``, ``gonsqload``, nsqjs, stores, and etcd.
 
 The output goes to ``.build/`` in the folder of this file. Concurrent test runs wait for each other on a file lock. A
 later run rebuilds only if an input file of the build has changed.
@@ -21,6 +21,9 @@ STORES = INTEROP / "stores"
 DEADLINE_S = 10 * 60
 """Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
 
+ETCDS = INTEROP / "etcd"
+"""Has a Go module for each version of etcd, because a module has one version of another one."""
+ETCD = "go.etcd.io/etcd/server/v3"
 VERSITYGW = "github.com/versity/versitygw"
 NSQ = "github.com/nsqio/nsq"
 NSQ_APPS = (
@@ -104,6 +107,24 @@ def versitygw() -> Path:
             raise RuntimeError(f"versitygw does not build: {failure}")
 
     once(program.parent, [STORES / "go.mod", STORES / "go.sum"], build)
+    return program
+
+
+@functools.cache
+def etcd_of(version: str) -> Path:
+    """Return the path of etcd, in a version such as ``3.6``. Build it if necessary.
+
+    Raises:
+        PeerUnavailable: ``go`` is missing, or the modules could not be downloaded, or do not build.
+    """
+    go = _tool("go")
+    source, program = ETCDS / version, BUILD / f"etcd-{version}" / "etcd"
+
+    def build() -> None:
+        if failure := _run([go, "build", "-o", str(program), ETCD], source):
+            raise PeerUnavailable(f"etcd {version} cannot be downloaded or built: {failure}")
+
+    once(program.parent, [source / "go.mod", source / "go.sum"], build)
     return program
 
 

@@ -25,7 +25,15 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import pytest
 
-from interop.build import INTEROP, PeerUnavailable, go_program, installed_program, node_modules, nsq_sources
+from interop.build import (
+    INTEROP,
+    PeerUnavailable,
+    etcd_of,
+    go_program,
+    installed_program,
+    node_modules,
+    nsq_sources,
+)
 from processes import popen
 from trio_nsq.access.secret import authorization
 
@@ -372,6 +380,13 @@ def system_program(*names: str) -> Path:
     """Return a program that `debian.sh` installs, such as ``promtool``: the first of ``names`` that is installed."""
     with _or_skip():
         return installed_program(*names)
+
+
+def etcd_program() -> Path:
+    """Return etcd: Debian's, or of the version that the variable TEST_ETCD names, such as ``3.6``."""
+    version = os.environ.get("TEST_ETCD")
+    with _or_skip():
+        return etcd_of(version) if version else installed_program("etcd")
 
 
 def chromium_program() -> Path:
