@@ -128,6 +128,15 @@ soak: $(READY)  ## the fault tests in full and random examples, 90 minutes; SEED
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		$(BIN)/pytest tests/faults tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
+	$(MAKE) etcds
+
+# `make test` runs Debian's etcd; these are built from Go modules, which takes minutes the first time.
+.PHONY: etcds
+etcds: $(READY) ## the tests of coordination, and a failover, with other versions of etcd: make etcds [ETCDS=3.6]
+	for version in $(or $(ETCDS),3.5 3.6 3.7); do \
+		TEST_ETCD=$$version $(BIN)/pytest tests/coordination tests/cluster/test_engines.py \
+			tests/cluster/test_faults_etcd.py -k etcd $(ARGS) || exit 1; \
+	done
 
 generate: $(READY) ## write completions/ and man/, the HTTP reference, and the list of top-level domains
 	$(BIN)/python -m qcli.generate
