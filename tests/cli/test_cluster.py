@@ -140,7 +140,7 @@ def test_lag_of_a_member_that_catches_up(qcli: Cli, one: ScriptedMember) -> None
 
 def test_status_as_json_is_the_answer_of_the_leader(qcli: Cli, one: ScriptedMember) -> None:
     (record,) = qcli("cluster", "status", "--format", "json").records
-    more: dict[str, Any] = {"reason": None, "problems": [], "answered_by": one.address}
+    more: dict[str, Any] = {"reason": None, "problems": [], "diverged": {}, "answered_by": one.address}
     assert record == cluster() | more
 
 
@@ -162,9 +162,10 @@ def test_status_without_a_leader_is_what_the_member_says(
     shown = dict(line.split(maxsplit=1) for line in result.out.decode().splitlines())
     leader = "none" if status is None else f"{IDS[0]}, which does not answer"
     assert (shown["cluster"], shown["leader"], shown["reason"]) == ("prod", leader, reason)
-    assert result.err == (
-        f"Error: The cluster prod has no leader, as its member at {one.address} says: {reason}.\n"
-    )
+    text = f"The leader of the cluster prod, {IDS[0]}, does not serve its member at {one.address}"
+    if status is None:
+        text = f"The cluster prod has no leader, as its member at {one.address} says"
+    assert result.err == f"Error: {text}: {reason}.\n"
     (record,) = qcli("cluster", "status", "--format", "json").records
     assert (record["leader"], record["reason"], record["members"][0]["id"]) == (None, reason, IDS[1])
     if status is None:
@@ -531,6 +532,41 @@ def test_nodes_has_a_row_for_each_member(qcli: Cli, one: ScriptedMember) -> None
     lines = qcli("nodes").out.decode().splitlines()
     assert lines[0].split()[:4] == ["broker", "status", "role", "cluster"]
     assert lines[2].split() == ["10.0.0.1:4151", "catching", "up", "follower", "prod"]
+
+
+def test_status_shows_what_the_members_that_are_asked_say(
+    qcli: Cli, one: ScriptedMember, start: Callable[[], ScriptedMember]
+) -> None:
+    two = start()
+    kept = [{"name": "diverged-3", "files": 2, "bytes": 9000}]
+    one.say("GET /cluster", cluster(member(0, "leading"), member(1), member(2, "disconnected")))
+    one.say("GET /cluster/member", about_itself(1, diverged=kept))
+    full = "leader X: No space left on device"
+    two.say("GET /cluster/member", about_itself(2, is_following=False, reason=full, diverged=[]))
+    two.refuse("GET /cluster", 503, "NO_LEADER: the cluster has no leader")
+    addresses = f"{one.address},{two.address}"
+    result = qcli("cluster", "status", "--nsqd-http-address", addresses)
+    head = result.out.decode().partition("\n\n")[0].splitlines()
+    assert [line.split() for line in head[-2:]] == [
+        [IDS[2], *full.split()],
+        ["diverged", "diverged-3", "(8.7K)", "at", IDS[1]],
+    ]
+    result = qcli("cluster", "status", "--nsqd-http-address", addresses, "--format", "json")
+    assert (result.code, result.records[0]["diverged"]) == (1, {IDS[1]: kept})
+
+
+def test_status_of_a_leader_that_refuses_its_follower(qcli: Cli, one: ScriptedMember) -> None:
+    reason = f"leader {IDS[0]} at http://10.0.0.0:4151: 403 FORBIDDEN"
+    one.say("GET /cluster/member", about_itself(is_following=False, reason=reason))
+    one.refuse("GET /cluster", 503, "NO_LEADER: the cluster has no leader")
+    result = qcli("cluster", "status")
+    text = f"The leader of the cluster prod, {IDS[0]}, does not serve its member at {one.address}: {reason}."
+    assert (result.code, text in result.err) == (3, True)
+
+
+def test_stat_names_the_cluster_of_a_broker(qcli: Cli, one: ScriptedMember) -> None:
+    shown = qcli("stat", "--once").out.decode().splitlines()[-1]
+    assert shown == f"{one.address}: cluster prod, leader, epoch 7, 2 of 3 in sync"
 
 
 def test_nodes_shows_the_leader_at_its_address_if_a_follower_is_asked(qcli: Cli, one: ScriptedMember) -> None:

@@ -98,6 +98,43 @@ async def test_a_lost_lease_ends_the_leadership(
         assert await one.bodies("t") == ["1", "2"]
 
 
+async def test_the_member_that_led_last_says_where_it_was(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    etcd_member: Member,  # noqa: F811
+) -> None:
+    """An administrator compares it with the positions of followers."""
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        assert (await one.publish("t", b"1")).text == "OK"
+        led = (await one.about())["position"]
+        etcd_member.remove(f"/trio-nsq/{cluster}/")
+        for each in etcd_member.ask("/v3/lease/leases", {})["leases"]:
+            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        about = await one.until(lambda about: "has no value" in about["reason"])
+        assert (about["position"] >= led > 0, about["is_copy"]) == (True, False)
+
+
+async def test_a_former_leader_without_the_addresses_of_others_says_why_it_does_not_lead(
+    tmp_path: Path,
+) -> None:
+    async with running_members(tmp_path, "static:") as members:
+        one = await members.start("one")
+        await one.client.post("/cluster/promote")
+        await one.leads()
+        two = await members.start("two", coordinator=f"static:{one.bound.http_address}")
+        await two.in_sync(2)
+        second = (await two.about())["id"]
+        assert (await one.client.post("/cluster/switch")).status_code == 200
+        await two.leads()
+        expected = (
+            f"it has handed over to {second}, and no member at the addresses in --coordinator leads: static:"
+        )
+        await one.until(lambda about: about["reason"] == expected)
+
+
 async def test_clients_that_were_passed_on_to_a_silent_leader_are_closed(
     tmp_path: Path,
     url: str,
@@ -229,8 +266,10 @@ async def test_folders_that_must_not_take_part(tmp_path: Path, url: str, cluster
     async with running_members(tmp_path, url, cluster) as members:
         one = await members.start("one")
         await one.leads()
+        is_ready = trio.Event()
         with pytest.raises(ExceptionGroup) as refused:
-            await started_alone(tmp_path, url, cluster)
+            await started_alone(tmp_path, url, cluster, is_ready)
+        assert not is_ready.is_set(), "it does not say so before it knows"
         assert refused.group_contains(StartupError, match="has 1 topics of a broker that is no member")
         assert contents(alone) == before
         one.scope.cancel()
@@ -308,11 +347,12 @@ async def test_members_that_require_tokens_have_one_for_each_other(
         assert (await two.publish("t", b"1")).text == "OK"
 
 
-async def started_alone(root: Path, url: str, cluster: str) -> None:  # noqa: F811
+async def started_alone(root: Path, url: str, cluster: str, is_ready: trio.Event) -> None:  # noqa: F811
     """Start one member, and run it until it fails."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             await Members(nursery, root, url, cluster).start("alone")
+            is_ready.set()
             await trio.sleep_forever()
 
 

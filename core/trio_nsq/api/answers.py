@@ -375,6 +375,14 @@ class Cluster(TypedDict, total=False):
     members: Required[list[ClusterMember]]
 
 
+class Diverged(TypedDict):
+    """A folder with what a member had, and its leader had not."""
+
+    name: str
+    files: int
+    bytes: int
+
+
 class MemberView(TypedDict, total=False):
     """The answer of `/cluster/member`, which each member gives itself.
 
@@ -385,6 +393,9 @@ class MemberView(TypedDict, total=False):
         leader: The id of the member that leads; None: this one knows no leader.
         is_following: Whether it is connected to the leader.
         reason: Why it does not follow; empty: nothing is wrong.
+        is_copy: Its folder is a copy of a leader's; otherwise it led last, or is new.
+        diverged: What catch-ups have kept in its data folder.
+        position: The last operation of its epoch that it has on stable storage.
     """
 
     cluster: Required[str]
@@ -395,6 +406,9 @@ class MemberView(TypedDict, total=False):
     leader_addresses: list[str]
     addresses: list[str]
     is_following: bool
+    is_copy: bool
+    diverged: list[Diverged]
+    position: int
     in_sync: bool
     reason: str
     coordinator: str

@@ -4,6 +4,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..coordination import (
 )
 from ..log import Files
 from ..platform.boot_clock import boot_time_s
+from ..replication.earlier import DivergedFolder, diverged_folders, diverged_names
 from ..replication.follower import INSTANCE
 from .membership import Membership
 from .options import ClusterOptions
@@ -58,6 +60,8 @@ class MemberContext:
         coordinator_error: Why it did not answer last; empty: it did.
         times_led: How often this member became the leader, since its start.
         times_full: How often it has let another member lead because its disk was full.
+        led_position: The last operation when this process led last; 0: it did not.
+        diverged: What catch-ups have kept in the data folder.
         free_bytes: How much of its disk is free; None: unknown. 0 after a disk that was full, until it can be written.
     """
 
@@ -89,6 +93,9 @@ class MemberContext:
         self.times_led = self.times_full = 0
         self.free_bytes: int | None = None
         self.was_full = False
+        self.led_position = 0
+        self.diverged: list[DivergedFolder] = []
+        self._diverged_names: list[str] = []
         self.is_saved = is_saved
         self._limiter = trio.CapacityLimiter(1)
         self._calls = threading.Lock()  # held during each call of the coordinator
@@ -115,10 +122,16 @@ class MemberContext:
             self.membership, self.is_saved = changed, True
 
     async def measure(self) -> None:
-        """Keep `free_bytes` up to date; runs until cancelled."""
+        """Keep `free_bytes` and `diverged` up to date; runs until cancelled."""
         while True:
-            self.free_bytes = await trio.to_thread.run_sync(self._free_bytes, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._measure, abandon_on_cancel=True)
             await trio.sleep(_MEASURE_S)
+
+    def _measure(self) -> None:
+        self.free_bytes = self._free_bytes()
+        with suppress(OSError):
+            if (names := diverged_names(self.path)) != self._diverged_names:
+                self.diverged, self._diverged_names = diverged_folders(self.path), names
 
     def _free_bytes(self) -> int | None:
         try:
@@ -195,6 +208,7 @@ def about_member(
         "leader_addresses": list(leader_addresses),
         "addresses": list(context.addresses),
         "is_copy": context.membership.is_copy,
+        "diverged": [each._asdict() for each in context.diverged],
         "is_following": False,
         "in_sync": False,
         "position": 0,

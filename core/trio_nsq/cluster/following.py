@@ -63,11 +63,13 @@ class Following:
     Attributes:
         is_connected: A leader is followed.
         reason: Why none is followed, or this member does not lead; empty: nothing is wrong.
+        is_admitted: Set when the folder is opened, and the coordinator was asked: nothing is against this member.
     """
 
     def __init__(self, context: MemberContext, front: FollowerFront) -> None:
         self.is_connected = False
         self.reason = NOT_ASKED
+        self.is_admitted = trio.Event()
         self._context = context
         self._front = front
         self._replica: Replica | None = None
@@ -84,7 +86,9 @@ class Following:
     def position(self) -> int:
         """The number of the last operation that the folder has durably; 0 if that is unknown."""
         position = self._replica.position if self._replica is not None else None
-        return position.number if position is not None else 0
+        if position is not None:
+            return position.number
+        return 0 if self._context.membership.is_copy else self._context.led_position
 
     @property
     def leader(self) -> LeaderTarget | None:
@@ -178,6 +182,7 @@ class Following:
                 seen = await context.wait_for_change(seen)
                 self._coordinator_answers()
                 is_learned = await self._learn(seen)
+                self.is_admitted.set()
                 if self._new_leader(seen):
                     if link is not None:
                         link.cancel()
@@ -188,6 +193,7 @@ class Following:
                     return epoch
             except (CoordinatorError, StateError) as exc:
                 self._report(str(exc))
+                self.is_admitted.set()
                 await trio.sleep(RETRY_S)
             except OSError as exc:
                 self._report(f"cannot write {exc.filename or context.path}: {exc.strerror or exc}")
@@ -248,7 +254,13 @@ class Following:
         if state is None:
             return None
         if state.leader == self._context.folder:
-            if seen.is_held:
+            if isinstance(self._context.coordinator, StaticCoordinator):
+                if state.successor:
+                    self.reason = (
+                        f"it has handed over to {state.successor}, and no member at the addresses in "
+                    )
+                    self.reason += f"--coordinator leads: {self._context.coordinator.shown}"
+            elif seen.is_held:
                 self.reason = "the lease of this member's earlier process is not over yet"
             return None
         # Without the engine, a leader goes on as long as all members in sync follow it: see `Leading`.

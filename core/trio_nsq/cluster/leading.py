@@ -84,6 +84,7 @@ class Leading:
                 with self._serving:
                     await serve()
             finally:
+                self._context.led_position = self.replication.operations.last_number
                 self._context.end_keeping()
                 keeping.cancel()
                 with trio.CancelScope(shield=True):

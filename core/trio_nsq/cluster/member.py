@@ -113,6 +113,7 @@ class Member:
         self._lock = lock
         self._listeners = listeners
         self._trusted = trusted
+        self._is_ready = False
         addresses = {name: listening.address for name, listening in listeners.items()}
         self._bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
         self._api = FollowerAPI(options, context, self._bound, trusted)
@@ -145,12 +146,16 @@ class Member:
                 "reloads": await nursery.start(_pass_on, reloads, self._reload_tls),
                 "drains": await nursery.start(_pass_on, drains, trio.lowlevel.checkpoint),
             }
-            task_status.started(self._bound)
             while True:
-                epoch = await self._follow(nursery, passed["reloads"])
+                epoch = await self._follow(nursery, passed["reloads"], task_status)
                 await self._lead(nursery, epoch, passed)
 
-    async def _follow(self, hooks: trio.Nursery, reloads: AsyncIterable[object]) -> int:
+    async def _follow(
+        self,
+        hooks: trio.Nursery,
+        reloads: AsyncIterable[object],
+        task_status: trio.TaskStatus[BoundAddresses],
+    ) -> int:
         following = self._api.following = Following(self._context, self._front)
         self._run_hook(hooks, self._context.options.on_follower, "follower")
         async with trio.open_nursery() as nursery:
@@ -159,9 +164,19 @@ class Member:
                 accept = partial(trio.serve_listeners, handler_nursery=hooks)
                 nursery.start_soon(accept, handler, listening.duplicate().listeners)
             nursery.start_soon(partial(reload_on_request, reloads, self._api.reload, logger=logger))
+            if not self._is_ready:
+                nursery.start_soon(self._report_ready, following, task_status)
             epoch = await following.run()
+            await self._report_ready(following, task_status)
             nursery.cancel_scope.cancel()
         return epoch
+
+    async def _report_ready(self, following: Following, task_status: trio.TaskStatus[BoundAddresses]) -> None:
+        """Say once that clients can connect, when it is known that the folder may take part."""
+        await following.is_admitted.wait()
+        if not self._is_ready:
+            self._is_ready = True
+            task_status.started(self._bound)
 
     async def _lead(
         self, hooks: trio.Nursery, epoch: int, passed: Mapping[str, AsyncIterable[object]]

@@ -44,9 +44,14 @@ class DivergedFolder(NamedTuple):
     bytes: int
 
 
+def diverged_names(root: Path) -> list[str]:
+    """Return the names of the folders that catch-ups have kept in a data folder. Nothing removes them."""
+    return sorted(path.name for path in root.glob(f"{_DIVERGED}*"))
+
+
 def diverged_folders(root: Path) -> list[DivergedFolder]:
-    """Return what catch-ups have kept in a data folder, by name. Nothing removes it. Raises OSError."""
-    return [DivergedFolder(path.name, *_extent(path)) for path in sorted(root.glob(f"{_DIVERGED}*"))]
+    """Return these folders, with what is in them. Raises OSError."""
+    return [DivergedFolder(name, *_extent(root / name)) for name in diverged_names(root)]
 
 
 def _extent(folder: Path) -> tuple[int, int]:

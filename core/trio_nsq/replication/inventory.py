@@ -65,7 +65,7 @@ def decode_entry(entry: bytes) -> tuple[bytes, FileDigest]:
     digests = entry[_HEAD.size + path_bytes :]
     check_path(path)
     if len(digests) != DIGEST_BYTES * (block_count(size) - first_block):
-        raise InvalidOperation(f"the inventory has {len(digests)} bytes of digests for {path!r}")
+        raise InvalidOperation(f"the inventory has {len(digests)} bytes of digests for {path[:200]!r}")
     return path, FileDigest(size, first_block, digests)
 
 

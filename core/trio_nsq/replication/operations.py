@@ -191,6 +191,6 @@ def check_path(path: bytes) -> None:
         name not in (b"", b".", b"..") and len(name) <= _MOST_NAME_BYTES for name in names
     )
     if not is_path:
-        raise InvalidOperation(f"{path!r} is no path below the data folder")
+        raise InvalidOperation(f"{path[:200]!r} is no path below the data folder")
     if not is_shared(path):
-        raise InvalidOperation(f"{path!r} belongs to each member alone")
+        raise InvalidOperation(f"{path[:200]!r} belongs to each member alone")

@@ -45,8 +45,9 @@ _MS_PER_S = 1000
     details={
         "Addresses": "Any member may be asked: a follower passes the request on to the leader. With several addresses, "
         "one that answers is enough; the others are named on standard error. With addresses of several clusters, each "
-        "cluster is shown. Without a leader, the member tells what it knows, and why it does not lead or follow; over "
-        "HTTPS, a follower answers nothing itself.",
+        "cluster is shown. Of members that are asked, it also shows why they are disconnected, and what they have kept "
+        "that the leader lacks. Without a leader, the member tells what it knows, and why it does not lead or follow; "
+        "over HTTPS, a follower answers nothing itself.",
         "Columns": "member: the id of its data folder. address: where commands reach it. state: leading; in sync: it "
         "has all messages that were acknowledged; catching up: it copies what it lacks, and has so much of the "
         "leader's files; disconnected. in sync: whether it may lead next. behind: the operations of the leader that it "
@@ -55,10 +56,10 @@ _MS_PER_S = 1000
         "Keys": "An object for each cluster: cluster, epoch (counts leaders), leader (an id; null: there is none), "
         "since (Unix seconds), coordinator, coordinator_error (empty: it answers), min_in_sync, refuses_because "
         "(empty: publishes are accepted), members, reason (why there is no leader; null: there is one), problems "
-        "(sentences) and answered_by (the address that was asked). Each member has id, addresses, state, in_sync, "
-        "lag_operations, lag_bytes, lag_s, since, ok_wait_s, is_slow, copied_bytes, copy_bytes and free_bytes (of its "
-        "disk). Without a leader, members has only the member that answered, as "
-        "it sees itself.",
+        "(sentences), diverged (by id: folders with what a member had and its leader had not) and answered_by (the "
+        "address that was asked). Each member has id, addresses, state, in_sync, lag_operations, lag_bytes, lag_s, "
+        "since, ok_wait_s, is_slow, copied_bytes, copy_bytes and free_bytes (of its disk). Without a leader, members "
+        "has only the member that answered, as it sees itself.",
     },
 )
 @broker_http_options
@@ -101,7 +102,8 @@ def _record(view: View) -> dict[str, Any]:
             "members": [{**itself, "state": state}],
             "reason": view.reason,
         }
-    return {**about, "problems": _problems(view), "answered_by": view.address}
+    diverged = {each["id"]: each["diverged"] for each in view.itself if each.get("diverged")}
+    return {**about, "problems": _problems(view), "diverged": diverged, "answered_by": view.address}
 
 
 # ---------------------------------------------------------------------- the text
@@ -126,6 +128,11 @@ def _head(view: View, now_s: float) -> Iterator[tuple[str, str]]:
     yield "in sync", _in_sync(cluster)
     refuses = cluster.get("refuses_because")
     yield "publishes", f"refused: {refuses}" if refuses else "accepted"
+    away = {each["id"] for each in cluster["members"] if each["state"] == "disconnected"}
+    for member in view.itself:
+        if (reason := member.get("reason")) and member["id"] in away:
+            yield member["id"], reason
+    yield from _diverged(view)
 
 
 def _in_sync(cluster: Cluster) -> str:
@@ -145,6 +152,17 @@ def _head_without_leader(view: View) -> Iterator[tuple[str, str]]:
     in_sync = "in sync" if member.get("in_sync") else "not in sync"
     yield "answered by", f"{name_of(member)}, {member['role']}, {in_sync}"
     yield "reason", view.reason
+    for other in view.others:
+        yield other["id"], f"epoch {other['epoch']}, {other.get('reason') or 'nothing is wrong'}"
+    yield from _diverged(view)
+
+
+def _diverged(view: View) -> Iterator[tuple[str, str]]:
+    """Yield the folders with what members had that their leader had not, of each member that was asked."""
+    for member in view.itself:
+        kept = [f"{each['name']} ({short_size(each['bytes'])})" for each in member.get("diverged", ())]
+        if kept:
+            yield "diverged", f"{', '.join(kept)} at {member['id']}"
 
 
 def _coordinator(url: str, error: str) -> Iterator[tuple[str, str]]:

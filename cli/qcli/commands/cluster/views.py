@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trio_nsq.api import broker as api
@@ -35,12 +35,19 @@ class View:
         member: What it says of itself.
         cluster: What the leader says; None: there is no leader, or it does not answer.
         reason: Why not.
+        others: What other members say of themselves, if they were asked.
     """
 
     address: str
     member: MemberView
     cluster: Cluster | None
     reason: str = ""
+    others: tuple[MemberView, ...] = ()
+
+    @property
+    def itself(self) -> tuple[MemberView, ...]:
+        """What each member that was asked says of itself."""
+        return (self.member, *self.others)
 
     @property
     def name(self) -> str:
@@ -53,7 +60,11 @@ class View:
 
     def no_leader(self) -> Failure:
         """Return the failure for a cluster without a leader."""
-        text = f"The cluster {self.name} has no leader, as its member at {self.address} says: {self.reason}."
+        if (leader := self.member["leader"]) is not None:
+            text = f"The leader of the cluster {self.name}, {leader}, does not serve its member at {self.address}: "
+        else:
+            text = f"The cluster {self.name} has no leader, as its member at {self.address} says: "
+        text += f"{self.reason}."
         if self.member.get("coordinator", "").startswith("static:"):
             text += " If the leader is lost, see 'qcli cluster promote'."
         return Failure(text, ExitCode.UNREACHABLE)
@@ -105,10 +116,14 @@ def views_of(brokers: Brokers) -> tuple[list[View], list[Failure]]:
     addresses = brokers.addresses if brokers.lookupds else tuple(dict.fromkeys(brokers.given))
     answers = at_once(addresses, look_at)
     failures = [each for each in answers.values() if isinstance(each, Failure)]
+    views = [each for each in answers.values() if isinstance(each, View)]
     found: dict[str, View] = {}
-    for view in answers.values():
-        if isinstance(view, View) and ((known := found.get(view.name)) is None or _rank(view) > _rank(known)):
+    for view in views:
+        if (known := found.get(view.name)) is None or _rank(view) > _rank(known):
             found[view.name] = view
+    for name, best in found.items():
+        others = tuple(each.member for each in views if each.name == name and each is not best)
+        found[name] = replace(best, others=others)
     if not found:
         raise combined(failures, partial=False)
     members = [each for each in failures if not isinstance(each, Unsupported)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trio_nsq.text.wording import printable
 
@@ -95,7 +95,10 @@ def print_reports(
         due_s = time.monotonic() + interval_ms / 1000
         report = reports.take()
         found = selection.rows(report)
-        _print_report(with_parts(found, report) if by_broker else found, report, form, first=done == 0)
+        clusters = {address: sample.cluster for address, sample in reports.answers.results.items()}
+        _print_report(
+            with_parts(found, report) if by_broker else found, report, form, clusters, first=done == 0
+        )
         done += 1
         if done == count:
             reports.answers.check()
@@ -107,9 +110,13 @@ def print_reports(
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-def _print_report(found: list[Row], report: Report, form: str, *, first: bool) -> None:
+def _print_report(
+    found: list[Row], report: Report, form: str, clusters: Mapping[str, str], *, first: bool
+) -> None:
     if form == "table":
-        output.write(("" if first else "\n") + _table(found, report))
+        lines = [f"{address}: {cluster}" for address, cluster in clusters.items() if cluster]
+        text = "".join(f"{printable(line)}\n" for line in lines)
+        output.write(("" if first else "\n") + _table(found, report) + text)
         return
     now_s = time.time()
     records = [row.record(now_s) for row in found]

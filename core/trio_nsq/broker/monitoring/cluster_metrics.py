@@ -41,6 +41,15 @@ def of_member(about: Mapping[str, Any], times_led: int) -> Iterator[Metric]:
         "1 if the coordinator answered the last request of this member.",
         not about["coordinator_error"],
     )
+    diverged = about["diverged"]
+    yield GaugeMetricFamily(
+        "nsq_cluster_diverged_folders",
+        "Folders of this member with what its leader did not have: look whether messages are missing, and remove them.",
+        len(diverged),
+    )
+    yield GaugeMetricFamily(
+        "nsq_cluster_diverged_bytes", "Their bytes.", sum(each["bytes"] for each in diverged)
+    )
     yield CounterMetricFamily("nsq_cluster_times_led", "Times that this member became the leader.", times_led)
 
 
