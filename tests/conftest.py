@@ -63,6 +63,7 @@ _SLOW_FOLDERS = {
     "storage",
     "coordination",
     "cluster",
+    "archive",
 }
 """Folders in which most tests start processes or repeat a scenario."""
 _SPARK_FOLDERS = {"spark", "documents"}

@@ -58,12 +58,13 @@ _MODULES = {
     "dlq": "qcli.commands.dlq.command",
     "deferred": "qcli.commands.deferred",
     "log": "qcli.commands.log.command",
+    "archive": "qcli.commands.archive.command",
     "context": "qcli.commands.context.command",
     "token": "qcli.commands.token",
     "help": "qcli.commands.help",
 }
 
-_WITHOUT_BROKERS = ("serve", "lookupd", "spark", "log")
+_WITHOUT_BROKERS = ("serve", "lookupd", "spark", "log", "archive")
 
 _SYNONYMS = {
     "broker": "serve",
@@ -95,6 +96,8 @@ _SYNONYMS = {
     "nsq_stat": "stat",
     "brokers": "nodes",
     "failover": "cluster switch",
+    "restore": "archive restore",
+    "backup": "archive",
     "members": "cluster status",
     "console": "admin",
     "dashboard": "admin",

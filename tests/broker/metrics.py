@@ -15,7 +15,8 @@ Described = tuple[str, set[str], str]
 
 
 def documented(*members: str) -> dict[str, Described]:
-    """Return what is documented, by name: metrics of brokers; with arguments, of these members of a cluster only."""
+    """Return what is documented, by name: metrics of brokers; with arguments, only those of such members of a cluster,
+    or of brokers with an archive."""
     rows = re.findall(
         r"^\| `(nsq_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.*?) \|(?: (\w+) \|)?$", DOCS.read_text(), re.M
     )

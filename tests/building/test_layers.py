@@ -19,7 +19,7 @@ LAYERS = (
     ("trio_nsq.fleet",),
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
-    ("trio_nsq.coordination",),
+    ("trio_nsq.coordination", "trio_nsq.archive"),
     ("trio_nsq.http", "trio_nsq.filters", "trio_nsq.storage"),
     ("trio_nsq.server", "trio_nsq.replication"),
     ("trio_nsq.log", "trio_nsq.access", "trio_nsq.tls"),

@@ -94,7 +94,7 @@ def test_manual_pages_have_all_examples_exit_codes_and_details() -> None:
 def test_client_commands_share_the_options_of_connections(ctx: click.Context) -> None:
     if isinstance(ctx.command, click.Group) or ctx.info_name in ("serve", "lookupd", "admin", "help"):
         return
-    if ctx.parent is not None and ctx.parent.info_name in ("log", "spark"):
+    if ctx.parent is not None and ctx.parent.info_name in ("log", "spark", "archive"):
         return  # they work on files
     if ctx.command_path == "qcli token list":
         return  # this does, too

@@ -114,6 +114,22 @@ class ClusterCounts(TypedDict, total=False):
     members: int
 
 
+class ArchiveStats(TypedDict, total=False):
+    """What `/stats` tells of the broker's archive: see `trio_nsq.archive.writer.ArchiveStatus`."""
+
+    url: Required[str]
+    state: Required[str]
+    error: Required[str]
+    lag_operations: Required[int]
+    lag_bytes: Required[int]
+    lag_s: Required[float]
+    checkpoints: int
+    checkpoint_time_ms: int
+    objects: int
+    object_bytes: int
+    segments: int
+
+
 class Stats(TypedDict, total=False):
     """The answer of `/stats`. An nsqd may have null instead of lists."""
 
@@ -122,6 +138,7 @@ class Stats(TypedDict, total=False):
     start_time: int
     draining: bool
     cluster: ClusterCounts
+    archive: ArchiveStats
     topics: list[TopicStats]
     producers: list[ClientStats]
     disk: DiskStats

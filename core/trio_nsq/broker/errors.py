@@ -27,6 +27,13 @@ class NotLeading(PublishRefused):
         super().__init__(f"this member no longer leads the cluster: {reason}")
 
 
+class NotArchived(NotLeading):
+    """The broker stops before what was asked for is archived. It is on this disk."""
+
+    def __init__(self, reason: str) -> None:
+        PublishRefused.__init__(self, f"it is not known to be archived: {reason}")
+
+
 class TooFewInSync(PublishRefused):
     """Fewer members of the cluster are in sync than a publish needs. Nothing of it was stored."""
 

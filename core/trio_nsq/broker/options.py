@@ -20,6 +20,7 @@ _RANGES: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(
         (
             *("sync_every", "sync_timeout_ms", "checkpoint_interval_ms", "max_bytes_per_file"),
+            "archive_interval_ms",
             *("http_client_connect_timeout_ms", "http_client_request_timeout_ms"),
             *("statsd_interval_ms", "statsd_udp_packet_size", "e2e_processing_latency_window_time_ms"),
         ),
@@ -58,6 +59,10 @@ class BrokerOptions:
         max_bytes_per_file: Size at which a topic's log starts a new segment.
         checkpoint_interval_ms: Interval of writing changed channel positions. After a crash, messages finished since
             the last checkpoint are delivered again.
+        archive: Where file operations are archived: a folder on another disk, or the URL of a bucket; empty: nowhere.
+        archive_interval_ms: How often they are archived.
+        archive_before_ok: An OK waits until what was published is archived.
+        restore_from: An archive; the data folder is restored from it if it is missing or empty.
         max_channel_consumers: Consumers of one channel; 0 is no limit.
         max_connections: Clients of each listener (TCP, HTTP, HTTPS); 0 is as many as the limit of open files allows.
         max_topics: Topics that clients can create; 0 is no limit.
@@ -115,6 +120,10 @@ class BrokerOptions:
     cache_bytes: int = 64 * MIB
     max_bytes_per_file: int = 100 * MIB
     checkpoint_interval_ms: int = 2 * SECOND_MS
+    archive: str = ""
+    archive_interval_ms: int = SECOND_MS
+    archive_before_ok: bool = False
+    restore_from: str = ""
     max_channel_consumers: int = 0
     max_connections: int = 0
     max_topics: int = 0

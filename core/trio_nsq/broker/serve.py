@@ -20,7 +20,7 @@ from ..log import Files
 from ..lookup.protocol import PeerInfo
 from ..lookup.registration import LookupRegistration
 from ..platform.requirements import has_gil, require_trio
-from ..protocol.errors import StartupError
+from ..protocol.errors import NSQError, StartupError
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
 from ..server.listening import Listening, is_exposed, listen
 from ..server.reloading import reload_on_request
@@ -39,6 +39,7 @@ from .storage.data_folder import DataFolder, FolderLock, refuse_member_folder
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
+    from .archiving import Archiving
     from .replication import Replication
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -89,10 +90,18 @@ async def serve(
     if not has_gil():
         # Threads read attributes, tuples and dicts that the event loop changes: docs/decisions/0005.
         logger.warning("this Python runs without the GIL, which the broker relies on: set PYTHON_GIL=1")
+    archiving: Archiving | None = None
     if replication is not None:
         files = replication.files
     else:
         refuse_member_folder(options.data_path)
+    if options.restore_from:
+        await trio.to_thread.run_sync(_restore, options)
+    if options.archive:
+        if replication is not None:
+            raise StartupError("--archive: a member of a cluster cannot archive yet")
+        archiving = await trio.to_thread.run_sync(_open_archive, options)
+        files = archiving.files
     folder = DataFolder(options.data_path, files, lock)
     use_own_threads()
     try:
@@ -100,7 +109,16 @@ async def serve(
             workers = await nursery.start(_host_workers)
             try:
                 await _serve_folder(
-                    options, folder, workers, reloads, drains, trusted, replication, listeners, task_status
+                    options,
+                    folder,
+                    workers,
+                    reloads,
+                    drains,
+                    trusted,
+                    replication,
+                    archiving,
+                    listeners,
+                    task_status,
                 )
             finally:
                 workers.cancel_scope.cancel()
@@ -108,6 +126,33 @@ async def serve(
         raise _first(group) from None
     finally:
         folder.close()
+
+
+def _restore(options: BrokerOptions) -> None:
+    """Restore the data folder, unless it is there. Raises StartupError."""
+    from ..archive.restore import shown_time  # slow to import
+    from .restoring import has_data, is_begun, restore_folder
+
+    if has_data(options.data_path):
+        logger.info("--restore-from: %s is not empty, and is used as it is", options.data_path)
+        return
+    try:
+        if options.restore_from == options.archive and not is_begun(options.archive):
+            logger.info("--restore-from: there is no archive yet, and this broker begins it")
+            return
+        logger.info("restoring %s from its archive", options.data_path)
+        point = restore_folder(options.restore_from, options.data_path)
+    except StartupError:
+        raise
+    except (NSQError, OSError) as exc:
+        raise StartupError(f"--restore-from: {exc}") from exc
+    logger.info("restored the state of %s", shown_time(point.time_ms))
+
+
+def _open_archive(options: BrokerOptions) -> "Archiving":
+    from .archiving import Archiving  # slow to import
+
+    return Archiving(options)
 
 
 async def _host_workers(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
@@ -126,6 +171,7 @@ async def _serve_folder(
     drains: AsyncIterable[object] | None,
     trusted: Mapping[str, Identity] | None,
     replication: "Replication | None",
+    archiving: "Archiving | None",
     listeners: Mapping[str, Listening] | None,
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
@@ -140,9 +186,11 @@ async def _serve_folder(
     )
     server = Server(
         options, folder, workers, tls_context=tls_context, authentication=authentication, audit=audit,
-        replication=replication,
+        replication=replication, archiving=archiving,
     )  # fmt: skip
     _log_start(server)
+    if archiving is not None:
+        workers.start_soon(archiving.run)
     opened: dict[str, Listening] = {}  # filled while listeners open, so that a failure closes those before
     try:
         if listeners is None:
@@ -208,6 +256,8 @@ async def _serve_folder(
             listening.close()
         with trio.CancelScope(shield=True):
             await server.stop()
+            if archiving is not None:
+                await archiving.stop()
             await authentication.aclose()
             await audit.aclose()
         logger.info("NSQ: bye")

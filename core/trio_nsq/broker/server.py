@@ -44,6 +44,7 @@ from .topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
+    from .archiving import Archiving
     from .replication import Replication
 
 logger = logging.getLogger("trio_nsq.broker")
@@ -68,6 +69,7 @@ class Server:
         authentication: Identifies clients; without one, every client may do everything.
         audit: Writes the audit log.
         replication: The followers, if the broker is the leader of a cluster.
+        archiving: The archive, if there is one.
         members: The connections of other members of the cluster.
         process: Resource usage of the process.
         reported_jobs: The jobs of clients, as they report them.
@@ -83,6 +85,7 @@ class Server:
         authentication: Authentication | None = None,
         audit: AuditWriter | None = None,
         replication: "Replication | None" = None,
+        archiving: "Archiving | None" = None,
     ) -> None:
         self.options = options
         self.start_time_s = int(time.time())
@@ -109,9 +112,10 @@ class Server:
         self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
-            replication.members if replication is not None else None,
+            next((each.members for each in (replication, archiving) if each is not None), None),
         )  # fmt: skip
         self.replication = replication
+        self.archiving = archiving
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
             write_path.refuse_changes,
@@ -154,6 +158,8 @@ class Server:
         )
         if replication is not None:
             replication.begin(poller, self._end_leading, lambda: self._why_full)
+        if archiving is not None:
+            archiving.begin(poller, self._end_leading)
 
     def _first_ids(self) -> MessageIds:
         """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""
@@ -255,6 +261,8 @@ class Server:
         async with trio.open_nursery() as nursery:
             if self.replication is not None:
                 nursery.start_soon(self.replication.limit_waiting)
+            if self.archiving is not None:
+                nursery.start_soon(self.archiving.limit_waiting)
             await self._stop()
             nursery.cancel_scope.cancel()
 

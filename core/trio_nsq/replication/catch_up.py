@@ -11,13 +11,12 @@ which may be newer, or no copy yet. So what has such names at the end is sent on
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from os import fstat
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .inventory import (
     BLOCK_BYTES,
     DIGEST_BYTES,
     FileDigest,
-    Inventory,
     absolute,
     block_count,
     digest_of,
@@ -82,6 +81,13 @@ class CaughtUp(NamedTuple):
 Piece: TypeAlias = Operations | Folder | FileBegin | Block | FileEnd | CaughtUp
 
 
+class Known(Protocol):
+    """What the follower has."""
+
+    def find(self, path: bytes) -> FileDigest | None:
+        """Return what it has under a path; None: nothing that is known."""
+
+
 class CatchUp:
     """The pieces for one follower.
 
@@ -99,7 +105,7 @@ class CatchUp:
         self,
         files: RecordingFiles,
         stream: OperationStream,
-        inventory: Inventory,
+        inventory: Known,
         on_read: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._files = files

@@ -45,8 +45,7 @@ class FuzzyCopy:
         match piece:
             case Operations(data):
                 for operation in decode_all(data):
-                    self._make_room_for(operation)
-                    self._changed.redo(operation, names_older=self._names.add(operation))
+                    self.redo(operation)
             case Folder(path, names):
                 self._take_folder(path, names)
             case FileBegin(path, is_whole):
@@ -58,6 +57,11 @@ class FuzzyCopy:
             case FileEnd(path, size):
                 self._changed.cut(path, size)
         self._changed.sync_if_many()
+
+    def redo(self, operation: Operation) -> None:
+        """Do an operation of a piece. Raises OSError."""
+        self._make_room_for(operation)
+        self._changed.redo(operation, names_older=self._names.add(operation))
 
     def _take_folder(self, path: bytes, names: frozenset[bytes]) -> None:
         if path:

@@ -30,7 +30,14 @@ _MOST_NAME_BYTES = 255
 MOST_OPERATION_BYTES = HEADER_BYTES + 2 * _MOST_PATH_BYTES + MOST_DATA_BYTES
 
 OWN_FILES = frozenset(
-    (b"cluster.json", b"cluster-state.json", b"spare-room", b"spare-room.probe", b"lost+found")
+    (
+        b"cluster.json",
+        b"cluster-state.json",
+        b"restore-incomplete",
+        b"spare-room",
+        b"spare-room.probe",
+        b"lost+found",
+    )
 )
 """Files in the data folder that each member has for itself, besides those with a prefix below."""
 _OWN_PREFIXES = (b"write-ahead.", b"replica-", b"diverged-")

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
         "Durability": "With --sync always, the default, an OK to a producer means that the message is on stable "
         "storage. Concurrent publishes share one sync. With --sync interval, an OK means that the message is "
         "in the file: it survives the death of the process, but not a power failure.",
+        "Archive": "With --archive, all changes of the data folder are written to a bucket, or to a folder on another "
+        "disk, a second behind; each broker needs one of its own. If the machine is lost, 'qcli archive restore', or "
+        "--restore-from with an empty data folder, brings back everything but the last second. With "
+        "--archive-before-ok, an OK means that the message is in the archive, too, and nothing acknowledged is lost.",
         "Cluster": "With --cluster and --coordinator, several brokers keep the same messages. The coordinator decides "
         "which one leads; an OK then means that every member in sync has the message on stable storage. Clients may "
         "use the addresses of all members: a follower passes them on to the leader. If the leader is lost, a member "
@@ -91,7 +95,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, **values: Any) -> int:
     """Run a broker until SIGINT or SIGTERM.
 
-    It speaks NSQ's protocol and takes nsqd's options and configuration file. A second signal ends it.
+    It speaks NSQ's protocol, and takes nsqd's options and file. A second signal ends it at once.
     """
     from trio_nsq.broker import serve
     from trio_nsq.broker.storage.data_folder import is_own_name

@@ -87,7 +87,7 @@ SETTINGS = under_headings(
         "data-path",
         kinds.FOLDER,
         ".",
-        help="Keep messages in this folder. It is created if it is missing; its parent must exist.",
+        help="Keep messages in this folder. Its parent must exist.",
     ),
     Setting(
         "sync",
@@ -143,7 +143,7 @@ SETTINGS = under_headings(
         "retention-time",
         kinds.duration(params.retention_time),
         "0",
-        help="Keep messages that every channel has passed for this long, such as 7d or forever.",
+        help="Keep what all channels have passed: 7d, or forever.",
     ),
     Setting(
         "retention-bytes",
@@ -152,6 +152,33 @@ SETTINGS = under_headings(
         help="Keep at most this many bytes of a topic's newest messages readable, such as 10GB. With 0 or "
         "unlimited, --retention-time alone decides; if that is 0, unlimited keeps all messages, and with 0 they are "
         "deleted when every channel has passed them.",
+        brief=True,
+    ),
+    Setting(
+        "archive",
+        kinds.Kind(click.STRING, "URL"),
+        "",
+        help="Archive all changes here, such as in s3://bucket/nsq.",
+    ),
+    Setting(
+        "archive-interval",
+        kinds.POSITIVE_DURATION,
+        "1s",
+        help="Archive this often. So much can be lost with the machine.",
+        brief=True,
+    ),
+    Setting(
+        "archive-before-ok",
+        kinds.BOOLEAN,
+        "false",
+        help="Acknowledge a message when it is archived: nothing acknowledged is lost with the machine.",
+        brief=True,
+    ),
+    Setting(
+        "restore-from",
+        kinds.Kind(click.STRING, "URL"),
+        "",
+        help="Restore the data folder from this archive, if it is missing or empty.",
         brief=True,
     ),
     "Cluster",

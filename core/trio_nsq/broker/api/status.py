@@ -40,7 +40,10 @@ class Status:
         """Answer `OK`, or 500 and the reason if the broker is not healthy."""
         if self._server.replication is not None:
             return ping_of_member(request, "leader", self._health(request))
-        return _ping(self._health(request))
+        answer = _ping(self._health(request))
+        if (archiving := self._server.archiving) is not None:
+            answer = replace(answer, headers={"X-NSQ-Archive-Lag": f"{archiving.status().lag_s:.1f}"})
+        return answer
 
     def _health(self, request: Request) -> str:
         """Return the broker's health; the reason, which can name a topic or a path, only for clients that read all."""

@@ -67,7 +67,7 @@ class WritePath:
         delivery: Delivers messages added to a topic. Producers are acknowledged first, unless the topic may refuse
             messages.
         write_ahead: The write-ahead log, used with `--sync=always`; None: each topic's log is synced by itself.
-        members: The other members of a cluster that an OK waits for; None without one.
+        members: The other members of a cluster, or the archive, that an OK waits for; None: nothing.
 
     Attributes:
         error: Why the last write or sync failed; empty if it succeeded. A full disk is in `DiskReserve.failed_with`.
@@ -118,6 +118,7 @@ class WritePath:
         self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
         self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
         self._cutting: set[Topic] = set()  # topics whose refused messages are being removed durably
+        self._abandoned_as: type[NotLeading] = NotLeading
         self._closed = False
         self._closing = trio.Event()
 
@@ -388,7 +389,7 @@ class WritePath:
         self._check_leading()
         if self.is_fenced:
             assert self._members is not None
-            raise NotLeading(self._members.fenced_because)
+            raise self._abandoned_as(self._members.fenced_because)
 
     def refuse_changes(self, *, ephemeral: bool = False) -> None:
         """Raise PublishRefused if a topic or a channel must not be created, changed or deleted now."""
@@ -403,6 +404,7 @@ class WritePath:
 
     def abandon(self, error: NotLeading) -> None:
         """Refuse all publications that are not committed, and all later ones. What is written stays in the logs."""
+        self._abandoned_as = type(error)
         self._closed = True
         self._closing.set()
         groups = [write.group for topic in self._stage.topics for write in self._stage.waiting(topic)]

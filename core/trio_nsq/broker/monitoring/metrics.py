@@ -23,6 +23,7 @@ from ...http import Request, Response
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
+from .archive_metrics import of_archive
 from .cluster_metrics import of_leader, of_member
 from .disk import file_system_space
 from .exposition import EOF, Encoder, Families, of_build, of_disk, process_metrics
@@ -207,6 +208,8 @@ class MetricsExposition:
         yield CounterMetricFamily(
             "nsq_syncs", "Syncs of topic logs to stable storage.", write_path.sync_count
         )
+        if server.archiving is not None:
+            yield from of_archive(server.archiving.status())
         replication = server.replication
         if replication is not None and (control := replication.control) is not None:
             yield from of_member(control.member(), control.times_led)

@@ -102,6 +102,8 @@ async def broker_stats(
         stats["draining"] = True
     if sees is None and (cluster := _cluster(server)) is not None:
         stats["cluster"] = cluster
+    if sees is None and server.archiving is not None:
+        stats["archive"] = asdict(server.archiving.status())
     if include_mem:
         stats["memory"] = server.process.memory()
     stats["producers"] = [_client(c, topic) for c in publishing] or None

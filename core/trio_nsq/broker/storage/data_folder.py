@@ -5,6 +5,7 @@ broker.json                     {"crc32": C, "format": F, "next_id": N}: message
 broker.json.copy                a copy, used if broker.json is damaged
 cluster.json                    in the folder of a member of a cluster: see `trio_nsq.cluster.membership`
 cluster-state.json              of the coordinator `static:`
+restore-incomplete              there while the folder is restored from an archive
 replica-journal.N               of a follower: see `trio_nsq.replication.journal`
 diverged-EPOCH/                 what a former leader had and the next one has not
 spare-room                      see `DiskReserve`
@@ -62,6 +63,7 @@ BROKER_FILE = "broker.json"
 BROKER_COPY_FILE = "broker.json.copy"
 NSQD_FILE = "nsqd.dat"
 MEMBER_FILE = "cluster.json"
+RESTORING_FILE = "restore-incomplete"
 RESERVE_FILE = "spare-room"  # older than the name of `DiskReserve`, and stays on disk
 TOPICS_FOLDER = "topics"
 _RETIRED = re.compile(r"\.topic-(deleted-[0-9]+|importing)\Z")
@@ -85,7 +87,15 @@ ID_RESERVE = 2**32
 def is_own_name(name: str) -> bool:
     """Whether the broker uses this name in a data folder, or refuses a folder that has it."""
     name = name.removesuffix(".tmp").removesuffix(".probe")
-    names = (BROKER_FILE, BROKER_COPY_FILE, RESERVE_FILE, TOPICS_FOLDER, NSQD_FILE, MEMBER_FILE)
+    names = (
+        BROKER_FILE,
+        BROKER_COPY_FILE,
+        RESERVE_FILE,
+        TOPICS_FOLDER,
+        NSQD_FILE,
+        MEMBER_FILE,
+        RESTORING_FILE,
+    )
     return name in names or bool(write_ahead_files(Path(), [name]))
 
 
@@ -95,6 +105,14 @@ def refuse_nsqd_folder(path: Path) -> None:
         raise StartupError(
             f"--data-path: {path} holds the queues of an nsqd. Choose another folder; to bring the queues over, stop "
             f"nsqd and run 'qcli log import {path} --data-path ANOTHER' first"
+        )
+
+
+def refuse_unfinished_restore(path: Path) -> None:
+    """Raise StartupError: the folder was not restored completely."""
+    if (path / RESTORING_FILE).exists():
+        raise StartupError(
+            f"--data-path: {path} was not restored completely, and messages are missing in it: restore it again"
         )
 
 
@@ -112,12 +130,13 @@ class FolderLock:
 
     Args:
         path: The folder. Created if missing; its parent must exist.
+        restores: Whether it is locked to restore it.
 
     Raises:
         StartupError: The folder cannot be used.
     """
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, files: Files | None = None, *, restores: bool = False) -> None:
         try:
             (files or Files()).make_folder(path)
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,6 +157,8 @@ class FolderLock:
             ) from exc
         try:
             refuse_nsqd_folder(path)
+            if not restores:
+                refuse_unfinished_restore(path)
         except StartupError:
             os.close(self._fd)
             raise
@@ -441,14 +462,17 @@ def _problem(path: Path, error: OSError | ValueError) -> str:
     return f"{path} is damaged: {error}"
 
 
-def end_following(files: Files, path: Path) -> None:
+def end_following(files: Files, path: Path, used_ids: int = 0) -> None:
     """Make a data folder that followed a leader one that a broker opens: the leader's write-ahead log is not in it.
 
     The files have all that was in that log. Raises OSError, or ValueError: `broker.json` is damaged.
+
+    Args:
+        used_ids: The leader may have used so many ids that the folder does not know of.
     """
     for each in (path / BROKER_FILE, path / BROKER_COPY_FILE):
         saved = decode_ids(files.content(each, MAX_BROKER_BYTES))
-        files.replace(each, _encode_ids(saved.next_id, has_write_ahead=False))
+        files.replace(each, _encode_ids(saved.next_id + used_ids, has_write_ahead=False))
 
 
 def _encode_ids(below: int, *, has_write_ahead: bool) -> bytes:

@@ -8,9 +8,9 @@ from errno import EBADF, ENOENT
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...archive.segment_names import segment_name_of
 from ...log.files import Files
 from ...storage import LocalStorage, Storage, StoredFile
-from .archive import segment_name_of
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 """The size of a request: a request for this much takes longer to transfer than to start."""

@@ -11,6 +11,7 @@ from copy import copy
 from pathlib import Path
 from typing import Self
 
+from ...archive.segment_names import ArchivedName, parse_incarnation
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...client.reading.log_stream import Found, batches_and_gaps
 from ...log.files import Files
@@ -20,7 +21,6 @@ from ...log.inspection.segments import SegmentPath, find_identity, segment_paths
 from ...log.positions import parse_position
 from ...log.segment.reader import Segment
 from ...storage import Storage, StorageError
-from .archive import ArchivedName, parse_incarnation
 from .files import StoredFiles
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ...archive.segment_names import ARCHIVED_SUFFIX, parse_incarnation
 from ...protocol.errors import NSQError
 from ...storage import Storage, absolute_place, local_path, shown_place
 from ..places import keep_secrets, storage_at
-from .archive import ARCHIVED_SUFFIX, parse_incarnation
 from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from ...archive.segment_names import ARCHIVED_SUFFIX, ArchivedName
 from ...fleet.log_identity import common_span, last_common, last_readable
 from ...log.errors import LogReadError, NotASegmentError
 from ...log.files import Files
@@ -20,7 +21,6 @@ from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
 from ...storage import LocalStorage, Storage, StorageError, naming_file
-from .archive import ARCHIVED_SUFFIX, ArchivedName
 from .log import ArchivedLog, SegmentLog
 
 _LOCK = "lock"

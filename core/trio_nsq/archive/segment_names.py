@@ -10,8 +10,8 @@ INCARNATION has 32 hex digits, FIRST and LAST 20 digits each: the sequences of t
 import re
 from typing import NamedTuple
 
-from ...log.segment.format import SUFFIX
-from ...log.segment.index import SUFFIX as INDEX_SUFFIX
+from ..log.segment.format import SUFFIX
+from ..log.segment.index import SUFFIX as INDEX_SUFFIX
 
 ARCHIVED_SUFFIX = ".seg"
 _DIGITS = 20

@@ -1,0 +1,1 @@
+"""`qcli archive`: the archives of brokers, without a broker."""

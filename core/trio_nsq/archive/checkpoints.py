@@ -1,0 +1,149 @@
+"""Writes the checkpoints of an archive: copies of the data folder, made while the broker writes."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from ..replication.catch_up import CatchUp, CaughtUp
+from ..replication.link import encode_piece
+from ..replication.recorder import RecordingFiles
+from ..replication.stream import OperationStream
+from ..storage import ChangedMeanwhile, Storage
+from .content import encode_content
+from .manifest import MANIFEST, ArchiveDamaged, Checkpoint, Manifest, part_name, read_manifest
+from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
+
+logger = logging.getLogger("trio_nsq.archive")
+
+_PART_BYTES: Final = 8 * 1024 * 1024
+
+
+class Checkpoints:
+    """The checkpoints of one run of a broker. Blocking; one thread at a time.
+
+    Args:
+        run: Identifies the run.
+
+    Attributes:
+        newest: The last one of this run; None: none yet.
+        segments: The archived segments that the data folder has.
+        count: How many were written.
+    """
+
+    def __init__(
+        self, files: RecordingFiles, operations: OperationStream, storage: Storage, run: str
+    ) -> None:
+        self.newest: Checkpoint | None = None
+        self.segments = ArchivedSegments(files, storage, {})
+        self.count = 0
+        self._files = files
+        self._operations = operations
+        self._storage = storage
+        self._run = run
+        self._last_time_ms = 0
+
+    def begin(self) -> None:
+        """Learn what the archive has; the next checkpoint is the first one of a chain.
+
+        Raises:
+            ArchiveDamaged: Its manifest cannot be understood.
+            StorageError, OSError: It cannot be read.
+        """
+        self.newest = None
+        manifest, _ = read_manifest(self._storage)
+        known = {}
+        if manifest.checkpoints:
+            last = manifest.checkpoints[-1]
+            self._last_time_ms = max(self._last_time_ms, last.time_ms)
+            try:
+                known = read_segments(self._storage, last)
+            except ArchiveDamaged as exc:
+                logger.warning("%s: segments are compared with those in the archive", exc)
+        self.segments = ArchivedSegments(self._files, self._storage, known)
+
+    def time_ms(self) -> int:
+        """Return the time, which never goes back in one archive."""
+        self._last_time_ms = max(self._last_time_ms, int(time.time() * 1000))
+        return self._last_time_ms
+
+    def archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
+        """Archive the segments that are sealed now.
+
+        Args:
+            until_stored: Returns when operations up to a number are archived: an archive has no segment whose messages
+                a restored log would lack, and give to others.
+            check: Called before each write; may raise to end it.
+        """
+        number, sealed = self._operations.last_number, list(sealed_segments(self._files, self._files.root))
+        until_stored(number)
+        self.segments.archive(sealed, check)
+
+    def write(self, check: Callable[[], None]) -> Checkpoint:
+        """Write a checkpoint.
+
+        Args: See `archive_segments`.
+
+        Raises:
+            TooFarBehind: Operations came faster than the archive took them. Write another one.
+            StorageError, OSError: The archive cannot be written, or the folder cannot be read.
+        """
+        checkpoint_id = (
+            self._change_manifest(lambda found: replace(found, next_id=found.next_id + 1)).next_id - 1
+        )
+        before = self.newest
+        checkpoint = Checkpoint(
+            checkpoint_id, self._run, 0, 0, None if before is None else before.id, parts=0, size_bytes=0
+        )
+        checkpoint = self._copy_folder(checkpoint, check)
+        segments = self.segments.found.values()
+        self._storage.put(checkpoint.segments_name, encode_segments(segments))
+        checkpoint = replace(checkpoint, time_ms=self.time_ms())
+        check()
+        self._change_manifest(lambda found: replace(found, checkpoints=(*found.checkpoints, checkpoint)))
+        self.newest = checkpoint
+        self.count += 1
+        logger.info(
+            "archive: wrote checkpoint %d: %d bytes, and %d segments are archived",
+            *(checkpoint_id, checkpoint.size_bytes, len(segments)),
+        )
+        return checkpoint
+
+    def _copy_folder(self, checkpoint: Checkpoint, check: Callable[[], None]) -> Checkpoint:
+        """Write the data folder without archived segments; returns the checkpoint with what is known then."""
+        frames: list[bytes | memoryview] = []
+        size = parts = size_bytes = number = 0
+
+        def put() -> None:
+            nonlocal parts, size_bytes
+            check()
+            parts += 1
+            content = encode_content(frames)
+            self._storage.put(part_name(checkpoint.id, parts), content)
+            size_bytes += len(content)
+
+        for piece in CatchUp(self._files, self._operations, self.segments).pieces():
+            if isinstance(piece, CaughtUp):
+                number = piece.number
+                break
+            encoded = encode_piece(piece)
+            frames += encoded
+            size += sum(map(len, encoded))
+            if size >= _PART_BYTES:
+                put()
+                frames, size = [], 0
+        if frames:
+            put()
+        return replace(checkpoint, number=number, parts=parts, size_bytes=size_bytes)
+
+    def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Change the manifest, and return it."""
+        while True:
+            manifest, version = read_manifest(self._storage)
+            changed = change(manifest)
+            try:
+                self._storage.replace(MANIFEST, changed.encode(), version)
+            except ChangedMeanwhile:
+                continue  # by the removal of old checkpoints
+            return changed

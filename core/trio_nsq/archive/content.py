@@ -1,0 +1,71 @@
+"""The content of an archive's objects: compressed frames, as a leader sends them to a follower.
+
+     0                 8         12     16
+    +-----------------+---------+------+----------------+
+    | 89 NSQARC 0a    | version | crc  | snappy(frames) |
+    +-----------------+---------+------+----------------+
+
+Integers are big-endian; the crc covers the bytes after it. `trio_nsq.replication.link` describes the frames.
+"""
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final
+
+import snappy
+
+from ..platform.checksum import crc32
+from ..protocol.errors import NSQError
+from ..replication.catch_up import Piece
+from ..replication.link import FrameKind, decode_piece
+from .manifest import ArchiveDamaged
+
+_MAGIC: Final = b"\x89NSQARC\n"
+_VERSION: Final = 1
+_HEAD = Struct(">8sII")
+_FRAME = Struct(">IB")
+
+
+def encode_content(frames: Sequence[bytes | memoryview]) -> bytes:
+    """Return the content of an object with these frames."""
+    compressed: bytes = snappy.compress(b"".join(frames))
+    return _HEAD.pack(_MAGIC, _VERSION, crc32(compressed)) + compressed
+
+
+def decode_content(content: bytes, name: str) -> Iterator[Piece]:
+    """Yield the pieces in an object; their data are views.
+
+    Args:
+        name: The object, for messages.
+
+    Raises:
+        ArchiveDamaged: It cannot be understood.
+    """
+    try:
+        frames = memoryview(_decompressed(content))
+        at = 0
+        while at < len(frames):
+            size, code = _FRAME.unpack_from(frames, at)
+            begin, at = at + _FRAME.size, at + _FRAME.size + size - 1
+            if size < 1 or at > len(frames):
+                raise ValueError("a frame is cut off")
+            yield decode_piece(FrameKind(code), frames[begin:at])
+    except ArchiveDamaged:
+        raise
+    except (NSQError, ValueError) as exc:
+        raise ArchiveDamaged(f"{name} is damaged: {exc}") from exc
+
+
+def _decompressed(content: bytes) -> bytes:
+    if len(content) < _HEAD.size:
+        raise ValueError("it is cut off")
+    magic, version, crc = _HEAD.unpack_from(content)
+    if magic != _MAGIC:
+        raise ValueError("it is no object of an archive")
+    if version != _VERSION:
+        raise ValueError(f"it has version {version}: a newer trio-nsq has written it")
+    compressed = memoryview(content)[_HEAD.size :]
+    if crc32(compressed) != crc:
+        raise ValueError("its checksum does not match its content")
+    found: bytes = snappy.decompress(bytes(compressed))
+    return found

@@ -1,0 +1,156 @@
+"""What an archive has, and whether it is whole."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..replication.catch_up import FileBegin, Operations
+from ..replication.operations import InvalidOperation, decode_all
+from ..storage import Storage
+from .content import decode_content
+from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, list_stream
+from .restore import Progress
+from .segments import fetch_segment, read_segments
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointExtent:
+    """A checkpoint, and what is behind it.
+
+    Attributes:
+        checkpoint: As in the manifest.
+        until_ms: Restores are possible from the checkpoint's time to this one, Unix milliseconds.
+        objects: How many objects have the operations behind it.
+        segments, segment_bytes: The archived segments that it refers to.
+    """
+
+    checkpoint: Checkpoint
+    until_ms: int
+    objects: int
+    segments: int
+    segment_bytes: int
+
+
+def checkpoints_of(storage: Storage) -> list[CheckpointExtent]:
+    """Return the complete checkpoints of an archive, oldest first.
+
+    Raises:
+        ArchiveError: It is no archive, or has no complete checkpoint; ArchiveDamaged.
+        StorageError, OSError: It cannot be read.
+    """
+    found = []
+    for checkpoint in complete_checkpoints(storage):
+        stream = list_stream(storage, checkpoint).objects
+        segments = read_segments(storage, checkpoint).values()
+        found.append(
+            CheckpointExtent(
+                checkpoint,
+                stream[-1].about.time_ms if stream else checkpoint.time_ms,
+                len(stream),
+                len(segments),
+                sum(each.size for each in segments),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFinding:
+    """Something that is missing or damaged in an archive.
+
+    Attributes:
+        checkpoint: The id of the checkpoint whose restores it makes impossible, at this time or later.
+        what: A sentence.
+    """
+
+    checkpoint: int
+    what: str
+
+
+def verify(storage: Storage, on_read: Progress, *, all_checkpoints: bool) -> Iterator[ArchiveFinding]:
+    """Read an archive, and yield what is missing or damaged.
+
+    Args:
+        on_read: See `Progress`.
+        all_checkpoints: Otherwise only the newest checkpoint, and what is behind it, is read.
+
+    Raises:
+        ArchiveError: It is no archive, or has no complete checkpoint.
+        StorageError, OSError: It cannot be read.
+    """
+    checkpoints = complete_checkpoints(storage)
+    checked: set[str] = set()
+    for checkpoint in checkpoints if all_checkpoints else checkpoints[-1:]:
+        for check in (_check_parts, _check_segments, _check_stream):
+            for what in check(storage, checkpoint, on_read, checked):
+                yield ArchiveFinding(checkpoint.id, what)
+
+
+_Check = Callable[[Storage, Checkpoint, Progress, set[str]], Iterator[str]]
+
+
+def _check_parts(
+    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
+) -> Iterator[str]:
+    try:
+        segments = read_segments(storage, checkpoint)
+    except ArchiveDamaged as exc:
+        yield str(exc)
+        return
+    for name in checkpoint.part_names:
+        try:
+            for piece in decode_content(_read(storage, name, on_read), storage.url_of(name)):
+                if isinstance(piece, FileBegin) and not piece.is_whole and piece.path not in segments:
+                    what = f"refers to an archived segment that is not listed: {piece.path!r}"
+                    yield f"{storage.url_of(name)} {what}"
+        except ArchiveDamaged as exc:
+            yield str(exc)
+
+
+def _check_segments(
+    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
+) -> Iterator[str]:
+    try:
+        segments = read_segments(storage, checkpoint)
+    except ArchiveDamaged:
+        return
+    for segment in segments.values():
+        if segment.name not in checked:
+            checked.add(segment.name)
+            try:
+                for _, data in fetch_segment(storage, segment):
+                    on_read(len(data))
+            except ArchiveDamaged as exc:
+                yield str(exc)
+
+
+def _check_stream(
+    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
+) -> Iterator[str]:
+    stream = list_stream(storage, checkpoint)
+    if stream.gap is not None:
+        yield f"the object with operation {stream.gap} is missing behind checkpoint {checkpoint.id}"
+    for name, about in stream.objects:
+        if name in checked:
+            continue
+        checked.add(name)
+        url = storage.url_of(name)
+        try:
+            numbers = [
+                operation.number
+                for piece in decode_content(_read(storage, name, on_read), url)
+                for operation in (decode_all(piece.data) if isinstance(piece, Operations) else ())
+            ]
+            if numbers != list(range(about.first, about.last + 1)):
+                yield f"{url} is damaged: it has other operations than its name says"
+        except ArchiveDamaged as exc:
+            yield str(exc)
+        except InvalidOperation as exc:
+            yield f"{url} is damaged: {exc}"
+
+
+def _read(storage: Storage, name: str, on_read: Progress) -> bytes:
+    found = storage.read(name)
+    if found is None:
+        raise ArchiveDamaged(f"{storage.url_of(name)} is missing")
+    on_read(len(found.data))
+    return found.data

@@ -1,0 +1,213 @@
+"""The names of an archive's objects, and its manifest, which lists the checkpoints.
+
+    @archive.json                            the manifest; replaced by compare-and-swap
+    @lease                                   held by the broker that writes
+    @checkpoints/ID/segments                 the archived segments that the checkpoint refers to, a line of JSON each
+    @checkpoints/ID/PART                     the rest of the data folder: pieces of a catch-up
+    @stream/ID/FIRST-LAST-TIME               file operations FIRST to LAST, written while ID was the newest checkpoint
+    TOPIC/INCARNATION/FIRST-LAST.seg         archived segments: see `segment_names`
+
+A checkpoint is in the manifest when all its objects are written. No name of a topic begins with `@`. ID and PART have
+10 digits, FIRST and LAST 20, and TIME, Unix milliseconds, 15.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
+
+from ..protocol.errors import NSQError
+from ..storage import Storage
+
+MANIFEST: Final = "@archive.json"
+LEASE: Final = "@lease"
+_VERSION: Final = 1
+_MOST: Final = (1 << 63) - 1
+_NUMBERS: Final = ("id", "number", "time_ms", "parts", "size_bytes")
+_STREAM_NAME: Final = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9]{15})")
+
+
+class ArchiveError(NSQError):
+    """An archive cannot be used; the text has the reason."""
+
+
+class ArchiveDamaged(ArchiveError):
+    """An object of an archive is missing or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A copy of the data folder.
+
+    Attributes:
+        id: Higher than those before.
+        run: Identifies the run of the broker: its operations are numbered from 1.
+        number: The copy has all operations up to this one.
+        time_ms: Not before the last of them, Unix milliseconds.
+        previous: The checkpoint before, of the same run; its stream has operations behind `number`, too. None: none.
+        parts: How many objects `PART` it has, numbered from 1.
+        size_bytes: Of its parts, without the archived segments.
+    """
+
+    id: int
+    run: str
+    number: int
+    time_ms: int
+    previous: int | None
+    parts: int
+    size_bytes: int
+
+    @property
+    def segments_name(self) -> str:
+        """The name of the object with its archived segments."""
+        return f"@checkpoints/{self.id:010d}/segments"
+
+    @property
+    def part_names(self) -> list[str]:
+        """The names of its other objects, in order."""
+        return [part_name(self.id, part) for part in range(1, self.parts + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of the manifest.
+
+    Attributes:
+        next_id: Of the next checkpoint; those that were not finished have one, too.
+        checkpoints: Those that are complete, oldest first.
+    """
+
+    next_id: int = 1
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    def encode(self) -> bytes:
+        content = {"version": _VERSION, **asdict(self)}
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def complete_checkpoints(storage: Storage) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints of an archive, at least one, oldest first.
+
+    Raises:
+        ArchiveError: It is no archive, or has none; ArchiveDamaged: its manifest cannot be understood.
+        StorageError, OSError: It cannot be read.
+    """
+    found = read_manifest(storage)[0].checkpoints
+    if not found:
+        raise ArchiveError(f"{storage.shown} is no archive of a broker, or has no complete checkpoint yet")
+    return found
+
+
+def read_manifest(storage: Storage) -> tuple[Manifest, str | None]:
+    """Return the manifest of an archive, and its version for `Storage.replace`; an empty one and None if there is none.
+
+    Raises:
+        ArchiveDamaged: It cannot be understood.
+        StorageError, OSError: It cannot be read.
+    """
+    found = storage.read(MANIFEST)
+    if found is None:
+        return Manifest(), None
+    try:
+        content = json.loads(found.data)
+        if content["version"] != _VERSION:
+            raise ArchiveDamaged(
+                f"{storage.url_of(MANIFEST)} has version {content['version']}: a newer trio-nsq has written it"
+            )
+        checkpoints = tuple(_checkpoint(each) for each in content["checkpoints"])
+        return Manifest(_number(content["next_id"]), checkpoints), found.version
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ArchiveDamaged(f"{storage.url_of(MANIFEST)} is damaged") from exc
+
+
+def _checkpoint(content: Any) -> Checkpoint:
+    match content:
+        case {"run": str(run), "previous": int() | None as previous}:
+            numbers = {name: _number(content[name]) for name in _NUMBERS}
+            return Checkpoint(run=run, previous=None if previous is None else _number(previous), **numbers)
+    raise ValueError(content)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(value)
+    return value
+
+
+def part_name(checkpoint_id: int, part: int) -> str:
+    """Return the name of a part of a checkpoint."""
+    return f"@checkpoints/{checkpoint_id:010d}/{part:010d}"
+
+
+class StreamName(NamedTuple):
+    """The name of an object with file operations, without its folder.
+
+    Attributes:
+        first, last: The numbers of the first and the last operation.
+        time_ms: Not before any of them, Unix milliseconds.
+    """
+
+    first: int
+    last: int
+    time_ms: int
+
+    @classmethod
+    def parse(cls, name: str) -> "StreamName | None":
+        """Parse the last part of a name; None if it is another one."""
+        found = _STREAM_NAME.fullmatch(name)
+        return cls(*map(int, found.groups())) if found is not None else None
+
+    def __str__(self) -> str:
+        return f"{self.first:020d}-{self.last:020d}-{self.time_ms:015d}"
+
+
+def stream_folder(checkpoint_id: int) -> str:
+    """Return the folder of the operations that were written while this was the newest checkpoint."""
+    return f"@stream/{checkpoint_id:010d}"
+
+
+class StreamObject(NamedTuple):
+    """An object with file operations: its name in the archive, and what the name says."""
+
+    name: str
+    about: StreamName
+
+
+class Stream(NamedTuple):
+    """The objects with the operations behind a checkpoint, of its run, until the next checkpoint was finished.
+
+    Attributes:
+        objects: Those without a gap, in order.
+        gap: The first operation that no object has, although there are later ones; None: there is no gap.
+    """
+
+    objects: tuple[StreamObject, ...]
+    gap: int | None
+
+
+def list_stream(storage: Storage, checkpoint: Checkpoint, until_ms: int | None = None) -> Stream:
+    """List the operations behind a checkpoint.
+
+    Args:
+        until_ms: Leave out later ones, Unix milliseconds; None: no limit.
+
+    Raises:
+        StorageError, OSError: The archive cannot be read.
+    """
+    found: dict[int, StreamObject] = {}
+    for folder in (checkpoint.previous, checkpoint.id):
+        for name in storage.names(stream_folder(folder)) if folder is not None else ():
+            about = StreamName.parse(name.rpartition("/")[2])
+            if (
+                about is not None
+                and about.last > checkpoint.number
+                and (until_ms is None or about.time_ms <= until_ms)
+            ):
+                found[about.first] = StreamObject(name, about)
+    number, objects = checkpoint.number, list[StreamObject]()
+    for first in sorted(found):
+        if first > number + 1:
+            return Stream(tuple(objects), number + 1)
+        objects.append(found[first])
+        number = found[first].about.last
+    return Stream(tuple(objects), None)

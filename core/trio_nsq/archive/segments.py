@@ -1,0 +1,236 @@
+"""The segments of a data folder that the broker no longer changes: they are archived under names of their own.
+
+An archived segment is written once. If its name is taken by other content, because the data folder was restored from
+an older state, the segment is not archived: checkpoints have it like any other file.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..log.errors import LogReadError, NotASegmentError
+from ..log.files import Files
+from ..log.segment.format import base_in_name
+from ..log.segment.identity import FILE_NAME as INCARNATION_FILE
+from ..log.segment.identity import Identity
+from ..log.segment.index import SUFFIX as INDEX_SUFFIX
+from ..platform.checksum import crc32
+from ..replication.inventory import (
+    SEGMENT_SUFFIX,
+    FileDigest,
+    absolute,
+    block_count,
+    list_folder,
+)
+from ..replication.operations import InvalidOperation, check_path, joined
+from ..replication.recorder import RecordingFiles
+from ..storage import Storage, naming_file
+from .manifest import ArchiveDamaged, Checkpoint
+from .segment_names import ARCHIVED_SUFFIX, ArchivedName
+
+logger = logging.getLogger("trio_nsq.archive")
+
+_TOPICS: Final = b"topics"
+_TOPIC_SUFFIX: Final = b".topic"
+_COPY_BYTES: Final = 4 * 1024 * 1024
+_MOST_INDEX_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSegment:
+    """A segment in the archive.
+
+    Attributes:
+        path: Relative to the data folder, as operations have it.
+        name: The object.
+        crc: CRC-32 of the whole file.
+    """
+
+    path: bytes
+    name: str
+    size: int
+    crc: int
+
+
+def encode_segments(segments: Iterable[ArchivedSegment]) -> bytes:
+    """Return the content of the object `segments` of a checkpoint."""
+    lines = (
+        json.dumps(asdict(each) | {"path": each.path.decode(errors="surrogateescape")}) for each in segments
+    )
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def read_segments(storage: Storage, checkpoint: Checkpoint) -> dict[bytes, ArchivedSegment]:
+    """Return the archived segments of a checkpoint, by path. Raises ArchiveDamaged, StorageError, OSError."""
+    name = checkpoint.segments_name
+    found = storage.read(name)
+    if found is None:
+        raise ArchiveDamaged(f"{storage.url_of(name)} is missing")
+    try:
+        segments = [_segment(json.loads(line)) for line in found.data.splitlines()]
+    except (ValueError, KeyError, TypeError, InvalidOperation, RecursionError) as exc:
+        raise ArchiveDamaged(f"{storage.url_of(name)} is damaged") from exc
+    return {each.path: each for each in segments}
+
+
+def _segment(content: Any) -> ArchivedSegment:
+    path = content["path"].encode(errors="surrogateescape")
+    check_path(path)
+    if not isinstance(content["name"], str) or not isinstance(content["size"], int):
+        raise ValueError(content)
+    return ArchivedSegment(path, content["name"], content["size"], int(content["crc"]))
+
+
+def sealed_segments(files: Files, root: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield each segment that has a next one in its folder: its path, and the first sequence of the next one."""
+    with suppress(FileNotFoundError):
+        for topic in list_folder(files, root, _TOPICS, follows_links=True)[1]:
+            folder = joined(_TOPICS, topic)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                names = list_folder(files, root, folder, follows_links=True)[0]
+                paths = [joined(folder, name) for name in names if name.endswith(SEGMENT_SUFFIX)]
+                with suppress(NotASegmentError):
+                    bases = [base_in_name(absolute(root, path)) for path in paths]
+                    yield from zip(paths, bases[1:], strict=False)
+
+
+class ArchivedSegments:
+    """The segments that the archive has of a data folder: what a catch-up need not copy.
+
+    Args:
+        files: Of the data folder.
+        known: What an earlier checkpoint of the archive has, by path.
+
+    Attributes:
+        found: Those that this folder has, too, by path.
+    """
+
+    def __init__(self, files: RecordingFiles, storage: Storage, known: dict[bytes, ArchivedSegment]) -> None:
+        self.found: dict[bytes, ArchivedSegment] = {}
+        self._files = files
+        self._root = files.root
+        self._storage = storage
+        self._known = known
+        self._refused: set[bytes] = set()  # paths whose names are taken
+
+    def find(self, path: bytes) -> FileDigest | None:
+        """Return what is archived of a file: all of it, so that no block is compared; None: it is not archived."""
+        segment = self.found.get(path)
+        return None if segment is None else FileDigest(segment.size, block_count(segment.size), b"")
+
+    def archive(self, sealed: Iterable[tuple[bytes, int]], check: Callable[[], None]) -> None:
+        """Archive segments of `sealed_segments` that are not archived yet; forgets those that are not there any more.
+
+        Args:
+            check: Called before each of them; may raise to end it.
+
+        Raises StorageError, OSError.
+        """
+        there = dict(sealed)
+        for path in self.found.keys() - there.keys():
+            del self.found[path]
+        for path, next_base in there.items():
+            if path not in self.found and path not in self._refused:
+                check()
+                try:
+                    self._archive(path, next_base)
+                except (FileNotFoundError, NotASegmentError):
+                    pass  # it was deleted meanwhile
+                except LogReadError as exc:
+                    logger.warning("%s", exc)
+
+    def _archive(self, path: bytes, next_base: int) -> None:
+        at = absolute(self._root, path)
+        size, crc = _extent(self._files, at)
+        known = self._known.get(path)
+        if known is not None and (known.size, known.crc) == (size, crc):
+            self.found[path] = known
+            return
+        identity = Identity.read(self._files, at.parent)
+        base = base_in_name(at)
+        if identity is None or next_base == base or not size:
+            self._refused.add(path)
+            return
+        topic = path.split(b"/")[1].removesuffix(_TOPIC_SUFFIX).decode(errors="surrogateescape")
+        folder = f"{topic}/{identity.incarnation.hex()}"
+        name = ArchivedName(base, next_base - 1, ARCHIVED_SUFFIX)
+        self._storage.put_new(f"{folder}/{INCARNATION_FILE}", identity.encode())
+        with suppress(OSError):  # readers do without an index
+            index = self._files.content(at.with_suffix(INDEX_SUFFIX), _MOST_INDEX_BYTES)
+            self._storage.put_new(f"{folder}/{name._replace(suffix=INDEX_SUFFIX)}", index)
+        segment = ArchivedSegment(path, f"{folder}/{name}", size, crc)
+        if self._copy(at, segment) or self._is_there(segment):
+            self.found[path] = segment
+        else:
+            self._refused.add(path)
+            logger.warning(
+                "%s has other messages than %s: this log was restored from an older state. Checkpoints have the "
+                "segment; archives of segments do not",
+                *(self._storage.url_of(segment.name), at),
+            )
+
+    def _copy(self, at: Path, segment: ArchivedSegment) -> bool:
+        """Write a segment into the archive; False if the name is taken."""
+        with naming_file(self._storage.url_of(segment.name)):
+            file = self._storage.create(segment.name)
+            try:
+                for data in _blocks(self._files, at):
+                    file.write(data)
+                return file.publish()
+            except BaseException:
+                file.discard()
+                raise
+
+    def _is_there(self, segment: ArchivedSegment) -> bool:
+        """Whether the archive has this content under the name, from a writer that ended before its checkpoint."""
+        there = self._storage.size(segment.name)
+        if there != segment.size:
+            return False
+        found = self._storage.read(segment.name)
+        return found is not None and crc32(found.data) == segment.crc
+
+
+def _blocks(files: Files, path: Path) -> Iterator[bytes]:
+    fd = files.open_read_only(path)
+    try:
+        offset = 0
+        while data := files.read_fully(fd, _COPY_BYTES, offset):
+            yield data
+            offset += len(data)
+    finally:
+        files.close(fd)
+
+
+def _extent(files: Files, path: Path) -> tuple[int, int]:
+    """Return the size and the CRC-32 of a file."""
+    size = crc = 0
+    for data in _blocks(files, path):
+        size += len(data)
+        crc = crc32(data, crc)
+    return size, crc
+
+
+def fetch_segment(storage: Storage, segment: ArchivedSegment) -> Iterator[tuple[int, bytes]]:
+    """Yield the content of an archived segment, each piece with its offset.
+
+    Raises:
+        ArchiveDamaged: It is missing, or has other content than when it was archived.
+        StorageError, OSError: It cannot be read.
+    """
+    url = storage.url_of(segment.name)
+    try:
+        file = storage.open_input(segment.name)
+    except FileNotFoundError:
+        raise ArchiveDamaged(f"{url} is missing") from None
+    with file:
+        offset = crc = 0
+        while data := file.read(_COPY_BYTES):
+            crc = crc32(data, crc)
+            yield offset, bytes(data)
+            offset += len(data)
+    if (offset, crc) != (segment.size, segment.crc):
+        raise ArchiveDamaged(f"{url} has other content than when it was archived")

@@ -1,0 +1,103 @@
+"""A broker's archive, and the OKs that wait for it."""
+
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final
+
+import trio
+
+from ..archive.writer import PATIENCE, ArchiveStatus, ArchiveWriter
+from ..event_loop.reactor import Poller
+from ..log import Files
+from ..protocol.errors import StartupError
+from ..replication.barrier import ReplicationBarrier
+from ..storage import StorageError, storage_at
+from .errors import NotArchived
+from .options import BrokerOptions
+
+logger = logging.getLogger("trio_nsq.broker")
+
+_ARCHIVE: Final = "archive"
+_STOP_S: Final = 10.0
+_GRACE_S: Final = 1.0
+_BEFORE_OK_S: Final = 0.1
+
+
+class Archiving:
+    """Archives what a broker writes. For one run of `serve`.
+
+    Args:
+        options: Those of the broker, with an archive.
+
+    Attributes:
+        files: The file layer of the broker.
+        members: What OKs wait for; None: they do not wait for the archive.
+
+    Raises:
+        StartupError: The archive cannot be used.
+    """
+
+    def __init__(self, options: BrokerOptions) -> None:
+        interval_s = options.archive_interval_ms / 1000
+        if options.archive_before_ok:
+            interval_s = min(interval_s, _BEFORE_OK_S)
+        try:
+            storage = storage_at(options.archive, patience=PATIENCE)
+        except StorageError as exc:
+            raise StartupError(f"--archive: {exc}") from exc
+        self._writer = ArchiveWriter(storage, options.data_path, interval_s=interval_s)
+        self.files: Files = self._writer.files
+        self.members: ReplicationBarrier[Any] | None = None
+        if options.archive_before_ok:
+            self.members = ReplicationBarrier(self._writer.operations, self._give_up)
+            self.members.add(_ARCHIVE, 0)
+        self._on_given_up: Callable[[NotArchived], None] = lambda error: None
+        self._ended = trio.Event()
+        self._stop_by_s = inf
+
+    def begin(self, poller: Poller, on_given_up: Callable[[NotArchived], None]) -> None:
+        """Report what is archived to what waits for it.
+
+        Args:
+            poller: Calls this in the event loop.
+            on_given_up: Called if a stop does not wait any longer.
+        """
+        self._on_given_up = on_given_up
+        if (members := self.members) is not None:
+            self._writer.on_stored = lambda number: poller.call_soon(members.store, _ARCHIVE, number)
+
+    def _give_up(self) -> None:
+        assert self.members is not None
+        self._on_given_up(NotArchived(self.members.fenced_because))
+
+    def status(self) -> ArchiveStatus:
+        """Return how far the archive is."""
+        return self._writer.status()
+
+    async def run(self) -> None:
+        """Archive until `stop`."""
+        try:
+            await self._writer.run()
+        finally:
+            self._ended.set()
+
+    async def limit_waiting(self) -> None:
+        """Let a stop wait for the archive for a limited time."""
+        self._stop_by_s = trio.current_time() + _STOP_S
+        if self.members is not None:
+            await trio.sleep_until(self._stop_by_s)
+            if self.members.is_waited_for:
+                self.members.fence("the broker stops")
+
+    async def stop(self) -> None:
+        """Archive what is recorded, for a limited time. Nothing may be recorded any more."""
+        limit_s = max(0.0, self._stop_by_s - trio.current_time())
+        self._writer.finish(limit_s)
+        with trio.move_on_after(limit_s + _GRACE_S):
+            await self._ended.wait()
+        lag = self.status()
+        if lag.lag_operations:
+            logger.warning(
+                "the archive lacks the last %d operations: %s", lag.lag_operations, lag.error or "it is slow"
+            )

@@ -1,0 +1,93 @@
+"""Restores a data folder from its archive."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ..archive.manifest import ArchiveDamaged, read_manifest
+from ..archive.restore import Progress, RestorePoint, Restorer, find_restore_point
+from ..log import Files
+from ..protocol.errors import StartupError
+from ..storage import storage_at
+from .storage.data_folder import (
+    BROKER_FILE,
+    ID_RESERVE,
+    RESTORING_FILE,
+    FolderLock,
+    end_following,
+    is_own_name,
+)
+
+_KEPT: Final = ("lost+found",)
+
+
+def has_data(path: Path) -> bool:
+    """Whether a folder is a broker's, so that nothing may be restored into it; False after an unfinished restore."""
+    return (path / BROKER_FILE).exists() and not (path / RESTORING_FILE).exists()
+
+
+def is_begun(url: str) -> bool:
+    """Whether there is an archive at a URL. Raises ArchiveDamaged, StorageError, OSError."""
+    return bool(read_manifest(storage_at(url))[0].checkpoints)
+
+
+def restore_folder(
+    url: str,
+    path: Path,
+    *,
+    until_ms: int | None = None,
+    is_wanted: Callable[[str], bool] | None = None,
+    on_read: Progress = lambda size: None,
+) -> RestorePoint:
+    """Restore a data folder from its archive, durably. Blocking.
+
+    Its ids are higher than those of all messages that the archived broker can have given out. Its sequences go on
+    where the archive ends: if the broker had written more, others get these sequences.
+
+    Args:
+        url: The archive.
+        path: Missing, empty, or left by a restore that did not end. Its parent exists.
+        until_ms: See `find_restore_point`.
+        is_wanted: Whether the topic of this name is restored; None: all are.
+        on_read: See `Progress`.
+
+    Raises:
+        StartupError: The folder cannot be used, or is not empty.
+        ArchiveError: The archive has no such state; ArchiveDamaged: an object is missing or damaged. A folder that was
+            begun stays, and no broker opens it.
+        StorageError, OSError: The archive cannot be read, or the folder cannot be written.
+    """
+    storage = storage_at(url)
+    point = find_restore_point(storage, until_ms)
+    files = Files()
+    lock = FolderLock(path, files, restores=True)
+    try:
+        _empty(files, path)
+        files.replace(path / RESTORING_FILE, b"{}\n")
+        Restorer(storage, path, is_wanted=is_wanted, on_read=on_read).restore(point)
+        try:
+            end_following(files, path, ID_RESERVE)
+        except ValueError as exc:
+            raise ArchiveDamaged(f"{storage.shown}: {exc}") from exc
+        files.unlink(path / RESTORING_FILE)
+        files.sync_folder(path)
+    finally:
+        lock.close()
+    return point
+
+
+def _empty(files: Files, path: Path) -> None:
+    """Remove what an unfinished restore has left. Raises StartupError: there is something else."""
+    is_unfinished = (path / RESTORING_FILE).exists()
+    names = [name for name in files.names(path) if name not in _KEPT]
+    foreign = [name for name in names if not (is_unfinished and is_own_name(name))]
+    if foreign:
+        found = BROKER_FILE if BROKER_FILE in foreign else foreign[0]
+        raise StartupError(f"--data-path: {path} is not empty, it has {found}: give a new folder")
+    for name in names:
+        if name == RESTORING_FILE:
+            continue
+        if (path / name).is_dir():
+            files.remove_folder(path / name)
+        else:
+            files.unlink(path / name)

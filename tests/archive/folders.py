@@ -1,0 +1,63 @@
+"""Archives that are made step by step, and restored."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import RLock
+
+from trio_nsq.archive.restore import RestorePoint, Restorer, find_restore_point
+from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.storage import LocalStorage, Storage
+
+
+class WatchedStorage(LocalStorage):
+    """A folder; calls a function after each write, when others can see it, and before the next one."""
+
+    def __init__(self, folder: Path, after_write: Callable[[str], None]) -> None:
+        super().__init__(folder)
+        self._after_write = after_write
+        self._lock = RLock()
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        with self._lock:
+            done = super().put_new(name, data)
+            self._after_write(name)
+            return done
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._lock:
+            super().put(name, data)
+            self._after_write(name)
+
+
+def writer_of(storage: Storage, data_path: Path, *, checkpoint_bytes: int = 2000) -> ArchiveWriter:
+    """Return a writer that makes many small objects, and checkpoints often."""
+    return ArchiveWriter(
+        storage,
+        data_path,
+        interval_s=0.001,
+        object_bytes=500,
+        checkpoint_bytes=checkpoint_bytes,
+        segments_s=0.01,
+    )
+
+
+def copy_archive(archive: Path, to: Path) -> Path:
+    """Copy an archive as it is now. Files of archives are replaced, and never changed, so links are enough."""
+    shutil.copytree(archive, to, copy_function=os.link, ignore=shutil.ignore_patterns(".*"))
+    return to
+
+
+def restore(archive: Path, to: Path, until_ms: int | None = None) -> RestorePoint:
+    """Restore an archive into a new folder."""
+    storage = LocalStorage(archive)
+    point = find_restore_point(storage, until_ms)
+    to.mkdir()
+    Restorer(storage, to).restore(point)
+    return point
+
+
+def number_of(point: RestorePoint) -> int:
+    """Return the number of the last operation of a state."""
+    return point.stream[-1].about.last if point.stream else point.checkpoint.number

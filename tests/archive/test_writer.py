@@ -1,0 +1,69 @@
+"""Archives of random changes: each state of the archive, as a crash of the writer would leave it, is restored."""
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from archive.folders import WatchedStorage, copy_archive, number_of, restore, writer_of
+from replication.leader import RandomChanges, Tree, tree_of, trees_of
+from trio_nsq.archive.examination import verify
+from trio_nsq.archive.manifest import ArchiveError
+from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.storage import LocalStorage
+
+_PATIENCE_S = 60.0
+
+
+def _without_remains(tree: Tree) -> Tree:
+    """Leave out deleted topics: their removal is not one moment, and a start of the broker removes them."""
+    return {path: content for path, content in tree.items() if b"-deleted-" not in path}
+
+
+def _nothing(size: int) -> None:
+    pass
+
+
+async def _until_archived(writer: ArchiveWriter) -> None:
+    with trio.fail_after(_PATIENCE_S):
+        while (status := writer.status()).lag_operations or status.state != "archiving":
+            await trio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_state_of_the_archive_is_a_state_of_the_folder(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    data.mkdir()
+    copies: list[Path] = []
+
+    def after_write(name: str) -> None:
+        if chance.random() < 0.3 and len(copies) < 60:
+            copies.append(copy_archive(archive, tmp_path / f"copy-{len(copies)}"))
+
+    writer = writer_of(WatchedStorage(archive, after_write), data)
+    changes = RandomChanges(writer.files, data, seed)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        for step in range(300):
+            changes.step()
+            if step % 20 == 0:
+                await _until_archived(writer)
+        changes.close()
+        writer.finish(_PATIENCE_S)
+    trees = trees_of(writer.operations)
+    assert writer.status().checkpoints > 1, "checkpoints were written while operations were archived"
+    restored = 0
+    for index, copy in enumerate([*copies, archive]):
+        to = tmp_path / f"restored-{index}"
+        try:
+            point = restore(copy, to)
+        except ArchiveError:
+            continue  # there was no complete checkpoint yet
+        restored += 1
+        assert _without_remains(tree_of(to)) == _without_remains(trees[number_of(point)]), index
+        assert not list(verify(LocalStorage(copy), _nothing, all_checkpoints=True)), index
+    assert restored > len(copies) / 2
+    last = tree_of(tmp_path / f"restored-{len(copies)}")
+    assert _without_remains(last) == _without_remains(tree_of(data))
