@@ -10,6 +10,7 @@ import click
 import pytest
 import yaml
 
+from documents.compose import Compose, until
 from interop.peers import system_program
 from qcli.app import root
 
@@ -93,6 +94,39 @@ def test_containers_of_a_cluster_are_members_that_find_each_other(monkeypatch: p
     ports = [mapping for each in services.values() for mapping in each.get("ports", ())]
     assert len(set(ports)) == len(ports)
     assert all(mapping.startswith("127.0.0.1:") for mapping in ports)
+
+
+@pytest.mark.slow
+def test_the_services_of_a_cluster_run(tmp_path: Path) -> None:
+    """As processes, with the commands, environments and health checks of the containers."""
+    compose = Compose(CLUSTER["services"], tmp_path)
+
+    def in_sync() -> int:
+        cluster = compose.get("n2", 4151, "/cluster") or {"members": []}
+        return sum(each["in_sync"] and each["state"] != "disconnected" for each in cluster["members"])
+
+    with compose.running() as children:
+        until(lambda: in_sync() == 3, children)
+        assert all(compose.is_healthy(name) for name in ("n1", "n2", "n3"))
+        assert compose.get("n3", 4151, "/pub?topic=clicks", b"1") == "OK"
+        until(lambda: has_producer(compose, "clicks"), children)
+        leader = compose.get("n1", 4151, "/cluster")["leader"]
+        (name,) = [
+            each for each in ("n1", "n2", "n3") if compose.get(each, 4151, "/cluster/member")["id"] == leader
+        ]
+        children.pop(name).close()
+        other = "n1" if name != "n1" else "n2"
+        until(
+            lambda: (compose.get(other, 4151, "/cluster") or {"leader": leader})["leader"] != leader, children
+        )
+        assert not compose.is_healthy(name)
+        assert compose.get(other, 4151, "/pub?topic=clicks", b"2") == "OK"
+
+
+def has_producer(compose: Compose, topic: str) -> bool:
+    """Whether the discovery service knows a broker of a topic."""
+    found = compose.get("lookupd", 4161, f"/lookup?topic={topic}")
+    return bool(found and found["producers"])
 
 
 def test_files_that_containers_get_are_there() -> None:

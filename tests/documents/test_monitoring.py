@@ -7,6 +7,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 import trio_nsq.sync
 from broker.metrics import documented
-from interop.peers import Broker, prometheus, qcli_serve, system_program
+from interop.peers import Broker, free_address, prometheus, qcli_serve, system_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
@@ -82,7 +83,13 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Prometheus with the configuration of `deploy/`, but for the address of the broker and shorter intervals."""
+    with scraping(tmp_path_factory, broker) as found:
+        yield found
+
+
+@contextmanager
+def scraping(tmp_path_factory: pytest.TempPathFactory, *brokers: Broker) -> Iterator[Prometheus]:
+    """Prometheus with the configuration of `deploy/`, but for the addresses of brokers and shorter intervals."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     config["global"] |= {
@@ -92,7 +99,7 @@ def server(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     }
     config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
     (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [broker.http_address]}]
+    job["static_configs"] = [{"targets": [each.http_address for each in brokers]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with prometheus(folder / "prometheus.yml", folder / "data") as address:
         yield Prometheus(address)
@@ -106,13 +113,14 @@ def expressions_of(dashboard: dict[str, Any]) -> set[str]:
     return {re.sub(r"\$(\w+)", lambda name: VALUES[name[1]], text) for text in asked}
 
 
+CLUSTER = "nsq_cluster_"
 VALUES = {"broker": ".+", "topic": ".+", "channel": ".+", "__rate_interval": "5m"}
 """Grafana sends `.*`, which would also match a label that does not exist."""
 
 
 @pytest.mark.slow
 def test_every_panel_shows_data(broker: Broker, server: Prometheus) -> None:
-    empty = expressions_of(DASHBOARD)
+    empty = {expression for expression in expressions_of(DASHBOARD) if CLUSTER not in expression}
     assert len(empty) > 25
     deadline = time.monotonic() + PATIENCE_S
     with trio_nsq.sync.Consumer("t", "c", nsqd_tcp_addresses=[broker.tcp_address]) as consumer:
@@ -120,6 +128,26 @@ def test_every_panel_shows_data(broker: Broker, server: Prometheus) -> None:
             broker.post("/pub", b"x", topic="t")
             next(consumer).finish()
             empty = {expression for expression in empty if not server.has_data(expression)}
+    assert empty == set()
+
+
+@pytest.mark.slow
+def test_every_panel_of_clusters_shows_data(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("members")
+    one_address = free_address()
+    empty = {expression for expression in expressions_of(DASHBOARD) if CLUSTER in expression}
+    assert len(empty) > 10
+    flags = ("--cluster=prod", f"--http-address={one_address}", "--coordinator=static:")
+    deadline = time.monotonic() + PATIENCE_S
+    with (
+        qcli_serve(folder / "one", *flags) as one,
+        qcli_serve(folder / "two", "--cluster=prod", f"--coordinator=static:{one_address}") as two,
+        scraping(tmp_path_factory, one, two) as server,
+    ):
+        one.post("/cluster/promote", b"")
+        while empty and time.monotonic() < deadline:
+            empty = {expression for expression in empty if not server.has_data(expression)}
+            time.sleep(0.1)
     assert empty == set()
 
 
