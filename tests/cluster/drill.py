@@ -300,7 +300,7 @@ class Drill:
                     await self.admit(path, topic=channel.topic, channel=channel.name)
                 about = await leader.about()
                 if (about["role"], about["epoch"]) == ("leader", epoch):
-                    channel.settle(left)
+                    await channel.settle(left)
 
     # ------------------------------------------------------------------ end
 

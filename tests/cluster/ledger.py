@@ -25,6 +25,7 @@ from faults.ledger import body_of
 PRODUCER_NUMBERS = 10_000_000
 """How many messages one producer can send."""
 _ENTRY = Struct(">QIdd")
+_TURN = 2000
 _ROOM = 1024
 """So many places for messages are added at a time."""
 
@@ -558,10 +559,15 @@ class Channel:
         """Record that a REQ is sent."""
         self._last[number].is_requeued = True
 
-    def settle(self, attachments: Collection[Attachment]) -> None:
-        """Record that all members in sync have stored the FINs of these connections: they must never be forgotten."""
-        for number, last in list(self._last.items()):
-            if (
+    async def settle(self, attachments: Collection[Attachment]) -> None:
+        """Record that all members in sync have stored the FINs of these connections, which have ended.
+
+        These must never be forgotten.
+        """
+        for count, (number, last) in enumerate(list(self._last.items())):
+            if count % _TURN == 0:
+                await trio.lowlevel.checkpoint()  # links must not stall meanwhile
+            if self._last.get(number) is last and (
                 last.finished_s is not None
                 and last.by in attachments
                 and last.finished_s <= last.by.read_until_s

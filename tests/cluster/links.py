@@ -3,6 +3,7 @@
 Who connects is found in `/proc`, so that one address that all members know has a link for each of them.
 """
 
+import functools
 import itertools
 import os
 import re
@@ -207,7 +208,7 @@ class Gateway:
 
 def owner_of(port: int, to_port: int, pids: Iterable[int]) -> int | None:
     """Return the process, of these, that has a connection on loopback from one port to another one."""
-    inode = ask_kernel(port, to_port) or _look_up(port, to_port)
+    inode = ask_kernel(port, to_port) if _kernel_tells() else _look_up(port, to_port)
     if inode is None:
         return None
     wanted = f"socket:[{inode}]"
@@ -218,6 +219,15 @@ def owner_of(port: int, to_port: int, pids: Iterable[int]) -> int | None:
                     if os.readlink(entry) == wanted:  # noqa: PTH115 (it is no path)
                         return pid
     return None
+
+
+@functools.cache
+def _kernel_tells() -> bool:
+    """Whether `ask_kernel` works on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        to_port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", to_port)) as client:
+            return ask_kernel(client.getsockname()[1], to_port) is not None
 
 
 def ask_kernel(port: int, to_port: int) -> int | None:
@@ -235,7 +245,7 @@ def ask_kernel(port: int, to_port: int) -> int | None:
 
 
 def _look_up(port: int, to_port: int) -> str | None:
-    """Return the inode from a file with all sockets, which takes long if there are many."""
+    """Return the inode from a file with all sockets. If there are many, this takes longer than links may stall."""
     local, remote = f":{port:04X}", f":{to_port:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

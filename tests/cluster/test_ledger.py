@@ -228,11 +228,11 @@ class TestDeliveredAgain:
         story.channel.finish(0)
         assert not story.wrong
 
-    def test_after_its_finish_was_stored(self, story: Story) -> None:
+    async def test_after_its_finish_was_stored(self, story: Story) -> None:
         by = attachment("m1", read_until_s=1e12)
         story.deliver(0, by, 2)
         story.channel.finish(0)
-        story.channel.settle({by})
+        await story.channel.settle({by})
         assert not story.wrong
         story.deliver(0, attachment("m2"), 3)
         story.channel.finish(0)
@@ -241,11 +241,11 @@ class TestDeliveredAgain:
         story.channel.finish(0)
         assert story.wrong.count("all members in sync had stored its FIN") == 2
 
-    def test_a_finish_that_was_not_read_for_certain(self, story: Story) -> None:
+    async def test_a_finish_that_was_not_read_for_certain(self, story: Story) -> None:
         by = attachment("m1", read_until_s=1.0)
         story.deliver(0, by, 2)
         story.channel.finish(0)
-        story.channel.settle({by})
+        await story.channel.settle({by})
         by.ended_s = 2.0
         story.deliver(0, attachment("m1"), 3)
         story.channel.finish(0)
