@@ -127,7 +127,7 @@ class Drill:
 
     # ------------------------------------------------------------------ load
 
-    async def begin(self, nursery: trio.Nursery, publishers: int, much: int) -> None:
+    async def begin(self, nursery: trio.Nursery, publishers: int, much: int, operates: bool) -> None:
         """Create topics and channels, and start the clients."""
         nursery.start_soon(self.engine.watch, self.epochs)
         await self.admit("/topic/create", topic=TOPIC)
@@ -142,7 +142,8 @@ class Drill:
         for _ in range(much):
             nursery.start_soon(self.clients.publish_much, MUCH_TOPIC)
         nursery.start_soon(self.clients.publish_once, ONCE_TOPIC, "numbered")
-        nursery.start_soon(self.clients.operate)
+        if operates:
+            nursery.start_soon(self.clients.operate)
         if self._stock is not None:
             await self.admit("/topic/create", topic=STOCK_TOPIC)
             for name in ("go-nsq", "pynsq"):
@@ -402,6 +403,7 @@ async def drilling(
     keeps_log: bool = True,
     network: Network | None = None,
     has_clocks: bool = False,
+    operates: bool = True,
 ) -> AsyncIterator[Drill]:
     """Run a cluster with clients, until the end of the block.
 
@@ -417,6 +419,7 @@ async def drilling(
         keeps_log: Whether messages stay in the log, where the checks at the end look for them.
         network: See `Cluster`.
         has_clocks: Whether each member has a clock of its own.
+        operates: Whether topics are created all the time, and most of them deleted.
     """
     drill = Drill(
         folder,
@@ -435,7 +438,7 @@ async def drilling(
     data_paths = [disk.path / "d" for disk in mounted] or [folder / f"m{n}" for n in range(members)]
     try:
         async with drill.cluster.serving(data_paths, folder), trio.open_nursery() as nursery:
-            await drill.begin(nursery, publishers, much)
+            await drill.begin(nursery, publishers, much, operates)
             yield drill
             nursery.cancel_scope.cancel()
     finally:

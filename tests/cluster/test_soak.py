@@ -161,7 +161,8 @@ async def test_many_messages(tmp_path: Path) -> None:
 async def test_times(tmp_path: Path, kind: str) -> None:
     """The same faults again and again: how long clients wait for another member."""
     with ENGINES[kind](tmp_path / kind) as engine:
-        async with drilling(tmp_path, engine, 3, SEED) as drill:
+        # A member that begins to lead opens all topics: their number must not grow.
+        async with drilling(tmp_path, engine, 3, SEED, operates=False) as drill:
             for _ in range(TIMES):
                 for fault in TIMED[kind]:
                     await drill.endure(fault)
