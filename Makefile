@@ -122,7 +122,7 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
 soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
-soak: $(READY)  ## the fault tests in full and random examples, 90 minutes; SEED=N, which it prints, repeats a run
+soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=N, which it prints, repeats a run
 	@echo 'To repeat this run: make soak SEED=$(SEED)'
 	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
