@@ -17,7 +17,8 @@ def untrusted_certificate(verify_message: str) -> str:
     Args:
         verify_message: Why: `verify_message` of ssl's error.
     """
-    return f"its certificate is not trusted: {verify_message}"
+    reason = verify_message.removesuffix(".")
+    return f"its certificate is not trusted: {reason}"
 
 
 def printable(text: str, keep: str = "") -> str:
