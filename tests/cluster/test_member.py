@@ -15,6 +15,7 @@ from cluster.running import Members, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member
 from interop.peers import free_ports
+from replication.leader import tree_of
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.serve import listen_at
 from trio_nsq.cluster.member import addresses_of
@@ -73,6 +74,37 @@ async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, clu
         assert (await two.client.get("/ping?role=leader")).text == "OK"
         assert (await one.client.post("/cluster/promote")).status_code == 409
     assert '"POST /cluster/promote"' in audit.read_text(), "a member that has led is a follower like others"
+
+
+async def test_the_other_follower_goes_on_from_where_it_is(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It copies nothing: a member that copies cannot lead, and each failover would have such a time."""
+    caplog.set_level("INFO", "trio_nsq.replication")
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        two, three = await members.start("two"), await members.start("three")
+        await three.in_sync(3)
+        second, third = [(await each.about())["id"] for each in (two, three)]
+        bodies = [str(number) for number in range(20)]
+        for body in bodies[:10]:
+            assert (await three.publish("t", body.encode())).text == "OK"
+        caplog.clear()
+        assert (await one.client.post(f"/cluster/switch?to={second}")).status_code == 200
+        await two.leads()
+        for body in bodies[10:]:
+            assert (await three.publish("t", body.encode())).text == "OK"
+        await two.in_sync(3)
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(text.startswith(f"follower {third}: continues after operation") for text in texts)
+        assert f"follower {third}: catches up" not in texts
+        with trio.fail_after(PATIENCE_S):
+            while not tree_of(one.folder) == tree_of(two.folder) == tree_of(three.folder):
+                await trio.sleep(0.1)
 
 
 async def test_a_lost_lease_ends_the_leadership(

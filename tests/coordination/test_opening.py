@@ -44,7 +44,9 @@ def test_buckets(s3: Store) -> None:
         found = open_coordinator(place, "prod", NOWHERE)
         assert isinstance(found, BucketCoordinator)
         assert (found.shown, found.ttl_s, found.renew_every_s) == (place, 13.0, 3.0)
-        assert found.campaign(candidate("A")) == 1
+        # Otherwise a cluster that begins anew would take members of the former one for its own.
+        epochs = {open_coordinator(place, name, NOWHERE).campaign(candidate("A")) for name in "abc"}
+        assert len(epochs) == 3
 
 
 def test_static(tmp_path: Path) -> None:

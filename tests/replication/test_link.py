@@ -36,7 +36,7 @@ from trio_nsq.replication.link import (
 from trio_nsq.replication.operations import Kind, encode
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Replica
-from trio_nsq.replication.stream import OperationStream
+from trio_nsq.replication.stream import FormerOperations, OperationStream
 
 EPOCH = 3
 PATIENCE_S = 60.0
@@ -50,20 +50,27 @@ class Cluster:
     """A leader that listens, and a folder that changes at random."""
 
     def __init__(
-        self, tmp_path: Path, seed: int, most_bytes: int = 1 << 30, timeout_s: float = PATIENCE_S
+        self,
+        tmp_path: Path,
+        seed: int,
+        most_bytes: int = 1 << 30,
+        timeout_s: float = PATIENCE_S,
+        epoch: int = EPOCH,
+        former: FormerOperations | None = None,
     ) -> None:
         self.root = tmp_path / "leader"
-        self.root.mkdir()
-        self.stream = OperationStream(most_bytes)
+        self.root.mkdir(exist_ok=True)
+        self.stream = OperationStream(most_bytes, former)
         self.files = HastyRecordingFiles(self.root, self.stream)
         self.changes = RandomChanges(self.files, self.root, seed)
         self.poller = Poller()
         self.leader = Leader(
-            *("prod", "one", EPOCH, self.files, self.stream, self.poller, self._progress),
+            *("prod", "one", epoch, self.files, self.stream, self.poller, self._progress),
             alive_s=timeout_s / 10,
             timeout_s=timeout_s,
         )
         self.stored: dict[str, int] = {}
+        self.replicas: dict[str, Replica] = {}
         self.port = 0
         self._progressed = trio.Event()
 
@@ -85,6 +92,9 @@ class Cluster:
         """Follow with a folder until the connection ends."""
         folder.mkdir(exist_ok=True)
         replica = await trio.to_thread.run_sync(Replica.open, HastyFiles(), folder, 5000)
+        if member in self.replicas:
+            replica.keep(self.replicas[member].former)
+        self.replicas[member] = replica
         try:
             if replica.position is not None:
                 assert replica.position.number >= self.stored.get(member, 0)
@@ -179,6 +189,67 @@ async def test_a_short_absence_needs_no_copy(tmp_path: Path, caplog: pytest.LogC
     texts = [record.getMessage() for record in caplog.records]
     assert sum("catches up" in text for text in texts) == 1
     assert sum("continues after" in text for text in texts) == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_follower_goes_on_with_the_next_leader(
+    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next leader has followed the one before, as this follower has, which lacks its last operations."""
+    chance = random.Random(seed)
+    first, second = Cluster(tmp_path, seed), tmp_path / "second" / "leader"
+    second.parent.mkdir()
+    async with running(first), following(first, second, "two"):
+        await first.until(lambda: first.has_all("two"))
+        async with following(first, tmp_path / "three", "three"):
+            for _ in range(chance.randint(1, 60)):
+                first.changes.step()
+        for _ in range(chance.randint(0, 10)):
+            first.changes.step()
+    former = first.replicas["two"].former
+    assert former is not None
+    promoted = Replica.open(HastyFiles(), second)
+    assert promoted.position == former.position
+    promoted.end()
+
+    caplog.set_level("INFO", "trio_nsq.replication")
+    next_one = Cluster(second.parent, seed + 100, epoch=EPOCH + 1, former=former)
+    async with running(next_one):
+        for _ in range(2):
+            async with following(next_one, tmp_path / "three", "three"):
+                for _ in range(20):
+                    next_one.changes.step()
+            assert tree_of(tmp_path / "three") == tree_of(next_one.root)
+    assert Replica.open(HastyFiles(), tmp_path / "three").position == Position(
+        EPOCH + 1, next_one.stream.last_number
+    )
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("continues after" in text for text in texts) == 2
+    assert not any("catches up" in text for text in texts)
+
+
+async def test_a_follower_with_more_operations_than_the_next_leader_catches_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were not acknowledged, and others get their numbers."""
+    first, second = Cluster(tmp_path, 1), tmp_path / "second" / "leader"
+    second.parent.mkdir()
+    async with running(first), following(first, tmp_path / "three", "three"):
+        async with following(first, second, "two"):
+            first.changes.step()
+        number = first.stream.last_number
+        while first.stream.last_number == number:
+            first.changes.step()
+    former = first.replicas["two"].former
+    Replica.open(HastyFiles(), second).end()
+    caplog.set_level("INFO", "trio_nsq.replication")
+    next_one = Cluster(second.parent, 100, epoch=EPOCH + 1, former=former)
+    async with running(next_one):
+        async with following(next_one, tmp_path / "three", "three"):
+            for _ in range(20):
+                next_one.changes.step()
+        assert tree_of(tmp_path / "three") == tree_of(next_one.root)
+    assert any("catches up" in record.getMessage() for record in caplog.records)
 
 
 async def test_a_follower_that_was_away_for_long_catches_up(

@@ -21,7 +21,7 @@ from ..protocol.errors import NSQError
 from ..replication.barrier import ReplicationBarrier
 from ..replication.leader import Follower, Leader
 from ..replication.recorder import RecordingFiles
-from ..replication.stream import OperationStream
+from ..replication.stream import FormerOperations, OperationStream
 from .cluster_control import ClusterControl
 from .errors import NotLeading
 from .slow_followers import SlowFollowers
@@ -100,6 +100,8 @@ class Replication:
         expected: The followers of the leader before, which probably live: for `join_s`, nothing is acknowledged before
             they have caught up, so that this member is not the only one with new messages.
         join_s: See above.
+        operations: What this member knows of the operations of the leader before, which it followed: other followers
+            of that one go on from there.
         former: The addresses, as URLs, of the members one of which led before: discovery services may still list it.
             Not those of all members: one that was lost long ago may have left its address to a broker that is none.
 
@@ -131,11 +133,12 @@ class Replication:
         pause_s: float = _PAUSE_S,
         catch_up_bytes_per_s: int = 0,
         stop_s: float = _STOP_S,
+        operations: FormerOperations | None = None,
         expected: frozenset[str] = frozenset(),
         join_s: float = _JOIN_S,
         former: Iterable[str] = (),
     ) -> None:
-        self.operations = OperationStream(kept_bytes)
+        self.operations = OperationStream(kept_bytes, operations)
         self.files = RecordingFiles(data_path, self.operations)
         self.members = ReplicationBarrier[Any](self.operations, self._end_leading, certain_until)
         self.leadership = Leadership(cluster, member, epoch)

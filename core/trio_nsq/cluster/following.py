@@ -18,9 +18,11 @@ from ..http.upgrade import open_upgraded
 from ..protocol.errors import NSQError, leaves_of
 from ..replication.follower import follow
 from ..replication.replica import Replica, ReplicaError
+from ..replication.stream import FormerOperations
 from .context import RETRY_S, MemberContext
 from .front import FollowerFront, LeaderTarget
 from .membership import topics_in
+from .other_members import OtherMembers
 from .static_peers import StaticPeers
 
 logger = logging.getLogger("trio_nsq.cluster")
@@ -29,6 +31,7 @@ _SILENCE_S: Final = 5.0
 """A leader that sends nothing for this time is not followed any longer."""
 _LINK_S: Final = _SILENCE_S + 1.0
 """A link that does not come about ends in this time."""
+_ASK_S: Final = 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 REPLICATE = "/cluster/replicate"
 NOT_ASKED = "the coordinator was not asked yet"
@@ -63,12 +66,14 @@ class Following:
     Attributes:
         is_connected: A leader is followed.
         reason: Why none is followed, or this member does not lead; empty: nothing is wrong.
+        operations: What this member, when it is elected, knows of the operations of the leader before; None: nothing.
         is_admitted: Set when the folder is opened, and the coordinator was asked: nothing is against this member.
     """
 
     def __init__(self, context: MemberContext, front: FollowerFront) -> None:
         self.is_connected = False
         self.reason = NOT_ASKED
+        self.operations: FormerOperations | None = None
         self.is_admitted = trio.Event()
         self._context = context
         self._front = front
@@ -78,6 +83,8 @@ class Following:
         self._is_confirmed = False
         self._write_error = ""
         self._promotion: _Promotion | None = None
+        self._others = OtherMembers(context, _ASK_S)
+        self._gave_way_in = 0  # an epoch
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
             self._peers = StaticPeers(context, coordinator.peers)
@@ -151,6 +158,7 @@ class Following:
         replica = _MemberReplica.open(self._context.files, self._context.path)
         replica.record_bytes = self._context.record_bytes
         replica.on_catch_up = partial(self._context.save, is_copy=True)
+        replica.keep(self._replica.former if self._replica is not None else None)
         return replica
 
     def _prepare(self, epoch: int) -> None:
@@ -158,6 +166,7 @@ class Following:
         context = self._context
         replica = self._replica = self._open()
         if replica.position is not None:
+            self.operations = replica.former
             replica.end(partial(self._finish, epoch))
         elif replica.is_incomplete or (context.membership.is_copy and not self._is_confirmed):
             # A catch-up has begun after the folder was looked at.
@@ -288,6 +297,8 @@ class Following:
                 return None  # a link has come about meanwhile, or ends: see what the coordinator says then
             self._is_confirmed = promotion is not None
             try:
+                if promotion is None and await self._gives_way(seen):
+                    return None
                 epoch, refusal = await self._win()
             finally:
                 self._linking.release()
@@ -300,6 +311,30 @@ class Following:
         """Whether there are no elections, and this member is the one that leads."""
         is_static, state = isinstance(self._context.coordinator, StaticCoordinator), seen.state
         return is_static and state is not None and self._context.folder in (state.leader, state.successor)
+
+    async def _gives_way(self, seen: Observation) -> bool:
+        """Whether another follower of the former leader has more operations, and shall lead; once for each leader.
+
+        Then no follower has what the next leader lacks, so that all go on from where they are: see `FormerOperations`.
+        """
+        state, context = seen.state, self._context
+        position = self._replica.position if self._replica is not None else None
+        if state is None or position is None or self._gave_way_in == state.epoch:
+            return False
+        self._gave_way_in = state.epoch
+        positions: list[int] = []
+
+        async def ask(member: str, url: str) -> None:
+            with suppress(NSQError, OSError):
+                about = await self._others.about(url)
+                if (about.get("id"), about.get("epoch")) == (member, context.membership.epoch):
+                    positions.append(int(about.get("position") or 0))
+
+        async with trio.open_nursery() as nursery:
+            for member in state.followers_besides(context.folder):
+                if (url := link_url(context, state.members[member])) is not None:
+                    nursery.start_soon(ask, member, url)
+        return max(positions, default=0) > position.number
 
     async def _win(self) -> tuple[int | None, str]:
         """Return the epoch if this member is elected, and otherwise why not."""

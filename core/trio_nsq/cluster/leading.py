@@ -13,6 +13,7 @@ from ..broker.replication import FollowerStatus, Replication
 from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
 from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
+from ..replication.stream import FormerOperations
 from .context import RETRY_S, MemberContext, about_member
 from .room import FullDisk, with_room
 
@@ -39,12 +40,15 @@ class Leading:
     Args:
         context: The member, which has just been elected.
         epoch: The number of this leadership.
+        operations: See `Replication`.
 
     Attributes:
         replication: For the broker.
     """
 
-    def __init__(self, context: MemberContext, epoch: int) -> None:
+    def __init__(
+        self, context: MemberContext, epoch: int, operations: FormerOperations | None = None
+    ) -> None:
         self.epoch = epoch
         self.since_s = int(time.time())
         self.replication = Replication(
@@ -55,6 +59,7 @@ class Leading:
             record=self._record,
             certain_until=self._certain_until_s,
             min_in_sync=context.options.min_in_sync,
+            operations=operations,
             expected=context.state.followers_besides(context.folder)
             if context.state is not None
             else frozenset(),

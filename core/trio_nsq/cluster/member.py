@@ -18,13 +18,14 @@ from ..access.secret import Secret
 from ..broker.addresses import BoundAddresses, Broadcast
 from ..broker.options import BrokerOptions
 from ..broker.serve import listen_at, serve
-from ..broker.storage.data_folder import FolderLock
+from ..broker.storage.data_folder import BROKER_COPY_FILE, BROKER_FILE, FolderLock
 from ..coordination import Coordinator, CoordinatorError, StateError, open_coordinator
 from ..log import Files
 from ..platform.requirements import require_trio
 from ..protocol.address import format_address, is_unix_path
 from ..protocol.errors import StartupError, leaves_of
 from ..replication.inventory import RECORD_BYTES
+from ..replication.stream import FormerOperations
 from ..server.listening import Listening, port_of
 from ..server.reloading import reload_on_request
 from ..server.startup_checks import secret_in
@@ -147,15 +148,16 @@ class Member:
                 "drains": await nursery.start(_pass_on, drains, trio.lowlevel.checkpoint),
             }
             while True:
-                epoch = await self._follow(nursery, passed["reloads"], task_status)
-                await self._lead(nursery, epoch, passed)
+                elected = await self._follow(nursery, passed["reloads"], task_status)
+                await self._lead(nursery, *elected, passed)
 
     async def _follow(
         self,
         hooks: trio.Nursery,
         reloads: AsyncIterable[object],
         task_status: trio.TaskStatus[BoundAddresses],
-    ) -> int:
+    ) -> tuple[int, FormerOperations | None]:
+        """Follow until this member is elected; returns the arguments of `Leading`."""
         following = self._api.following = Following(self._context, self._front)
         self._run_hook(hooks, self._context.options.on_follower, "follower")
         async with trio.open_nursery() as nursery:
@@ -169,7 +171,7 @@ class Member:
             epoch = await following.run()
             await self._report_ready(following, task_status)
             nursery.cancel_scope.cancel()
-        return epoch
+        return epoch, following.operations
 
     async def _report_ready(self, following: Following, task_status: trio.TaskStatus[BoundAddresses]) -> None:
         """Say once that clients can connect, when it is known that the folder may take part."""
@@ -179,9 +181,17 @@ class Member:
             task_status.started(self._bound)
 
     async def _lead(
-        self, hooks: trio.Nursery, epoch: int, passed: Mapping[str, AsyncIterable[object]]
+        self,
+        hooks: trio.Nursery,
+        epoch: int,
+        operations: FormerOperations | None,
+        passed: Mapping[str, AsyncIterable[object]],
     ) -> None:
-        leading = Leading(self._context, epoch)
+        leading = Leading(self._context, epoch, operations)
+        if operations is not None:
+            # These were changed when the folder was made ready; followers that go on have to change them, too.
+            for name in (BROKER_FILE, BROKER_COPY_FILE):
+                leading.replication.files.record_content(self._context.path / name)
         itself = own_target(self._context, epoch)
         self._front.lead_to(itself)
         logger.info("this member leads the cluster: epoch %d", epoch)

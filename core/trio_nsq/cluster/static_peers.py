@@ -10,15 +10,14 @@ import trio
 from ..coordination import ClusterState, StateError
 from ..coordination.state import decode
 from ..coordination.static import StaticCoordinator
-from ..http.client import HTTPClient, RequestFailed
+from ..http.client import RequestFailed
 from ..protocol.address import format_address
-from ..protocol.untrusted_json import decode_json
 from .context import MemberContext
+from .other_members import OtherMembers
 
 logger = logging.getLogger("trio_nsq.cluster")
 
 _TIMEOUT_S: Final = 2.0
-_MOST_BYTES: Final = 256 * 1024
 
 
 class StaticPeers:
@@ -31,13 +30,8 @@ class StaticPeers:
     def __init__(self, context: MemberContext, addresses: Sequence[tuple[str, int]]) -> None:
         self._context = context
         scheme = "http" if context.tls is None else "https"
-        self._urls = [f"{scheme}://{format_address(*each)}/cluster/member" for each in addresses]
-        self._client = HTTPClient(
-            connect_timeout_s=_TIMEOUT_S,
-            request_timeout_s=_TIMEOUT_S,
-            max_answer_bytes=_MOST_BYTES,
-            tls=context.tls,
-        )
+        self._urls = [f"{scheme}://{format_address(*each)}" for each in addresses]
+        self._others = OtherMembers(context, _TIMEOUT_S)
         self._answers: dict[str, str] = {}
 
     async def learn(self, coordinator: StaticCoordinator) -> None:
@@ -56,8 +50,8 @@ class StaticPeers:
     async def _ask(self, url: str, states: list[ClusterState]) -> None:
         reason = ""
         try:
-            about = decode_json(await self._client.get(url, self._context.secret.read()))
-            if isinstance(about, dict) and about.get("state") is not None:
+            about = await self._others.about(url)
+            if about.get("state") is not None:
                 state = decode(json.dumps(about["state"]).encode())
                 if state.cluster != self._context.membership.cluster:
                     reason = f"it belongs to the cluster {state.cluster}"

@@ -9,13 +9,15 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..platform.boot_clock import boot_time_s
 from ..protocol.errors import NSQError
 from .state import Candidate, ClusterState, StateError, check_founder, check_name, founded
 
 _T = TypeVar("_T")
+
+_FIRST_EPOCHS: Final = 1 << 30
 
 Clock = Callable[[], float]
 
@@ -128,7 +130,7 @@ class Coordinator(ABC):
             if not found:
                 check_founder(self.cluster, candidate)
             floor = max(candidate.epoch, reading.floor)
-            state = founded(self.cluster, candidate, self._session, self._epoch_above(floor, candidate))
+            state = founded(self.cluster, candidate, self._session, self._first_epoch(floor, candidate))
         else:
             epoch = self._epoch_above(
                 max(stored.epoch, candidate.epoch) if found else stored.epoch, candidate
@@ -252,6 +254,14 @@ class Coordinator(ABC):
         if handed_over is None or handed_over[1] == folder:
             return False
         return self._clock() - self._handed_over_s <= self.ttl_s
+
+    def _first_epoch(self, floor: int, candidate: Candidate) -> int:
+        """Return an epoch to begin with.
+
+        Otherwise a cluster that begins anew, because its value was lost, would take members of the former one, whose
+        epoch is low, too, for its own.
+        """
+        return floor + 1 + secrets.randbelow(_FIRST_EPOCHS)
 
     def _epoch_above(self, epoch: int, candidate: Candidate) -> int:
         """Return the next epoch."""

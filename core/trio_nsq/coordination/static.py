@@ -70,6 +70,9 @@ class StaticCoordinator(Coordinator):
             )
         self._write(state, reading.version)
 
+    def _first_epoch(self, floor: int, candidate: Candidate) -> int:
+        return self._epoch_above(floor, candidate)
+
     def _epoch_above(self, epoch: int, candidate: Candidate) -> int:
         folder = int.from_bytes(blake2b(candidate.folder.encode(), digest_size=_FOLDER_BITS // 8).digest())
         return (((epoch >> _FOLDER_BITS) + 1) << _FOLDER_BITS) + folder

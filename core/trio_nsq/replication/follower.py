@@ -146,10 +146,14 @@ class _Following:
         least_epoch = max(self._least_epoch, position.epoch if position is not None else 0)
         if epoch < least_epoch:
             raise StaleLeader(
-                f"the leader has epoch {epoch}, and this folder has followed epoch {least_epoch}"
+                f"the leader has epoch {epoch}, and this folder has followed epoch {least_epoch}: another one has "
+                "replaced that leader, or the cluster has begun anew. If the messages of this folder are not needed, "
+                "move its content away"
             )
         if resumes and position is None:
             raise LinkError("the leader wants to continue, and this folder has no position")
+        if resumes and position is not None and position.epoch != epoch:
+            replica.go_on(epoch)
         if not resumes:
             self._send_inventory()
             replica.catch_up(epoch)

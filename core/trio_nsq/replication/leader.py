@@ -208,9 +208,7 @@ class Leader:
         self, stream: trio.abc.Stream, frames: FrameStream, follower: Follower, hello: "_Hello"
     ) -> None:
         position = hello.position
-        resumes = (
-            position is not None and position.epoch == self._epoch and self._stream.has_after(position.number)
-        )
+        resumes = position is not None and self._has_after(position)
         welcome = {"version": VERSION, "epoch": self._epoch, "resumes": resumes}
         await frames.send(encode_json(FrameKind.WELCOME, welcome))
         if resumes and position is not None:
@@ -244,6 +242,14 @@ class Leader:
                 await link.run(received)
             finally:
                 self._links.remove(link)
+
+    def _has_after(self, position: Position) -> bool:
+        """Whether a follower at a position lacks only operations that are kept."""
+        former = self._stream.former
+        is_known = position.epoch == self._epoch or (
+            former is not None and position.epoch == former.epoch and position.number <= former.number
+        )
+        return is_known and self._stream.has_after(position.number)
 
     def _store(self, follower: Follower, number: int) -> None:
         """Record what a follower has stored. Raises LinkError."""

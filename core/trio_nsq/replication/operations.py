@@ -135,6 +135,15 @@ def encode(
     return [_HEAD.pack(size, crc) + checked, *data]
 
 
+def split(content: bytes) -> Iterator[bytes]:
+    """Yield each of the operations that these bytes consist of, as bytes. They must be valid."""
+    at = 0
+    while at < len(content):
+        end = at + _HEAD.size + int(_HEAD.unpack_from(content, at)[0])
+        yield content[at:end]
+        at = end
+
+
 def decode_all(content: bytes | memoryview) -> Iterator[Operation]:
     """Yield the operations that these bytes consist of; their data are views of it.
 

@@ -62,6 +62,19 @@ class RecordingFiles(Files):
         now_s = monotonic()
         return max((now_s - since_s for since_s in list(self._syncs_since_s.values())), default=0.0)
 
+    def record_content(self, path: Path) -> None:
+        """Record the content of a file, which was changed when nothing was recorded. Nothing has it open.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        below = relative(path, self.root)
+        assert below is not None
+        with self._names:
+            content = self.content(path, MOST_DATA_BYTES)
+            self._stream.append(Kind.CREATE, below)
+            self._stream.append(Kind.WRITE, below, data=(content,))
+
     # ------------------------------------------------------------------ open files
 
     def _opened(self, fd: int, path: bytes) -> None:

@@ -12,6 +12,7 @@ them again must give the same result:
 - What is missing was removed or renamed already.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
@@ -29,9 +30,12 @@ from .inventory import RECORD_BYTES, take_inventory
 from .journal import Journal, JournalDamaged, Position, journals, read_journal, remove_journals
 from .names import NamesSince
 from .operations import InvalidOperation, Kind, Operation, decode_all, encode
+from .stream import FormerOperations
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 """A journal of this size is followed by an empty one."""
+_NEWEST_BYTES: Final = 2 * 1024 * 1024
+"""So much of the newest operations is kept in memory, for followers of this member as the next leader."""
 _MISFITS: Final = frozenset((EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY))
 """Errors of operations that do not fit the folder; repeating them does not help."""
 
@@ -74,6 +78,8 @@ class Replica:
         self._changed = ChangedFiles(files, folder)
         self._earlier = EarlierContent(files, folder)
         self._stored: list[_Stored] = []
+        self._newest = deque[bytes]()  # operations up to `position`, as they came
+        self._newest_bytes = self._newest_number = 0
         self._copy: FuzzyCopy | None = None  # of a catch-up
 
     @classmethod
@@ -116,6 +122,38 @@ class Replica:
         else:
             self._begin(Position(stored.base.epoch, number))
 
+    @property
+    def former(self) -> FormerOperations | None:
+        """What this folder, as that of a new leader, knows of the operations that it has followed."""
+        if self.position is None:
+            return None
+        is_known = self._newest_number == self.position.number
+        return FormerOperations(self.position, tuple(self._newest) if is_known else ())
+
+    def keep(self, former: FormerOperations | None) -> None:
+        """Take what another instance for this folder knew, if nothing has happened since."""
+        if former is not None and former.position == self.position:
+            self._remember(former.newest, former.position.number)
+
+    def _remember(self, operations: Sequence[bytes | memoryview], last_number: int) -> None:
+        self._newest_number = last_number
+        for each in operations:
+            self._newest.append(bytes(each))
+            self._newest_bytes += len(each)
+        while self._newest_bytes > _NEWEST_BYTES:
+            self._newest_bytes -= len(self._newest.popleft())
+
+    def go_on(self, epoch: int) -> None:
+        """Follow the next leader, with this epoch, which has followed the same one: it knows this position.
+
+        Raises:
+            ReplicaError: A file cannot be written.
+        """
+        assert self.position is not None
+        with self._errors():
+            self._do_stored()
+            self._begin(Position(epoch, self.position.number))
+
     def _forget_position(self, *, is_whole: bool = False) -> None:
         """Record durably that the folder is no state that a leader had, and must catch up.
 
@@ -123,6 +161,8 @@ class Replica:
             is_whole: It is one yet, or what a leader left, durably.
         """
         self._stored.clear()
+        self._newest.clear()
+        self._newest_bytes = self._newest_number = 0
         self._changed.close()
         if self._journal is not None:
             self._journal.close()
@@ -268,6 +308,7 @@ class Replica:
             raise InvalidOperation("a round has no operations")
         with self._errors():
             self._store(operations, decoded)
+        self._remember(operations, self.position.number)
         return self.position
 
     def _store(self, operations: Sequence[bytes | memoryview], decoded: Sequence[Operation]) -> None:

@@ -3,8 +3,22 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import NamedTuple
 
-from .operations import Kind, encode
+from .journal import Position
+from .operations import Kind, encode, split
+
+
+class FormerOperations(NamedTuple):
+    """What a new leader knows of the operations of the leader before, which it followed.
+
+    Attributes:
+        position: All operations up to this one are in its folder.
+        newest: The last of them, in order, as `encode` makes them; other followers may lack them.
+    """
+
+    position: Position
+    newest: Sequence[bytes]
 
 
 class TooFarBehind(Exception):
@@ -16,20 +30,30 @@ class OperationStream:
 
     Args:
         most_bytes: How many bytes of operations are kept. A member that lacks older ones has lost its place.
+        former: Their numbers go on after these; None: they begin with 1.
 
     Attributes:
         last_number: The number of the newest operation; 0: none yet.
+        former: The position of `former`.
         on_append: Called after each operation, in the thread that added it; must not block.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, former: FormerOperations | None = None) -> None:
         self.last_number = 0
+        self.former: Position | None = None
         self.on_append: Callable[[], None] = lambda: None
         self._most_bytes = most_bytes
         self._lock = Lock()
         # The size of all up to this one, and its pieces.
         self._operations: deque[tuple[int, Sequence[bytes]]] = deque()
         self._bytes = self._dropped_bytes = 0
+        if former is not None:
+            self.former = former.position
+            self.last_number = former.position.number
+            for some in former.newest:
+                for operation in split(some):
+                    self._bytes += len(operation)
+                    self._operations.append((self._bytes, (operation,)))
 
     def append(
         self, kind: Kind, path: bytes, position: int = 0, to: bytes = b"", data: Sequence[bytes] = ()
