@@ -204,7 +204,7 @@ async def test_a_follower_that_stores_too_slowly_is_not_waited_for(
         nursery.cancel_scope.cancel()
 
 
-async def test_what_followers_lack(tmp_path: Path) -> None:
+async def test_what_followers_lack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = HeldFiles()
     # The leader looks often, and disconnects nobody, because none may be missing.
     async with (
@@ -236,7 +236,11 @@ async def test_what_followers_lack(tmp_path: Path) -> None:
             assert two.lag_operations >= 1
             assert 1000 < two.lag_bytes < 3000
             await until(lambda: replication.followers()[0].lag_s > 1)
+            await until(lambda: replication.followers()[0].is_slow)
+            assert replication.followers()[0].ok_wait_s > 0.4
+            assert "follower two: slow: each OK waits for it" in caplog.text
             await no_answer(client)
             files.release()
             await client.ok()
+            await until(lambda: not replication.followers()[0].is_slow)
         nursery.cancel_scope.cancel()
