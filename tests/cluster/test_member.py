@@ -76,20 +76,20 @@ async def test_a_switch_lets_the_other_member_lead(tmp_path: Path, url: str, clu
     assert '"POST /cluster/promote"' in audit.read_text(), "a member that has led is a follower like others"
 
 
-async def test_the_other_follower_goes_on_from_where_it_is(
+async def test_followers_and_the_former_leader_go_on_from_where_they_are(
     tmp_path: Path,
     url: str,
     cluster: str,  # noqa: F811
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It copies nothing: a member that copies cannot lead, and each failover would have such a time."""
+    """They copy nothing: a member that copies cannot lead, and each change of the leader would have such a time."""
     caplog.set_level("INFO", "trio_nsq.replication")
     async with running_members(tmp_path, url, cluster) as members:
         one = await members.start("one")
         await one.leads()
         two, three = await members.start("two"), await members.start("three")
         await three.in_sync(3)
-        second, third = [(await each.about())["id"] for each in (two, three)]
+        first, second, third = [(await each.about())["id"] for each in (one, two, three)]
         bodies = [str(number) for number in range(20)]
         for body in bodies[:10]:
             assert (await three.publish("t", body.encode())).text == "OK"
@@ -100,8 +100,10 @@ async def test_the_other_follower_goes_on_from_where_it_is(
             assert (await three.publish("t", body.encode())).text == "OK"
         await two.in_sync(3)
         texts = [record.getMessage() for record in caplog.records]
-        assert any(text.startswith(f"follower {third}: continues after operation") for text in texts)
-        assert f"follower {third}: catches up" not in texts
+        for each in (first, third):
+            assert any(text.startswith(f"follower {each}: continues after operation") for text in texts)
+        assert not any("catches up" in text for text in texts)
+        assert (await one.about())["is_copy"], "it has followed since it led"
         with trio.fail_after(PATIENCE_S):
             while not tree_of(one.folder) == tree_of(two.folder) == tree_of(three.folder):
                 await trio.sleep(0.1)

@@ -96,7 +96,7 @@ def test_the_next_leader_was_in_sync(opened: Open) -> None:
     assert one.led is None
     with pytest.raises(NotInSync, match="C is not in sync"):
         two.campaign(C)
-    assert two.campaign(B) == epoch + 1
+    assert (two.campaign(B) or 0) > epoch
     assert (led_by(two).leader, led_by(two).in_sync) == ("B", frozenset("AB"))
     assert one.campaign(A) is None
     with pytest.raises(LeadershipLost):
@@ -117,7 +117,7 @@ def test_a_successor_is_waited_for(opened: Open) -> None:
     one.resign("B")
     for each in (one, three):
         assert each.campaign(A) is None
-    assert two.campaign(B) == epoch + 1
+    assert (two.campaign(B) or 0) > epoch
     assert led_by(two).successor == ""
 
 
@@ -131,7 +131,7 @@ def test_a_successor_that_does_not_come_is_waited_for_as_long_as_a_lease(opened:
     while (won := two.campaign(A)) is None:
         assert boot_time_s() - began_s < PATIENCE_S
         two.wait_for_change(two.read(), 0.1)
-    assert won == epoch + 1
+    assert won > epoch
     assert boot_time_s() - began_s > 1.0
 
 
@@ -146,7 +146,7 @@ def test_no_member_leads_if_the_value_was_lost(opened: Open) -> None:
     one.resign()
     with pytest.raises(OutdatedState, match=f"has seen epoch {epoch + 5}"):
         one.campaign(candidate("A", epoch=epoch + 5))
-    assert one.campaign(candidate("A", epoch)) == epoch + 1
+    assert (one.campaign(candidate("A", epoch)) or 0) > epoch
 
 
 def test_a_lease_ends(opened: Open) -> None:
@@ -164,7 +164,7 @@ def test_a_lease_ends(opened: Open) -> None:
         assert boot_time_s() - began_s < PATIENCE_S
         two.wait_for_change(two.read(), 1.0)
     assert boot_time_s() >= until_s
-    assert won == epoch + 1
+    assert won > epoch
     last = led_by(one)
     assert two.read().state == led_by(two)
     with pytest.raises(LeadershipLost):
@@ -249,7 +249,8 @@ def test_one_of_two_wins_each_round(opened: Open) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert [epoch for epoch, _ in ledger] == list(range(first + 1, first + 1 + rounds))
+    epochs = [epoch for epoch, _ in ledger]
+    assert (len(epochs), epochs[0] > first, epochs) == (rounds, True, sorted(set(epochs)))
 
 
 def test_founders_compete(opened: Open) -> None:

@@ -14,7 +14,7 @@ from ..broker.storage.data_folder import end_following
 from ..coordination import CoordinatorError, NotInSync, Observation, StateError
 from ..coordination.static import StaticCoordinator
 from ..event_loop.retries import Delays
-from ..http.upgrade import open_upgraded
+from ..http.upgrade import UpgradeFailed, open_upgraded
 from ..protocol.errors import NSQError, leaves_of
 from ..replication.follower import follow
 from ..replication.replica import Replica, ReplicaError
@@ -39,13 +39,17 @@ NO_LEADER = "there is no leader"
 
 
 class _MemberReplica(Replica):
-    """A replica that says so before it begins to copy a leader's folder."""
+    """A replica that says so before its folder becomes a copy of another leader's."""
 
-    on_catch_up: Callable[[], None] = staticmethod(lambda: None)
+    on_copy: Callable[[], None] = staticmethod(lambda: None)
 
     def catch_up(self, epoch: int) -> None:
-        self.on_catch_up()
+        self.on_copy()
         super().catch_up(epoch)
+
+    def go_on(self, epoch: int) -> None:
+        self.on_copy()
+        super().go_on(epoch)
 
 
 class _Promotion:
@@ -157,7 +161,7 @@ class Following:
     def _open(self) -> Replica:
         replica = _MemberReplica.open(self._context.files, self._context.path)
         replica.record_bytes = self._context.record_bytes
-        replica.on_catch_up = partial(self._context.save, is_copy=True)
+        replica.on_copy = partial(self._context.save, is_copy=True)
         replica.keep(self._replica.former if self._replica is not None else None)
         return replica
 
@@ -384,11 +388,15 @@ class Following:
                     async with self._linking:  # the one before may still end
                         await self._follow_once(leader)
                 except* (NSQError, OSError, trio.BrokenResourceError) as group:
-                    reason = "; ".join(str(exc) or "the connection is broken" for exc in leaves_of(group))
+                    leaves = list(leaves_of(group))
+                    reason = "; ".join(str(exc) or "the connection is broken" for exc in leaves)
                     reason = f"leader {leader.member} at {leader.url}: {reason}"
                     if reason != self.reason:
                         logger.warning("%s", reason)
                     self.reason = reason
+                    if any(isinstance(exc, UpgradeFailed) and not exc.status for exc in leaves):
+                        # Clients that were passed on wait in vain, too; elsewhere, they may find the leader.
+                        self._front.end_forwarded()
                 except* Exception:
                     # A bug: the folder is opened again, as after a crash.
                     logger.exception("following the leader %s failed", leader.member)

@@ -13,6 +13,8 @@ from ..broker.replication import FollowerStatus, Replication
 from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
 from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
+from ..replication.journal import Position
+from ..replication.replica import Replica, ReplicaError
 from ..replication.stream import FormerOperations
 from .context import RETRY_S, MemberContext, about_member
 from .room import FullDisk, with_room
@@ -43,6 +45,7 @@ class Leading:
         operations: See `Replication`.
 
     Attributes:
+        has_served: Set by the caller when the broker serves clients.
         replication: For the broker.
     """
 
@@ -50,6 +53,7 @@ class Leading:
         self, context: MemberContext, epoch: int, operations: FormerOperations | None = None
     ) -> None:
         self.epoch = epoch
+        self.has_served = False
         self.since_s = int(time.time())
         self.replication = Replication(
             context.path,
@@ -85,16 +89,39 @@ class Leading:
             nursery.start_soon(self._watch_fence)
             nursery.start_soon(self._watch_time)
             nursery.start_soon(self._watch_room)
+            is_stopped = False
             try:
                 with self._serving:
                     await serve()
+                is_stopped = True
+            except trio.Cancelled:
+                is_stopped = True
+                raise
             finally:
                 self._context.led_position = self.replication.operations.last_number
                 self._context.end_keeping()
                 keeping.cancel()
                 with trio.CancelScope(shield=True):
+                    if is_stopped and self.has_served and not self.replication.fenced_because:
+                        await trio.to_thread.run_sync(self._keep_place)
                     await self._resign()
             nursery.cancel_scope.cancel()
+
+    def _keep_place(self) -> None:
+        """Write durably where the folder is, so that this member, as a follower, goes on from there.
+
+        The broker has stopped in good order: all that it has recorded is on stable storage.
+        """
+        context, replication = self._context, self.replication
+        if not replication.files.is_exact:
+            return
+        replica = Replica(context.files, context.path)
+        try:
+            replica.begin(Position(self.epoch, replication.operations.last_number))
+        except ReplicaError as exc:
+            logger.warning("this member will have to catch up: %s", exc)
+        finally:
+            replica.close()
 
     async def _watch_fence(self) -> None:
         await self.replication.until_fenced()

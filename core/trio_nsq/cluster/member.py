@@ -210,6 +210,7 @@ class Member:
                         lock=self._lock,
                     )
                 )
+                leading.has_served = True
                 self._context.end_keeping()
                 # Now: clients of the former leader that look for a broker find this one.
                 self._front.end_forwarded(itself)

@@ -18,6 +18,7 @@ from .state import Candidate, ClusterState, StateError, check_founder, check_nam
 _T = TypeVar("_T")
 
 _FIRST_EPOCHS: Final = 1 << 30
+_NEXT_EPOCHS: Final = 1 << 16
 
 Clock = Callable[[], float]
 
@@ -264,8 +265,11 @@ class Coordinator(ABC):
         return floor + 1 + secrets.randbelow(_FIRST_EPOCHS)
 
     def _epoch_above(self, epoch: int, candidate: Candidate) -> int:
-        """Return the next epoch."""
-        return epoch + 1
+        """Return the next epoch.
+
+        It is random: an engine whose data was put back to an earlier state would give the same one twice.
+        """
+        return epoch + 1 + secrets.randbelow(_NEXT_EPOCHS)
 
     @abstractmethod
     def _read(self) -> Reading:

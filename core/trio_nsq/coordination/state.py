@@ -61,7 +61,7 @@ class ClusterState:
 
     Attributes:
         cluster: The name of the cluster.
-        epoch: Counts leaders: each one has a higher epoch.
+        epoch: Identifies the leadership: each leader has a higher one.
         leader: The id of the leader's data folder.
         session: Identifies this leadership; random, so that its holder recognizes what it has written.
         in_sync: The members that have all acknowledged messages, with the leader.

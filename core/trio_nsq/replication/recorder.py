@@ -38,10 +38,12 @@ class RecordingFiles(Files):
 
     Attributes:
         root: The data folder.
+        is_exact: No operation or sync has failed: the folder is what the operations make of it, byte for byte.
     """
 
     def __init__(self, root: Path, stream: OperationStream) -> None:
         self.root = root
+        self.is_exact = True
         self._syncs_since_s: dict[int, float] = {}  # by thread
         self._stream = stream
         # Names are changed, and that is recorded, under this lock. It is taken before those of files.
@@ -53,6 +55,9 @@ class RecordingFiles(Files):
         self._syncs_since_s[get_ident()] = monotonic()
         try:
             super().sync(fd)
+        except OSError:
+            self.is_exact = False
+            raise
         finally:
             del self._syncs_since_s[get_ident()]
 
@@ -127,7 +132,11 @@ class RecordingFiles(Files):
             super().write(fd, offset, parts)
             return
         with file.lock:
-            super().write(fd, offset, parts)
+            try:
+                super().write(fd, offset, parts)
+            except OSError:
+                self.is_exact = False
+                raise
             if file.path is not None:
                 for at, data in _pieces(offset, parts):
                     self._stream.append(Kind.WRITE, file.path, at, data=data)
@@ -138,7 +147,11 @@ class RecordingFiles(Files):
             super().truncate(fd, size)
             return
         with file.lock:
-            super().truncate(fd, size)
+            try:
+                super().truncate(fd, size)
+            except OSError:
+                self.is_exact = False
+                raise
             if file.path is not None:
                 self._stream.append(Kind.TRUNCATE, file.path, size)
 
@@ -148,7 +161,11 @@ class RecordingFiles(Files):
             super().allocate(fd, size)
             return
         with file.lock:
-            super().allocate(fd, size)
+            try:
+                super().allocate(fd, size)
+            except OSError:
+                self.is_exact = False
+                raise
             if file.path is not None:
                 self._stream.append(Kind.ALLOCATE, file.path, size)
 
@@ -189,9 +206,12 @@ class RecordingFiles(Files):
                 self._forget(below)
 
     def remove_folder(self, path: Path) -> None:
-        super().remove_folder(
-            path
-        )  # not under the locks: it can take long, and no other thread changes the folder
+        try:
+            # Not under the locks: it can take long, and no other thread changes the folder.
+            super().remove_folder(path)
+        except OSError:
+            self.is_exact = False
+            raise
         with self._names:
             if (below := relative(path, self.root)) is not None:
                 self._stream.append(Kind.REMOVE_FOLDER, below)
