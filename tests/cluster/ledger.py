@@ -197,6 +197,7 @@ class Verdict:
         acknowledged, copies, lost: Messages; of these, copies in channels; and copies or messages that are missing.
         delivered: Copies that were delivered, each one counted once; also of messages without an OK.
         epochs: How many there were.
+        durable: Copies whose FIN all members in sync had stored for certain, before a later fault.
         again: Deliveries after the first one.
         forgotten: Of these, after a FIN that a failover has undone.
         oldest_forgotten_s: The longest time between such a FIN and the end of the connection.
@@ -208,6 +209,7 @@ class Verdict:
     lost: int = 0
     delivered: int = 0
     epochs: int = 0
+    durable: int = 0
     again: int = 0
     forgotten: int = 0
     oldest_forgotten_s: float = 0.0
@@ -229,7 +231,7 @@ class Verdict:
             f"{self.acknowledged:,} messages acknowledged, {self.copies:,} copies in channels: {self.lost:,} lost, "
             f"{self.delivered:,} delivered over {self.epochs} epochs, {self.again:,} delivered again, "
             f"{self.forgotten:,} of these after their FIN (oldest {self.oldest_forgotten_s:.2f} s before the end of "
-            "its connection)"
+            f"its connection); {self.durable:,} FINs were stored for certain"
         )
 
 
@@ -618,6 +620,7 @@ class Channel:
     def _judge_producer(self, verdict: Verdict, producer: Producer, log: _InLog | None) -> None:
         kept = self._kept[producer.index]
         kept.widen(producer.sent)
+        verdict.durable += kept.is_durable.count(1)
         for at, is_acknowledged in enumerate(producer.acknowledged):
             known = kept.ids[at], kept.stamps[at]
             stored = known if log is None else (log.ids[at], log.stamps[at])
