@@ -101,5 +101,5 @@ def until(holds: Callable[[], bool], children: Mapping[str, Child]) -> None:
             if child.process.poll() is not None:
                 child.fail(f"{name} has ended")
         if time.monotonic() > deadline:
-            next(reversed(children.values())).fail("the services are not ready in time")
+            list(children.values())[-1].fail("the services are not ready in time")
         time.sleep(0.1)

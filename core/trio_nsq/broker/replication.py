@@ -114,7 +114,7 @@ class Replication:
         former: See above.
         control: Answers requests about the cluster; None: the caller does not.
         left_count: The followers that had all that was acknowledged, and left.
-        keeps_leading_because: Why this member leads although its disk is full; empty: it is not, or another one shall.
+        keeps_leading_because: Why this member leads although its disk is full or fails; empty: no reason is needed.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Replication:
         self.control: ClusterControl | None = None
         self.left_count = 0
         self.keeps_leading_because = ""
-        self._why_full: Callable[[], str] = lambda: ""
+        self._why_not_stored: Callable[[], str] = lambda: ""
         self.min_in_sync = min_in_sync
         self._record = record
         self._expected = expected
@@ -172,16 +172,16 @@ class Replication:
         self,
         poller: Poller,
         on_fenced: Callable[[NotLeading], None],
-        why_full: Callable[[], str] = lambda: "",
+        why_not_stored: Callable[[], str] = lambda: "",
     ) -> None:
         """Serve followers; those that have caught up are members that OKs wait for.
 
         Args:
             poller: Sends operations, and reads what is stored.
             on_fenced: Called once, when this member no longer leads, or now.
-            why_full: Returns why messages are refused for lack of disk space; empty: they are not.
+            why_not_stored: Returns why messages cannot be stored on this disk; empty: they can.
         """
-        self._why_full = why_full
+        self._why_not_stored = why_not_stored
         self.members.add(_EARLIER, 0)
         self._hold()
         about = self.leadership
@@ -207,9 +207,9 @@ class Replication:
         return self.members.fenced_because
 
     @property
-    def full_because(self) -> str:
-        """Why the broker refuses messages for lack of disk space; empty: it does not."""
-        return self._why_full()
+    def fails_because(self) -> str:
+        """Why messages cannot be stored on this disk, as it is full or fails; empty: they can."""
+        return self._why_not_stored()
 
     @property
     def refuses_because(self) -> str:

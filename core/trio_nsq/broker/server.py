@@ -157,7 +157,7 @@ class Server:
             *((replication.run,) if replication is not None else ()),
         )
         if replication is not None:
-            replication.begin(poller, self._end_leading, lambda: self._why_full)
+            replication.begin(poller, self._end_leading, lambda: self._why_not_stored)
         if archiving is not None:
             archiving.begin(poller, self._end_leading)
 
@@ -244,6 +244,11 @@ class Server:
             return full
         kept = replication.keeps_leading_because if full else ""
         return replication.refuses_because or (f"{full}; {kept}" if kept else full)
+
+    @property
+    def _why_not_stored(self) -> str:
+        """Why the last message could not be stored: the disk is full, or it fails."""
+        return self._why_full or self.write_path.error
 
     @property
     def _why_full(self) -> str:

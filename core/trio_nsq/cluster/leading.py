@@ -134,12 +134,12 @@ class Leading:
         self._lose("the coordinator does not answer, and members in sync are not connected")
 
     async def _watch_room(self) -> None:
-        """If the disk is full, let a member that has room lead. Then this one follows when it has room."""
+        """If the disk is full or fails, let a member that has room lead. Then this one follows when it can."""
         context, replication = self._context, self.replication
         disk = FullDisk(context.times_full)
         while True:
             await trio.sleep(_CHECK_S)
-            reason = replication.full_because
+            reason = replication.fails_because
             if not disk.look(_CHECK_S, is_full=bool(reason)):
                 continue
             successor, kept = self._with_room()

@@ -53,13 +53,14 @@ _MS_PER_S = 1000
         "leader's files; disconnected. in sync: whether it may lead next. behind: the operations of the leader that it "
         "has not stored, and their bytes. lag: the age of the oldest one. wait: the time in which it stores them, for "
         "which OKs wait. for: the time since the state began.",
-        "Keys": "An object for each cluster: cluster, epoch (each leader has a higher one), leader (an id; null: there "
-        "is none), since (Unix seconds), coordinator, coordinator_error (empty: it answers), min_in_sync, "
-        "refuses_because (empty: publishes are accepted), members, reason (why there is no leader; null: there is one), problems "
-        "(sentences), diverged (by id: folders with what a member had and its leader had not) and answered_by (the "
-        "address that was asked). Each member has id, addresses, state, in_sync, lag_operations, lag_bytes, lag_s, "
-        "since, ok_wait_s, is_slow, copied_bytes, copy_bytes and free_bytes (of its disk). Without a leader, members "
-        "has only the member that answered, as it sees itself.",
+        "Keys": "An object for each cluster: cluster, epoch (each leader has a higher one), leader (an id; null: "
+        "there is none), since (Unix seconds), coordinator, coordinator_error (empty: it answers), "
+        "min_in_sync, refuses_because (empty: publishes are accepted), members, reason (why there is no "
+        "leader; null: there is one), problems (sentences), diverged (by id: folders with what a member had "
+        "and its leader had not) and answered_by (the address that was asked). Each member has id, addresses,"
+        " state, in_sync, lag_operations, lag_bytes, lag_s, since, ok_wait_s, is_slow, copied_bytes, "
+        "copy_bytes and free_bytes (of its disk). Without a leader, members has only the member that "
+        "answered, as it sees itself.",
     },
 )
 @broker_http_options
