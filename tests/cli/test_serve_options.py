@@ -16,7 +16,7 @@ from interop.peers import nsqd_program, qcli_serve
 from qcli.broker.address_options import HTTP_VARIABLE, TCP_VARIABLE
 from qcli.broker.name_completion import TIMEOUT_VARIABLE
 from qcli.commands.serve.command import command
-from qcli.commands.serve.settings import SETTINGS
+from qcli.commands.serve.settings import SETTINGS, cluster_options
 from qcli.framework.errors import Failure
 from qcli.framework.params import duration
 from trio_nsq.broker import BrokerOptions
@@ -310,6 +310,24 @@ def test_contradicting_values() -> None:
     assert options("--max-output-buffer-timeout=25ms").limits.max_output_buffer_timeout_ms == 25
     with pytest.raises(Failure, match="--min-output-buffer-timeout is longer"):
         options("--max-output-buffer-timeout=24ms")
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"), [("50MB", 50_000_000), ("4096", 4096), ("0", 0), ("unlimited", 0)]
+)
+def test_rate_of_catch_ups(text: str, bytes_per_s: int) -> None:
+    flags = ["--cluster=prod", "--coordinator=static:", f"--catch-up-rate={text}"]
+    with command.make_context("serve", flags) as ctx:
+        found = cluster_options(ctx.params)
+    assert found is not None
+    assert found.catch_up_rate == bytes_per_s
+
+
+@pytest.mark.parametrize("flag", ["--catch-up-rate=1MB", "--min-in-sync=2"])
+def test_options_of_members_need_a_cluster(flag: str) -> None:
+    with command.make_context("serve", [flag]) as ctx:
+        with pytest.raises(Failure, match=f"{flag.partition('=')[0]} needs --cluster"):
+            cluster_options(ctx.params)
 
 
 def test_required_tls_needs_a_certificate(tmp_path: Path) -> None:
