@@ -104,10 +104,12 @@ def test_which_member_has_room() -> None:
         return FollowerStatus(member, (), "", "in sync", free_bytes=free_bytes)
 
     rooms = [status("a", ROOM_BYTES), status("b", 2 * ROOM_BYTES), status("c", 3 * ROOM_BYTES)]
-    assert with_room(rooms, frozenset("abc"), 1) == "c"
-    assert with_room(rooms, frozenset("ab"), 2) == "b"
-    assert with_room(rooms, frozenset("ab"), 3) is None, "publishes would be refused there"
-    assert with_room([status("a", ROOM_BYTES - 1), status("b", None)], frozenset("ab"), 1) is None
+    assert with_room(rooms, frozenset("abc"), 1, 0) == "c"
+    assert with_room(rooms, frozenset("ab"), 2, 0) == "b"
+    assert with_room(rooms, frozenset("ab"), 3, 0) is None, "publishes would be refused there"
+    assert with_room(rooms, frozenset("abc"), 1, 2 * ROOM_BYTES) == "c"
+    assert with_room(rooms, frozenset("ab"), 1, 2 * ROOM_BYTES) is None, "it would be as full soon"
+    assert with_room([status("a", ROOM_BYTES - 1), status("b", None)], frozenset("ab"), 1, 0) is None
 
 
 def test_a_disk_must_be_full_for_some_time() -> None:

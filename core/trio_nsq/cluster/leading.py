@@ -157,7 +157,8 @@ class Leading:
         if isinstance(self._context.coordinator, StaticCoordinator):
             return None, "without an engine, no other member leads by itself"
         least = self._context.options.min_in_sync
-        found = with_room(self.replication.followers(), self._able, least)
+        own_bytes = self._context.free_bytes or 0
+        found = with_room(self.replication.followers(), self._able, least, own_bytes)
         return found, "too few other members are in sync and have room, so this one goes on to lead"
 
     async def _resign(self) -> None:

@@ -13,15 +13,19 @@ _FIRST_PATIENCE_S: Final = 5.0
 _LONGEST_PATIENCE_S: Final = 600.0
 
 
-def with_room(followers: Iterable[FollowerStatus], able: frozenset[str], least: int) -> str | None:
+def with_room(
+    followers: Iterable[FollowerStatus], able: frozenset[str], least: int, own_bytes: int
+) -> str | None:
     """Return the member with the most free space that could lead; None: there is none.
 
     Args:
         able: The members that could be elected.
         least: So many members with room must be in sync, so that the next leader accepts publishes.
+        own_bytes: Free space of the leader, on which small messages may still have room. Another one must have more:
+            otherwise a client that publishes what is larger would make members of equal size lead in turn.
     """
     rooms = {each.member: each.free_bytes or 0 for each in followers if each.member in able}
-    found = [member for member, free_bytes in rooms.items() if free_bytes >= ROOM_BYTES]
+    found = [member for member, free_bytes in rooms.items() if free_bytes >= own_bytes + ROOM_BYTES]
     return max(found, key=lambda member: (rooms[member], member)) if found and len(found) >= least else None
 
 
