@@ -8,7 +8,7 @@ import pytest
 
 from qcli.commands.stat.columns import AGE, COLUMNS, COUNTS, column_named
 from qcli.commands.stat.layout import lay_out, plain, with_topics
-from qcli.commands.stat.rows import Report, Row, Sampler, combine, total
+from qcli.commands.stat.rows import Report, Row, Sample, Sampler, combine, total
 from qcli.commands.stat.selection import (
     Order,
     Selection,
@@ -365,3 +365,17 @@ def test_topic_named_total_is_not_the_total() -> None:
     found = report(topic_stats("total", messages=7))
     assert [row.name for row in (*found.sums, total(found.sums))] == ["total", "total"]
     assert found.sums[0].record(1.0)["topic"] == "total"
+
+
+@pytest.mark.parametrize(
+    ("archive", "note"),
+    [
+        ({"state": "archiving", "error": "", "lag_s": 0.8}, "archived"),
+        ({"state": "archiving", "error": "", "lag_s": 65.0}, "archive 1m behind"),
+        ({"state": "archiving", "error": "no route", "lag_s": 7.0}, "archive not written, 7.0s behind"),
+        ({"state": "copying", "error": "", "lag_s": 7.0}, "archive: the data folder is copied"),
+        ({"state": "waiting", "error": "", "lag_s": 0.0}, "archive: waiting"),
+    ],
+)
+def test_the_note_of_an_archive(archive: Any, note: str) -> None:
+    assert Sample.of([], {"archive": archive}).note == note

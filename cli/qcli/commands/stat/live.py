@@ -73,10 +73,10 @@ class Live:
 
 
 def _names(samples: Samples) -> str:
-    """Return the addresses of the brokers, with the clusters that they lead; of many brokers only the number."""
+    """Return the addresses of the brokers, with their notes; of many brokers only the number."""
     if len(samples) > 2:
         return f"{len(samples)} brokers"
     return " and ".join(
-        printable(f"{address} ({sample.cluster})" if sample is not None and sample.cluster else address)
+        printable(f"{address} ({sample.note})" if sample is not None and sample.note else address)
         for address, sample in samples.items()
     )

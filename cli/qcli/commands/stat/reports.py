@@ -30,7 +30,7 @@ def rows_of(address: str, patterns: Sequence[Pattern]) -> Ask:
 
     def ask() -> Sample:
         stats = broker.stats(*(exact or ()))
-        return Sample.of(sampler.rows(stats["topics"], time.monotonic()), stats.get("cluster"))
+        return Sample.of(sampler.rows(stats["topics"], time.monotonic()), stats)
 
     return ask
 
@@ -95,10 +95,8 @@ def print_reports(
         due_s = time.monotonic() + interval_ms / 1000
         report = reports.take()
         found = selection.rows(report)
-        clusters = {address: sample.cluster for address, sample in reports.answers.results.items()}
-        _print_report(
-            with_parts(found, report) if by_broker else found, report, form, clusters, first=done == 0
-        )
+        notes = {address: sample.note for address, sample in reports.answers.results.items()}
+        _print_report(with_parts(found, report) if by_broker else found, report, form, notes, first=done == 0)
         done += 1
         if done == count:
             reports.answers.check()
@@ -111,10 +109,10 @@ def print_reports(
 
 
 def _print_report(
-    found: list[Row], report: Report, form: str, clusters: Mapping[str, str], *, first: bool
+    found: list[Row], report: Report, form: str, notes: Mapping[str, str], *, first: bool
 ) -> None:
     if form == "table":
-        lines = [f"{address}: {cluster}" for address, cluster in clusters.items() if cluster]
+        lines = [f"{address}: {note}" for address, note in notes.items() if note]
         text = "".join(f"{printable(line)}\n" for line in lines)
         output.write(("" if first else "\n") + _table(found, report) + text)
         return

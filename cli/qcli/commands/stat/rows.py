@@ -4,10 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from trio_nsq.api.answers import ClusterCounts
+from trio_nsq.api.answers import ArchiveStats, ClusterCounts, Stats
 from trio_nsq.fleet.stats import Queue, TopicStats, add_rates, parse_topics
 
+from ...terminal.figures import short_age
 from .columns import AGE, DEPTH, NUMBERS, PUBLISHED, RATES, RECORD_KEYS
+
+_LATE_S = 5.0
+"""An archive that is further behind is not up to date."""
 
 RowKey = tuple[str, str | None, str | None]
 """The topic, channel and broker of a row."""
@@ -96,20 +100,36 @@ class Sample:
     """The rows of one broker.
 
     Attributes:
-        cluster: What it says of the cluster that it leads; empty: it leads none.
+        note: What it says of the cluster that it leads, and of its archive; empty: it has neither.
     """
 
     rows: list[Row]
-    cluster: str = ""
+    note: str = ""
 
     @classmethod
-    def of(cls, rows: list[Row], cluster: ClusterCounts | None) -> Self:
-        """Return the rows, and what a broker says of its cluster, if it leads one."""
-        if cluster is None:
-            return cls(rows)
-        text = f"cluster {cluster['name']}, {cluster['role']}, epoch {cluster['epoch']}"
-        found, members = cluster.get("in_sync", 0), cluster.get("members", 0)
-        return cls(rows, text if found >= members else f"{text}, {found} of {members} in sync")
+    def of(cls, rows: list[Row], stats: Stats) -> Self:
+        """Return the rows, and what the answer of `/stats` says besides."""
+        notes = []
+        if (cluster := stats.get("cluster")) is not None:
+            notes.append(_note_of_cluster(cluster))
+        if (archive := stats.get("archive")) is not None:
+            notes.append(_note_of_archive(archive))
+        return cls(rows, "; ".join(notes))
+
+
+def _note_of_cluster(cluster: ClusterCounts) -> str:
+    text = f"cluster {cluster['name']}, {cluster['role']}, epoch {cluster['epoch']}"
+    found, members = cluster.get("in_sync", 0), cluster.get("members", 0)
+    return text if found >= members else f"{text}, {found} of {members} in sync"
+
+
+def _note_of_archive(archive: ArchiveStats) -> str:
+    if archive["error"]:
+        return f"archive not written, {short_age(1000 * archive['lag_s'])} behind"
+    if archive["state"] != "archiving":
+        return "archive: the data folder is copied" if archive["state"] == "copying" else "archive: waiting"
+    is_late = archive["lag_s"] >= _LATE_S
+    return f"archive {short_age(1000 * archive['lag_s'])} behind" if is_late else "archived"
 
 
 @dataclass(frozen=True, slots=True)
