@@ -434,10 +434,11 @@ async def test_an_inventory_is_sent_while_the_folder_is_read(
     monkeypatch.setattr(follower_module, "TOGETHER_S", 0.0)
     arrived = threading.Event()
 
-    def inventory() -> Iterator[bytes]:
-        for number in range(2):
-            yield FileDigest(0, 0, b"").encode(b"%d" % number)
-            assert arrived.wait(PATIENCE_S)
+    class SlowReplica(Replica):
+        def inventory(self) -> Iterator[bytes]:
+            for number in range(2):
+                yield FileDigest(0, 0, b"").encode(b"%d" % number)
+                assert arrived.wait(PATIENCE_S)
 
     async def lead(stream: trio.SocketStream) -> None:
         reader = FrameReader()
@@ -448,8 +449,7 @@ async def test_an_inventory_is_sent_while_the_folder_is_read(
                     arrived.set()
                     return
 
-    replica = Replica.open(HastyFiles(), tmp_path)
-    monkeypatch.setattr(replica, "inventory", inventory)
+    replica = SlowReplica.open(HastyFiles(), tmp_path)
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, lead, 0, host="127.0.0.1"))
         port = listeners[0].socket.getsockname()[1]
@@ -598,6 +598,24 @@ def test_frames_that_arrive_in_parts(seed: int) -> None:
         size = chance.choice((1, 3, 1000))
         received += [(kind, bytes(payload)) for kind, payload in reader.receive(data[:size])]
         data = data[size:]
+    assert received == sent
+
+
+def test_a_large_frame_ends_with_what_is_received() -> None:
+    """So nothing of the next one is moved."""
+    chance = random.Random(7)
+    sent = [(FrameKind.BLOCK, chance.randbytes(size)) for size in (3_000_000, 5, 2_500_000)]
+    data = memoryview(b"".join(b"".join(encode_frame(kind, payload)) for kind, payload in sent))
+    reader, received = FrameReader(), list[tuple[FrameKind, bytes]]()
+    while data:
+        room = reader.room_in_frame()
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        data = data[count:]
+        found = [(kind, bytes(payload)) for kind, payload in reader.add(count)]
+        if found and not received:
+            assert len(data) == 2 * 5 + 5 + 2_500_000
+        received += found
     assert received == sent
 
 

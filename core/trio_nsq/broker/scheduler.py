@@ -108,10 +108,13 @@ class Scheduler:
             poller.serve()
         finally:
             try:
+                poller.call_due()  # what the members of a cluster have
                 self._write_path.write_gathered()
+                poller.call_due()  # before the local sync, so that members sync at the same time
                 if self._local.is_late:
                     self._local.begin()
                 self._delivery.end_round()
+                poller.call_due()
             finally:
                 poller.in_round = False
 

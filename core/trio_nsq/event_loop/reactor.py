@@ -310,6 +310,7 @@ class Poller:
         self._endpoints: dict[int, PolledEndpoint] = {}
         # To serve next. An ordered set: a client is queued at most once.
         self._again: dict[PolledEndpoint, None] = {}
+        self._due: deque[Callable[[], None]] = deque()  # to call in this round
         self._napped_in_vain = False  # and nothing has called since
         self._all_served: trio.Event | None = None  # set when no client has anything to serve
 
@@ -362,7 +363,27 @@ class Poller:
                 return
         self._token.run_sync_soon(call, *args)
 
+    def call_in_next_round(self, call: Callable[..., None], *args: Any) -> None:
+        """Call a function in the next round. Only in the event loop, and by what looks for calls before it sleeps."""
+        if self._epoll is None:
+            self.call_soon(call, *args)
+        else:
+            self._calls.append((call, args))
+            self._napped_in_vain = False
+
+    def call_in_round(self, call: Callable[[], None]) -> None:
+        """Call a function in this round, when it is at `call_due` again; without a round, soon. Thread-safe."""
+        if self.in_round and get_ident() == self._loop_thread:
+            self._due.append(call)
+        else:
+            self.call_soon(call)
+
     # ------------------------------------------------------------------ for the scheduler
+
+    def call_due(self) -> None:
+        """Call what `call_in_round` has got."""
+        while self._due:
+            self._due.popleft()()
 
     def open(self) -> None:
         """Begin to watch the clients. Calls from threads now wait for a round."""

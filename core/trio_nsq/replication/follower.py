@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from .catch_up import Operations
-from .frame_socket import FrameSocket
+from .frame_socket import FrameSocket, run_in_thread
 from .link import (
     VERSION,
     FrameKind,
@@ -64,38 +64,11 @@ async def follow(
         InvalidOperation, ReplicaError: What it sent cannot be done, or not be stored.
         trio.BrokenResourceError: The connection is broken.
     """
-    error: Exception | None = None
     async with plain_socket(stream) as sock:
         frames = FrameSocket(sock, timeout_s)
         about = {"versions": [VERSION], "cluster": cluster, "member": member}
         about |= {"instance": INSTANCE, "addresses": list(addresses)}
-        following = _Following(frames, replica, about, least_epoch)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stay_alive, frames, alive_s, free_bytes)
-            nursery.start_soon(_end_if_cancelled, frames)
-            try:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(following.run, limiter=trio.CapacityLimiter(1))
-            except Exception as exc:
-                error = exc  # raised below, outside of all nurseries, which would make groups of it
-            nursery.cancel_scope.cancel()
-    if error is not None:
-        raise error
-
-
-async def _stay_alive(frames: FrameSocket, alive_s: float, free_bytes: Callable[[], int | None]) -> None:
-    limiter = trio.CapacityLimiter(1)
-    while True:
-        await trio.sleep(alive_s)
-        await trio.to_thread.run_sync(frames.send_alive, free_bytes(), limiter=limiter)
-
-
-async def _end_if_cancelled(frames: FrameSocket) -> None:
-    """Turn a cancellation into the end of the connection, because threads cannot be cancelled."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        frames.end()
+        await run_in_thread(frames, alive_s, _Following(frames, replica, about, least_epoch).run, free_bytes)
 
 
 def _welcomed(kind: FrameKind, payload: memoryview) -> tuple[int, bool]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
-from .link import FrameKind, FrameReader, LinkError, encode_frame
+from .link import FrameKind, FrameReader, LinkError
 
 _RECEIVE_BYTES = 256 * 1024
 _SEND_BYTES = 256 * 1024
@@ -34,12 +34,6 @@ class FrameStream:
                     await self._stream.send_all(data[at : at + _SEND_BYTES])
                 if waiting.cancelled_caught:
                     raise LinkError(f"the other side has accepted nothing for {self._timeout_s:g} s")
-
-    async def stay_alive(self, alive_s: float) -> None:
-        """Send ALIVE at this interval, while the disk or something else takes long; runs until cancelled."""
-        while True:
-            await trio.sleep(alive_s)
-            await self.send(encode_frame(FrameKind.ALIVE))
 
     async def receive(self) -> list[tuple[FrameKind, memoryview]]:
         """Return the next frames, at least one. Their payloads are valid until the next call.

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ import trio
 from ..event_loop.reactor import Poller
 from ..protocol.errors import NSQError, leaves_of
 from .answer_times import AnswerTimes
-from .catch_up import Block, CatchUp, CaughtUp, Operations, Piece
+from .catch_up import CatchUp, CaughtUp
+from .frame_socket import FrameSocket, run_in_thread
 from .frame_stream import FrameStream
 from .inventory import Inventory
 from .journal import Position
@@ -34,10 +35,6 @@ from .stream import OperationStream, TooFarBehind
 
 logger = logging.getLogger("trio_nsq.replication")
 
-_PIECES: Final = 64
-"""How many pieces of a catch-up without content are made in one call of a thread."""
-_ENTRIES_BYTES: Final = 256 * 1024
-"""How many bytes of an inventory are added to it at once."""
 _MOST_VERSIONS: Final = 64
 _ADDRESS: Final = re.compile(rf"(?=.{{1,{MAX_ADDRESS_CHARACTERS}}}\Z)(tcp|https?)://[A-Za-z0-9._:%\[\]-]+")
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -128,10 +125,10 @@ class Leader:
     # ------------------------------------------------------------------ new operations
 
     def _tell(self) -> None:
-        """Have new operations sent in the next round; any thread may call it."""
+        """Have new operations sent soon; any thread may call it."""
         if not self._is_told:
             self._is_told = True
-            self._poller.call_soon(self._send)
+            self._poller.call_in_round(self._send)
 
     def _send(self) -> None:
         self._is_told = False
@@ -217,8 +214,7 @@ class Leader:
         else:
             logger.info("follower %s: catches up", follower.member)
             self.catch_up_count += 1
-            number = await self._catch_up(frames, follower)
-            logger.info("follower %s: has caught up", follower.member)
+            number = 0
         if resumes:
             follower.stored = number
             follower.is_caught_up = True
@@ -232,6 +228,13 @@ class Leader:
             follower.free_bytes = free_bytes
 
         async with plain_socket(stream) as sock:
+            if not resumes:
+                copying = FrameSocket(sock, self._timeout_s, reader, received)
+                pace = Pace(self._catch_up_bytes_per_s)
+                sending = _SendingCopy(copying, self._files, self._stream, follower, pace, self._alive_s)
+                number = await run_in_thread(copying, self._alive_s, sending.run)
+                reader, received = copying.leave()
+                logger.info("follower %s: has caught up", follower.member)
             link = LiveLink(
                 *(sock, self._poller, self._stream, reader, number, on_stored, follower.answers, on_alive),
                 alive_s=self._alive_s,
@@ -262,70 +265,75 @@ class Leader:
         follower.is_caught_up = True
         self._on_progress(follower)
 
-    # ------------------------------------------------------------------ catch-up
 
-    async def _receive_inventory(self, frames: FrameStream, inventory: Inventory) -> None:
+class _SendingCopy:
+    """Sends a copy of the folder to a follower, in a thread: the event loop goes on serving clients.
+
+    Args:
+        look_s: How often it looks what the follower sends meanwhile.
+    """
+
+    def __init__(
+        self,
+        frames: FrameSocket,
+        files: RecordingFiles,
+        stream: OperationStream,
+        follower: Follower,
+        pace: Pace,
+        look_s: float,
+    ) -> None:
+        self._frames = frames
+        self._files = files
+        self._stream = stream
+        self._follower = follower
+        self._pace = pace
+        self._look_s = look_s
+
+    def run(self) -> int:
+        """Receive the follower's inventory, and send the copy; returns the number of its last operation."""
+        with Inventory(self._files.root) as inventory:
+            self._receive_inventory(inventory)
+            copy = CatchUp(self._files, self._stream, inventory, self._wait)
+            self._follower.copy = copy
+            try:
+                return self._send(copy)
+            finally:
+                self._follower.copy = None
+
+    def _send(self, copy: CatchUp) -> int:
+        looked_s = time.monotonic()
+        number = 0
+        for piece in copy.pieces():
+            if time.monotonic() - looked_s >= self._look_s or isinstance(piece, CaughtUp):
+                self._look()  # not after CAUGHT_UP, which the follower answers
+                looked_s = time.monotonic()
+            self._frames.send(encode_piece(piece))
+            if isinstance(piece, CaughtUp):
+                number = piece.number
+        return number
+
+    def _receive_inventory(self, inventory: Inventory) -> None:
         is_ended = False
         while not is_ended:
-            entries, size = list[bytes](), 0
-            while not is_ended and size < _ENTRIES_BYTES:
-                kind, payload = await frames.receive_one()
-                is_ended = kind is FrameKind.INVENTORY_END
-                if kind is FrameKind.INVENTORY:
+            entries: list[bytes] = []
+            for kind, payload in self._frames.receive():
+                if kind is FrameKind.INVENTORY and not is_ended:
                     entries.append(bytes(payload))
-                    size += len(payload)
-                elif not is_ended and kind is not FrameKind.ALIVE:
+                elif kind is FrameKind.INVENTORY_END and not is_ended:
+                    is_ended = True
+                elif kind is not FrameKind.ALIVE:
                     raise LinkError(f"it has sent a frame {kind.name} instead of its inventory")
-            await trio.to_thread.run_sync(inventory.add, entries)
+            inventory.add(entries)
 
-    async def _catch_up(self, frames: FrameStream, follower: Follower) -> int:
-        """Send a copy of the folder; returns the number of its last operation."""
-        with Inventory(self._files.root) as inventory:
-            await self._receive_inventory(frames, inventory)
-            try:
-                return await self._send_copy(frames, follower, inventory)
-            finally:
-                follower.copy = None
-
-    async def _send_copy(self, frames: FrameStream, follower: Follower, inventory: Inventory) -> int:
-        pace = Pace(self._catch_up_bytes_per_s)
-
-        def wait(size: int) -> None:
-            if (wait_s := pace.wait_s(time.monotonic(), size)) > 0:
-                trio.from_thread.run(trio.sleep, wait_s)
-
-        follower.copy = copy = CatchUp(self._files, self._stream, inventory, wait)
-        pieces = copy.pieces()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_ignore, frames)
-            nursery.start_soon(frames.stay_alive, self._alive_s)
-            last: Piece | None = None
-            while not isinstance(last, CaughtUp):
-                for last in await trio.to_thread.run_sync(_some, pieces):
-                    if not isinstance(last, CaughtUp):
-                        await frames.send(encode_piece(last))
-            nursery.cancel_scope.cancel()
-        assert isinstance(last, CaughtUp)
-        await frames.send(encode_piece(last))  # only now: `_ignore` must not read the answer
-        return last.number
-
-
-async def _ignore(frames: FrameStream) -> None:
-    """Read what a follower sends during its catch-up, to notice that it is gone."""
-    while True:
-        for kind, _ in await frames.receive():
+    def _look(self) -> None:
+        """Notice that the follower is gone. Raises LinkError."""
+        for kind, _ in self._frames.receive_now():
             if kind is not FrameKind.ALIVE:
                 raise LinkError(f"it has sent a frame {kind.name} during its catch-up")
 
-
-def _some(pieces: Iterator[Piece]) -> list[Piece]:
-    """Return the next pieces; in a thread."""
-    found: list[Piece] = []
-    for piece in pieces:
-        found.append(piece)
-        if len(found) >= _PIECES or isinstance(piece, Block | Operations | CaughtUp):
-            break
-    return found
+    def _wait(self, size: int) -> None:
+        if (wait_s := self._pace.wait_s(time.monotonic(), size)) > 0:
+            self._frames.pause(wait_s)
 
 
 @dataclass(frozen=True, slots=True)

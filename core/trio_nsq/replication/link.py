@@ -31,6 +31,7 @@ MAX_ADDRESS_CHARACTERS: Final = 255
 """Limits of the addresses of a member."""
 MOST_FRAME_BYTES: Final = MOST_OPERATION_BYTES + 64 * 1024
 _LEAST_ROOM: Final = 1024 * 1024
+_LEAST_REST: Final = 16 * 1024
 _HEAD = Struct(">IB")
 _NUMBER = Struct(">Q")
 _NAME = Struct(">H")
@@ -186,6 +187,16 @@ class FrameReader:
             self._buffer[:kept] = waiting
             self._begin, self._end = 0, kept
         return self._buffer[self._end :]
+
+    def room_in_frame(self) -> memoryview:
+        """As `room`; if a large frame has begun, only up to its end: the begin of the next one would be moved."""
+        room = self.room()
+        if self._end - self._begin >= _HEAD.size:
+            size: int = _HEAD.unpack_from(self._buffer, self._begin)[0]
+            rest = self._begin + _HEAD.size - 1 + size - self._end
+            if rest >= _LEAST_REST:
+                return room[:rest]
+        return room
 
     def add(self, count: int) -> list[tuple[FrameKind, memoryview]]:
         """Return the frames that are complete with this many more bytes in `room`. Raises LinkError."""

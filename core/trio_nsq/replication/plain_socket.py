@@ -21,6 +21,7 @@ async def plain_socket(stream: trio.abc.Stream) -> AsyncIterator[socket.socket]:
         with socket.socket(fileno=os.dup(stream.socket.fileno())) as sock:
             yield sock
         return
+    error: Exception | None = None
     near, far = socket.socketpair()
     near.setblocking(False)
     with near:
@@ -30,8 +31,13 @@ async def plain_socket(stream: trio.abc.Stream) -> AsyncIterator[socket.socket]:
         ):
             nursery.start_soon(_copy, stream, end, end)
             nursery.start_soon(_copy, end, stream, end)
-            yield near
+            try:
+                yield near
+            except Exception as exc:
+                error = exc  # raised below, outside of the nursery, which would make a group of it
             nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
 
 
 async def _copy(source: trio.abc.Stream, sink: trio.abc.Stream, end: trio.SocketStream) -> None:

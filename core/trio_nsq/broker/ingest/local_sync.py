@@ -214,6 +214,7 @@ class LocalSync:
             return False
         self._gathering_from_s = 0.0
         self._do(job)
+        self._poller.call_in_next_round(self._report, job)
         return True
 
     def _append_to_write_ahead(self, write_ahead: WriteAhead) -> None:
@@ -392,6 +393,7 @@ class LocalSync:
         job = self._wait_for_job()
         if job is not None:
             self._do(job)
+            self._poller.call_soon(self._report, job)
         return job is not None
 
     def _wait_for_job(self) -> SyncJob | None:
@@ -419,7 +421,7 @@ class LocalSync:
         return None
 
     def _do(self, job: SyncJob) -> None:
-        """Sync, and report the result. After a failure, the log is not synced again before it is applied."""
+        """Sync. Then report the result. After a failure, the log is not synced again before it is applied."""
         began_s = self._clock_s()
         try:
             job.point.sync()
@@ -429,4 +431,3 @@ class LocalSync:
         if job.error is None:
             with self._lock:
                 self._active.discard(job.log)
-        self._poller.call_soon(self._report, job)

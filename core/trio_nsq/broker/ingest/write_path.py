@@ -19,6 +19,7 @@ Creating a file of a log blocks on the disk, so a thread does it. Publications t
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -346,7 +347,7 @@ class WritePath:
         return error is None and not delivers_first
 
     def _report_replicated(self, reached: Sequence[Replicated]) -> None:
-        self._poller.call_soon(self._complete_replicated, reached)
+        self._poller.call_in_round(partial(self._complete_replicated, reached))
 
     def _complete_replicated(self, reached: Sequence[Replicated]) -> None:
         """Commit, acknowledge and deliver writes that the members have, and wake who waits for them."""
