@@ -14,7 +14,9 @@ from cluster.running import RunningMember, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member
 from trio_nsq.broker.replication import FollowerStatus
-from trio_nsq.cluster.room import ROOM_BYTES, FullDisk, with_room
+from trio_nsq.broker.server import Server
+from trio_nsq.broker.storage.disk_reserve import StorageFailure
+from trio_nsq.cluster.room import ROOM_BYTES, FailingDisk, with_room
 
 SMALL_BYTES = ROOM_BYTES
 """A file system of this size has less room than a leader needs."""
@@ -99,6 +101,38 @@ async def test_a_leader_goes_on_if_all_disks_are_full(
         assert (await one.about())["epoch"] == epoch
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_free_space_is_no_use_on_a_disk_that_fails(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_full: bool,
+) -> None:
+    """Both members are on the same disk. If it is full for a large message only, another leader would be no better."""
+    failing: set[Path] = set()
+
+    def failure(server: Server) -> StorageFailure | None:
+        fails = server.options.data_path in failing
+        return StorageFailure("the message was not stored", is_full) if fails else None
+
+    monkeypatch.setattr(Server, "_storage_failure", failure)
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        two = await members.start("two")
+        await two.in_sync(2)
+        failing.add(one.folder)
+        if is_full:
+            with trio.fail_after(PATIENCE_S):
+                while "this one goes on to lead: the message was not stored" not in caplog.text:
+                    await trio.sleep(0.02)
+            assert (await one.about())["role"] == "leader"
+        else:
+            await two.leads()
+
+
 def test_which_member_has_room() -> None:
     def status(member: str, free_bytes: int | None) -> FollowerStatus:
         return FollowerStatus(member, (), "", "in sync", free_bytes=free_bytes)
@@ -113,9 +147,9 @@ def test_which_member_has_room() -> None:
 
 
 def test_a_disk_must_be_full_for_some_time() -> None:
-    disk = FullDisk(0)
-    assert [disk.look(1.0, is_full=True) for _ in range(5)] == [False] * 4 + [True]
-    disk = FullDisk(0)
-    assert not any(disk.look(1.0, is_full=number % 2 == 0) for number in range(50))
-    assert not any(FullDisk(times).look(5.0, is_full=True) for times in (1, 1000)), "no flapping"
-    assert FullDisk(1000).look(600.0, is_full=True)
+    disk = FailingDisk(0)
+    assert [disk.look(1.0, fails=True) for _ in range(5)] == [False] * 4 + [True]
+    disk = FailingDisk(0)
+    assert not any(disk.look(1.0, fails=number % 2 == 0) for number in range(50))
+    assert not any(FailingDisk(times).look(5.0, fails=True) for times in (1, 1000)), "no flapping"
+    assert FailingDisk(1000).look(600.0, fails=True)

@@ -25,6 +25,7 @@ from ..replication.stream import FormerOperations, OperationStream
 from .cluster_control import ClusterControl
 from .errors import NotLeading
 from .slow_followers import SlowFollowers
+from .storage.disk_reserve import StorageFailure
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -146,7 +147,7 @@ class Replication:
         self.control: ClusterControl | None = None
         self.left_count = 0
         self.keeps_leading_because = ""
-        self._why_not_stored: Callable[[], str] = lambda: ""
+        self._storage_failure: Callable[[], StorageFailure | None] = lambda: None
         self.min_in_sync = min_in_sync
         self._record = record
         self._expected = expected
@@ -172,16 +173,16 @@ class Replication:
         self,
         poller: Poller,
         on_fenced: Callable[[NotLeading], None],
-        why_not_stored: Callable[[], str] = lambda: "",
+        storage_failure: Callable[[], StorageFailure | None] = lambda: None,
     ) -> None:
         """Serve followers; those that have caught up are members that OKs wait for.
 
         Args:
             poller: Sends operations, and reads what is stored.
             on_fenced: Called once, when this member no longer leads, or now.
-            why_not_stored: Returns why messages cannot be stored on this disk; empty: they can.
+            storage_failure: Returns why messages cannot be stored on this disk; None: they can.
         """
-        self._why_not_stored = why_not_stored
+        self._storage_failure = storage_failure
         self.members.add(_EARLIER, 0)
         self._hold()
         about = self.leadership
@@ -207,9 +208,9 @@ class Replication:
         return self.members.fenced_because
 
     @property
-    def fails_because(self) -> str:
-        """Why messages cannot be stored on this disk, as it is full or fails; empty: they can."""
-        return self._why_not_stored()
+    def storage_failure(self) -> StorageFailure | None:
+        """Why messages cannot be stored on this disk; None: they can."""
+        return self._storage_failure()
 
     @property
     def refuses_because(self) -> str:

@@ -40,6 +40,7 @@ from .state.moved_letters import MovedLetters
 from .state.reported_jobs import ReportedJobs
 from .storage.checkpointer import Checkpointer
 from .storage.data_folder import BROKER_FILE, ID_RESERVE, MISSING_WRITE_AHEAD, DataFolder
+from .storage.disk_reserve import StorageFailure
 from .topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Server:
             *((replication.run,) if replication is not None else ()),
         )
         if replication is not None:
-            replication.begin(poller, self._end_leading, lambda: self._why_not_stored)
+            replication.begin(poller, self._end_leading, self._storage_failure)
         if archiving is not None:
             archiving.begin(poller, self._end_leading)
 
@@ -245,10 +246,11 @@ class Server:
         kept = replication.keeps_leading_because if full else ""
         return replication.refuses_because or (f"{full}; {kept}" if kept else full)
 
-    @property
-    def _why_not_stored(self) -> str:
-        """Why the last message could not be stored: the disk is full, or it fails."""
-        return self._why_full or self.write_path.error
+    def _storage_failure(self) -> StorageFailure | None:
+        """Return why the last message could not be stored; None: it was."""
+        if full := self._why_full:
+            return StorageFailure(full, is_full=True)
+        return StorageFailure(error, is_full=False) if (error := self.write_path.error) else None
 
     @property
     def _why_full(self) -> str:

@@ -10,6 +10,7 @@ import trio
 
 from ..broker.errors import ClusterRefusal
 from ..broker.replication import FollowerStatus, Replication
+from ..broker.storage.disk_reserve import StorageFailure
 from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
 from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
@@ -17,7 +18,7 @@ from ..replication.journal import Position
 from ..replication.replica import Replica, ReplicaError
 from ..replication.stream import FormerOperations
 from .context import RETRY_S, MemberContext, about_member
-from .room import FullDisk, with_room
+from .room import FailingDisk, with_room
 
 logger = logging.getLogger("trio_nsq.cluster")
 
@@ -136,28 +137,28 @@ class Leading:
     async def _watch_room(self) -> None:
         """If the disk is full or fails, let a member that has room lead. Then this one follows when it can."""
         context, replication = self._context, self.replication
-        disk = FullDisk(context.times_full)
+        disk = FailingDisk(context.times_full)
         while True:
             await trio.sleep(_CHECK_S)
-            reason = replication.fails_because
-            if not disk.look(_CHECK_S, is_full=bool(reason)):
+            failure = replication.storage_failure
+            if not disk.look(_CHECK_S, fails=failure is not None) or failure is None:
                 continue
-            successor, kept = self._with_room()
+            successor, kept = self._with_room(failure)
             if successor is not None:
-                logger.warning("the member %s, which has room, shall lead: %s", successor, reason)
+                logger.warning("the member %s, which has room, shall lead: %s", successor, failure.reason)
                 context.was_full, context.times_full = True, context.times_full + 1
                 self._hand_over(successor)
                 return
             if kept != replication.keeps_leading_because:
-                logger.warning("%s: %s", kept, reason)
+                logger.warning("%s: %s", kept, failure.reason)
                 replication.keeps_leading_because = kept
 
-    def _with_room(self) -> tuple[str | None, str]:
-        """Return the member that can lead instead of this one, whose disk is full; otherwise why there is none."""
+    def _with_room(self, failure: StorageFailure) -> tuple[str | None, str]:
+        """Return the member that can lead instead of this one; otherwise why there is none."""
         if isinstance(self._context.coordinator, StaticCoordinator):
             return None, "without an engine, no other member leads by itself"
         least = self._context.options.min_in_sync
-        own_bytes = self._context.free_bytes or 0
+        own_bytes = (self._context.free_bytes or 0) if failure.is_full else 0  # no use if the disk fails
         found = with_room(self.replication.followers(), self._able, least, own_bytes)
         return found, "too few other members are in sync and have room, so this one goes on to lead"
 

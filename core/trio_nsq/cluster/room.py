@@ -1,4 +1,4 @@
-"""When a leader whose disk is full lets another member lead, and which one. Pure; time is a parameter."""
+"""When a leader whose disk is full or fails lets another member lead, and which one. Pure; time is a parameter."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -29,8 +29,8 @@ def with_room(
     return max(found, key=lambda member: (rooms[member], member)) if found and len(found) >= least else None
 
 
-class FullDisk:
-    """Whether the leader's disk is full, and how long it has been.
+class FailingDisk:
+    """Whether the leader's disk is full or fails, and how long.
 
     Args:
         times: How often this member has handed over because of that. Each time it is more patient.
@@ -40,10 +40,10 @@ class FullDisk:
         self._patience_s = doubled_s(_FIRST_PATIENCE_S, times, _LONGEST_PATIENCE_S)
         self._full_s = 0.0
 
-    def look(self, elapsed_s: float, *, is_full: bool) -> bool:
+    def look(self, elapsed_s: float, *, fails: bool) -> bool:
         """Return whether another member shall lead; call it regularly.
 
         A disk on which small messages still find room is full and not full in turn: it counts if it is mostly full.
         """
-        self._full_s = max(0.0, self._full_s + (elapsed_s if is_full else -elapsed_s))
-        return is_full and self._full_s >= self._patience_s
+        self._full_s = max(0.0, self._full_s + (elapsed_s if fails else -elapsed_s))
+        return fails and self._full_s >= self._patience_s

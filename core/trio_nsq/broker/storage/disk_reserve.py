@@ -12,7 +12,7 @@ from errno import ENOSPC
 from os import strerror
 from pathlib import Path
 from threading import Condition, Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ...log import Files, LogError, is_disk_full
 
@@ -28,6 +28,17 @@ _SHORT_BYTES = 1024**3
 """The disk is short of space with less than 1/10 of it free, and less than this."""
 
 _Result = TypeVar("_Result")
+
+
+class StorageFailure(NamedTuple):
+    """Why the last message could not be stored.
+
+    Attributes:
+        is_full: The disk has too little room, for this message at least. Otherwise it fails.
+    """
+
+    reason: str
+    is_full: bool
 
 
 def probe_beside(reserve: Path) -> Path:
