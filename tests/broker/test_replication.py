@@ -282,6 +282,28 @@ async def test_followers_that_are_disconnected_at_the_end_stay_recorded(tmp_path
         leader.replication.fence("the test ends")  # otherwise the stop waits for the follower
 
 
+async def test_a_follower_that_is_slow_while_the_leader_stops_stays_recorded(tmp_path: Path) -> None:
+    """It has all that was acknowledged, and shall lead next."""
+    record = Record()
+    async with leading(tmp_path / "one", record=record, stall_s=0.5, stop_s=2.0) as leader:
+        async with connected(leader.addresses.tcp_address) as client:
+            await client.publish("t", b"before")
+        last = leader.replication.operations.last_number
+        hello = {
+            "versions": [1],
+            "cluster": "prod",
+            "member": "two",
+            "position": {"epoch": 1, "number": last},
+        }
+        async with await trio.open_tcp_stream("127.0.0.1", leader.port) as follower:
+            await follower.send_all(b"".join(encode_json(FrameKind.HELLO, hello)))
+            await until(lambda: record.members == {"two"})
+            leader.stop()
+            await leader.stopped()
+    assert record.members == {"two"}
+    assert "followers lack operations" in leader.replication.fenced_because
+
+
 async def follow_until_end(leader: Leading, folder: Path) -> None:
     with suppress(LinkError, trio.BrokenResourceError):
         await leader.follow(folder, "two")

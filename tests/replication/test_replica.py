@@ -468,3 +468,40 @@ class CountedWrites(Files):
     def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         super().write(fd, offset, parts)
         self.offsets.append(offset)
+
+
+def test_saved_states_of_many_topics_are_stored_with_few_syncs(tmp_path: Path) -> None:
+    """A leader that stops saves all its topics; a follower that syncs for each of them seems to hang."""
+
+    class Counting(HastyFiles):
+        syncs = 0
+
+        def sync(self, fd: int) -> None:
+            self.syncs += 1
+
+    root, stream = tmp_path / "leader", OperationStream(1 << 30)
+    root.mkdir()
+    leader = HastyRecordingFiles(root, stream)
+    states = [root / "topics" / f"{number}.topic" / "state.json" for number in range(50)]
+    leader.make_folder(root / "topics")
+    for state in states:
+        leader.make_folder(state.parent)
+        leader.replace(state, b"before")
+    folder = tmp_path / "follower"
+    folder.mkdir()
+    files = Counting()
+    replica = Replica.open(files, folder)
+    replica.begin(Position(EPOCH, 0))
+    last, pieces = stream.after(0, 1 << 30)
+    replica.store(b"".join(pieces))
+    replica.apply()
+    for state in states:
+        leader.link(state, state.with_name("previous.tmp"))
+        leader.replace(state, b"after")
+        leader.rename(state.with_name("previous.tmp"), state.with_name("previous"))
+    files.syncs = 0
+    replica.store(b"".join(stream.after(last, 1 << 30)[1]))
+    assert files.syncs == 1
+    replica.apply()
+    replica.close()
+    assert tree_of(folder) == tree_of(root)

@@ -168,6 +168,7 @@ class Replication:
         self._recorded: frozenset[str] | None = None  # None: unknown
         self._surely_recorded = frozenset[str]()  # at least these are
         self._changed = trio.Event()
+        self._is_stopping = False
 
     def begin(
         self,
@@ -347,7 +348,11 @@ class Replication:
             nursery.cancel_scope.cancel()
 
     async def limit_waiting(self) -> None:
-        """Fence when the followers have been waited for during `stop_s`, in all."""
+        """Fence when the followers have been waited for during `stop_s`, in all.
+
+        Until then, none is disconnected because it is slow: it lacks nothing that was acknowledged, and shall lead.
+        """
+        self._is_stopping = True
         waited = 0
         while waited < _STOP_STEPS:
             await trio.sleep(self._stop_s / _STOP_STEPS)
@@ -407,7 +412,7 @@ class Replication:
                 (*self._present.values(), *self._joining),
                 spares_lag=1 < self._count_in_sync <= self.min_in_sync,
             )
-            for follower, reason in list(too_slow):
+            for follower, reason in () if self._is_stopping else list(too_slow):
                 logger.warning("follower %s: disconnected: %s", follower.member, reason)
                 follower.disconnect()
             for follower, text in self._slow.report(time.monotonic()):

@@ -29,13 +29,15 @@ from .fuzzy_copy import FuzzyCopy
 from .inventory import RECORD_BYTES, take_inventory
 from .journal import Journal, JournalDamaged, Position, journals, read_journal, remove_journals
 from .names import NamesSince
-from .operations import InvalidOperation, Kind, Operation, decode_all, encode
+from .operations import InvalidOperation, Kind, Operation, decode_all, encode, parent_of
 from .stream import FormerOperations
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 """A journal of this size is followed by an empty one."""
 _NEWEST_BYTES: Final = 2 * 1024 * 1024
 """So much of the newest operations is kept in memory, for followers of this member as the next leader."""
+_COPIED_BYTES: Final = 8 * 1024 * 1024
+"""Memory for copies of files in one write to the journal, about."""
 _MISFITS: Final = frozenset((EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY))
 """Errors of operations that do not fit the folder; repeating them does not help."""
 
@@ -312,19 +314,30 @@ class Replica:
         return self.position
 
     def _store(self, operations: Sequence[bytes | memoryview], decoded: Sequence[Operation]) -> None:
-        """Write operations to the journal; those before a LINK, or that need a new journal, are done first."""
-        whole, pending = True, list[_Stored]()
+        """Write operations to the journal.
+
+        Those before one that needs a new journal are done first; so are those before a LINK, if they change what is
+        linked, which is read.
+        """
+        whole, pending, changed, copied_bytes = True, list[_Stored](), set[bytes](), 0
         for each in decoded:
             needs_new, is_link = self._names.needs_new(each), each.kind is Kind.LINK
-            if needs_new or is_link:
+            if (
+                needs_new
+                or copied_bytes > _COPIED_BYTES
+                or (is_link and any(path in changed for path in _with_parents(each.path)))
+            ):
                 self._append(_encoded(pending), pending)
                 self._do_stored()
-                whole, pending = False, []
+                whole, pending, changed, copied_bytes = False, [], set(), 0
             if needs_new:
                 assert self.position is not None
                 self._begin(self.position)
+            whole = whole and not is_link
             for one in self._copied(each) if is_link else (each,):
                 pending.append(_Stored(one, self._names.add(one)))
+                copied_bytes += len(one.data) if is_link else 0
+            changed.update((each.path, each.to) if each.to else (each.path,))
         self._append(operations if whole else _encoded(pending), pending)
 
     def _append(self, content: Sequence[bytes | memoryview], operations: Sequence[_Stored]) -> None:
@@ -338,7 +351,8 @@ class Replica:
         self._stored += operations
 
     def _copied(self, link: Operation) -> Iterator[Operation]:
-        """Yield what makes a copy of a file instead of a second name."""
+        """Yield what makes a copy of a file instead of a second name; the file is read."""
+        self._do_stored()
         yield Operation(link.number, Kind.CREATE, link.to)
         for offset, data in self._changed.content(link.path):
             yield Operation(link.number, Kind.WRITE, link.to, offset, data=data)
@@ -369,6 +383,12 @@ class Replica:
             else:
                 self._changed.do(operation)
             at = end
+
+
+def _with_parents(path: bytes) -> Iterator[bytes]:
+    while path:
+        yield path
+        path = parent_of(path)
 
 
 def _continues(operation: Operation, before: Operation) -> bool:
