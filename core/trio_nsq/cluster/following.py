@@ -158,6 +158,15 @@ class Following:
         await trio.sleep(RETRY_S)
         return False
 
+    def _usable(self) -> Replica:
+        """Return the opened folder; it is opened again, and its journal done again, only after a failure."""
+        replica = self._replica
+        assert replica is not None
+        if not replica.is_intact or replica.position is None:
+            replica.close()  # what it has in memory may be half done
+            replica = self._replica = self._open()
+        return replica
+
     def _open(self) -> Replica:
         replica = _MemberReplica.open(self._context.files, self._context.path)
         replica.record_bytes = self._context.record_bytes
@@ -168,7 +177,7 @@ class Following:
     def _prepare(self, epoch: int) -> None:
         """Make the folder one that a broker opens."""
         context = self._context
-        replica = self._replica = self._open()
+        replica = self._usable()
         if replica.position is not None:
             self.operations = replica.former
             replica.end(partial(self._finish, epoch))
@@ -323,7 +332,7 @@ class Following:
         """
         state, context = seen.state, self._context
         position = self._replica.position if self._replica is not None else None
-        if state is None or position is None or self._gave_way_in == state.epoch:
+        if state is None or position is None or state.epoch == self._gave_way_in or state.successor:
             return False
         self._gave_way_in = state.epoch
         positions: list[int] = []
@@ -405,9 +414,7 @@ class Following:
 
     async def _follow_once(self, leader: LeaderTarget) -> None:
         context = self._context
-        assert self._replica is not None
-        await trio.to_thread.run_sync(self._replica.close)  # what it had in memory may be half done
-        self._replica = replica = await trio.to_thread.run_sync(self._open)
+        replica = await trio.to_thread.run_sync(self._usable)
         await trio.to_thread.run_sync(context.save)
         if context.state is not None:
             await trio.to_thread.run_sync(context.learn, context.state)

@@ -67,10 +67,12 @@ class Replica:
     Attributes:
         record_bytes: No record of a segment is larger.
         position: Which operations the folder has durably; None if that is unknown, so that it must catch up.
+        is_intact: No method has failed: this instance may be used on.
     """
 
     def __init__(self, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> None:
         self.position: Position | None = None
+        self.is_intact = True
         self.record_bytes = RECORD_BYTES
         self._files = files
         self._folder = folder
@@ -274,8 +276,10 @@ class Replica:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        self.is_intact = False
         try:
             yield
+            self.is_intact = True
         except OSError as exc:
             if exc.errno in _MISFITS:
                 self._forget_position()
