@@ -1,7 +1,7 @@
 """A ledger of what a cluster has acknowledged and delivered, as its clients saw it. It is outside the cluster.
 
 Messages are numbered for each producer; a retry has new numbers, except a retry of an idempotent batch. What is
-acknowledged is in a file before it counts. Memory is bounded by about 70 bytes for each message: a run may have ten
+acknowledged is in a file before it counts. Memory is bounded by about 230 bytes for each message: a run may have ten
 million of them.
 
 Times are seconds of `time.monotonic`. No time is compared with a limit: the checks are about the order of events.
