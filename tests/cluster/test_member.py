@@ -276,6 +276,7 @@ async def test_an_administrator_promotes_a_member_of_a_cluster_without_an_engine
         await two.leads()
         assert await two.bodies("t") == ["1"]
         again = await members.start("one", coordinator=f"static:{two.bound.http_address}")
+        print(await again.about())
         await again.in_sync(2)
 
 
@@ -417,3 +418,35 @@ async def test_a_switch_without_an_engine(tmp_path: Path) -> None:
         one = await members.start("one", http_address=f"127.0.0.1:{port_one}")
         await one.leads()
         await one.in_sync(2)
+
+
+async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    etcd_member: Member,  # noqa: F811
+) -> None:
+    """The coordinator lost its data, and an empty member was started first. An administrator can turn that back."""
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        two = await members.start("two")
+        await two.in_sync(2)
+        assert (await one.publish("t", b"before")).text == "OK"
+        one.scope.cancel()
+        await two.leads()
+        etcd_member.remove(f"/trio-nsq/{cluster}/")
+        for each in etcd_member.ask("/v3/lease/leases", {})["leases"]:
+            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        await two.until(lambda about: about["role"] == "follower")
+        empty = await members.start("empty")
+        await empty.leads()
+        await two.until(lambda about: "another cluster with the name" in about["reason"])
+        empty.scope.cancel()
+        assert (await two.client.post("/cluster/promote")).status_code == 200
+        await two.leads()
+        assert await two.bodies("t") == ["before"]
+        again = await members.start("one")
+        print(await again.about())
+        await again.in_sync(2)
+        assert await again.bodies("t") == ["before"]

@@ -113,7 +113,7 @@ def test_a_lost_answer_of_a_campaign(
     one.renew()
     add(one, "B")
     one.resign()
-    assert win(two, "B") == epoch + 1
+    assert win(two, "B") > epoch
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["lost request", "lost answer"])
@@ -184,7 +184,7 @@ def test_a_revoked_lease_is_lost(opened: Open, etcd_member: Member, broken: Prox
     with pytest.raises(LeadershipLost):
         one.replace(led.joined("C", ()), led)
     assert two.read().state == led
-    assert win(two, "B") == epoch + 1
+    assert win(two, "B") > epoch
     assert one.campaign(A) is None
 
 
@@ -216,7 +216,7 @@ def test_the_leader_writes_keys_again_that_were_removed(
         two.campaign(candidate("B", epoch))
     one.renew()
     one.resign()
-    assert win(two, "B") == epoch + 1
+    assert win(two, "B") > epoch
 
 
 def test_a_candidate_that_was_removed_meanwhile_does_not_win(
@@ -239,7 +239,7 @@ def test_a_candidate_that_was_removed_meanwhile_does_not_win(
     assert two.campaign(B) is None
     assert broken.requests.count("POST /v3/lease/revoke") == 1
     assert two.read() == Observation(led.unsynced("B"), is_held=False)
-    assert win(one, "A") == epoch + 1
+    assert win(one, "A") > epoch
 
 
 def test_a_renewal_that_finds_another_leader_makes_nothing_certain(
@@ -271,7 +271,7 @@ def test_a_former_leader_takes_no_key(opened: Open, etcd_member: Member, cluster
     two.resign()
     with pytest.raises(LeadershipLost):
         one.renew()
-    assert win(two, "B") == epoch + 1
+    assert win(two, "B") > epoch
 
 
 def test_a_watch_that_is_refused_is_not_repeated_at_once(

@@ -40,6 +40,7 @@ def test_value_is_one_json_object() -> None:
     state = replace(TWO.joined("C", C.addresses), successor="B", unknown={"newer": [1, {"x": None}]})
     assert json.loads(state.encode()) == {
         "cluster": "prod",
+        "id": "s1",
         "epoch": 1,
         "leader": "A",
         "session": "s1",
@@ -260,3 +261,12 @@ def test_any_data_is_a_value_or_refused(data: bytes) -> None:
     except StateError:
         return
     assert decode(state.encode()) == state
+
+
+def test_another_cluster_of_the_same_name() -> None:
+    former = B._replace(cluster_id="other")
+    with pytest.raises(OutdatedState, match="another cluster with the name prod"):
+        TWO.elected(former, "s2", 2)
+    assert TWO.elected(former, "s2", 2, is_confirmed=True).id == "other"
+    assert TWO.elected(B, "s2", 2).id == TWO.id == "s1"
+    assert founded("prod", former, "s3", 9).id == "other"

@@ -109,7 +109,14 @@ class MemberContext:
     @property
     def candidate(self) -> Candidate:
         """This member as one that would lead."""
-        return Candidate(self.folder, self.addresses, self.membership.epoch, self.membership.instances)
+        about = self.membership
+        return Candidate(self.folder, self.addresses, about.epoch, about.instances, about.cluster_id)
+
+    @property
+    def led_id(self) -> str:
+        """The id of the cluster that this member leads; of the one that it was in, if it leads none."""
+        led = self.coordinator.led
+        return (led.id if led is not None else "") or self.membership.cluster_id
 
     def save(self, **changes: Any) -> None:
         """Change what the folder says about the member, durably; in any thread. Raises OSError."""
@@ -149,8 +156,13 @@ class MemberContext:
         if (recorded := state.instances.get(self.folder)) in instances:
             # Earlier ones are not needed any more; the present one is recorded later.
             instances = tuple(dict.fromkeys((recorded, INSTANCE)))
-        if (epoch, instances) != (self.membership.epoch, self.membership.instances):
-            self.save(epoch=epoch, instances=instances)
+        changes = {
+            "epoch": epoch,
+            "instances": instances,
+            "cluster_id": self.membership.cluster_id or state.id,
+        }
+        if any(getattr(self.membership, name) != value for name, value in changes.items()):
+            self.save(**changes)
 
     async def ask(self, call: Callable[..., _T], *args: Any, **named: Any) -> _T:
         """Call the coordinator in a thread, one call at a time. A cancellation waits for the answer."""

@@ -185,11 +185,12 @@ class Following:
             # A catch-up has begun after the folder was looked at.
             raise NotInSync("the folder has not caught up with a leader: messages are missing in it")
         else:
-            context.save(epoch=epoch, is_copy=False)
+            context.save(epoch=epoch, is_copy=False, cluster_id=context.led_id)
 
     def _finish(self, epoch: int) -> None:
-        end_following(self._context.files, self._context.path)
-        self._context.save(epoch=epoch, is_copy=False)
+        context = self._context
+        end_following(context.files, context.path)
+        context.save(epoch=epoch, is_copy=False, cluster_id=context.led_id)
 
     # ------------------------------------------------------------------ the coordinator
 
@@ -234,9 +235,12 @@ class Following:
     async def _learn(self, seen: Observation) -> bool:
         """Note what the coordinator says, durably; returns False if that fails, as on a full disk.
 
-        Then clients are passed on to the leader all the same. Raises StartupError: the folder must not take part.
+        Then clients are passed on to the leader all the same. Raises StartupError: the folder must not take part;
+        OutdatedState: the coordinator has another cluster.
         """
         context, state = self._context, seen.state
+        if state is not None and self._promotion is None:
+            state.check_same(context.membership.cluster_id)
         context.state = state
         if state is None:
             return True

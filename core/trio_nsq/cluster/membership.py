@@ -26,6 +26,7 @@ class Membership:
 
     Attributes:
         cluster: The name of the cluster.
+        cluster_id: See `ClusterState`; empty: unknown.
         folder: The id of the folder.
         epoch: The highest epoch that it has seen; 0: none.
         is_copy: The folder is a copy of a leader's, and only a `Replica` knows whether it is complete. Otherwise it was
@@ -41,6 +42,7 @@ class Membership:
     is_copy: bool = False
     inode: int = 0
     instances: tuple[str, ...] = ()
+    cluster_id: str = ""
 
     def save(self, files: Files, path: Path) -> None:
         """Write it into a data folder, durably. Raises OSError."""
@@ -76,7 +78,7 @@ def read_membership(files: Files, path: Path) -> Membership | None:
     file = path / MEMBER_FILE
     try:
         fields = decode_checked(files.content(file, _MOST_BYTES))
-        match {"inode": 0, "instances": [], **fields}:
+        match {"inode": 0, "instances": [], "cluster_id": "", **fields}:
             case {
                 "cluster": str(cluster),
                 "folder": str(folder),
@@ -84,11 +86,12 @@ def read_membership(files: Files, path: Path) -> Membership | None:
                 "is_copy": bool(is_copy),
                 "inode": int(inode),
                 "instances": [*instances],
+                "cluster_id": str(cluster_id),
             } if all(isinstance(each, str) for each in instances):
                 check_name("the name of the cluster", cluster)
                 check_name("the id of the folder", folder)
                 if 0 <= epoch <= MAX_EPOCH:
-                    return Membership(cluster, folder, epoch, is_copy, inode, tuple(instances))
+                    return Membership(cluster, folder, epoch, is_copy, inode, tuple(instances), cluster_id)
         raise ValueError("it has other fields than those of a member of a cluster")
     except FileNotFoundError:
         return None

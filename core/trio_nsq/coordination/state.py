@@ -24,7 +24,9 @@ MAX_EPOCH = 2**62
 MAX_MEMBERS = 64
 MAX_VALUE_BYTES = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KNOWN = frozenset({"cluster", "epoch", "leader", "session", "in_sync", "members", "instances", "successor"})
+_KNOWN = frozenset(
+    {"cluster", "id", "epoch", "leader", "session", "in_sync", "members", "instances", "successor"}
+)
 
 
 class StateError(NSQError):
@@ -47,12 +49,14 @@ class Candidate(NamedTuple):
         addresses: Where it is reached.
         epoch: The highest epoch that it knows; 0: it was in no cluster yet.
         instances: Names of processes that have had the folder, the present one last. Each process has a new one.
+        cluster_id: The id of the cluster that it was in; empty: none.
     """
 
     folder: str
     addresses: tuple[str, ...]
     epoch: int = 0
     instances: tuple[str, ...] = ()
+    cluster_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class ClusterState:
 
     Attributes:
         cluster: The name of the cluster.
+        id: Made when the cluster began: another one of the same name, such as one that begins anew because this value
+            was lost, has another id. Empty: unknown.
         epoch: Identifies the leadership: each leader has a higher one.
         leader: The id of the leader's data folder.
         session: Identifies this leadership; random, so that its holder recognizes what it has written.
@@ -79,6 +85,7 @@ class ClusterState:
     in_sync: frozenset[str]
     members: Mapping[str, tuple[str, ...]]
     successor: str = ""
+    id: str = ""
     instances: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -160,6 +167,7 @@ class ClusterState:
                 "qcli cluster promote"
             )
         if not is_confirmed:
+            self.check_same(candidate.cluster_id)
             self._check_in_sync(candidate.folder)
             self._check_instance(candidate)
         if epoch <= self.epoch:
@@ -175,8 +183,19 @@ class ClusterState:
                 members=members,
                 instances=self._instances(candidate.folder, (candidate.instances or ("",))[-1]),
                 successor="",
+                id=(candidate.cluster_id if is_confirmed else "") or self.id,
             )
         )
+
+    def check_same(self, cluster_id: str) -> None:
+        """Raise OutdatedState if a member was in another cluster of this name."""
+        if cluster_id and self.id and cluster_id != self.id:
+            raise OutdatedState(
+                f"the coordinator has another cluster with the name {self.cluster} than the one that this member was "
+                "in, for example one that began anew because the value was lost. If the messages of this member are "
+                "not needed, move the content of its data folder away; otherwise let the member that led last lead: "
+                "qcli cluster promote"
+            )
 
     def _check_instance(self, candidate: Candidate) -> None:
         known = self.instances.get(candidate.folder)
@@ -209,6 +228,7 @@ class ClusterState:
         """Encode the value as JSON. Raises StateError if it is too long."""
         known = {
             "cluster": self.cluster,
+            **({"id": self.id} if self.id else {}),
             "epoch": self.epoch,
             "leader": self.leader,
             "session": self.session,
@@ -226,12 +246,25 @@ class ClusterState:
 
 
 def founded(cluster: str, candidate: Candidate, session: str, epoch: int) -> ClusterState:
-    """Return the first value of a cluster, whose only member is the candidate."""
+    """Return the first value of a cluster, whose only member is the candidate.
+
+    Args:
+        session: Random; the id of the cluster, too, unless the candidate was in one whose value was lost.
+    """
     members = {candidate.folder: candidate.addresses}
     in_sync = frozenset({candidate.folder})
     instances = {candidate.folder: candidate.instances[-1]} if candidate.instances else {}
     return _checked(
-        ClusterState(cluster, epoch, candidate.folder, session, in_sync, members, instances=instances)
+        ClusterState(
+            cluster,
+            epoch,
+            candidate.folder,
+            session,
+            in_sync,
+            members,
+            id=candidate.cluster_id or session,
+            instances=instances,
+        )
     )
 
 
@@ -263,6 +296,7 @@ def decode(data: bytes) -> ClusterState:
         in_sync=frozenset(_texts(fields, "in_sync")),
         members={name: _texts(_get(fields, "members", dict), name) for name in _get(fields, "members", dict)},
         successor=_get({"successor": "", **fields}, "successor", str),
+        id=_get({"id": "", **fields}, "id", str),
         instances={
             name: _get(_get({"instances": {}, **fields}, "instances", dict), name, str)
             for name in _get({"instances": {}, **fields}, "instances", dict)
@@ -298,6 +332,8 @@ def _checked(state: ClusterState) -> ClusterState:
     """Return a value if it is valid. Raises StateError."""
     check_name("the name of the cluster", state.cluster)
     check_name("the session", state.session)
+    if state.id:
+        check_name("the id of the cluster", state.id)
     if not 0 < state.epoch <= MAX_EPOCH:
         raise StateError(f"the epoch {str(state.epoch)[:30]} is not between 1 and 2**62")
     if len(state.members) > MAX_MEMBERS:
