@@ -10,7 +10,9 @@ import trio
 from broker.metrics import OPENMETRICS, described, documented
 from broker.support import PATIENCE_S, connected, dpub, mpub, pub, refusal, running_broker
 from trio_nsq.archive.manifest import LEASE
+from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.restoring import restore_folder
+from trio_nsq.broker.startup_check import startup_problems
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.storage import LocalStorage, StorageError
 
@@ -100,6 +102,13 @@ async def test_an_ok_waits_for_the_archive(tmp_path: Path) -> None:
 async def test_what_is_refused(tmp_path: Path) -> None:
     assert "--archive: the URL ftp://bucket/nsq is not supported" in await refusal(
         tmp_path / "data", archive="ftp://bucket/nsq"
+    )
+    inside = await refusal(tmp_path / "data", archive=str(tmp_path / "data" / "archive"))
+    assert "is in the data folder" in inside
+    settings = BrokerOptions(data_path=tmp_path / "data", archive="s3://")
+    assert startup_problems(settings) == ["--archive: the URL s3:// has no bucket: write s3://BUCKET/FOLDER"]
+    assert (
+        "--archive: a member of a cluster has no archive yet" in startup_problems(settings, is_member=True)[0]
     )
     assert "--restore-from" in await refusal(tmp_path / "data", restore_from=str(tmp_path / "nothing"))
     archive, data = str(tmp_path / "archive"), tmp_path / "full"

@@ -8,8 +8,9 @@ import trio
 
 from archive.folders import WatchedStorage, copy_archive, number_of, restore, writer_of
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
-from trio_nsq.archive.examination import verify
+from trio_nsq.archive.examination import checkpoints_of, verify
 from trio_nsq.archive.manifest import ArchiveError
+from trio_nsq.archive.pruning import prune
 from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.storage import LocalStorage
 
@@ -29,6 +30,41 @@ async def _until_archived(writer: ArchiveWriter) -> None:
     with trio.fail_after(_PATIENCE_S):
         while (status := writer.status()).lag_operations or status.state != "archiving":
             await trio.sleep(0.005)
+
+
+async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    data.mkdir()
+    writer = writer_of(LocalStorage(archive), data, checkpoint_bytes=1000)
+    changes = RandomChanges(writer.files, data, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        with trio.fail_after(_PATIENCE_S):
+            while writer.status().checkpoints < 5:
+                changes.step()
+                await trio.sleep(0.001)
+        changes.close()
+        writer.finish(_PATIENCE_S)
+    trees, storage = trees_of(writer.operations), LocalStorage(archive)
+    extents = checkpoints_of(storage)
+    from_ms = extents[2].checkpoint.time_ms
+    expected = prune(storage, from_ms, dry_run=True)
+    assert (len(checkpoints_of(storage)), expected.from_ms) == (len(extents), from_ms)
+    assert prune(storage, from_ms) == expected
+    assert expected.objects > 2 * expected.checkpoints > 0
+    assert checkpoints_of(storage) == extents[2:]
+    assert not list(verify(storage, _nothing, all_checkpoints=True))
+    for index, extent in enumerate(extents[2:]):
+        for until_ms in (extent.checkpoint.time_ms, extent.until_ms):
+            to = tmp_path / f"restored-{index}-{until_ms}"
+            if not to.exists():
+                point = restore(archive, to, until_ms)
+                assert _without_remains(tree_of(to)) == _without_remains(trees[number_of(point)])
+    left = list(archive.glob("@checkpoints/*/*"))
+    assert {int(path.parent.name) for path in left} == {each.checkpoint.id for each in extents[2:]}
+    assert prune(storage, from_ms).objects == 0
+    assert len(checkpoints_of(storage)) == len(extents) - 2
+    assert prune(storage, extents[-1].until_ms + 1).from_ms == extents[-1].checkpoint.time_ms, "one stays"
 
 
 @pytest.mark.parametrize("seed", range(4))

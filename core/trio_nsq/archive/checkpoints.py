@@ -10,9 +10,9 @@ from ..replication.catch_up import CatchUp, CaughtUp
 from ..replication.link import encode_piece
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
-from ..storage import ChangedMeanwhile, Storage
+from ..storage import Storage
 from .content import encode_content
-from .manifest import MANIFEST, ArchiveDamaged, Checkpoint, Manifest, part_name, read_manifest
+from .manifest import ArchiveDamaged, Checkpoint, Manifest, change_manifest, part_name, read_manifest
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
 
 logger = logging.getLogger("trio_nsq.archive")
@@ -89,9 +89,7 @@ class Checkpoints:
             TooFarBehind: Operations came faster than the archive took them. Write another one.
             StorageError, OSError: The archive cannot be written, or the folder cannot be read.
         """
-        checkpoint_id = (
-            self._change_manifest(lambda found: replace(found, next_id=found.next_id + 1)).next_id - 1
-        )
+        checkpoint_id = change_manifest(self._storage, _with_next_id).next_id - 1
         before = self.newest
         checkpoint = Checkpoint(
             checkpoint_id, self._run, 0, 0, None if before is None else before.id, parts=0, size_bytes=0
@@ -101,7 +99,9 @@ class Checkpoints:
         self._storage.put(checkpoint.segments_name, encode_segments(segments))
         checkpoint = replace(checkpoint, time_ms=self.time_ms())
         check()
-        self._change_manifest(lambda found: replace(found, checkpoints=(*found.checkpoints, checkpoint)))
+        change_manifest(
+            self._storage, lambda found: replace(found, checkpoints=(*found.checkpoints, checkpoint))
+        )
         self.newest = checkpoint
         self.count += 1
         logger.info(
@@ -137,13 +137,6 @@ class Checkpoints:
             put()
         return replace(checkpoint, number=number, parts=parts, size_bytes=size_bytes)
 
-    def _change_manifest(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest, and return it."""
-        while True:
-            manifest, version = read_manifest(self._storage)
-            changed = change(manifest)
-            try:
-                self._storage.replace(MANIFEST, changed.encode(), version)
-            except ChangedMeanwhile:
-                continue  # by the removal of old checkpoints
-            return changed
+
+def _with_next_id(manifest: Manifest) -> Manifest:
+    return replace(manifest, next_id=manifest.next_id + 1)

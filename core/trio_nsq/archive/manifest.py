@@ -13,11 +13,12 @@ A checkpoint is in the manifest when all its objects are written. No name of a t
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from ..protocol.errors import NSQError
-from ..storage import Storage
+from ..storage import ChangedMeanwhile, Storage
 
 MANIFEST: Final = "@archive.json"
 LEASE: Final = "@lease"
@@ -60,7 +61,7 @@ class Checkpoint:
     @property
     def segments_name(self) -> str:
         """The name of the object with its archived segments."""
-        return f"@checkpoints/{self.id:010d}/segments"
+        return f"{checkpoint_folder(self.id)}/segments"
 
     @property
     def part_names(self) -> list[str]:
@@ -75,10 +76,12 @@ class Manifest:
     Attributes:
         next_id: Of the next checkpoint; those that were not finished have one, too.
         checkpoints: Those that are complete, oldest first.
+        first_id: Of those with lower ids, nothing is left.
     """
 
     next_id: int = 1
     checkpoints: tuple[Checkpoint, ...] = ()
+    first_id: int = 1
 
     def encode(self) -> bytes:
         content = {"version": _VERSION, **asdict(self)}
@@ -115,7 +118,8 @@ def read_manifest(storage: Storage) -> tuple[Manifest, str | None]:
                 f"{storage.url_of(MANIFEST)} has version {content['version']}: a newer trio-nsq has written it"
             )
         checkpoints = tuple(_checkpoint(each) for each in content["checkpoints"])
-        return Manifest(_number(content["next_id"]), checkpoints), found.version
+        next_id, first_id = (_number(content[name]) for name in ("next_id", "first_id"))
+        return Manifest(next_id, checkpoints, first_id), found.version
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ArchiveDamaged(f"{storage.url_of(MANIFEST)} is damaged") from exc
 
@@ -134,9 +138,31 @@ def _number(value: Any) -> int:
     return value
 
 
+def change_manifest(storage: Storage, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Change the manifest, and return it; several processes may do this.
+
+    Raises:
+        ArchiveDamaged: It cannot be understood.
+        StorageError, OSError: It cannot be read or written.
+    """
+    while True:
+        manifest, version = read_manifest(storage)
+        changed = change(manifest)
+        try:
+            storage.replace(MANIFEST, changed.encode(), version)
+        except ChangedMeanwhile:
+            continue
+        return changed
+
+
+def checkpoint_folder(checkpoint_id: int) -> str:
+    """Return the folder of the objects of a checkpoint."""
+    return f"@checkpoints/{checkpoint_id:010d}"
+
+
 def part_name(checkpoint_id: int, part: int) -> str:
     """Return the name of a part of a checkpoint."""
-    return f"@checkpoints/{checkpoint_id:010d}/{part:010d}"
+    return f"{checkpoint_folder(checkpoint_id)}/{part:010d}"
 
 
 class StreamName(NamedTuple):

@@ -182,6 +182,11 @@ class ArchiveWriter:
             except (NSQError, OSError) as exc:
                 self._report(str(exc))
                 self._pause(retries.next_s())
+            except Exception:
+                # A bug: it must not stop the broker.
+                logger.exception("archiving failed")
+                self._report("internal error; see the log")
+                self._pause(retries.next_s())
 
     @property
     def _is_over(self) -> bool:
@@ -335,3 +340,5 @@ class _Background:
                 logger.warning("archive: a checkpoint took too long, and is written again")
             except (NSQError, OSError) as exc:
                 logger.warning("archive: no checkpoint was written, and is tried again: %s", exc)
+            except Exception:
+                logger.exception("archive: no checkpoint was written, and is tried again")

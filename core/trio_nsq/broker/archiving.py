@@ -12,7 +12,7 @@ from ..event_loop.reactor import Poller
 from ..log import Files
 from ..protocol.errors import StartupError
 from ..replication.barrier import ReplicationBarrier
-from ..storage import StorageError, storage_at
+from ..storage import Storage, StorageError, local_path, storage_at
 from .errors import NotArchived
 from .options import BrokerOptions
 
@@ -22,6 +22,19 @@ _ARCHIVE: Final = "archive"
 _STOP_S: Final = 10.0
 _GRACE_S: Final = 1.0
 _BEFORE_OK_S: Final = 0.1
+
+
+def archive_of(options: BrokerOptions) -> Storage:
+    """Return the place of a broker's archive; nothing is read or written. Raises StartupError: it cannot be used."""
+    local = local_path(options.archive)
+    if local is not None and local.resolve().is_relative_to(options.data_path.resolve()):
+        raise StartupError(
+            f"--archive: {options.archive} is in the data folder, which it would archive: give another one"
+        )
+    try:
+        return storage_at(options.archive, patience=PATIENCE)
+    except StorageError as exc:
+        raise StartupError(f"--archive: {exc}") from exc
 
 
 class Archiving:
@@ -39,13 +52,10 @@ class Archiving:
     """
 
     def __init__(self, options: BrokerOptions) -> None:
+        storage = archive_of(options)
         interval_s = options.archive_interval_ms / 1000
         if options.archive_before_ok:
             interval_s = min(interval_s, _BEFORE_OK_S)
-        try:
-            storage = storage_at(options.archive, patience=PATIENCE)
-        except StorageError as exc:
-            raise StartupError(f"--archive: {exc}") from exc
         self._writer = ArchiveWriter(storage, options.data_path, interval_s=interval_s)
         self.files: Files = self._writer.files
         self.members: ReplicationBarrier[Any] | None = None

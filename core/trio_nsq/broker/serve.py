@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
+NO_ARCHIVE_OF_MEMBERS = (
+    "--archive: a member of a cluster has no archive yet: give one of --archive and --cluster"
+)
 _RESTART_S = 1.0
 _ANNOUNCE_S = 5.0
 """The longest time that a new leader waits for discovery services; an attempt to connect is given up earlier."""
@@ -99,7 +102,7 @@ async def serve(
         await trio.to_thread.run_sync(_restore, options)
     if options.archive:
         if replication is not None:
-            raise StartupError("--archive: a member of a cluster cannot archive yet")
+            raise StartupError(NO_ARCHIVE_OF_MEMBERS)
         archiving = await trio.to_thread.run_sync(_open_archive, options)
         files = archiving.files
     folder = DataFolder(options.data_path, files, lock)

@@ -16,6 +16,7 @@ from ..server.startup_checks import (
 )
 from ..tls.client import client_context
 from .options import BrokerOptions
+from .serve import NO_ARCHIVE_OF_MEMBERS
 from .session.auth_service import AuthClient
 from .storage.data_folder import (
     BROKER_COPY_FILE,
@@ -47,6 +48,7 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
             *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
+            *((partial(_check_archive, options, is_member=is_member),) if options.archive else ()),
         ]
     )
 
@@ -54,6 +56,14 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
 def _check_auth_servers(options: BrokerOptions) -> None:
     if options.auth_http_addresses:
         AuthClient(options)
+
+
+def _check_archive(options: BrokerOptions, *, is_member: bool) -> None:
+    from .archiving import archive_of  # slow to import
+
+    if is_member:
+        raise StartupError(NO_ARCHIVE_OF_MEMBERS)
+    archive_of(options)
 
 
 def _check_lookup(options: BrokerOptions) -> None:
