@@ -381,7 +381,7 @@ class Poller:
     # ------------------------------------------------------------------ for the scheduler
 
     def call_due(self) -> None:
-        """Call what `call_in_round` has got."""
+        """Call what `call_in_round` was given."""
         while self._due:
             self._due.popleft()()
 
