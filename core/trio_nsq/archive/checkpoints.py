@@ -10,7 +10,7 @@ from ..replication.catch_up import CatchUp, CaughtUp
 from ..replication.link import encode_piece
 from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
-from ..storage import Storage
+from ..storage import LeaseLost, Storage
 from .content import encode_content
 from .manifest import ArchiveDamaged, Checkpoint, Manifest, change_manifest, part_name, read_manifest
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
@@ -43,6 +43,7 @@ class Checkpoints:
         self._storage = storage
         self._run = run
         self._last_time_ms = 0
+        self._next_id: int | None = None  # in the manifest, since this run has begun
 
     def begin(self) -> None:
         """Learn what the archive has; the next checkpoint is the first one of a chain.
@@ -51,7 +52,7 @@ class Checkpoints:
             ArchiveDamaged: Its manifest cannot be understood.
             StorageError, OSError: It cannot be read.
         """
-        self.newest = None
+        self.newest = self._next_id = None
         manifest, _ = read_manifest(self._storage)
         known = {}
         if manifest.checkpoints:
@@ -87,9 +88,11 @@ class Checkpoints:
 
         Raises:
             TooFarBehind: Operations came faster than the archive took them. Write another one.
+            LeaseLost: Another broker has begun to write.
             StorageError, OSError: The archive cannot be written, or the folder cannot be read.
         """
-        checkpoint_id = change_manifest(self._storage, _with_next_id).next_id - 1
+        self._next_id = change_manifest(self._storage, self._with_next_id).next_id
+        checkpoint_id = self._next_id - 1
         before = self.newest
         checkpoint = Checkpoint(
             checkpoint_id, self._run, 0, 0, None if before is None else before.id, parts=0, size_bytes=0
@@ -99,9 +102,7 @@ class Checkpoints:
         self._storage.put(checkpoint.segments_name, encode_segments(segments))
         checkpoint = replace(checkpoint, time_ms=self.time_ms())
         check()
-        change_manifest(
-            self._storage, lambda found: replace(found, checkpoints=(*found.checkpoints, checkpoint))
-        )
+        change_manifest(self._storage, lambda found: self._with_checkpoint(found, checkpoint))
         self.newest = checkpoint
         self.count += 1
         logger.info(
@@ -109,6 +110,19 @@ class Checkpoints:
             *(checkpoint_id, checkpoint.size_bytes, len(segments)),
         )
         return checkpoint
+
+    def _with_next_id(self, manifest: Manifest) -> Manifest:
+        self._check_alone(manifest)
+        return replace(manifest, next_id=manifest.next_id + 1)
+
+    def _with_checkpoint(self, manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
+        self._check_alone(manifest)
+        return replace(manifest, checkpoints=(*manifest.checkpoints, checkpoint))
+
+    def _check_alone(self, manifest: Manifest) -> None:
+        """Raise LeaseLost if another broker has begun a checkpoint: this process has not run for some time."""
+        if self._next_id is not None and manifest.next_id != self._next_id:
+            raise LeaseLost(f"another broker writes to {self._storage.shown}")
 
     def _copy_folder(self, checkpoint: Checkpoint, check: Callable[[], None]) -> Checkpoint:
         """Write the data folder without archived segments; returns the checkpoint with what is known then."""
@@ -136,7 +150,3 @@ class Checkpoints:
         if frames:
             put()
         return replace(checkpoint, number=number, parts=parts, size_bytes=size_bytes)
-
-
-def _with_next_id(manifest: Manifest) -> Manifest:
-    return replace(manifest, next_id=manifest.next_id + 1)

@@ -98,6 +98,8 @@ class Restorer:
 
     Attributes:
         operations: How many operations behind the checkpoint were done.
+        damage: Sentences about archived segments that are missing or damaged. Their messages are missing, or only those
+            that the broker cannot read; everything else is restored.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Restorer:
     ) -> None:
         files = Files()
         self.operations = 0
+        self.damage: list[str] = []
         self._storage = storage
         self._changed = ChangedFiles(files, folder)
         self._copy = FuzzyCopy(files, folder, self._changed, EarlierContent(files, folder), epoch=0)
@@ -117,12 +120,13 @@ class Restorer:
         self._on_read = on_read
         self._segments: dict[bytes, ArchivedSegment] = {}
         self._wanted: dict[bytes, bool] = {}  # by name of a topic's folder
+        self._missing: set[bytes] = set()  # paths of segments
 
     def restore(self, point: RestorePoint) -> None:
         """Write all files, durably.
 
         Raises:
-            ArchiveDamaged: An object is missing or damaged.
+            ArchiveDamaged: An object other than a segment is missing or damaged.
             StorageError, OSError: The archive cannot be read, or the folder cannot be written.
         """
         try:
@@ -170,7 +174,7 @@ class Restorer:
                 else:
                     self._fetch(path)
             case Block(path) | FileEnd(path):
-                if self._wants(path):
+                if self._wants(path) and path not in self._missing:
                     self._copy.add(piece)
 
     def _fetch(self, path: bytes) -> None:
@@ -178,10 +182,18 @@ class Restorer:
         segment = self._segments.get(path)
         if segment is None:
             raise ArchiveDamaged(f"the checkpoint has no segment {path!r}")
-        self._copy.add(FileBegin(path, is_whole=True))
-        for offset, data in fetch_segment(self._storage, segment):
-            self._on_read(len(data))
-            self._copy.add(Block(path, offset, data))
+        is_begun = False
+        try:
+            for offset, data in fetch_segment(self._storage, segment):
+                if not is_begun:
+                    self._copy.add(FileBegin(path, is_whole=True))
+                    is_begun = True
+                self._on_read(len(data))
+                self._copy.add(Block(path, offset, data))
+        except ArchiveDamaged as exc:
+            self.damage.append(str(exc))
+        if not is_begun:
+            self._missing.add(path)
 
     # ------------------------------------------------------------------ operations behind it
 
@@ -195,7 +207,7 @@ class Restorer:
                     f"{self._storage.url_of(name)} is damaged: operation {number + 1} is missing"
                 )
             number = each.number
-            if self._wants(each.path):
+            if self._wants(each.path) and each.path not in self._missing:
                 self._do_one(each, name)
         return number
 

@@ -231,7 +231,7 @@ class ArchiveWriter:
         try:
             self._archive_operations(lease)
         finally:
-            background.stop()
+            background.stop(waits=not self._stopping.is_set())
 
     def _recovered(self) -> None:
         if self._error:
@@ -306,10 +306,14 @@ class _Background:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End it; a request to the store that runs is not waited for long."""
+    def stop(self, *, waits: bool) -> None:
+        """End it.
+
+        Args:
+            waits: Whether to wait for a request to the store that runs: what comes next uses the same checkpoints.
+        """
         self._ended.set()
-        self._thread.join(_POLL_S)
+        self._thread.join(None if waits else _POLL_S)
 
     def _check(self) -> None:
         if self._ended.is_set() or self._writer._stopping.is_set():

@@ -38,8 +38,10 @@ def restore_folder(
     until_ms: int | None = None,
     is_wanted: Callable[[str], bool] | None = None,
     on_read: Progress = lambda size: None,
-) -> RestorePoint:
+) -> tuple[RestorePoint, list[str]]:
     """Restore a data folder from its archive, durably. Blocking.
+
+    Archived segments that are missing or damaged cost their messages only.
 
     Its ids are higher than those of all messages that the archived broker can have given out. Its sequences go on
     where the archive ends: if the broker had written more, others get these sequences.
@@ -50,6 +52,9 @@ def restore_folder(
         until_ms: See `find_restore_point`.
         is_wanted: Whether the topic of this name is restored; None: all are.
         on_read: See `Progress`.
+
+    Returns:
+        The state, and sentences about segments that are missing or damaged.
 
     Raises:
         StartupError: The folder cannot be used, or is not empty.
@@ -64,7 +69,8 @@ def restore_folder(
     try:
         _empty(files, path)
         files.replace(path / RESTORING_FILE, b"{}\n")
-        Restorer(storage, path, is_wanted=is_wanted, on_read=on_read).restore(point)
+        restorer = Restorer(storage, path, is_wanted=is_wanted, on_read=on_read)
+        restorer.restore(point)
         try:
             end_following(files, path, ID_RESERVE)
         except ValueError as exc:
@@ -73,7 +79,7 @@ def restore_folder(
         files.sync_folder(path)
     finally:
         lock.close()
-    return point
+    return point, restorer.damage
 
 
 def _empty(files: Files, path: Path) -> None:

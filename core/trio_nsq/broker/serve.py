@@ -144,11 +144,13 @@ def _restore(options: BrokerOptions) -> None:
             logger.info("--restore-from: there is no archive yet, and this broker begins it")
             return
         logger.info("restoring %s from its archive", options.data_path)
-        point = restore_folder(options.restore_from, options.data_path)
+        point, damage = restore_folder(options.restore_from, options.data_path)
     except StartupError:
         raise
     except (NSQError, OSError) as exc:
         raise StartupError(f"--restore-from: {exc}") from exc
+    for what in damage:
+        logger.error("%s: messages are missing", what)
     logger.info("restored the state of %s", shown_time(point.time_ms))
 
 

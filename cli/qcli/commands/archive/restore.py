@@ -12,7 +12,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import option
-from ...framework.output import size, write_lines
+from ...framework.output import print_diagnostic, size, write_lines
 from ...framework.positions import BrokerPosition, time_of
 from ...terminal.progress import byte_progress
 from ..shared.places import without_secrets
@@ -35,8 +35,9 @@ _NS_PER_MS = 1_000_000
         ExitCode.OK: "The data folder is complete.",
         ExitCode.FAILURE: "There is no archive, it begins later than --until, or the folder cannot be written.",
         ExitCode.USAGE: "The command line is wrong.",
-        ExitCode.DAMAGED: "Objects are missing or damaged; the message says which. 'qcli archive status' shows other "
-        "states that can be restored.",
+        ExitCode.DAMAGED: "Objects are missing or damaged; the message says which. If these are archived segments, the "
+        "data folder is complete but for their messages. Otherwise no broker opens it: 'qcli archive status' shows "
+        "other states that can be restored.",
     },
     details={
         "Restored": "Topics with their messages, channels with their positions, deferred messages, dead letters, "
@@ -92,7 +93,7 @@ def command(archive: str, data_path: Path, until: str | None, topics: tuple[str,
             if progress is not None:
                 progress(more)
 
-        point = restore_folder(
+        point, damage = restore_folder(
             without_secrets(archive),
             data_path.absolute(),
             until_ms=until_ms,
@@ -103,7 +104,9 @@ def command(archive: str, data_path: Path, until: str | None, topics: tuple[str,
     write_lines(
         [f"{data_path}: the state of {shown_time(point.time_ms)}, {size(read)} read in {took_s:.1f} s"]
     )
-    return ExitCode.OK
+    for what in damage:
+        print_diagnostic(f"Error: {what}: messages are missing.")
+    return ExitCode.DAMAGED if damage else ExitCode.OK
 
 
 def _matches(patterns: tuple[str, ...], topic: str) -> bool:
