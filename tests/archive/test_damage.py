@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import httpx
 import pytest
@@ -29,7 +30,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _publish(data: Path, archive: Path, bodies: list[str]) -> None:
-    options = {"archive": str(archive), "archive_interval_ms": 10, "max_bytes_per_file": 1000}
+    options: Any = {"archive": str(archive), "archive_interval_ms": 10, "max_bytes_per_file": 1000}
     async with running_broker(data, **options) as bound, connected(bound.tcp_address) as nsq:
         async with httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=PATIENCE_S) as client:
             with trio.fail_after(PATIENCE_S):
