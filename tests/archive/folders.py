@@ -8,6 +8,8 @@ from threading import RLock
 
 from trio_nsq.archive.restore import RestorePoint, Restorer, find_restore_point
 from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.replication.journal import Position
+from trio_nsq.replication.stream import FormerOperations, OperationStream
 from trio_nsq.storage import LocalStorage, Storage
 
 
@@ -61,3 +63,25 @@ def restore(archive: Path, to: Path, until_ms: int | None = None) -> RestorePoin
 def number_of(point: RestorePoint) -> int:
     """Return the number of the last operation of a state."""
     return point.stream[-1].about.last if point.stream else point.checkpoint.number
+
+
+class Remembered:
+    """All operations of a writer, also those that it has archived and keeps no longer."""
+
+    def __init__(self, writer: ArchiveWriter) -> None:
+        self._stream = writer.operations
+        self._forget = self._stream.forget
+        self._content = bytearray()
+        self._last = 0
+        self._stream.forget = self._remember  # type: ignore[method-assign]  # it still forgets
+
+    def _remember(self, number: int) -> None:
+        while self._last < number:
+            self._last, pieces = self._stream.after(self._last, 1)
+            self._content += b"".join(pieces)
+        self._forget(number)
+
+    def stream(self) -> OperationStream:
+        """Return a stream that has all of them."""
+        self._remember(self._stream.last_number)
+        return OperationStream(1 << 40, FormerOperations(Position(1, self._last), [bytes(self._content)]))

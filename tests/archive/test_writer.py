@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from archive.folders import WatchedStorage, copy_archive, number_of, restore, writer_of
+from archive.folders import Remembered, WatchedStorage, copy_archive, number_of, restore, writer_of
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.archive.examination import checkpoints_of, verify
 from trio_nsq.archive.manifest import ArchiveError
@@ -36,6 +36,7 @@ async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
     data.mkdir()
     writer = writer_of(LocalStorage(archive), data, checkpoint_bytes=1000)
+    remembered = Remembered(writer)
     changes = RandomChanges(writer.files, data, 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
@@ -45,7 +46,7 @@ async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
                 await trio.sleep(0.001)
         changes.close()
         writer.finish(_PATIENCE_S)
-    trees, storage = trees_of(writer.operations), LocalStorage(archive)
+    trees, storage = trees_of(remembered.stream()), LocalStorage(archive)
     extents = checkpoints_of(storage)
     from_ms = extents[2].checkpoint.time_ms
     expected = prune(storage, from_ms, dry_run=True)
@@ -79,6 +80,7 @@ async def test_every_state_of_the_archive_is_a_state_of_the_folder(tmp_path: Pat
             copies.append(copy_archive(archive, tmp_path / f"copy-{len(copies)}"))
 
     writer = writer_of(WatchedStorage(archive, after_write), data)
+    remembered = Remembered(writer)
     changes = RandomChanges(writer.files, data, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
@@ -88,7 +90,8 @@ async def test_every_state_of_the_archive_is_a_state_of_the_folder(tmp_path: Pat
                 await _until_archived(writer)
         changes.close()
         writer.finish(_PATIENCE_S)
-    trees = trees_of(writer.operations)
+    trees = trees_of(remembered.stream())
+    assert not writer.operations.kept_bytes
     assert writer.status().checkpoints > 1, "checkpoints were written while operations were archived"
     restored = 0
     for index, copy in enumerate([*copies, archive]):

@@ -30,6 +30,7 @@ class Checkpoints:
         newest: The last one of this run; None: none yet.
         segments: The archived segments that the data folder has.
         count: How many were written.
+        needs_after: A checkpoint that is being written needs the operations after this one; None: none is.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Checkpoints:
         self.newest: Checkpoint | None = None
         self.segments = ArchivedSegments(files, storage, {})
         self.count = 0
+        self.needs_after: int | None = None
         self._files = files
         self._operations = operations
         self._storage = storage
@@ -97,7 +99,11 @@ class Checkpoints:
         checkpoint = Checkpoint(
             checkpoint_id, self._run, 0, 0, None if before is None else before.id, parts=0, size_bytes=0
         )
-        checkpoint = self._copy_folder(checkpoint, check)
+        self.needs_after = self._operations.last_number
+        try:
+            checkpoint = self._copy_folder(checkpoint, check)
+        finally:
+            self.needs_after = None
         segments = self.segments.found.values()
         self._storage.put(checkpoint.segments_name, encode_segments(segments))
         checkpoint = replace(checkpoint, time_ms=self.time_ms())

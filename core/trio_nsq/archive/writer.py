@@ -241,6 +241,8 @@ class ArchiveWriter:
     def _note_stored(self, number: int) -> None:
         self._stored = number
         self.on_stored(number)
+        needs_after = self._checkpoints.needs_after
+        self.operations.forget(number if needs_after is None else min(number, needs_after))
 
     def _archive_operations(self, lease: Lease) -> None:
         """Raises LeaseLost, TooFarBehind, _Stopping; repeats what fails otherwise."""

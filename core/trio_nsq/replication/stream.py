@@ -69,6 +69,12 @@ class OperationStream:
             self.last_number = number
         self.on_append()
 
+    def forget(self, number: int) -> None:
+        """Keep operations up to this one no longer."""
+        with self._lock:
+            while self._operations and self._first_kept <= number:
+                self._dropped_bytes = self._operations.popleft()[0]
+
     @property
     def kept_bytes(self) -> int:
         """How many bytes are kept."""
