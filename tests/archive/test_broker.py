@@ -1,7 +1,9 @@
 """A broker with an archive, in the test's trio run: what it tells of the archive, and what is refused."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from trio_nsq.archive.manifest import LEASE
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.broker.startup_check import startup_problems
+from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.storage import LocalStorage, StorageError
 
@@ -88,15 +91,38 @@ async def test_everything_is_restored(tmp_path: Path) -> None:
 
 
 async def test_an_ok_waits_for_the_archive(tmp_path: Path) -> None:
-    """Another broker writes to the archive: there is no OK, and a stop does not wait for long."""
+    """Another broker writes to the archive: there is no OK. A stop does not wait for long."""
     archive = tmp_path / "archive"
+    options: Any = {"archive": str(archive), "archive_before_ok": True, "pacing": Pacing(archive_stop_s=0.5)}
     with LocalStorage(archive).hold(LEASE, lambda holder: StorageError(holder)):
-        async with running_broker(tmp_path / "data", archive=str(archive), archive_before_ok=True) as bound:
+        async with running_broker(tmp_path / "data", **options) as bound:
             async with connected(bound.tcp_address) as nsq:
                 await nsq.send(pub("t", b"one"))
                 with trio.move_on_after(0.3):
                     await nsq.frame()
                     pytest.fail("there was an answer before the message was archived")
+
+
+async def test_publishes_are_refused_while_the_archive_is_late(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    pacing = Pacing(archive_late_s=0.1, archive_stop_s=0.5)
+    options: Any = {"archive": str(archive), "archive_before_ok": True, "pacing": pacing}
+    with ExitStack() as stack:
+        stack.enter_context(LocalStorage(archive).hold(LEASE, lambda holder: StorageError(holder)))
+        async with (
+            running_broker(tmp_path / "data", **options) as bound,
+            _client(bound.http_address) as client,
+        ):
+            with trio.fail_after(PATIENCE_S):
+                while "the archive is late" not in (await client.get("/ping")).text:
+                    await trio.sleep(0.02)
+            refused = await client.post("/pub?topic=t", content=b"two")
+            assert (refused.status_code, "the archive is late" in refused.text) == (503, True)
+            stack.close()
+            with trio.fail_after(PATIENCE_S):
+                while (await client.get("/ping")).text != "OK":
+                    await trio.sleep(0.02)
+            assert (await client.post("/pub?topic=t", content=b"three")).text == "OK"
 
 
 async def test_what_is_refused(tmp_path: Path) -> None:

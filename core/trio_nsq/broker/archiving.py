@@ -19,9 +19,9 @@ from .options import BrokerOptions
 logger = logging.getLogger("trio_nsq.broker")
 
 _ARCHIVE: Final = "archive"
-_STOP_S: Final = 10.0
 _GRACE_S: Final = 1.0
 _BEFORE_OK_S: Final = 0.1
+_LOOK_S: Final = 0.5
 
 
 def archive_of(options: BrokerOptions) -> Storage:
@@ -53,6 +53,7 @@ class Archiving:
 
     def __init__(self, options: BrokerOptions) -> None:
         storage = archive_of(options)
+        self._pacing = options.pacing
         interval_s = options.archive_interval_ms / 1000
         if options.archive_before_ok:
             interval_s = min(interval_s, _BEFORE_OK_S)
@@ -81,6 +82,11 @@ class Archiving:
         assert self.members is not None
         self._on_given_up(NotArchived(self.members.fenced_because))
 
+    @property
+    def refuses_because(self) -> str:
+        """Why publishes are refused; empty if they are not."""
+        return self.members.held_because if self.members is not None else ""
+
     def status(self) -> ArchiveStatus:
         """Return how far the archive is."""
         return self._writer.status()
@@ -88,13 +94,41 @@ class Archiving:
     async def run(self) -> None:
         """Archive until `stop`."""
         try:
-            await self._writer.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._refuse_when_late)
+                await self._writer.run()
+                nursery.cancel_scope.cancel()
         finally:
             self._ended.set()
 
+    async def _refuse_when_late(self) -> None:
+        """Have publishes refused that would wait for the archive for long."""
+        if (members := self.members) is None:
+            return
+        late_s, late_since_s = self._pacing.archive_late_s, inf
+        while True:
+            status, now_s = self.status(), trio.current_time()
+            is_late = status.state != "archiving" or status.lag_s >= late_s
+            late_since_s = min(late_since_s, now_s) if is_late else inf
+            reason = ""
+            if now_s - late_since_s >= late_s or status.lag_s >= late_s:
+                what = (
+                    "the data folder is being copied to it"
+                    if status.state == "copying"
+                    else "it is not written"
+                )
+                reason = f"the archive is late: {status.error or what}"
+            if reason != members.held_because:
+                if reason:
+                    logger.warning("publishes are refused: %s", reason)
+                else:
+                    logger.info("publishes are accepted")
+                members.hold(reason)
+            await trio.sleep(_LOOK_S)
+
     async def limit_waiting(self) -> None:
         """Let a stop wait for the archive for a limited time."""
-        self._stop_by_s = trio.current_time() + _STOP_S
+        self._stop_by_s = trio.current_time() + self._pacing.archive_stop_s
         if self.members is not None:
             await trio.sleep_until(self._stop_by_s)
             if self.members.is_waited_for:

@@ -239,10 +239,10 @@ class Server:
 
     @property
     def refuses_because(self) -> str:
-        """Why publishes are refused: a full disk, or too few members of the cluster in sync; empty: they are not."""
+        """Why publishes are refused: a full disk, too few members in sync, a late archive; empty: they are not."""
         replication, full = self.replication, self._why_full
         if replication is None:
-            return full
+            return (self.archiving.refuses_because if self.archiving is not None else "") or full
         kept = replication.keeps_leading_because if full else ""
         return replication.refuses_because or (f"{full}; {kept}" if kept else full)
 

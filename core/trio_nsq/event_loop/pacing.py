@@ -43,6 +43,8 @@ class Pacing:
         wal_file_bytes, wal_file_s: Size and age at which the next write-ahead file is begun. A file may have twice
             this size. At the start after a crash, up to three files are read.
         wal_retry_s: Pause after an error of the write-ahead log.
+        archive_late_s: With `--archive-before-ok`, publishes are refused while the archive is later than this.
+        archive_stop_s: A stop waits for the archive for this time.
     """
 
     turn_s: float = 0.005
@@ -73,3 +75,6 @@ class Pacing:
     def __post_init__(self) -> None:
         if self.fast_sync_s <= 0:
             raise ValueError("fast_sync_s must be more than 0")
+
+    archive_late_s: float = 10.0
+    archive_stop_s: float = 10.0
