@@ -30,6 +30,7 @@ from trio_nsq.fleet import dead_letters
 from trio_nsq.fleet.stats import parse_topics
 
 ELSEWHERE = {
+    ("Stats", "archive"): "of a broker with an archive",
     ("Stats", "cluster"): "of a member of a cluster",
     ("TopicStats", "unavailable"): "only while its files cannot be used",
     ("ChannelStats", "unavailable"): "topics only",
@@ -172,8 +173,8 @@ def test_every_field_that_clients_read_is_in_an_answer(broker: Broker, http: Bro
     }
     assert missing - {("LettersMoved", "done")} == set(ELSEWHERE)
     declared = {each.__name__ for each in vars(answers).values() if is_typeddict(each)}
-    of_clusters = {"ClusterCounts", "Cluster", "ClusterMember", "MemberView"}
-    assert declared - found.keys() == {"QueueStats", "Gap", "DeadLetterTopic"} | of_clusters
+    of_clusters = {"ClusterCounts", "Cluster", "ClusterMember", "Diverged", "MemberView"}
+    assert declared - found.keys() == {"QueueStats", "Gap", "DeadLetterTopic", "ArchiveStats"} | of_clusters
 
 
 class Reading(dict[str, Any]):

@@ -117,7 +117,7 @@ async def test_free_space_is_no_use_on_a_disk_that_fails(
         fails = server.options.data_path in failing
         return StorageFailure("the message was not stored", is_full) if fails else None
 
-    monkeypatch.setattr(Server, "_storage_failure", failure)
+    monkeypatch.setattr(Server, "storage_failure", failure)
     async with running_members(tmp_path, url, cluster) as members:
         one = await members.start("one")
         await one.leads()

@@ -29,6 +29,8 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 2 * HEARTBEAT_S
 """Silence after which both client and broker close the connection."""
 HANDSHAKE_S = 10.0
+FIRST_ANSWER_S = 35.0
+"""How long a producer waits for the first answer: a member of a cluster without a leader lets clients wait."""
 """Maximum wait of the client for each answer."""
 JUMP_S = HEARTBEAT_S
 """Maximum jump of the mock clock, which happens if a busy machine takes a millisecond to pass data on: a heartbeat."""

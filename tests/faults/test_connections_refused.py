@@ -13,6 +13,7 @@ from faults.conversations import (
     AT_A_TIME,
     CHANNEL,
     COMPLETE,
+    FIRST_ANSWER_S,
     FORMS,
     HANDSHAKE_S,
     HEARTBEAT_S,
@@ -141,7 +142,7 @@ async def first_connections(folder: Path, form: str, part: slice) -> tuple[int, 
                     pass
             except ConnectionFailed:
                 refused += 1
-                assert trio.current_time() - began_at <= 2 * HANDSHAKE_S
+                assert trio.current_time() - began_at <= FIRST_ANSWER_S + HANDSHAKE_S
             await footprint.returns(PATIENCE_S)
         nursery.cancel_scope.cancel()
     return len(planned), refused

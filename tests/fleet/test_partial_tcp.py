@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 BODIES = [b"%d" % number for number in range(100)]
 HANDSHAKE_S = 10.0
+FIRST_ANSWER_S = 35.0
 """How long a client waits for the answer to its handshake."""
 PATIENCE_S = 45.0
 """For the start of the command's process, on a machine that is busy."""
@@ -63,11 +64,11 @@ def test_pub_to_all_publishes_nothing(wreck: Wreck, topic: str) -> None:
         broker.create(topic, "c")
     began = time.monotonic()
     refused = without_refusing(wreck)("pub", topic, stdin=lines(BODIES))
-    assert time.monotonic() - began < HANDSHAKE_S + PATIENCE_S
+    assert time.monotonic() - began < FIRST_ANSWER_S + PATIENCE_S
     assert refused.code == ExitCode.UNREACHABLE
     for text in (
         f"No broker answers at {wreck.down.tcp_address}: connection refused.",
-        f"The broker at {wreck.silent.tcp_address} does not answer: connected, but no answer within 10 s.",
+        f"The broker at {wreck.silent.tcp_address} does not answer: connected, but no answer within 35 s.",
         "Nothing was published to any broker.",
     ):
         assert text in refused.err

@@ -158,7 +158,7 @@ class Server:
             *((replication.run,) if replication is not None else ()),
         )
         if replication is not None:
-            replication.begin(poller, self._end_leading, self._storage_failure)
+            replication.begin(poller, self._end_leading, self.storage_failure)
         if archiving is not None:
             archiving.begin(poller, self._end_leading)
 
@@ -246,7 +246,7 @@ class Server:
         kept = replication.keeps_leading_because if full else ""
         return replication.refuses_because or (f"{full}; {kept}" if kept else full)
 
-    def _storage_failure(self) -> StorageFailure | None:
+    def storage_failure(self) -> StorageFailure | None:
         """Return why the last message could not be stored; None: it was."""
         if full := self._why_full:
             return StorageFailure(full, is_full=True)
