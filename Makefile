@@ -170,7 +170,7 @@ growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connec
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
 
-bench-cluster: $(READY) ## a cluster of two members beside one broker: make bench-cluster [ARGS='--only mpub-100']
+bench-cluster: $(READY) ## a cluster of two members beside one broker and other servers: make bench-cluster [ARGS='--only mpub-100']
 	$(BIN)/python bench/cluster.py $(ARGS)
 
 pictures: $(READY) ## draw the charts and the pictures of terminals and pages in docs/pictures

@@ -97,9 +97,11 @@ def text(key: str) -> str:
 
 
 @contextmanager
-def etcd(folder: Path, members: int = 1, *flags: str, scheme: str = "http") -> Iterator[list[Member]]:
+def etcd(
+    folder: Path, members: int = 1, *flags: str, scheme: str = "http", program: Path | None = None
+) -> Iterator[list[Member]]:
     """Run etcd with its data below a folder."""
-    program = etcd_program()
+    program = program or etcd_program()
     ports = free_ports(2 * members)
     peers = ",".join(f"m{n}=http://127.0.0.1:{ports[2 * n + 1]}" for n in range(members))
     found = []

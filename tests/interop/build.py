@@ -95,19 +95,27 @@ def versitygw() -> Path:
         PeerUnavailable: ``go`` is missing, or the modules could not be downloaded.
         RuntimeError: the modules were downloaded, but the build failed.
     """
+    return go_module(STORES, "stores", f"{VERSITYGW}/cmd/versitygw") / "versitygw"
+
+
+def go_module(source: Path, name: str, *packages: str) -> Path:
+    """Build packages of a Go module into the folder ``name`` of `BUILD`, if necessary. Return that folder.
+
+    Raises:
+        PeerUnavailable: ``go`` is missing, or the modules could not be downloaded.
+        RuntimeError: the modules were downloaded, but the build failed.
+    """
     go = _tool("go")
-    program = BUILD / "stores" / "versitygw"
+    programs = BUILD / name
 
     def build() -> None:
-        if failure := _run([go, "mod", "download"], STORES):
-            raise PeerUnavailable(
-                f"the Go modules of tests/interop/stores could not be downloaded: {failure}"
-            )
-        if failure := _run([go, "build", "-o", str(program), f"{VERSITYGW}/cmd/versitygw"], STORES):
-            raise RuntimeError(f"versitygw does not build: {failure}")
+        if failure := _run([go, "mod", "download"], source):
+            raise PeerUnavailable(f"the Go modules of {source} could not be downloaded: {failure}")
+        if failure := _run([go, "build", "-o", str(programs), *packages], source):
+            raise RuntimeError(f"{source} does not build: {failure}")
 
-    once(program.parent, [STORES / "go.mod", STORES / "go.sum"], build)
-    return program
+    once(programs, [source / "go.mod", source / "go.sum", *source.glob("*.go")], build)
+    return programs
 
 
 @functools.cache
