@@ -98,8 +98,7 @@ class Etcd(Engine):
 
     def revoke_leases(self) -> None:
         """End all leases, as an administrator may."""
-        for lease in self.servers[0].ask("/v3/lease/leases", {}).get("leases", ()):
-            self.servers[0].ask("/v3/lease/revoke", {"ID": lease["ID"]})
+        self.servers[0].revoke_leases()
 
     def remove_keys(self) -> None:
         """Remove all keys of the cluster."""

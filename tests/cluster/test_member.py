@@ -121,9 +121,7 @@ async def test_a_lost_lease_ends_the_leadership(
         two = await members.start("two")
         await two.in_sync(2)
         assert (await one.publish("t", b"1")).text == "OK"
-        lease = etcd_member.ask("/v3/lease/leases", {})["leases"]
-        for each in lease:
-            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        etcd_member.revoke_leases()
         with trio.fail_after(PATIENCE_S):
             while (await two.about())["epoch"] == epoch:
                 await trio.sleep(0.02)
@@ -145,8 +143,7 @@ async def test_the_member_that_led_last_says_where_it_was(
         assert (await one.publish("t", b"1")).text == "OK"
         led = (await one.about())["position"]
         etcd_member.remove(f"/trio-nsq/{cluster}/")
-        for each in etcd_member.ask("/v3/lease/leases", {})["leases"]:
-            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        etcd_member.revoke_leases()
         about = await one.until(lambda about: "has no value" in about["reason"])
         assert (about["position"] >= led > 0, about["is_copy"]) == (True, False)
 
@@ -436,8 +433,7 @@ async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
         one.scope.cancel()
         await two.leads()
         etcd_member.remove(f"/trio-nsq/{cluster}/")
-        for each in etcd_member.ask("/v3/lease/leases", {})["leases"]:
-            etcd_member.ask("/v3/lease/revoke", {"ID": each["ID"]})
+        etcd_member.revoke_leases()
         await two.until(lambda about: about["role"] == "follower")
         empty = await members.start("empty")
         await empty.leads()

@@ -84,6 +84,11 @@ class Member:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         self.ask("/v3/kv/deleterange", {"key": text(prefix), "range_end": text(end)})
 
+    def revoke_leases(self) -> None:
+        """End all leases, as an administrator may."""
+        for lease in self.ask("/v3/lease/leases", {}).get("leases", ()):
+            self.ask("/v3/lease/revoke", {"ID": lease["ID"]})
+
 
 def _is_stopped(task: Path) -> bool:
     with suppress(FileNotFoundError):

@@ -191,8 +191,7 @@ def test_a_revoked_lease_is_lost(opened: Open, etcd_member: Member, broken: Prox
 def test_a_renewal_finds_the_lost_lease(opened: Open, etcd_member: Member) -> None:
     one = opened(etcd_member.address)
     win(one, "A")
-    for lease in etcd_member.ask("/v3/lease/leases", {})["leases"]:
-        etcd_member.ask("/v3/lease/revoke", {"ID": lease["ID"]})
+    etcd_member.revoke_leases()
     with pytest.raises(LeadershipLost, match="its lease is over, or was revoked"):
         one.renew()
     assert (one.led, one.certain_until_s) == (None, None)

@@ -8,7 +8,7 @@
 Integers are big-endian; the crc covers the bytes after it. `trio_nsq.replication.link` describes the frames.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -18,7 +18,11 @@ from ..platform.checksum import crc32
 from ..protocol.errors import NSQError
 from ..replication.catch_up import Piece
 from ..replication.link import FrameKind, decode_piece
-from .manifest import ArchiveDamaged
+from ..storage import Storage
+from .manifest import ArchiveDamaged, read_object
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were read since the last call."""
 
 _MAGIC: Final = b"\x89NSQARC\n"
 _VERSION: Final = 1
@@ -32,15 +36,15 @@ def encode_content(frames: Sequence[bytes | memoryview]) -> bytes:
     return _HEAD.pack(_MAGIC, _VERSION, crc32(compressed)) + compressed
 
 
-def decode_content(content: bytes, name: str) -> Iterator[Piece]:
+def read_pieces(storage: Storage, name: str, on_read: Progress) -> Iterator[Piece]:
     """Yield the pieces in an object; their data are views.
 
-    Args:
-        name: The object, for messages.
-
     Raises:
-        ArchiveDamaged: It cannot be understood.
+        ArchiveDamaged: It is missing, or cannot be understood.
+        StorageError, OSError: It cannot be read.
     """
+    content = read_object(storage, name)
+    on_read(len(content))
     try:
         frames = memoryview(_decompressed(content))
         at = 0
@@ -50,10 +54,8 @@ def decode_content(content: bytes, name: str) -> Iterator[Piece]:
             if size < 1 or at > len(frames):
                 raise ValueError("a frame is cut off")
             yield decode_piece(FrameKind(code), frames[begin:at])
-    except ArchiveDamaged:
-        raise
     except (NSQError, ValueError) as exc:
-        raise ArchiveDamaged(f"{name} is damaged: {exc}") from exc
+        raise ArchiveDamaged(f"{storage.url_of(name)} is damaged: {exc}") from exc
 
 
 def _decompressed(content: bytes) -> bytes:

@@ -1,15 +1,14 @@
 """What an archive has, and whether it is whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..replication.catch_up import FileBegin, Operations
 from ..replication.operations import InvalidOperation, decode_all
 from ..storage import Storage
-from .content import decode_content
+from .content import Progress, read_pieces
 from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, list_stream
-from .restore import Progress
-from .segments import fetch_segment, read_segments
+from .segments import ArchivedSegment, fetch_segment, read_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +79,27 @@ def verify(storage: Storage, on_read: Progress, *, all_checkpoints: bool) -> Ite
     checkpoints = complete_checkpoints(storage)
     checked: set[str] = set()
     for checkpoint in checkpoints if all_checkpoints else checkpoints[-1:]:
-        for check in (_check_parts, _check_segments, _check_stream):
-            for what in check(storage, checkpoint, on_read, checked):
-                yield ArchiveFinding(checkpoint.id, what)
+        for what in _check(storage, checkpoint, on_read, checked):
+            yield ArchiveFinding(checkpoint.id, what)
 
 
-_Check = Callable[[Storage, Checkpoint, Progress, set[str]], Iterator[str]]
-
-
-def _check_parts(
-    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
-) -> Iterator[str]:
+def _check(storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]) -> Iterator[str]:
     try:
         segments = read_segments(storage, checkpoint)
     except ArchiveDamaged as exc:
         yield str(exc)
-        return
+    else:
+        yield from _check_parts(storage, checkpoint, segments, on_read)
+        yield from _check_segments(storage, segments.values(), on_read, checked)
+    yield from _check_stream(storage, checkpoint, on_read, checked)
+
+
+def _check_parts(
+    storage: Storage, checkpoint: Checkpoint, segments: Container[bytes], on_read: Progress
+) -> Iterator[str]:
     for name in checkpoint.part_names:
         try:
-            for piece in decode_content(_read(storage, name, on_read), storage.url_of(name)):
+            for piece in read_pieces(storage, name, on_read):
                 if isinstance(piece, FileBegin) and not piece.is_whole and piece.path not in segments:
                     what = f"refers to an archived segment that is not listed: {piece.path!r}"
                     yield f"{storage.url_of(name)} {what}"
@@ -107,13 +108,9 @@ def _check_parts(
 
 
 def _check_segments(
-    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
+    storage: Storage, segments: Iterable[ArchivedSegment], on_read: Progress, checked: set[str]
 ) -> Iterator[str]:
-    try:
-        segments = read_segments(storage, checkpoint)
-    except ArchiveDamaged:
-        return
-    for segment in segments.values():
+    for segment in segments:
         if segment.name not in checked:
             checked.add(segment.name)
             try:
@@ -137,7 +134,7 @@ def _check_stream(
         try:
             numbers = [
                 operation.number
-                for piece in decode_content(_read(storage, name, on_read), url)
+                for piece in read_pieces(storage, name, on_read)
                 for operation in (decode_all(piece.data) if isinstance(piece, Operations) else ())
             ]
             if numbers != list(range(about.first, about.last + 1)):
@@ -146,11 +143,3 @@ def _check_stream(
             yield str(exc)
         except InvalidOperation as exc:
             yield f"{url} is damaged: {exc}"
-
-
-def _read(storage: Storage, name: str, on_read: Progress) -> bytes:
-    found = storage.read(name)
-    if found is None:
-        raise ArchiveDamaged(f"{storage.url_of(name)} is missing")
-    on_read(len(found.data))
-    return found.data

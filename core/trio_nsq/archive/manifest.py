@@ -88,6 +88,14 @@ class Manifest:
         return json.dumps(content, separators=(",", ":")).encode()
 
 
+def read_object(storage: Storage, name: str) -> bytes:
+    """Return the content of an object. Raises ArchiveDamaged: it is missing; StorageError, OSError."""
+    found = storage.read(name)
+    if found is None:
+        raise ArchiveDamaged(f"{storage.url_of(name)} is missing")
+    return found.data
+
+
 def complete_checkpoints(storage: Storage) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of an archive, at least one, oldest first.
 

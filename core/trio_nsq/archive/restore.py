@@ -1,6 +1,5 @@
 """Brings a data folder back from an archive."""
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from ..replication.earlier import EarlierContent
 from ..replication.fuzzy_copy import FuzzyCopy
 from ..replication.operations import Operation, decode_all, is_at_or_below
 from ..storage import Storage
-from .content import decode_content
+from .content import Progress, read_pieces
 from .manifest import (
     ArchiveDamaged,
     ArchiveError,
@@ -28,10 +27,6 @@ from .manifest import (
 )
 from .segments import ArchivedSegment, fetch_segment, read_segments
 
-logger = logging.getLogger("trio_nsq.archive")
-
-Progress = Callable[[int], None]
-"""Called with the number of bytes that were read since the last call."""
 _TOPICS: Final = b"topics"
 _TOPIC_FOLDER: Final = re.compile(rb"(.*)\.topic(-[^.]*)?", re.DOTALL)
 """Also the folder of a topic that is deleted or imported."""
@@ -97,7 +92,6 @@ class Restorer:
         on_read: See `Progress`.
 
     Attributes:
-        operations: How many operations behind the checkpoint were done.
         damage: Sentences about archived segments that are missing or damaged. Their messages are missing, or only those
             that the broker cannot read; everything else is restored.
     """
@@ -111,7 +105,6 @@ class Restorer:
         on_read: Progress = lambda size: None,
     ) -> None:
         files = Files()
-        self.operations = 0
         self.damage: list[str] = []
         self._storage = storage
         self._changed = ChangedFiles(files, folder)
@@ -149,11 +142,7 @@ class Restorer:
             self._changed.close()
 
     def _pieces(self, name: str) -> Iterator[Piece]:
-        found = self._storage.read(name)
-        if found is None:
-            raise ArchiveDamaged(f"{self._storage.url_of(name)} is missing")
-        self._on_read(len(found.data))
-        return decode_content(found.data, self._storage.url_of(name))
+        return read_pieces(self._storage, name, self._on_read)
 
     # ------------------------------------------------------------------ the checkpoint
 
@@ -217,7 +206,6 @@ class Restorer:
         except (FileNotFoundError, NotADirectoryError) as exc:
             what = f"operation {operation.number} ({operation.kind.name}) does not fit: {exc}"
             raise ArchiveDamaged(f"{self._storage.url_of(name)}: {what}") from exc
-        self.operations += 1
 
     def _wants(self, path: bytes) -> bool:
         """Whether what has this path is restored: it is not in a topic's folder, or in that of a wanted one."""

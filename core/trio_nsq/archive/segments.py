@@ -29,7 +29,7 @@ from ..replication.inventory import (
 from ..replication.operations import InvalidOperation, check_path, joined
 from ..replication.recorder import RecordingFiles
 from ..storage import Storage, naming_file
-from .manifest import ArchiveDamaged, Checkpoint
+from .manifest import ArchiveDamaged, Checkpoint, read_object
 from .segment_names import ARCHIVED_SUFFIX, ArchivedName
 
 logger = logging.getLogger("trio_nsq.archive")
@@ -67,11 +67,9 @@ def encode_segments(segments: Iterable[ArchivedSegment]) -> bytes:
 def read_segments(storage: Storage, checkpoint: Checkpoint) -> dict[bytes, ArchivedSegment]:
     """Return the archived segments of a checkpoint, by path. Raises ArchiveDamaged, StorageError, OSError."""
     name = checkpoint.segments_name
-    found = storage.read(name)
-    if found is None:
-        raise ArchiveDamaged(f"{storage.url_of(name)} is missing")
+    lines = read_object(storage, name).splitlines()
     try:
-        segments = [_segment(json.loads(line)) for line in found.data.splitlines()]
+        segments = [_segment(json.loads(line)) for line in lines]
     except (ValueError, KeyError, TypeError, InvalidOperation, RecursionError) as exc:
         raise ArchiveDamaged(f"{storage.url_of(name)} is damaged") from exc
     return {each.path: each for each in segments}

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ..archive.content import Progress
 from ..archive.manifest import ArchiveDamaged, read_manifest
-from ..archive.restore import Progress, RestorePoint, Restorer, find_restore_point
+from ..archive.restore import RestorePoint, Restorer, find_restore_point
 from ..log import Files
 from ..protocol.errors import StartupError
 from ..storage import storage_at

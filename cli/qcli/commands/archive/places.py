@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,23 @@ def storage_of(archive: str) -> Storage:
     from trio_nsq.storage import storage_at
 
     return storage_at(without_secrets(archive))
+
+
+class BytesRead:
+    """Counts bytes, and advances a bar.
+
+    Attributes:
+        count: How many were read.
+    """
+
+    def __init__(self, progress: Callable[[int], None] | None) -> None:
+        self.count = 0
+        self._progress = progress
+
+    def __call__(self, more: int) -> None:
+        self.count += more
+        if self._progress is not None:
+            self._progress(more)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ...framework.output import print_diagnostic, size, write_lines
 from ...framework.positions import BrokerPosition, time_of
 from ...terminal.progress import byte_progress
 from ..shared.places import without_secrets
-from .places import archive_errors, storage_of
+from .places import BytesRead, archive_errors, storage_of
 
 _NS_PER_MS = 1_000_000
 
@@ -84,25 +84,19 @@ def command(archive: str, data_path: Path, until: str | None, topics: tuple[str,
 
     until_ms = None if until is None else _time_ms(until)
     is_wanted = partial(_matches, topics) if topics else None
-    began_s, read = time.monotonic(), 0
+    began_s = time.monotonic()
     with archive_errors(), byte_progress(_expected_bytes(archive), "Restoring") as progress:
-
-        def on_read(more: int) -> None:
-            nonlocal read
-            read += more
-            if progress is not None:
-                progress(more)
-
+        read = BytesRead(progress)
         point, damage = restore_folder(
             without_secrets(archive),
             data_path.absolute(),
             until_ms=until_ms,
             is_wanted=is_wanted,
-            on_read=on_read,
+            on_read=read,
         )
     took_s = time.monotonic() - began_s
     write_lines(
-        [f"{data_path}: the state of {shown_time(point.time_ms)}, {size(read)} read in {took_s:.1f} s"]
+        [f"{data_path}: the state of {shown_time(point.time_ms)}, {size(read.count)} read in {took_s:.1f} s"]
     )
     for what in damage:
         print_diagnostic(f"Error: {what}: messages are missing.")

@@ -12,7 +12,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, size, write, write_lines
 from ...terminal.progress import byte_progress
-from .places import archive_errors, storage_of
+from .places import BytesRead, archive_errors, storage_of
 
 if TYPE_CHECKING:
     from trio_nsq.archive.examination import CheckpointExtent
@@ -50,21 +50,14 @@ def command(archive: str, all_checkpoints: bool, form: str) -> int:
         extents = checkpoints_of(storage)
         checked = extents if all_checkpoints else extents[-1:]
         with byte_progress(sum(map(_bytes_of, checked)), "Verifying") as progress:
-            read = 0
-
-            def on_read(more: int) -> None:
-                nonlocal read
-                read += more
-                if progress is not None:
-                    progress(more)
-
-            findings = list(verify(storage, on_read, all_checkpoints=all_checkpoints))
+            read = BytesRead(progress)
+            findings = list(verify(storage, read, all_checkpoints=all_checkpoints))
     if form == "json":
         write(json_lines(map(asdict, findings)))
     else:
         write_lines(f"checkpoint {each.checkpoint}: {each.what}" for each in findings)
         what = f"{len(findings)} missing or damaged" if findings else "nothing is missing or damaged"
-        write_lines([f"{storage.shown}: read {size(read)}, {what}"])
+        write_lines([f"{storage.shown}: read {size(read.count)}, {what}"])
     return ExitCode.DAMAGED if findings else ExitCode.OK
 
 
