@@ -67,6 +67,15 @@ class RecordingFiles(Files):
         now_s = monotonic()
         return max((now_s - since_s for since_s in list(self._syncs_since_s.values())), default=0.0)
 
+    @contextmanager
+    def _exact_if_done(self) -> Iterator[None]:
+        """Note an operation that fails in the block; `write` and `sync`, which are frequent, do so themselves."""
+        try:
+            yield
+        except OSError:
+            self.is_exact = False
+            raise
+
     def record_content(self, path: Path) -> None:
         """Record the content of a file, which was changed when nothing was recorded. Nothing has it open.
 
@@ -147,11 +156,8 @@ class RecordingFiles(Files):
             super().truncate(fd, size)
             return
         with file.lock:
-            try:
+            with self._exact_if_done():
                 super().truncate(fd, size)
-            except OSError:
-                self.is_exact = False
-                raise
             if file.path is not None:
                 self._stream.append(Kind.TRUNCATE, file.path, size)
 
@@ -161,11 +167,8 @@ class RecordingFiles(Files):
             super().allocate(fd, size)
             return
         with file.lock:
-            try:
+            with self._exact_if_done():
                 super().allocate(fd, size)
-            except OSError:
-                self.is_exact = False
-                raise
             if file.path is not None:
                 self._stream.append(Kind.ALLOCATE, file.path, size)
 
@@ -206,12 +209,9 @@ class RecordingFiles(Files):
                 self._forget(below)
 
     def remove_folder(self, path: Path) -> None:
-        try:
+        with self._exact_if_done():
             # Not under the locks: it can take long, and no other thread changes the folder.
             super().remove_folder(path)
-        except OSError:
-            self.is_exact = False
-            raise
         with self._names:
             if (below := relative(path, self.root)) is not None:
                 self._stream.append(Kind.REMOVE_FOLDER, below)

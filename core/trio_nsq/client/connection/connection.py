@@ -45,8 +45,8 @@ SLOWEST_BYTES_PER_S = 16 * KIB
 """A slower frame ends the connection. If a size field is wrong, heartbeats and replies are read as parts of that frame,
 and the connection would look alive."""
 LEADER_TIMEOUT_S = 35.0
-"""The timeout of the first answer, where nobody tries again: a member of a cluster lets a client wait up to 30 s for a
-leader."""
+"""The timeout of the first answer, for callers that do not try again. A member of a cluster that has no leader lets a
+client wait up to 30 s for it."""
 DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 """nsqd's default, for brokers that do not announce theirs."""
 
