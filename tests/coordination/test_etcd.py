@@ -318,14 +318,16 @@ def test_epochs_grow_over_removed_values(opened: Open, etcd_member: Member, clus
     threads = [threading.Thread(target=compete, args=(name,)) for name in "ABC"]
     for thread in threads:
         thread.start()
-    until(lambda: len(ledger) >= 1 or bool(failures))
-    for _ in range(20):
-        etcd_member.remove(f"/trio-nsq/{cluster}/")
-        count = len(ledger)
-        until(lambda: len(ledger) > count or bool(failures))  # noqa: B023
-    is_over.set()
-    for thread in threads:
-        thread.join()
+    try:
+        until(lambda: len(ledger) >= 1 or bool(failures))
+        for _ in range(20):
+            count = len(ledger)  # before the removal: its winner can be noted before `remove` returns
+            etcd_member.remove(f"/trio-nsq/{cluster}/")
+            until(lambda: len(ledger) > count or bool(failures))  # noqa: B023
+    finally:  # else the founders use the processor, and files, while all later tests of this process run
+        is_over.set()
+        for thread in threads:
+            thread.join()
     assert not failures
     assert len(set(ledger)) == len(ledger) > 20
 
