@@ -39,6 +39,31 @@ def test_problems() -> None:
     assert health(broker(stats=disk(1, 9, 100))).problems == ("Its disk is almost full: 9.0% is free.",)
 
 
+@pytest.mark.parametrize(
+    ("archive", "problems"),
+    [
+        ({"state": "archiving", "error": "", "lag_s": 59.9}, []),
+        ({"state": "archiving", "error": "no route", "lag_s": 3.0}, []),  # it is tried again
+        ({"state": "archiving", "error": "", "lag_s": 3600}, ["Its archive is 3,600 s behind."]),
+        (
+            {"state": "archiving", "error": "No route.", "lag_s": 61.0},
+            ["Its archive is not written, and is 61 s behind: No route."],
+        ),
+        (
+            {"state": "waiting", "error": "b writes to it", "lag_s": 0.0},
+            ["Its archive is not written, and is 0 s behind: b writes to it."],
+        ),
+        ({"state": "copying", "error": "", "lag_s": 0.0}, []),
+        ({"state": [], "error": None, "lag_s": float("inf")}, []),
+        ([], []),
+    ],
+)
+def test_archives(archive: Any, problems: list[str]) -> None:
+    state = broker(stats={"archive": archive})
+    assert list(health(state).problems) == problems
+    assert list(health(state, details=False).problems) == ["Its archive is late."] * len(problems)
+
+
 def test_registrations() -> None:
     lookupds = (LookupdState("l1"), LookupdState("l2"), LookupdState("l3", error="gone"))
     here = broker(registrations={"l1": NODE})

@@ -97,6 +97,23 @@ def test_health(tmp_path: Path, run_here: Run) -> None:
     assert f"{broker.http_address} is not healthy: " in table.out.decode()
 
 
+def test_archives(tmp_path: Path, run_here: Run) -> None:
+    archive = ("--archive", str(tmp_path / "archive"))
+    with qcli_serve(tmp_path / "one", *archive) as one, qcli_serve(tmp_path / "two", *archive) as two:
+
+        def checked(broker: Broker) -> Result:
+            return run_here(cli_of(broker), *CHECK, "--min-free", "0")
+
+        wait_until(
+            lambda: "archived" in run_here(cli_of(one), "stat", "--once").out.decode(), "one is archived"
+        )
+        assert checked(one).code == OK
+        wait_until(lambda: checked(two).code == ExitCode.FAILURE, "the other one has no place in the archive")
+        (line,) = checked(two).out.decode().splitlines()[1:]
+        assert line.startswith(f"archive: {two.http_address}: its archive is not written, and is ")
+        assert line.endswith("each broker needs an archive of its own")
+
+
 def test_exit_codes_of_servers_that_do_not_answer(
     run_here: Run, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

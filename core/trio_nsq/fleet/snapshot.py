@@ -7,6 +7,7 @@ from typing import Any, Self
 from ..api.answers import Cluster
 from ..api.lookupd import Node
 from ..protocol.address import format_address
+from .archive import Archive
 from .identity import BrokerIdentity
 from .stats import Queue, TopicStats, number, text, total
 
@@ -114,6 +115,11 @@ class BrokerState:
         ):
             return None
         return Disk(number(raw, "used_bytes"), min(number(raw, "free_bytes"), total), total)
+
+    @property
+    def archive(self) -> Archive | None:
+        """Its archive; None: it has none."""
+        return Archive.of(self.stats)
 
     @property
     def announced(self) -> str:

@@ -178,6 +178,28 @@ async def test_nodes_show_versions_and_who_does_not_answer() -> None:
         assert "does not answer" in (await document(client, f"/nodes/{hung.address}")).text
 
 
+async def test_archives_of_brokers() -> None:
+    def archived(**more: Any) -> FakeBroker:
+        return FakeBroker(
+            more={"archive": {"url": "s3://a/<b>", "state": "archiving", "error": "", "lag_s": 0.4} | more}
+        )
+
+    brokers = archived(), archived(lag_s=7.0), archived(lag_s=90.0, error="No route."), FakeBroker()
+    async with fake_brokers(*brokers), visited(*brokers) as client:
+        rows = (await document(client, "/nodes")).tables[0]
+        shown = [rows.row(each.address)["Status"].removeprefix("OK") for each in brokers]
+        assert shown == [
+            "archive: written",
+            "archive: written, 7.0 s behind",
+            "archive: not written, 90 s behind",
+            "",
+        ]
+        page = await document(client, f"/nodes/{brokers[2].address}")
+        for text in ("s3://a/<b>", "not written", "90 s behind: No route."):
+            assert text in page.text
+        assert "Archive" not in (await document(client, f"/nodes/{brokers[3].address}")).text
+
+
 async def test_a_broker_that_fell_silent_keeps_its_last_numbers() -> None:
     one, other = FakeBroker(topics=[topic("clicks", depth=4)]), FakeBroker()
     async with fake_brokers(one, other), visited(one, other) as client:

@@ -74,7 +74,8 @@ class Problem:
     """Something that is wrong.
 
     Attributes:
-        check: The check that failed: reachable, health, registered, cluster, disk, age, depth or brokers.
+        check: The check that failed: reachable, health, registered, cluster, archive, disk, age, depth or
+            brokers.
         address: The broker or service; empty if it is about all of them.
         text: What is wrong.
         about: The topic, `TOPIC/CHANNEL`, or the cluster; empty if it is about the whole server.
@@ -114,6 +115,8 @@ def _of_broker(broker: BrokerState, survey: Survey, limits: Limits) -> Iterator[
     if (cluster := broker.cluster) is not None:
         for problem in problems_of_cluster(cluster):
             yield Problem("cluster", broker.address, problem, cluster["cluster"])
+    if (archive := broker.archive) is not None and archive.problem:
+        yield Problem("archive", broker.address, archive.problem)
     if limits.free is not None:
         yield from _disk(broker, limits.free)
     for name, topic in broker.topics.items():

@@ -60,7 +60,8 @@ _DEFAULT_FREE = "5%"
         "where lists are separated by blanks.",
         "Checks": "reachable: each server answers. health: the broker says that it is healthy. registered: each broker "
         "is registered at all nsqlookupd, unless it is draining. cluster: all members are in sync, and the coordinator "
-        "answers, as 'qcli cluster status' checks. disk, age, depth, brokers: the thresholds of the options. The first "
+        "answers, as 'qcli cluster status' checks. archive: it is written, and less than a minute behind. disk, age, "
+        "depth, brokers: the thresholds of the options. The first "
         "line is OK or CRITICAL, with the number of problems and servers. Then each problem has a line; with --format "
         "json each problem is an object with check, address, about (a topic, channel or cluster) and problem. The "
         "channel dead-letters may have messages of any age.",

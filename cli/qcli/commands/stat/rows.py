@@ -4,14 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from trio_nsq.api.answers import ArchiveStats, ClusterCounts, Stats
+from trio_nsq.api.answers import ClusterCounts, Stats
+from trio_nsq.fleet.archive import Archive
 from trio_nsq.fleet.stats import Queue, TopicStats, add_rates, parse_topics
 
 from ...terminal.figures import short_age
 from .columns import AGE, DEPTH, NUMBERS, PUBLISHED, RATES, RECORD_KEYS
-
-_LATE_S = 5.0
-"""An archive that is further behind is not up to date."""
 
 RowKey = tuple[str, str | None, str | None]
 """The topic, channel and broker of a row."""
@@ -112,7 +110,7 @@ class Sample:
         notes = []
         if (cluster := stats.get("cluster")) is not None:
             notes.append(_note_of_cluster(cluster))
-        if (archive := stats.get("archive")) is not None:
+        if (archive := Archive.of(stats)) is not None:
             notes.append(_note_of_archive(archive))
         return cls(rows, "; ".join(notes))
 
@@ -123,13 +121,13 @@ def _note_of_cluster(cluster: ClusterCounts) -> str:
     return text if found >= members else f"{text}, {found} of {members} in sync"
 
 
-def _note_of_archive(archive: ArchiveStats) -> str:
-    if archive["error"]:
-        return f"archive not written, {short_age(1000 * archive['lag_s'])} behind"
-    if archive["state"] != "archiving":
-        return "archive: the data folder is copied" if archive["state"] == "copying" else "archive: waiting"
-    is_late = archive["lag_s"] >= _LATE_S
-    return f"archive {short_age(1000 * archive['lag_s'])} behind" if is_late else "archived"
+def _note_of_archive(archive: Archive) -> str:
+    behind = f"{short_age(1000 * archive.lag_s)} behind"
+    if archive.error:
+        return f"archive not written, {behind}"
+    if archive.state != "archiving":
+        return f"archive: {archive.activity}"
+    return f"archive {behind}" if archive.is_late else "archived"
 
 
 @dataclass(frozen=True, slots=True)

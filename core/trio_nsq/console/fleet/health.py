@@ -93,5 +93,7 @@ def _problems(broker: BrokerState, lookupds: list[str], disk: Disk | None, detai
         all_ := number(members, "members")
     ):
         yield f"Of its cluster {text(members, 'name')}, {in_sync} of {count_of(all_, 'member')} are in sync."
+    if (archive := broker.archive) is not None and archive.problem:
+        yield f"I{archive.problem[1:]}." if details else "Its archive is late."
     if disk is not None and disk.free_share < LEAST_FREE_SHARE:
         yield f"Its disk is almost full: {disk.free_share:.1%} is free."
