@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
-import snappy
-
 from ..platform.checksum import crc32
 from ..protocol.errors import NSQError
 from ..replication.catch_up import Piece
@@ -32,6 +30,8 @@ _FRAME = Struct(">IB")
 
 def encode_content(frames: Sequence[bytes | memoryview]) -> bytes:
     """Return the content of an object with these frames."""
+    import snappy  # here, because Spark's workers may not have it, and read only
+
     compressed: bytes = snappy.compress(b"".join(frames))
     return _HEAD.pack(_MAGIC, _VERSION, crc32(compressed)) + compressed
 
@@ -69,5 +69,24 @@ def _decompressed(content: bytes) -> bytes:
     compressed = memoryview(content)[_HEAD.size :]
     if crc32(compressed) != crc:
         raise ValueError("its checksum does not match its content")
-    found: bytes = snappy.decompress(bytes(compressed))
+    return _uncompress(bytes(compressed))
+
+
+def _uncompress(compressed: bytes) -> bytes:
+    try:
+        import snappy
+    except ImportError:
+        import pyarrow as pa
+
+        size = shift = 0
+        for byte in compressed[:5]:  # snappy begins with the size, seven bits a byte, the lowest first
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        try:
+            return bytes(pa.Codec("snappy").decompress(compressed, size, asbytes=True))
+        except OSError as exc:  # pyarrow's error for wrong input
+            raise ValueError(str(exc)) from exc
+    found: bytes = snappy.decompress(compressed)
     return found

@@ -13,7 +13,7 @@ A checkpoint is in the manifest when all its objects are written. No name of a t
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -228,17 +228,30 @@ def list_stream(storage: Storage, checkpoint: Checkpoint, until_ms: int | None =
     Raises:
         StorageError, OSError: The archive cannot be read.
     """
+    folders = [each for each in (checkpoint.previous, checkpoint.id) if each is not None]
+    return list_operations(storage, folders, checkpoint.number, until_ms)
+
+
+def list_operations(
+    storage: Storage, folders: Sequence[int], number: int, until_ms: int | None = None
+) -> Stream:
+    """List the operations behind one of them.
+
+    Args:
+        folders: The checkpoints of one run, in order, while which they were written.
+        number: That of the operation before them.
+        until_ms: As for `list_stream`.
+
+    Raises:
+        StorageError, OSError: The archive cannot be read.
+    """
     found: dict[int, StreamObject] = {}
-    for folder in (checkpoint.previous, checkpoint.id):
-        for name in storage.names(stream_folder(folder)) if folder is not None else ():
+    for folder in folders:
+        for name in storage.names(stream_folder(folder)):
             about = StreamName.parse(name.rpartition("/")[2])
-            if (
-                about is not None
-                and about.last > checkpoint.number
-                and (until_ms is None or about.time_ms <= until_ms)
-            ):
+            if about is not None and about.last > number and (until_ms is None or about.time_ms <= until_ms):
                 found[about.first] = StreamObject(name, about)
-    number, objects = checkpoint.number, list[StreamObject]()
+    objects = list[StreamObject]()
     for first in sorted(found):
         if first > number + 1:
             return Stream(tuple(objects), number + 1)

@@ -48,10 +48,7 @@ class ChangedFiles:
 
     def mode(self, path: bytes) -> int:
         """Return the type of what has this path, a constant of `stat`; 0: nothing."""
-        try:
-            return stat.S_IFMT(os.lstat(self._prefix + path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
+        return self._files.kind(self._prefix + path)
 
     def sync_if_many(self) -> None:
         """Sync if many files are changed, because they are open."""

@@ -175,6 +175,13 @@ class Files:
         finally:
             os.close(fd)
 
+    def kind(self, path: Path | bytes) -> int:
+        """Return the type of what has this path, a constant of `stat`; 0: nothing. Links are not followed."""
+        try:
+            return stat.S_IFMT(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
     def names(self, path: Path) -> list[str]:
         """Return the names in this folder."""
         return [entry.name for entry in path.iterdir()]
