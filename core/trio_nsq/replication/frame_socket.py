@@ -4,6 +4,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from struct import Struct
 from threading import Event, Lock
 from typing import Final, TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 _JOINED_BYTES: Final = 64 * 1024
 """A frame up to this size is sent as one piece: copying it takes less time than telling the kernel of its parts."""
 _MAX_PARTS: Final = 256
+_TIMEVAL: Final = Struct("@ll")
 
 
 class FrameSocket:
@@ -44,27 +46,34 @@ class FrameSocket:
         self._ended = Event()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        sock.settimeout(timeout_s)
+        # The kernel has the timeout: with Python's, each call would ask the kernel twice, first whether it may.
+        timeval = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, timeval)
+        sock.setblocking(True)
 
     def send(self, frame: Sequence[bytes | memoryview]) -> None:
         """Send a frame. Raises LinkError: the other side does not accept it; trio.BrokenResourceError."""
-        parts = [memoryview(piece) for piece in frame]
-        if sum(map(len, parts)) <= _JOINED_BYTES:
-            parts = [memoryview(b"".join(parts))]
-        with self._sending:
-            try:
-                at = 0
-                while at < len(parts):
-                    sent = self._sock.sendmsg(parts[at : at + _MAX_PARTS])
-                    while at < len(parts) and sent >= len(parts[at]):
-                        sent -= len(parts[at])
-                        at += 1
-                    if sent:
-                        parts[at] = parts[at][sent:]
-            except TimeoutError as exc:
-                raise LinkError(f"the other side has accepted nothing for {self._timeout_s:g} s") from exc
-            except OSError as exc:
-                raise trio.BrokenResourceError(str(exc)) from exc
+        try:
+            with self._sending:
+                if sum(map(len, frame)) <= _JOINED_BYTES:
+                    self._sock.sendall(b"".join(frame))
+                else:
+                    self._send_parts([memoryview(piece) for piece in frame])
+        except BlockingIOError as exc:
+            raise LinkError(f"the other side has accepted nothing for {self._timeout_s:g} s") from exc
+        except OSError as exc:
+            raise trio.BrokenResourceError(str(exc)) from exc
+
+    def _send_parts(self, parts: list[memoryview]) -> None:
+        at = 0
+        while at < len(parts):
+            sent = self._sock.sendmsg(parts[at : at + _MAX_PARTS])
+            while at < len(parts) and sent >= len(parts[at]):
+                sent -= len(parts[at])
+                at += 1
+            if sent:
+                parts[at] = parts[at][sent:]
 
     def send_alive(self, free_bytes: int | None = None) -> None:
         """Send ALIVE. That the connection is broken is noticed by others."""
@@ -88,7 +97,7 @@ class FrameSocket:
         while True:
             try:
                 count = self._sock.recv_into(reader.room_in_frame())
-            except TimeoutError as exc:
+            except BlockingIOError as exc:
                 raise LinkError(f"the other side has sent nothing for {self._timeout_s:g} s") from exc
             except OSError as exc:
                 raise trio.BrokenResourceError(str(exc)) from exc

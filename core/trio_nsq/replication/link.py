@@ -34,6 +34,7 @@ _LEAST_ROOM: Final = 1024 * 1024
 _LEAST_REST: Final = 16 * 1024
 _HEAD = Struct(">IB")
 _NUMBER = Struct(">Q")
+_NUMBERED = Struct(">IBQ")  # a head, and a number
 _NAME = Struct(">H")
 _FILE = Struct(">B")
 _BLOCK = Struct(">QH")
@@ -61,6 +62,9 @@ class FrameKind(IntEnum):
     ALIVE = 13
 
 
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
+
+
 def encode_frame(kind: FrameKind, *payload: bytes | memoryview) -> list[bytes | memoryview]:
     """Return a frame as pieces of bytes; those of the payload are not copied."""
     return [_HEAD.pack(1 + sum(map(len, payload)), kind), *payload]
@@ -73,7 +77,7 @@ def encode_json(kind: FrameKind, content: dict[str, Any]) -> list[bytes | memory
 
 def encode_number(kind: FrameKind, number: int) -> list[bytes | memoryview]:
     """Return a frame with a number: STORED, ALIVE or CAUGHT_UP."""
-    return encode_frame(kind, _NUMBER.pack(number))
+    return [_NUMBERED.pack(1 + _NUMBER.size, kind, number)]
 
 
 def encode_operations(last_number: int, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
@@ -210,10 +214,9 @@ class FrameReader:
             end = begin + size - 1
             if end > self._end:
                 break
-            try:
-                kind = FrameKind(code)
-            except ValueError:
-                raise LinkError(f"there is no frame of kind {code}") from None
+            kind = _KINDS.get(code)
+            if kind is None:
+                raise LinkError(f"there is no frame of kind {code}")
             frames.append((kind, self._buffer[begin:end]))
             self._begin = end
         return frames

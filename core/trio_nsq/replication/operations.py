@@ -72,8 +72,10 @@ class Kind(IntEnum):
     REMOVE_FOLDER = 9
 
 
+_KINDS = {int(kind): kind for kind in Kind}
 _WITH_TO = frozenset((Kind.RENAME, Kind.LINK))
-_WITH_POSITION = frozenset((Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE))
+CONTENT_KINDS = frozenset((Kind.WRITE, Kind.TRUNCATE, Kind.ALLOCATE))
+"""What changes a file, and no names."""
 
 
 class Operation(NamedTuple):
@@ -144,17 +146,19 @@ def split(content: bytes) -> Iterator[bytes]:
         at = end
 
 
-def decode_all(content: bytes | memoryview) -> Iterator[Operation]:
-    """Yield the operations that these bytes consist of; their data are views of it.
+def decode_all(content: bytes | memoryview) -> list[Operation]:
+    """Return the operations that these bytes consist of; their data are views of it.
 
     Raises:
         InvalidOperation: There is something else, or an operation that would leave the shared part of the folder.
     """
     view = memoryview(content)
+    operations: list[Operation] = []
     at = 0
     while at < len(view):
         operation, at = _decode(view, at)
-        yield operation
+        operations.append(operation)
+    return operations
 
 
 def _decode(view: memoryview, at: int) -> tuple[Operation, int]:
@@ -174,10 +178,9 @@ def _decode(view: memoryview, at: int) -> tuple[Operation, int]:
     data_at = to_at + to_bytes
     if data_at > end:
         raise InvalidOperation("the paths of an operation are longer than the operation")
-    try:
-        kind = Kind(code)
-    except ValueError:
-        raise InvalidOperation(f"there is no operation of kind {code}") from None
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise InvalidOperation(f"there is no operation of kind {code}")
     operation = Operation(
         number, kind, bytes(view[path_at:to_at]), position, bytes(view[to_at:data_at]), view[data_at:end]
     )
@@ -192,7 +195,7 @@ def _check(operation: Operation) -> None:
         check_path(operation.to)
     elif operation.to:
         raise InvalidOperation(f"an operation {kind.name} has a second path")
-    if (operation.position and kind not in _WITH_POSITION) or (operation.data and kind is not Kind.WRITE):
+    if (operation.position and kind not in CONTENT_KINDS) or (operation.data and kind is not Kind.WRITE):
         raise InvalidOperation(f"an operation {kind.name} has a position or data")
     if operation.position + len(operation.data) >= 1 << 63:
         raise InvalidOperation("a position is larger than any file")

@@ -14,7 +14,6 @@ them again must give the same result:
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from errno import EEXIST, EFBIG, EINVAL, EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -29,7 +28,7 @@ from .fuzzy_copy import FuzzyCopy
 from .inventory import RECORD_BYTES, take_inventory
 from .journal import Journal, JournalDamaged, Position, journals, read_journal, remove_journals
 from .names import NamesSince
-from .operations import InvalidOperation, Kind, Operation, decode_all, encode, parent_of
+from .operations import CONTENT_KINDS, InvalidOperation, Kind, Operation, decode_all, encode, is_at_or_below
 from .stream import FormerOperations
 
 _JOURNAL_BYTES: Final = 16 * 1024 * 1024
@@ -55,6 +54,22 @@ class _Stored(NamedTuple):
 
     operation: Operation
     names_older: bool
+
+
+class _Errors:
+    """Turns errors of the operating system in a block into those of a replica. A class: a generator takes longer."""
+
+    def __init__(self, replica: "Replica") -> None:
+        self._replica = replica
+
+    def __enter__(self) -> None:
+        self._replica.is_intact = False
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
+        if exc is None:
+            self._replica.is_intact = True
+        elif isinstance(exc, OSError):
+            self._replica._fail(exc)
 
 
 class Replica:
@@ -85,6 +100,7 @@ class Replica:
         self._newest = deque[bytes]()  # operations up to `position`, as they came
         self._newest_bytes = self._newest_number = 0
         self._copy: FuzzyCopy | None = None  # of a catch-up
+        self._errors = _Errors(self)
 
     @classmethod
     def open(cls, files: Files, folder: Path, journal_bytes: int = _JOURNAL_BYTES) -> Self:
@@ -95,7 +111,7 @@ class Replica:
         """
         replica = cls(files, folder, journal_bytes)
         try:
-            with replica._errors():
+            with replica._errors:
                 replica._redo_journal()
         except BaseException:
             replica.close()
@@ -154,7 +170,7 @@ class Replica:
             ReplicaError: A file cannot be written.
         """
         assert self.position is not None
-        with self._errors():
+        with self._errors:
             self._do_stored()
             self._begin(Position(epoch, self.position.number))
 
@@ -190,7 +206,7 @@ class Replica:
 
     def inventory(self) -> Iterator[bytes]:
         """Yield an entry for each file, for a leader. Raises ReplicaError: a file cannot be read."""
-        with self._errors():
+        with self._errors:
             self._do_stored()
             sources = self._earlier.sources(self._epoch, is_whole=self._is_whole())
             for path, digest in take_inventory(self._files, sources, self.record_bytes):
@@ -204,7 +220,7 @@ class Replica:
         Raises:
             ReplicaError: A file cannot be written.
         """
-        with self._errors():
+        with self._errors:
             self._do_stored()
             self._changed.sync()
             self._forget_position(is_whole=self._is_whole())
@@ -220,7 +236,7 @@ class Replica:
             ReplicaError: A file cannot be written.
         """
         assert self._copy is not None
-        with self._errors():
+        with self._errors:
             if isinstance(piece, CaughtUp):
                 self._begin(Position(self._copy.epoch, piece.number))
                 self._copy = None
@@ -233,7 +249,7 @@ class Replica:
         Raises:
             ReplicaError: A file cannot be written.
         """
-        with self._errors():
+        with self._errors:
             self._begin(position)
 
     def _begin(self, position: Position) -> None:
@@ -259,7 +275,7 @@ class Replica:
         """
         if self.position is None:
             raise ReplicaError(f"{self._folder} has not caught up with a leader: messages are missing in it")
-        with self._errors():
+        with self._errors:
             self._do_stored()
             self._changed.sync()
             finish()
@@ -274,17 +290,11 @@ class Replica:
             self._journal.close()
             self._journal = None
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        self.is_intact = False
-        try:
-            yield
-            self.is_intact = True
-        except OSError as exc:
-            if exc.errno in _MISFITS:
-                self._forget_position()
-                raise Diverged(f"{self._folder} is not what the leader's operations assume: {exc}") from exc
-            raise ReplicaError(f"cannot use {exc.filename or self._folder}: {exc.strerror or exc}") from exc
+    def _fail(self, exc: OSError) -> None:
+        if exc.errno in _MISFITS:
+            self._forget_position()
+            raise Diverged(f"{self._folder} is not what the leader's operations assume: {exc}") from exc
+        raise ReplicaError(f"cannot use {exc.filename or self._folder}: {exc.strerror or exc}") from exc
 
     # ------------------------------------------------------------------ following
 
@@ -312,7 +322,7 @@ class Replica:
                 raise InvalidOperation(f"operation {each.number} follows operation {number - 1}")
         if not decoded:
             raise InvalidOperation("a round has no operations")
-        with self._errors():
+        with self._errors:
             self._store(operations, decoded)
         self._remember(operations, self.position.number)
         return self.position
@@ -323,17 +333,20 @@ class Replica:
         Those before one that needs a new journal are done first; so are those before a LINK, if they change what is
         linked, which is read.
         """
-        whole, pending, changed, copied_bytes = True, list[_Stored](), set[bytes](), 0
+        whole, pending, copied_bytes = True, list[_Stored](), 0
         for each in decoded:
+            if each.kind in CONTENT_KINDS:
+                pending.append(_Stored(each, names_older=False))
+                continue
             needs_new, is_link = self._names.needs_new(each), each.kind is Kind.LINK
             if (
                 needs_new
                 or copied_bytes > _COPIED_BYTES
-                or (is_link and any(path in changed for path in _with_parents(each.path)))
+                or (is_link and any(_changes(one.operation, each.path) for one in pending))
             ):
                 self._append(_encoded(pending), pending)
                 self._do_stored()
-                whole, pending, changed, copied_bytes = False, [], set(), 0
+                whole, pending, copied_bytes = False, [], 0
             if needs_new:
                 assert self.position is not None
                 self._begin(self.position)
@@ -341,7 +354,6 @@ class Replica:
             for one in self._copied(each) if is_link else (each,):
                 pending.append(_Stored(one, self._names.add(one)))
                 copied_bytes += len(one.data) if is_link else 0
-            changed.update((each.path, each.to) if each.to else (each.path,))
         self._append(operations if whole else _encoded(pending), pending)
 
     def _append(self, content: Sequence[bytes | memoryview], operations: Sequence[_Stored]) -> None:
@@ -363,7 +375,7 @@ class Replica:
 
     def apply(self) -> None:
         """Do what was stored. Raises ReplicaError: a file cannot be written; Diverged."""
-        with self._errors():
+        with self._errors:
             self._do_stored()
             assert self._journal is not None
             assert self.position is not None
@@ -389,10 +401,9 @@ class Replica:
             at = end
 
 
-def _with_parents(path: bytes) -> Iterator[bytes]:
-    while path:
-        yield path
-        path = parent_of(path)
+def _changes(operation: Operation, path: bytes) -> bool:
+    """Whether an operation may change the file of this path."""
+    return any(is_at_or_below(path, changed) for changed in (operation.path, operation.to) if changed)
 
 
 def _continues(operation: Operation, before: Operation) -> bool:
