@@ -1,8 +1,10 @@
 """Archives with missing and damaged objects: verify names them, and a restore has everything else."""
 
 import json
+import re
+from functools import partial
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 from typing import Any
 
 import httpx
@@ -11,8 +13,12 @@ import trio
 
 from broker.support import PATIENCE_S, connected, mpub, running_broker
 from cli.support import Cli
-from trio_nsq.archive.manifest import ArchiveDamaged
+from trio_nsq.archive.examination import verify
+from trio_nsq.archive.manifest import ArchiveDamaged, complete_checkpoints, stream_folder
+from trio_nsq.archive.restore import OperationsDamaged, RestorePlan, shown_time
+from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.broker.restoring import restore_folder
+from trio_nsq.storage import LocalStorage
 
 OFFLINE = Cli("", "")
 BODIES = [f"message {number}" for number in range(400)]
@@ -83,7 +89,8 @@ async def test_a_damaged_segment_costs_its_damaged_records(archive: Path, tmp_pa
     content[len(content) // 2] ^= 0xFF
     a_segment(broken).write_bytes(content)
     _, (what,) = restore_folder(str(broken), tmp_path / "restored")
-    assert what.endswith(f"{a_segment(archive).name} has other content than when it was archived")
+    name = a_segment(archive).name
+    assert what.endswith(f"{name} has other content than when it was archived: messages are missing")
     found = await bodies_in(tmp_path / "restored")
     assert 0 < len(BODIES) - len(found) < 50
     assert set(found) < set(BODIES)
@@ -105,6 +112,122 @@ def test_other_objects_are_needed(archive: Path, tmp_path: Path, where: str) -> 
         assert OFFLINE("archive", "verify", str(broken)).code == 5
     victim.write_bytes(content)
     restore_folder(str(broken), tmp_path / "restored")
+
+
+def test_a_damaged_segment_keeps_no_other_topic_from_being_restored(archive: Path, tmp_path: Path) -> None:
+    broken = Path(copytree(archive, tmp_path / "broken"))
+    for segment in broken.glob("t/*/*.seg"):
+        segment.unlink()
+    restored = OFFLINE(
+        *("archive", "restore", str(broken), "--data-path", str(tmp_path / "restored"), "--topic", "other")
+    )
+    assert (restored.code, restored.err) == (0, "")
+
+
+# ---------------------------------------------------------------------- several checkpoints of one run
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive with several checkpoints of one run, and operations behind the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = partial(ArchiveWriter, checkpoint_bytes=2000, segments_s=0.01)
+        patch.setattr("trio_nsq.broker.archiving.ArchiveWriter", small)
+        while True:  # a checkpoint may come at the very end
+            folder = tmp_path_factory.mktemp("long-run")
+            trio.run(_publish_for_long, folder / "data", folder / "archive")
+            if len(RestorePlan(LocalStorage(folder / "archive")).point.stream) >= 4:
+                return folder / "archive"
+
+
+async def _publish_for_long(data: Path, archive: Path) -> None:
+    options: Any = {"archive": str(archive), "archive_interval_ms": 10}
+    async with running_broker(data, **options) as bound, connected(bound.tcp_address) as nsq:
+        client = httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=PATIENCE_S)
+        for at in range(0, len(BODIES), 10):
+            await nsq.send(mpub("t", *(body.encode() for body in BODIES[at : at + 10])))
+            await nsq.ok()
+            with trio.fail_after(PATIENCE_S):
+                while (about := (await client.get("/stats?format=json")).json()["archive"])[
+                    "lag_operations"
+                ] or about["checkpoints"] < min(3, at // 100):
+                    await trio.sleep(0.01)
+        await client.aclose()
+
+
+def _newest_checkpoint(archive: Path) -> Path:
+    return archive / f"@checkpoints/{RestorePlan(LocalStorage(archive)).point.checkpoint.id:010d}"
+
+
+@pytest.mark.parametrize("name", ["0000000001", "segments"])
+async def test_a_damaged_checkpoint_costs_nothing_if_the_run_has_an_earlier_one(
+    long_run: Path, tmp_path: Path, name: str
+) -> None:
+    broken = Path(copytree(long_run, tmp_path / "broken"))
+    newest = _newest_checkpoint(broken)
+    (newest / name).write_bytes(b"damaged")
+    restored = OFFLINE("archive", "restore", str(broken), "--data-path", str(tmp_path / "restored"))
+    assert restored.code == 5
+    assert re.search(
+        f"{newest.name}/{name} is .*: checkpoint [0-9]+ was used instead, and nothing", restored.err
+    )
+    assert await bodies_in(tmp_path / "restored") == BODIES
+
+
+async def test_the_state_before_damaged_operations(long_run: Path, tmp_path: Path) -> None:
+    broken = Path(copytree(long_run, tmp_path / "broken"))
+    stream = RestorePlan(LocalStorage(long_run)).point.stream
+    name, to = stream[len(stream) // 2].name, str(tmp_path / "restored")
+    before = shown_time(stream[len(stream) // 2 - 1].about.time_ms)
+    content = (broken / name).read_bytes()
+    for change in ((broken / name).unlink, lambda: (broken / name).write_bytes(content[:-1])):
+        change()
+        refused = OFFLINE("archive", "restore", str(broken), "--data-path", to)
+        assert refused.code == 5
+        assert f"The state before is that of {before}: --before-damage restores it" in refused.err
+        restored = OFFLINE("archive", "restore", str(broken), "--data-path", to, "--before-damage")
+        assert (restored.code, before.encode() in restored.out) == (5, True), restored
+        assert "later changes are not restored" in restored.err
+        found = await bodies_in(tmp_path / "restored")
+        assert 0 < len(found) < len(BODIES)
+        assert found == BODIES[: len(found)]
+        rmtree(to)
+
+
+async def test_a_state_of_an_earlier_run_instead_of_a_damaged_one(archive: Path, tmp_path: Path) -> None:
+    broken = Path(copytree(archive, tmp_path / "broken"))
+    (_newest_checkpoint(broken) / "0000000001").unlink()
+    to = str(tmp_path / "restored")
+    assert OFFLINE("archive", "restore", str(broken), "--data-path", to).code == 5
+    restored = OFFLINE("archive", "restore", str(broken), "--data-path", to, "--before-damage")
+    assert (restored.code, "later changes are not restored" in restored.err) == (5, True)
+    assert await bodies_in(tmp_path / "restored") == BODIES[:200]
+
+
+class _HalfListed(LocalStorage):
+    """An archive whose listing of one folder lacks the newest objects."""
+
+    def __init__(self, archive: Path, folder: str, lacks: int) -> None:
+        super().__init__(archive)
+        self._half, self._lacks = folder, lacks
+
+    def names(self, folder: str) -> list[str]:
+        found = sorted(super().names(folder))
+        return found[: -self._lacks] if folder == self._half else found
+
+
+def test_half_of_a_listing(long_run: Path) -> None:
+    """It is noticed if later objects are known; the newest ones are not, and the state is an earlier one, whole."""
+    checkpoints = complete_checkpoints(LocalStorage(long_run))
+    assert len(checkpoints) >= 3
+    middle, newest = checkpoints[-2:]
+    half = _HalfListed(long_run, stream_folder(middle.id), 2)
+    with pytest.raises(OperationsDamaged, match="is missing, and later ones are there"):
+        RestorePlan(half, newest.time_ms - 1)
+    assert any("is missing" in each.what for each in verify(half, lambda size: None, all_checkpoints=True))
+    whole = RestorePlan(LocalStorage(long_run)).point
+    point = RestorePlan(_HalfListed(long_run, stream_folder(newest.id), 2)).point
+    assert (point.checkpoint, point.stream) == (newest, whole.stream[:-2])
 
 
 def test_prune(archive: Path, tmp_path: Path) -> None:

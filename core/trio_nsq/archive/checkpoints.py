@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 from typing import Final
 
 from ..replication.catch_up import CatchUp, CaughtUp
@@ -12,12 +13,22 @@ from ..replication.recorder import RecordingFiles
 from ..replication.stream import OperationStream
 from ..storage import LeaseLost, Storage
 from .content import encode_content
-from .manifest import ArchiveDamaged, Checkpoint, Manifest, change_manifest, part_name, read_manifest
+from .manifest import (
+    ArchiveDamaged,
+    Checkpoint,
+    Manifest,
+    change_manifest,
+    list_stream,
+    part_name,
+    read_manifest,
+)
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
 
 logger = logging.getLogger("trio_nsq.archive")
 
 _PART_BYTES: Final = 8 * 1024 * 1024
+_CLOCK_MS: Final = 60_000
+"""Clocks of machines differ by less."""
 
 
 class Checkpoints:
@@ -45,6 +56,7 @@ class Checkpoints:
         self._storage = storage
         self._run = run
         self._last_time_ms = 0
+        self._time_lock = Lock()
         self._next_id: int | None = None  # in the manifest, since this run has begun
 
     def begin(self) -> None:
@@ -59,17 +71,30 @@ class Checkpoints:
         known = {}
         if manifest.checkpoints:
             last = manifest.checkpoints[-1]
-            self._last_time_ms = max(self._last_time_ms, last.time_ms)
+            stream = list_stream(self._storage, last).objects
+            self._begin_times(stream[-1].about.time_ms if stream else last.time_ms)
             try:
                 known = read_segments(self._storage, last)
             except ArchiveDamaged as exc:
                 logger.warning("%s: segments are compared with those in the archive", exc)
         self.segments = ArchivedSegments(self._files, self._storage, known)
 
+    def _begin_times(self, newest_ms: int) -> None:
+        """Let no time be before the newest one that the archive has."""
+        ahead_ms = newest_ms - int(time.time() * 1000)
+        if ahead_ms > _CLOCK_MS:
+            logger.warning(
+                "the newest state in the archive %s has a time that is %d s ahead of this machine's clock: until then, "
+                "all states get this time, and --until finds only the last of them",
+                *(self._storage.shown, ahead_ms // 1000),
+            )
+        self._last_time_ms = max(self._last_time_ms, newest_ms)
+
     def time_ms(self) -> int:
-        """Return the time, which never goes back in one archive."""
-        self._last_time_ms = max(self._last_time_ms, int(time.time() * 1000))
-        return self._last_time_ms
+        """Return the time, which never goes back in one archive. Any thread may ask."""
+        with self._time_lock:
+            self._last_time_ms = max(self._last_time_ms, int(time.time() * 1000))
+            return self._last_time_ms
 
     def archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
         """Archive the segments that are sealed now.

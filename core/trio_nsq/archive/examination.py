@@ -1,13 +1,13 @@
 """What an archive has, and whether it is whole."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..replication.catch_up import FileBegin, Operations
 from ..replication.operations import InvalidOperation, decode_all
 from ..storage import Storage
 from .content import Progress, read_pieces
-from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, list_stream
+from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, later_of_run, list_stream
 from .segments import ArchivedSegment, fetch_segment, read_segments
 
 
@@ -79,11 +79,18 @@ def verify(storage: Storage, on_read: Progress, *, all_checkpoints: bool) -> Ite
     checkpoints = complete_checkpoints(storage)
     checked: set[str] = set()
     for checkpoint in checkpoints if all_checkpoints else checkpoints[-1:]:
-        for what in _check(storage, checkpoint, on_read, checked):
+        later = later_of_run(checkpoints, checkpoint)[:1]
+        for what in _check(storage, checkpoint, later, on_read, checked):
             yield ArchiveFinding(checkpoint.id, what)
 
 
-def _check(storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]) -> Iterator[str]:
+def _check(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    later: Sequence[Checkpoint],
+    on_read: Progress,
+    checked: set[str],
+) -> Iterator[str]:
     try:
         segments = read_segments(storage, checkpoint)
     except ArchiveDamaged as exc:
@@ -91,7 +98,7 @@ def _check(storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked:
     else:
         yield from _check_parts(storage, checkpoint, segments, on_read)
         yield from _check_segments(storage, segments.values(), on_read, checked)
-    yield from _check_stream(storage, checkpoint, on_read, checked)
+    yield from _check_stream(storage, checkpoint, later, on_read, checked)
 
 
 def _check_parts(
@@ -121,9 +128,13 @@ def _check_segments(
 
 
 def _check_stream(
-    storage: Storage, checkpoint: Checkpoint, on_read: Progress, checked: set[str]
+    storage: Storage,
+    checkpoint: Checkpoint,
+    later: Sequence[Checkpoint],
+    on_read: Progress,
+    checked: set[str],
 ) -> Iterator[str]:
-    stream = list_stream(storage, checkpoint)
+    stream = list_stream(storage, checkpoint, later=later)
     if stream.gap is not None:
         yield f"the object with operation {stream.gap} is missing behind checkpoint {checkpoint.id}"
     for name, about in stream.objects:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from ..protocol.errors import NSQError
@@ -173,6 +174,11 @@ def part_name(checkpoint_id: int, part: int) -> str:
     return f"{checkpoint_folder(checkpoint_id)}/{part:010d}"
 
 
+def later_of_run(checkpoints: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints after one, of the same run: they go on with the same operations."""
+    return tuple(each for each in checkpoints if each.id > checkpoint.id and each.run == checkpoint.run)
+
+
 class StreamName(NamedTuple):
     """The name of an object with file operations, without its folder.
 
@@ -208,10 +214,10 @@ class StreamObject(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """The objects with the operations behind a checkpoint, of its run, until the next checkpoint was finished.
+    """The objects with the operations behind a checkpoint, of its run.
 
     Attributes:
-        objects: Those without a gap, in order.
+        objects: Those without a gap, in order. They may have operations twice: see `list_stream`.
         gap: The first operation that no object has, although there are later ones; None: there is no gap.
     """
 
@@ -219,17 +225,28 @@ class Stream(NamedTuple):
     gap: int | None
 
 
-def list_stream(storage: Storage, checkpoint: Checkpoint, until_ms: int | None = None) -> Stream:
+def list_stream(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    until_ms: int | None = None,
+    later: Sequence[Checkpoint] = (),
+) -> Stream:
     """List the operations behind a checkpoint.
+
+    If the listing of a folder lacks objects, and a later folder has some, there is a gap. If it lacks the newest
+    objects of an archive, that cannot be noticed: the state is an earlier one.
 
     Args:
         until_ms: Leave out later ones, Unix milliseconds; None: no limit.
+        later: Those of `later_of_run` whose operations are listed, too.
 
     Raises:
         StorageError, OSError: The archive cannot be read.
     """
-    folders = [each for each in (checkpoint.previous, checkpoint.id) if each is not None]
-    return list_operations(storage, folders, checkpoint.number, until_ms)
+    folders = [checkpoint.previous, checkpoint.id, *(each.id for each in later)]
+    return list_operations(
+        storage, [each for each in folders if each is not None], checkpoint.number, until_ms
+    )
 
 
 def list_operations(
@@ -245,16 +262,23 @@ def list_operations(
     Raises:
         StorageError, OSError: The archive cannot be read.
     """
-    found: dict[int, StreamObject] = {}
+    most_ms = inf if until_ms is None else until_ms
+    found = list[StreamObject]()
     for folder in folders:
         for name in storage.names(stream_folder(folder)):
-            about = StreamName.parse(name.rpartition("/")[2])
-            if about is not None and about.last > number and (until_ms is None or about.time_ms <= until_ms):
-                found[about.first] = StreamObject(name, about)
+            if (about := StreamName.parse(name.rpartition("/")[2])) is not None:
+                found.append(StreamObject(name, about))
     objects = list[StreamObject]()
-    for first in sorted(found):
-        if first > number + 1:
+    # A request whose answer was lost may have stored the first of some operations under a name of its own.
+    for each in sorted(
+        found, key=lambda each: (each.about.first, each.about.time_ms > most_ms, -each.about.last)
+    ):
+        if each.about.last <= number:
+            continue
+        if each.about.first > number + 1:
             return Stream(tuple(objects), number + 1)
-        objects.append(found[first])
-        number = found[first].about.last
+        if each.about.time_ms > most_ms:
+            break
+        objects.append(each)
+        number = each.about.last
     return Stream(tuple(objects), None)

@@ -288,11 +288,16 @@ class ArchiveWriter:
         last, pieces = self.operations.after(self._stored, self._object_bytes_most)
         content = encode_content(encode_operations(last, pieces))
         name = f"{stream_folder(newest.id)}/{StreamName(self._stored + 1, last, self._checkpoints.time_ms())}"
-        if not self._storage.put_new(name, content):
+        if not self._storage.put_new(name, content) and not self._has(name, content):
             raise LeaseLost(f"another process has written {self._storage.url_of(name)}")
         self._objects += 1
         self._object_bytes += len(content)
         self._note_stored(last)
+
+    def _has(self, name: str, content: bytes) -> bool:
+        """Whether an object has this content: an earlier attempt, whose answer was lost, has stored it."""
+        found = self._storage.read(name)
+        return found is not None and found.data == content
 
 
 class _Background:

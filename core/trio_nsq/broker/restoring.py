@@ -6,7 +6,7 @@ from typing import Final
 
 from ..archive.content import Progress
 from ..archive.manifest import ArchiveDamaged, read_manifest
-from ..archive.restore import RestorePoint, Restorer, find_restore_point
+from ..archive.restore import OperationsDamaged, RestorePlan, RestorePoint, Restorer
 from ..log import Files
 from ..protocol.errors import StartupError
 from ..storage import storage_at
@@ -38,11 +38,14 @@ def restore_folder(
     *,
     until_ms: int | None = None,
     is_wanted: Callable[[str], bool] | None = None,
+    before_damage: bool = False,
+    on_begin: Progress = lambda size: None,
     on_read: Progress = lambda size: None,
 ) -> tuple[RestorePoint, list[str]]:
     """Restore a data folder from its archive, durably. Blocking.
 
-    Archived segments that are missing or damaged cost their messages only.
+    Archived segments that are missing or damaged cost their messages only. If the newest checkpoint is damaged, an
+    earlier one of the same run and all operations since give the same state.
 
     Its ids are higher than those of all messages that the archived broker can have given out. Its sequences go on
     where the archive ends: if the broker had written more, others get these sequences.
@@ -50,12 +53,13 @@ def restore_folder(
     Args:
         url: The archive.
         path: Missing, empty, or left by a restore that did not end. Its parent exists.
-        until_ms: See `find_restore_point`.
+        until_ms, before_damage: See `RestorePlan`.
         is_wanted: Whether the topic of this name is restored; None: all are.
+        on_begin: Called with about how many bytes will be read.
         on_read: See `Progress`.
 
     Returns:
-        The state, and sentences about segments that are missing or damaged.
+        The state, and sentences about what is missing or damaged.
 
     Raises:
         StartupError: The folder cannot be used, or is not empty.
@@ -64,14 +68,23 @@ def restore_folder(
         StorageError, OSError: The archive cannot be read, or the folder cannot be written.
     """
     storage = storage_at(url)
-    point = find_restore_point(storage, until_ms)
+    plan = RestorePlan(storage, until_ms, before_damage=before_damage)
+    on_begin(plan.point.size_bytes)
     files = Files()
     lock = FolderLock(path, files, restores=True)
     try:
         _empty(files, path)
         files.replace(path / RESTORING_FILE, b"{}\n")
-        restorer = Restorer(storage, path, is_wanted=is_wanted, on_read=on_read)
-        restorer.restore(point)
+        while True:
+            restorer = Restorer(storage, path, is_wanted=is_wanted, on_read=on_read)
+            try:
+                point = restorer.restore(plan.point, before_damage=before_damage)
+                break
+            except OperationsDamaged:
+                raise
+            except ArchiveDamaged as exc:
+                plan.use_earlier(exc)
+                _empty(files, path)
         try:
             end_following(files, path, ID_RESERVE)
         except ValueError as exc:
@@ -80,7 +93,7 @@ def restore_folder(
         files.sync_folder(path)
     finally:
         lock.close()
-    return point, restorer.damage
+    return point, plan.damage + restorer.damage
 
 
 def _empty(files: Files, path: Path) -> None:

@@ -150,7 +150,7 @@ def _restore(options: BrokerOptions) -> None:
     except (NSQError, OSError) as exc:
         raise StartupError(f"--restore-from: {exc}") from exc
     for what in damage:
-        logger.error("%s: messages are missing", what)
+        logger.error("%s", what)
     logger.info("restored the state of %s", shown_time(point.time_ms))
 
 

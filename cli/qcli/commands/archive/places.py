@@ -26,16 +26,17 @@ class BytesRead:
 
     Attributes:
         count: How many were read.
+        progress: Advances the bar; None: there is none.
     """
 
-    def __init__(self, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, progress: Callable[[int], None] | None = None) -> None:
         self.count = 0
-        self._progress = progress
+        self.progress = progress
 
     def __call__(self, more: int) -> None:
         self.count += more
-        if self._progress is not None:
-            self._progress(more)
+        if self.progress is not None:
+            self.progress(more)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from ...framework.output import print_diagnostic, size, write_lines
 from ...framework.positions import BrokerPosition, time_of
 from ...terminal.progress import byte_progress
 from ..shared.places import without_secrets
-from .places import BytesRead, archive_errors, storage_of
+from .places import BytesRead, archive_errors
 
 _NS_PER_MS = 1_000_000
 
@@ -35,9 +36,8 @@ _NS_PER_MS = 1_000_000
         ExitCode.OK: "The data folder is complete.",
         ExitCode.FAILURE: "There is no archive, it begins later than --until, or the folder cannot be written.",
         ExitCode.USAGE: "The command line is wrong.",
-        ExitCode.DAMAGED: "Objects are missing or damaged; the message says which. If these are archived segments, the "
-        "data folder is complete but for their messages. Otherwise no broker opens it: 'qcli archive status' shows "
-        "other states that can be restored.",
+        ExitCode.DAMAGED: "Objects are missing or damaged; messages say which, and what is lost. If stdout has a line, "
+        "all else is restored, and brokers open the data folder. Otherwise they do not: give --before-damage.",
     },
     details={
         "Restored": "Topics with their messages, channels with their positions, deferred messages, dead letters, "
@@ -73,7 +73,15 @@ _NS_PER_MS = 1_000_000
     metavar="PATTERN",
     help="Restore only topics that match this pattern, such as 'log*'. Repeat the option for several.",
 )
-def command(archive: str, data_path: Path, until: str | None, topics: tuple[str, ...]) -> int:
+@option(
+    "Restore",
+    "--before-damage",
+    is_flag=True,
+    help="If objects that the state needs are missing or damaged, restore the newest state before.",
+)
+def command(
+    archive: str, data_path: Path, until: str | None, topics: tuple[str, ...], before_damage: bool
+) -> int:
     """Bring back the data folder of a broker from its archive.
 
     ARCHIVE is a folder, or a URL such as s3://bucket/nsq, as given to 'qcli serve --archive'. A broker that still
@@ -85,13 +93,19 @@ def command(archive: str, data_path: Path, until: str | None, topics: tuple[str,
     until_ms = None if until is None else _time_ms(until)
     is_wanted = partial(_matches, topics) if topics else None
     began_s = time.monotonic()
-    with archive_errors(), byte_progress(_expected_bytes(archive), "Restoring") as progress:
-        read = BytesRead(progress)
+    with archive_errors(), ExitStack() as stack:
+        read = BytesRead()
+
+        def show_bar(expected_bytes: int) -> None:
+            read.progress = stack.enter_context(byte_progress(expected_bytes, "Restoring"))
+
         point, damage = restore_folder(
             without_secrets(archive),
             data_path.absolute(),
             until_ms=until_ms,
             is_wanted=is_wanted,
+            before_damage=before_damage,
+            on_begin=show_bar,
             on_read=read,
         )
     took_s = time.monotonic() - began_s
@@ -99,7 +113,7 @@ def command(archive: str, data_path: Path, until: str | None, topics: tuple[str,
         [f"{data_path}: the state of {shown_time(point.time_ms)}, {size(read.count)} read in {took_s:.1f} s"]
     )
     for what in damage:
-        print_diagnostic(f"Error: {what}: messages are missing.")
+        print_diagnostic(f"Error: {what}.")
     return ExitCode.DAMAGED if damage else ExitCode.OK
 
 
@@ -113,13 +127,3 @@ def _time_ms(until: str) -> int:
     if found is None:
         raise click.UsageError(f"--until: {until} is no time.")
     return found // _NS_PER_MS
-
-
-def _expected_bytes(archive: str) -> int:
-    """Return about how many bytes are read."""
-    from trio_nsq.archive.manifest import complete_checkpoints
-    from trio_nsq.archive.segments import read_segments
-
-    storage = storage_of(archive)
-    newest = complete_checkpoints(storage)[-1]
-    return newest.size_bytes + sum(each.size for each in read_segments(storage, newest).values())
