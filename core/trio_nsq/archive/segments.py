@@ -7,17 +7,18 @@ an older state, the segment is not archived: checkpoints have it like any other 
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..log.errors import LogReadError, NotASegmentError
 from ..log.files import Files
-from ..log.segment.format import base_in_name
+from ..log.segment.format import FILE_HEADER_BYTES, base_in_name, decode_file_header
 from ..log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ..log.segment.identity import Identity
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
+from ..log.segment.index import SparseIndex
 from ..platform.checksum import crc32
 from ..replication.inventory import (
     SEGMENT_SUFFIX,
@@ -38,6 +39,7 @@ _TOPICS: Final = b"topics"
 _TOPIC_SUFFIX: Final = b".topic"
 _COPY_BYTES: Final = 4 * 1024 * 1024
 _MOST_INDEX_BYTES: Final = 64 * 1024 * 1024
+_LAST: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,17 @@ class ArchivedSegment:
         path: Relative to the data folder, as operations have it.
         name: The object.
         crc: CRC-32 of the whole file.
+        end: A batch begins at this offset. No other batch has its ids, so a file with the same bytes from there on is
+            the same segment. None: not known.
+        end_crc: CRC-32 of the bytes from there on.
     """
 
     path: bytes
     name: str
     size: int
     crc: int
+    end: int | None = None
+    end_crc: int = 0
 
 
 def encode_segments(segments: Iterable[ArchivedSegment]) -> bytes:
@@ -80,7 +87,11 @@ def _segment(content: Any) -> ArchivedSegment:
     check_path(path)
     if not isinstance(content["name"], str) or not isinstance(content["size"], int):
         raise ValueError(content)
-    return ArchivedSegment(path, content["name"], content["size"], int(content["crc"]))
+    end = content.get("end")
+    return ArchivedSegment(
+        *(path, content["name"], content["size"], int(content["crc"])),
+        *(None if end is None else int(end), int(content.get("end_crc", 0))),
+    )
 
 
 def sealed_segments(files: Files, root: Path) -> Iterator[tuple[bytes, int]]:
@@ -143,10 +154,17 @@ class ArchivedSegments:
 
     def _archive(self, path: bytes, next_base: int) -> None:
         at = absolute(self._root, path)
-        size, crc = _extent(self._files, at)
         known = self._known.get(path)
-        if known is not None and (known.size, known.crc) == (size, crc):
+        if known is not None and self._has_end(at, known):
             self.found[path] = known
+            return
+        size, crc = _extent(self._files, at)
+        index = b""
+        with suppress(OSError):  # readers do without an index
+            index = self._files.content(at.with_suffix(INDEX_SUFFIX), _MOST_INDEX_BYTES)
+        end, end_crc = self._end_of(at, size, index)
+        if known is not None and (known.size, known.crc) == (size, crc):
+            self.found[path] = replace(known, end=end, end_crc=end_crc)
             return
         identity = Identity.read(self._files, at.parent)
         base = base_in_name(at)
@@ -157,10 +175,9 @@ class ArchivedSegments:
         folder = f"{topic}/{identity.incarnation.hex()}"
         name = ArchivedName(base, next_base - 1, ARCHIVED_SUFFIX)
         self._storage.put_new(f"{folder}/{INCARNATION_FILE}", identity.encode())
-        with suppress(OSError):  # readers do without an index
-            index = self._files.content(at.with_suffix(INDEX_SUFFIX), _MOST_INDEX_BYTES)
+        if index:
             self._storage.put_new(f"{folder}/{name._replace(suffix=INDEX_SUFFIX)}", index)
-        segment = ArchivedSegment(path, f"{folder}/{name}", size, crc)
+        segment = ArchivedSegment(path, f"{folder}/{name}", size, crc, end, end_crc)
         if self._copy(at, segment) or self._is_there(segment):
             self.found[path] = segment
         else:
@@ -170,6 +187,34 @@ class ArchivedSegments:
                 "segment; archives of segments do not",
                 *(self._storage.url_of(segment.name), at),
             )
+
+    def _end_of(self, at: Path, size: int, index: bytes) -> tuple[int | None, int]:
+        """Return `end` and `end_crc` of a segment with this index. Small segments have none: they are read quickly."""
+        with self._opened(at) as fd:
+            header = decode_file_header(self._files.read_fully(fd, FILE_HEADER_BYTES, 0))
+            found = None if header is None else SparseIndex.decode(index, header.seed, size)
+            entry = None if found is None else found.entry_before(_LAST)
+            if entry is None:
+                return None, 0
+            return entry[1], crc32(self._files.read_fully(fd, size - entry[1], entry[1]))
+
+    def _has_end(self, at: Path, segment: ArchivedSegment) -> bool:
+        """Whether a file has the size and the end of an archived segment."""
+        if (end := segment.end) is None:
+            return False
+        with self._opened(at) as fd:
+            size = self._files.size(fd)
+            return (
+                size == segment.size and crc32(self._files.read_fully(fd, size - end, end)) == segment.end_crc
+            )
+
+    @contextmanager
+    def _opened(self, at: Path) -> Iterator[int]:
+        fd = self._files.open_read_only(at)
+        try:
+            yield fd
+        finally:
+            self._files.close(fd)
 
     def _copy(self, at: Path, segment: ArchivedSegment) -> bool:
         """Write a segment into the archive; False if the name is taken."""
