@@ -14,6 +14,7 @@ from ..log.segment.format import SUFFIX
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
 
 ARCHIVED_SUFFIX = ".seg"
+_TOPIC_SUFFIX = ".topic"
 _DIGITS = 20
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})-([0-9]{{{_DIGITS}}})({ARCHIVED_SUFFIX}|{INDEX_SUFFIX})")
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
@@ -34,6 +35,11 @@ class ArchivedName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{self.suffix}"
+
+
+def incarnation_folder(topic_folder: str, incarnation: bytes) -> str:
+    """Return the folder of a log, for the name of its topic's folder, such as `clicks.topic`."""
+    return f"{topic_folder.removesuffix(_TOPIC_SUFFIX)}/{incarnation.hex()}"
 
 
 def segment_name_of(name: str) -> str:

@@ -6,6 +6,7 @@ an older state, the segment is not archived: checkpoints have it like any other 
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -31,12 +32,11 @@ from ..replication.operations import InvalidOperation, check_path, joined
 from ..replication.recorder import RecordingFiles
 from ..storage import Storage, naming_file
 from .manifest import ArchiveDamaged, Checkpoint, read_object
-from .segment_names import ARCHIVED_SUFFIX, ArchivedName
+from .segment_names import ARCHIVED_SUFFIX, ArchivedName, incarnation_folder
 
 logger = logging.getLogger("trio_nsq.archive")
 
 _TOPICS: Final = b"topics"
-_TOPIC_SUFFIX: Final = b".topic"
 _COPY_BYTES: Final = 4 * 1024 * 1024
 _MOST_INDEX_BYTES: Final = 64 * 1024 * 1024
 _LAST: Final = (1 << 63) - 1
@@ -131,6 +131,10 @@ class ArchivedSegments:
         segment = self.found.get(path)
         return None if segment is None else FileDigest(segment.size, block_count(segment.size), b"")
 
+    def has(self, path: Path) -> bool:
+        """Whether a segment is archived under its name. Any thread may ask."""
+        return os.fsencode(path.relative_to(self._root)) in self.found
+
     def archive(self, sealed: Iterable[tuple[bytes, int]], check: Callable[[], None]) -> None:
         """Archive segments of `sealed_segments` that are not archived yet; forgets those that are not there any more.
 
@@ -171,8 +175,9 @@ class ArchivedSegments:
         if identity is None or next_base == base or not size:
             self._refused.add(path)
             return
-        topic = path.split(b"/")[1].removesuffix(_TOPIC_SUFFIX).decode(errors="surrogateescape")
-        folder = f"{topic}/{identity.incarnation.hex()}"
+        folder = incarnation_folder(
+            path.split(b"/")[1].decode(errors="surrogateescape"), identity.incarnation
+        )
         name = ArchivedName(base, next_base - 1, ARCHIVED_SUFFIX)
         self._storage.put_new(f"{folder}/{INCARNATION_FILE}", identity.encode())
         if index:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ...archive.segment_names import ArchivedName, parse_incarnation
+from ...archive.stored_files import StoredFiles
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...client.reading.log_stream import Found, batches_and_gaps
 from ...log.files import Files
@@ -21,7 +22,6 @@ from ...log.inspection.segments import SegmentPath, find_identity, segment_paths
 from ...log.positions import parse_position
 from ...log.segment.reader import Segment
 from ...storage import Storage, StorageError
-from .files import StoredFiles
 
 
 class SegmentLog:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...archive.segment_names import ARCHIVED_SUFFIX, parse_incarnation
+from ...archive.stored_files import StoredFiles
 from ...protocol.errors import NSQError
 from ...storage import Storage, absolute_place, local_path, shown_place
 from ..places import keep_secrets, storage_at
-from .files import StoredFiles
 from .log import ArchivedLog, SegmentLog
 
 _TOPICS, _TOPIC_SUFFIX = "topics", ".topic"

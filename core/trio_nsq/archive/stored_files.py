@@ -1,37 +1,92 @@
-"""Segments in a bucket or in an archive, as the files that the readers of `trio_nsq.log.inspection` expect."""
+"""Segments in a bucket or in an archive, as the files that the readers of `trio_nsq.log` expect."""
 
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from errno import EBADF, ENOENT
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...archive.segment_names import segment_name_of
-from ...log.files import Files
-from ...storage import LocalStorage, Storage, StoredFile
+from ..log.files import Files
+from ..storage import LocalStorage, Storage, StoredFile
+from .segment_names import segment_name_of
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 """The size of a request: a request for this much takes longer to transfer than to start."""
 
 
-class StoredFiles(Files):
+class ReadableFiles(Files):
+    """Files in a place, for reading by any thread.
+
+    Args:
+        storage: The place.
+        block_bytes: The size of a request to a bucket. An open file keeps up to three such blocks.
+    """
+
+    def __init__(self, storage: Storage, block_bytes: int = _BLOCK_BYTES) -> None:
+        self._storage = storage
+        self._block_bytes = block_bytes
+        self._readers: dict[int, _Reader] = {}
+        self._next_fd = 0
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _opened(self, path: Path) -> tuple[Any, int]:
+        """Open a file; returns it and its size. Raises StorageError, OSError."""
+
+    def open_read_only(self, path: Path) -> int:
+        file, size = self._opened(path)
+        if isinstance(self._storage, LocalStorage):
+            reader = _Reader(file, size)
+        else:
+            reader = _AheadReader(file, size, self._block_bytes)
+        with self._lock:
+            self._next_fd += 1
+            self._readers[self._next_fd] = reader
+            return self._next_fd
+
+    def open(self, path: Path) -> int:
+        return self.open_read_only(path)
+
+    def close(self, fd: int) -> None:
+        self._readers.pop(fd).close()
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        reader = self._reader(fd)
+        with reader.lock:
+            return reader.read(size, offset)
+
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | None:
+        return None
+
+    def prefetch(self, fd: int, size: int, offset: int) -> None:
+        """Nothing to do: blocks are read ahead."""
+
+    def size(self, fd: int) -> int:
+        return self._reader(fd).size
+
+    def _reader(self, fd: int) -> "_Reader":
+        try:
+            return self._readers[fd]
+        except KeyError:
+            raise OSError(EBADF, os.strerror(EBADF)) from None
+
+
+class StoredFiles(ReadableFiles):
     """The files of one topic in a place: a topic's folder in a bucket, or one incarnation in an archive.
 
-    Only for reading. Files of an archive have the names that they have in a topic's folder. The place is listed when
-    `names` is called, and when a file is opened before that.
+    Files of an archive have the names that they have in a topic's folder. The place is listed when `names` is called,
+    and when a file is opened before that.
 
     Args:
         storage: The place that has the files, without subfolders.
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._files: Mapping[str, StoredFile] | None = None
-        self._open: dict[int, _Reader] = {}
-        self._next_fd = 0
-        self._lock = threading.Lock()
 
     def names(self, path: Path) -> list[str]:
         """Return the names of all files, whatever `path` is."""
@@ -46,33 +101,13 @@ class StoredFiles(Files):
         assert self._files is not None
         return self._files[name].name
 
-    def open_read_only(self, path: Path) -> int:
+    def _opened(self, path: Path) -> tuple[Any, int]:
         if self._files is None:
             self.names(path)
         file = (self._files or {}).get(path.name)
         if file is None:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
-        reads = _Reader if isinstance(self._storage, LocalStorage) else _AheadReader
-        reader = reads(self._storage.open_input(file.name), file.size_bytes)
-        with self._lock:
-            self._next_fd += 1
-            self._open[self._next_fd] = reader
-            return self._next_fd
-
-    def close(self, fd: int) -> None:
-        self._open.pop(fd).close()
-
-    def read(self, fd: int, size: int, offset: int) -> bytes:
-        return self._reader(fd).read(size, offset)
-
-    def size(self, fd: int) -> int:
-        return self._reader(fd).size
-
-    def _reader(self, fd: int) -> "_Reader":
-        try:
-            return self._open[fd]
-        except KeyError:
-            raise OSError(EBADF, os.strerror(EBADF)) from None
+        return self._storage.open_input(file.name), file.size_bytes
 
 
 class _Input(Protocol):
@@ -86,6 +121,7 @@ class _Reader:
 
     def __init__(self, file: _Input, size: int) -> None:
         self.size = size
+        self.lock = threading.Lock()
         self._file = file
 
     def read(self, size: int, offset: int) -> bytes:
@@ -106,8 +142,9 @@ class _AheadReader(_Reader):
     It keeps three blocks.
     """
 
-    def __init__(self, file: _Input, size: int) -> None:
+    def __init__(self, file: _Input, size: int, block_bytes: int) -> None:
         super().__init__(file, size)
+        self._block_bytes = block_bytes
         self._thread = ThreadPoolExecutor(1, "trio-nsq-segment")
         self._blocks: dict[int, Future[bytes]] = {}
 
@@ -116,8 +153,8 @@ class _AheadReader(_Reader):
         if offset >= end:
             return b""
         parts = []
-        for number in range(offset // _BLOCK_BYTES, -(-end // _BLOCK_BYTES)):
-            start = number * _BLOCK_BYTES
+        for number in range(offset // self._block_bytes, -(-end // self._block_bytes)):
+            start = number * self._block_bytes
             block = self._block(number)
             parts.append(memoryview(block)[max(0, offset - start) : end - start])
         return b"".join(parts)
@@ -129,11 +166,16 @@ class _AheadReader(_Reader):
         self._start(number)
         if follows:  # the file is read in order
             self._start(number + 1)
-        return self._blocks[number].result()
+        try:
+            return self._blocks[number].result()
+        except BaseException:
+            del self._blocks[number]  # the next read tries again
+            raise
 
     def _start(self, number: int) -> None:
-        if number not in self._blocks and number * _BLOCK_BYTES < self.size:
-            self._blocks[number] = self._thread.submit(super().read, _BLOCK_BYTES, number * _BLOCK_BYTES)
+        size = self._block_bytes
+        if number not in self._blocks and number * size < self.size:
+            self._blocks[number] = self._thread.submit(super().read, size, number * size)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
