@@ -206,6 +206,7 @@ async def test_bounds(tmp_path: Path) -> None:
         assert (await api.get("/topic/bounds", topic="t")).json() == {
             "topic": "t",
             "first_sequence": 0,
+            "disk_first_sequence": 0,
             "next_sequence": 0,
             "first_timestamp_ns": None,
             "last_timestamp_ns": None,
@@ -221,6 +222,7 @@ async def test_bounds(tmp_path: Path) -> None:
         assert (await api.get("/topic/bounds", topic="t", at="latest")).json() == {
             "topic": "t",
             "first_sequence": 0,
+            "disk_first_sequence": 0,
             "next_sequence": 10,
             "first_timestamp_ns": lines[0]["timestamp_ns"],
             "last_timestamp_ns": lines[-1]["timestamp_ns"],

@@ -32,6 +32,9 @@ from trio_nsq.fleet.stats import parse_topics
 ELSEWHERE = {
     ("Stats", "archive"): "of a broker with an archive",
     ("Stats", "cluster"): "of a member of a cluster",
+    ("TopicStats", "first_sequence"): "of topics that keep messages",
+    ("TopicStats", "disk_first_sequence"): "of topics with messages that only the archive has",
+    ("TopicStats", "archived_bytes"): "of topics with messages that only the archive has",
     ("TopicStats", "unavailable"): "only while its files cannot be used",
     ("ChannelStats", "unavailable"): "topics only",
     ("ChannelStats", "message_bytes"): "topics only",

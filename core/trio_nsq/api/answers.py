@@ -85,10 +85,19 @@ class ChannelStats(QueueStats, total=False):
 
 
 class TopicStats(QueueStats, total=False):
-    """A topic of `/stats`."""
+    """A topic of `/stats`.
+
+    Attributes:
+        first_sequence: Where its log begins; of topics that keep messages, or have some only in the archive.
+        disk_first_sequence, archived_bytes: Where the messages on the disk begin, and the size of what only the
+            archive has; if there is some.
+    """
 
     topic_name: Required[str]
     moving_to: str
+    first_sequence: int
+    disk_first_sequence: int
+    archived_bytes: int
     channels: list[ChannelStats]
 
 
@@ -115,7 +124,11 @@ class ClusterCounts(TypedDict, total=False):
 
 
 class ArchiveStats(TypedDict, total=False):
-    """What `/stats` tells of the broker's archive: see `trio_nsq.archive.writer.ArchiveStatus`."""
+    """What `/stats` tells of the broker's archive: see `trio_nsq.archive.writer.ArchiveStatus`.
+
+    Attributes:
+        retention_waits: The number of topics with expired files that are not archived yet.
+    """
 
     url: Required[str]
     state: Required[str]
@@ -128,6 +141,7 @@ class ArchiveStats(TypedDict, total=False):
     objects: int
     object_bytes: int
     segments: int
+    retention_waits: int
 
 
 class Stats(TypedDict, total=False):
@@ -208,9 +222,15 @@ class DeadLetter(Message):
 
 
 class LogBounds(TypedDict, total=False):
-    """The answer of `/topic/bounds`. Older brokers, and logs without messages, tell no incarnation."""
+    """The answer of `/topic/bounds`. Older brokers, and logs without messages, tell no incarnation.
+
+    Attributes:
+        first_sequence: Where the log begins, with what only the archive has.
+        disk_first_sequence: Where the messages on the disk begin. Older brokers do not tell it.
+    """
 
     first_sequence: Required[int]
+    disk_first_sequence: int
     next_sequence: Required[int]
     incarnation: str
 

@@ -139,6 +139,10 @@ class ArchiveWriter:
             segments=len(self._checkpoints.segments.found),
         )
 
+    def has(self, path: Path) -> bool:
+        """Whether a segment of the data folder is archived under its name. Any thread may ask."""
+        return self._checkpoints.segments.has(path)
+
     async def run(self) -> None:
         """Archive until cancelled, or until what `finish` demands is done."""
         limiter = trio.CapacityLimiter(1)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import trio
 
+from ..archive.reading import ArchiveReader
 from ..archive.writer import PATIENCE, ArchiveStatus, ArchiveWriter
 from ..event_loop.reactor import Poller
 from ..log import Files
@@ -22,6 +23,8 @@ _ARCHIVE: Final = "archive"
 _GRACE_S: Final = 1.0
 _BEFORE_OK_S: Final = 0.1
 _LOOK_S: Final = 0.5
+_SEGMENTS_INTERVALS: Final = 10
+"""Segments are archived at this many intervals: each look lists the folders of all topics."""
 
 
 def archive_of(options: BrokerOptions) -> Storage:
@@ -37,6 +40,14 @@ def archive_of(options: BrokerOptions) -> Storage:
         raise StartupError(f"--archive: {exc}") from exc
 
 
+class _Segments:
+    """The archive of the broker's logs, a `SegmentArchive`."""
+
+    def __init__(self, writer: ArchiveWriter, reader: ArchiveReader) -> None:
+        self.has = writer.has
+        self.open = reader.open
+
+
 class Archiving:
     """Archives what a broker writes. For one run of `serve`.
 
@@ -45,6 +56,7 @@ class Archiving:
 
     Attributes:
         files: The file layer of the broker.
+        segments: The archive of the logs.
         members: What OKs wait for; None: they do not wait for the archive.
 
     Raises:
@@ -57,8 +69,11 @@ class Archiving:
         interval_s = options.archive_interval_ms / 1000
         if options.archive_before_ok:
             interval_s = min(interval_s, _BEFORE_OK_S)
-        self._writer = ArchiveWriter(storage, options.data_path, interval_s=interval_s)
+        self._writer = ArchiveWriter(
+            storage, options.data_path, interval_s=interval_s, segments_s=_SEGMENTS_INTERVALS * interval_s
+        )
         self.files: Files = self._writer.files
+        self.segments = _Segments(self._writer, ArchiveReader(storage))
         self.members: ReplicationBarrier[Any] | None = None
         if options.archive_before_ok:
             self.members = ReplicationBarrier(self._writer.operations, self._give_up)

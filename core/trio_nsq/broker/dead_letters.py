@@ -132,7 +132,7 @@ class DeadLetterMover:
         missing = tuple([sequence for sequence, batch in batches.items() if batch is None])
         if not missing:
             return batches, None
-        found = await self.readers.call_for_channels(lambda: store.read(Wanted(None, missing)))
+        found = await self.readers.read_wanted(store, Wanted(None, missing))
         known = {sequence: batch for sequence, batch in batches.items() if batch is not None}
         return known | found.again, found.error
 

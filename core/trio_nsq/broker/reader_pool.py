@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 import trio
 
 from ..http import CutOff
-from ..log import LogReadError, RecordBatch
+from ..log import LogReadError, ReadWouldWaitError, RecordBatch
+from ..log.disk.history import waiting_for_archives
 from ..log.gaps import Gap, gaps
 from ..log.records import RawRecord
 from ..server.body_memory import PieceRoom
@@ -17,7 +18,8 @@ from .state.message_store import Found, MessageStore, Wanted
 from .state.topic import Topic
 
 _THREADS = 8
-"""Threads for channels, and as many for HTTP clients. A failing disk blocks them for seconds; publishes use others."""
+"""Threads for channels, as many for HTTP clients, and as many that wait for the archive. A failing disk or archive
+blocks them for seconds; publishes use others."""
 
 _T = TypeVar("_T")
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
@@ -43,15 +45,29 @@ class ReaderPool:
         self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
         self._threads_for_channels = trio.CapacityLimiter(_THREADS)
+        self._threads_for_archives = trio.CapacityLimiter(_THREADS)
         # Channels at the same position share a read.
         self._under_way: dict[tuple[MessageStore, Wanted], _ColdRead] = {}
         self._grown: dict[Topic, trio.Event] = {}
 
     # ------------------------------------------------------------------ for channels
 
-    async def call_for_channels(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread, and return its result."""
-        return await trio.to_thread.run_sync(work, limiter=self._threads_for_channels, abandon_on_cancel=True)
+    async def read_wanted(self, store: MessageStore, wanted: Wanted) -> Found:
+        """Read messages from a topic's log in a thread. Errors are in the result, not raised."""
+        work = partial(store.read, wanted)
+        found = await trio.to_thread.run_sync(
+            work, limiter=self._threads_for_channels, abandon_on_cancel=True
+        )
+        return await self._wait_for_archive(work) if isinstance(found.error, ReadWouldWaitError) else found
+
+    async def _wait_for_archive(self, work: Callable[[], _T]) -> _T:
+        """Run `work`, which reads what only the archive has, in a thread of those that wait for it."""
+
+        def wait() -> _T:
+            with waiting_for_archives():
+                return work()
+
+        return await trio.to_thread.run_sync(wait, limiter=self._threads_for_archives, abandon_on_cancel=True)
 
     async def fetch(self, store: MessageStore, wanted: Wanted) -> Found:
         """Read messages that channels want from a topic's log. Disk errors are in the result, not raised."""
@@ -62,7 +78,7 @@ class ReaderPool:
                 return read.found
         read = self._under_way[key] = _ColdRead()
         try:
-            found = read.found = await self.call_for_channels(lambda: store.read(wanted))
+            found = read.found = await self.read_wanted(store, wanted)
             if self._broker.serves_store(store):
                 store.remember_read(found.ahead or ())
                 again = {id(batch): batch for batch in found.again.values() if batch is not None}
@@ -80,7 +96,10 @@ class ReaderPool:
         if topic.ephemeral:  # its log is in memory and not thread-safe
             await trio.lowlevel.checkpoint()
             return work()
-        return await trio.to_thread.run_sync(work, limiter=self._threads)
+        try:
+            return await trio.to_thread.run_sync(work, limiter=self._threads)
+        except ReadWouldWaitError:
+            return await self._wait_for_archive(work)
 
     async def read(self, topic: Topic, work: Callable[[], _T]) -> _T:
         """As `call`, for a streaming response. Raises CutOff: the log cannot be read, or the topic is deleted."""

@@ -93,6 +93,8 @@ class Server:
         self.authentication = authentication or Authentication(None, verifies_clients=False)
         self.audit = audit or AuditWriter("")
         self.admissions: dict[str, Admission] = {}
+        self.replication = replication
+        self.archiving = archiving
         self._folder = folder
         folder.disk_reserve.start()
         self.node_id = options.node_id if options.node_id is not None else default_node_id()
@@ -115,8 +117,6 @@ class Server:
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
             next((each.members for each in (replication, archiving) if each is not None), None),
         )  # fmt: skip
-        self.replication = replication
-        self.archiving = archiving
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
             write_path.refuse_changes,
@@ -214,6 +214,7 @@ class Server:
             segment_bytes=self.options.max_bytes_per_file,
             open_files=self._folder.open_files,
             stable_end=stable_end,
+            archive=self.archiving.segments if self.archiving is not None else None,
         )
 
     def renew_identities(self) -> int:

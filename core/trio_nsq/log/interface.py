@@ -40,6 +40,21 @@ class LogFileFacts(Protocol):
         """
 
 
+class ArchivedFileFacts(Protocol):
+    """One file that only an archive has. Attributes as of `LogFileFacts`; `last_ns` of its last message."""
+
+    @property
+    def base_sequence(self) -> int: ...
+    @property
+    def next_sequence(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def first_ns(self) -> int: ...
+    @property
+    def last_ns(self) -> int: ...
+
+
 class LogFileStart(Protocol):
     """As `LogFileFacts`."""
 
@@ -56,6 +71,8 @@ class TimedLog(Protocol):
     def next_sequence(self) -> int: ...
     @property
     def files(self) -> Sequence[LogFileStart]: ...
+    @property
+    def archived_files(self) -> Sequence[ArchivedFileFacts]: ...
     def headers(self, sequence: int) -> Iterator[RecordHeader]: ...
 
 
@@ -97,6 +114,21 @@ class Log(Protocol):
     @property
     def first_sequence(self) -> int:
         """The sequence of the oldest message; equal to `next_sequence` if there is none."""
+
+    @property
+    def disk_first_sequence(self) -> int:
+        """The sequence of the oldest message that can be read without an archive; as `first_sequence` otherwise."""
+
+    @property
+    def archived_files(self) -> Sequence[ArchivedFileFacts]:
+        """The files that only an archive has, the oldest first: messages before `disk_first_sequence`.
+
+        Reads of them raise ReadWouldWaitError, except in threads that wait for archives.
+        """
+
+    @property
+    def discardable_before(self) -> int:
+        """Files that end at this sequence or before can be discarded: an archive has them, or there is no archive."""
 
     @property
     def next_sequence(self) -> int:
@@ -270,7 +302,10 @@ class Log(Protocol):
         """Discard messages before `sequence`, as far as that is cheap, and no others. Blocks. Raises LogWriteError."""
 
     def discard_first(self, sequence: int) -> DiskWork | None:
-        """Discard the first file, as `discard_before`; None if it must be kept."""
+        """Discard the first file, as `discard_before`; None if it must be kept, or is not archived yet."""
+
+    def forget_archived(self, sequence: int) -> DiskWork | None:
+        """Forget the archived files that end at this sequence or before; None: there are none."""
 
     def close(self) -> None:
         """Close the files. The log must not be used afterwards."""
@@ -296,12 +331,16 @@ def sequence_at(log: TimedLog, timestamp_ns: int) -> int:
     """
 
     def is_late(sequence: int) -> bool:
+        if sequence in known_ns:
+            return known_ns[sequence] >= timestamp_ns
         header = next(log.headers(sequence), None)
         return header is None or header.timestamp_ns >= timestamp_ns
 
     first, end = log.first_sequence, log.next_sequence
+    known_ns = {file.base_sequence: file.first_ns for file in log.archived_files}
     # Finding the beginning of a file does not need its index, which may not be in memory.
-    starts = [file.base_sequence for file in log.files if first < file.base_sequence < end]
+    files = (*log.archived_files, *log.files)
+    starts = [file.base_sequence for file in files if first < file.base_sequence < end]
     late = bisect_left(starts, True, key=is_late)
     low = starts[late - 1] if late else first
     high = starts[late] if late < len(starts) else end

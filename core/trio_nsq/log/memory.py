@@ -5,7 +5,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from ..protocol.messages import MessageSet
-from .interface import READ_BYTES, DiskWork, LogFileFacts, NothingToSync, SyncPoint, check_order
+from .interface import (
+    READ_BYTES,
+    ArchivedFileFacts,
+    DiskWork,
+    LogFileFacts,
+    NothingToSync,
+    SyncPoint,
+    check_order,
+)
 from .records import RawRecord, RecordBatch, RecordHeader, encode_header
 from .segment.format import INCARNATION_BYTES, encode_file_header, seed_for
 
@@ -26,6 +34,7 @@ class MemoryLog:
     """
 
     files: Sequence[LogFileFacts] = ()
+    archived_files: Sequence[ArchivedFileFacts] = ()
     has_carried_forward = False
     failed_syncs = unsynced_bytes = 0
     has_unsynced_cut = False
@@ -46,6 +55,17 @@ class MemoryLog:
     @property
     def written_sequence(self) -> int:
         return self._written[-1].next_sequence if self._written else self.next_sequence
+
+    @property
+    def disk_first_sequence(self) -> int:
+        return self.first_sequence
+
+    @property
+    def discardable_before(self) -> int:
+        return self.next_sequence
+
+    def forget_archived(self, sequence: int) -> None:
+        """As `Log.forget_archived`; None, because no archive has this log."""
 
     def bytes_from(self, sequence: int) -> int:
         """As `Log.bytes_from`, assuming that all messages have the same size."""

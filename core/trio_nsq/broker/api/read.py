@@ -53,6 +53,9 @@ async def read(server: Server, request: Request) -> Response:
     # Only for a position by sequence, the answer can begin with a gap of deleted messages.
     begin = min(first.value, start) if first.kind == "sequence" else start
     log = topic.log
+    if begin < log.disk_first_sequence and (end is None or begin < end):
+        # An archive that is away is an error, not an answer that is cut off.
+        await server.readers.call(topic, partial(log.read_raw, begin, 1))
     headers = {
         "X-NSQ-First-Sequence": str(log.first_sequence),
         "X-NSQ-Next-Sequence": str(log.next_sequence),
@@ -105,14 +108,15 @@ def _wait_s(request: Request) -> float:
 
 def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
     first, end = log.first_sequence, log.next_sequence
-    oldest = next(log.headers(first), None)
+    first_ns = _first_ns(log)
     newest = next(log.headers(end - 1), None) if end > first else None
     bounds = {
         "first_sequence": first,
+        "disk_first_sequence": log.disk_first_sequence,
         "next_sequence": end,
-        "first_timestamp_ns": oldest.timestamp_ns if oldest is not None else None,
+        "first_timestamp_ns": first_ns,
         "last_timestamp_ns": newest.timestamp_ns if newest is not None else None,
-        "bytes": log.size_bytes,
+        "bytes": log.size_bytes + sum(file.size for file in log.archived_files),
         "segments": len(log.files),
         "incarnation": log.incarnation.hex() if log.incarnation is not None else None,
     }
@@ -120,6 +124,13 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
         return bounds
     sequence = at.sequence_in(log)
     return bounds | {"at_sequence": sequence, "bytes_from_at": log.bytes_from(sequence)}
+
+
+def _first_ns(log: Log) -> int | None:
+    for file in log.archived_files:
+        return file.first_ns
+    oldest = next(log.headers(log.first_sequence), None)
+    return oldest.timestamp_ns if oldest is not None else None
 
 
 def _held_raw(record: RawRecord) -> int:

@@ -103,7 +103,9 @@ async def broker_stats(
     if sees is None and (cluster := _cluster(server)) is not None:
         stats["cluster"] = cluster
     if sees is None and server.archiving is not None:
-        stats["archive"] = asdict(server.archiving.status())
+        stats["archive"] = asdict(server.archiving.status()) | {
+            "retention_waits": len(server.checkpointer.retention.waits_since_ns)
+        }
     if include_mem:
         stats["memory"] = server.process.memory()
     stats["producers"] = [_client(c, topic) for c in publishing] or None
@@ -170,6 +172,10 @@ class _Figures:
                 "log_files": len(log.files),
             }
             stats |= kept
+        if topic.log.archived_files:
+            stats["first_sequence"] = topic.log.first_sequence
+            stats["disk_first_sequence"] = topic.log.disk_first_sequence
+            stats["archived_bytes"] = sum(file.size for file in topic.log.archived_files)
         if topic.deferred_count:
             stats["deferred_count"] = topic.deferred_count
         if topic.moving.current is not None:

@@ -40,8 +40,10 @@ def _in_log(log: Log, message_id: int) -> int | None:
             return header.first_id + max(0, sequence - header.base_sequence)
         return 1 << 64
 
-    sequences = range(log.first_sequence, log.next_sequence)
-    sequence = _search(sequences, id_at, message_id)
+    on_disk = range(log.disk_first_sequence, log.next_sequence)
+    sequence = _search(on_disk, id_at, message_id)
+    if sequence is None and log.archived_files:
+        sequence = _search(range(log.first_sequence, on_disk.start), id_at, message_id)
     header = next(log.headers(sequence), None) if sequence is not None else None
     # For a missing message, `id_at` returns the next one's id.
     return sequence if header is not None and header.base_sequence <= (sequence or 0) else None

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +17,7 @@ from .cache import BatchCache
 REDELIVERY_READ_BYTES = 16 * 1024  # not Final: tests set it
 """Read size for requeued messages. They tend to be neighbours, but may be scattered, so it is small."""
 _READ_AGAIN_BYTES: Final = 1024 * 1024
+_BASE: Final = attrgetter("base_sequence")
 BATCHES_KEPT = 16  # not Final: tests set it
 """A merged batch is at most 1/16 of the cache, because a batch is evicted as a whole."""
 READ_BATCHES = 64  # not Final: tests set it
@@ -240,7 +241,9 @@ class MessageStore:
     def read_scattered(self, sequence: int, max_bytes: int) -> list[RecordBatch]:
         """As `Log.read`, for a message that may have been carried forward; may be called in a thread."""
         records: list[RecordBatch] = []
-        if sequence >= self.log.first_sequence:
+        if sequence < self.log.disk_first_sequence:
+            records = self.log.read_carried_forward(sequence)
+        if not records and sequence >= self.log.first_sequence:
             records = self.log.read(sequence, max_bytes)
         if not records or records[0].base_sequence > sequence:
             records = self.log.read_carried_forward(sequence) or records
@@ -269,10 +272,14 @@ class MessageStore:
     def published_ns(self, sequence: int) -> int:
         """Return when a message, or the next existing one, was published, Unix nanoseconds; 0 at the log's end.
 
+        Of a message that only the archive has: when the first one in its file was.
+
         Reads the log; may be called in a thread. Raises LogReadError.
         """
         if carried := self.log.read_carried_forward(sequence):
             return carried[0].timestamp_ns
+        if sequence < self.log.disk_first_sequence and (archived := self.log.archived_files):
+            return archived[max(0, bisect_right(archived, sequence, key=_BASE) - 1)].first_ns
         header = next(self.log.headers(sequence), None)
         return header.timestamp_ns if header is not None else 0
 
@@ -289,7 +296,7 @@ class MessageStore:
 
     def is_carried(self, sequence: int) -> bool:
         """Whether a message was carried forward and its original file removed. Raises LogReadError."""
-        return sequence < self.log.first_sequence and bool(self.log.read_carried_forward(sequence))
+        return sequence < self.log.disk_first_sequence and bool(self.log.read_carried_forward(sequence))
 
 
 def _batches_from(records: Sequence[RecordBatch], sequence: int) -> list[Batch]:

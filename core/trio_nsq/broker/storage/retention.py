@@ -51,6 +51,9 @@ RETRY_NS = 30 * 1_000_000_000
 _TTL_CHECKS = 16
 _MIN_TTL_CHECK_NS = 1_000_000_000
 """The broker checks waiting messages this many times per TTL, but not more often than the minimum interval."""
+ARCHIVE_CHECK_NS = 2 * 1_000_000_000
+"""Interval of checks whether a file that has expired is archived."""
+_ARCHIVE_LATE_NS = 60 * 1_000_000_000
 _SPREAD_NS = 300 * 1_000_000_000
 """After a start, the checks of many topics are spread over this time, or over 1/8 of their retention time."""
 
@@ -112,6 +115,11 @@ def next_check_ns(files: Sequence[LogFileFacts], settings: TopicSettings, now_ns
     return min(times, default=None)
 
 
+def _is_passed(files: Sequence[LogFileFacts], needed: int) -> bool:
+    """Whether the first file can be deleted if messages from `needed` on are kept."""
+    return len(files) > 1 and needed >= files[0].next_sequence
+
+
 class RetentionManager:
     """Deletes messages that have expired. One per broker.
 
@@ -122,6 +130,7 @@ class RetentionManager:
 
     Attributes:
         schedule: When to check topics that do not change, by name. They may be deleted by then.
+        waits_since_ns: Since when expired files of topics wait for the archive, by name.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class RetentionManager:
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule: DeadlineHeap[str] = DeadlineHeap()
+        self.waits_since_ns: dict[str, int] = {}
         self._now_ns = now_ns
         self._rotate = rotate
         self._is_short = is_short
@@ -176,9 +186,9 @@ class RetentionManager:
         """
         now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
         try:
-            passed = len(files) > 1 and needed >= files[0].next_sequence
-            if passed and kept_from(files, settings, now_ns) > files[0].base_sequence:
-                return now_ns
+            if _is_passed(files, needed) and kept_from(files, settings, now_ns) > files[0].base_sequence:
+                is_archived = topic.log.discardable_before > files[0].base_sequence
+                return now_ns if is_archived else now_ns + ARCHIVE_CHECK_NS
             return next_check_ns(files, settings, now_ns) if files else None
         except LogReadError:
             return now_ns  # the save reports the error
@@ -198,11 +208,12 @@ class RetentionManager:
         log, settings = topic.log, checkpoint.settings
         if not log.files:
             return None
-        kept = await self._read_ages(settings, partial(kept_from, log.files, settings, now_ns))
+        wanted = await self._read_ages(settings, partial(kept_from, log.files, settings, now_ns))
+        kept = min(wanted, log.discardable_before)
         needed = min(checkpoint.first_needed, kept)
         if topic.carry_again_ns is not None and now_ns >= topic.carry_again_ns:
             topic.carry_again_ns = None
-        if log.has_carried_forward and checkpoint.first_needed >= log.first_sequence:
+        if log.has_carried_forward and checkpoint.first_needed >= log.disk_first_sequence:
             await self._carry(topic, [], 0)  # all carried-forward messages are finished
         elif needed < min(checkpoint.all_needed, kept):
             carried = await self._carry_forward(topic, checkpoint, min(checkpoint.all_needed, kept), now_ns)
@@ -210,8 +221,22 @@ class RetentionManager:
         while (discard := log.discard_first(needed)) is not None:
             (await self._in_thread(discard))()
         next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
-        times = next_ns, topic.carry_again_ns
+        waits = (
+            _is_passed(log.files, min(wanted, checkpoint.first_needed)) and kept <= log.files[0].base_sequence
+        )
+        self._report_waiting(topic.name, now_ns, waits=waits)
+        times = next_ns, topic.carry_again_ns, now_ns + ARCHIVE_CHECK_NS if waits else None
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def _report_waiting(self, name: str, now_ns: int, *, waits: bool) -> None:
+        """Log once if files of a topic wait for the archive for long."""
+        if not waits:
+            if self.waits_since_ns.pop(name, now_ns) <= now_ns - _ARCHIVE_LATE_NS:
+                logger.info("TOPIC(%s): retention does not wait for the archive any longer", name)
+            return
+        since_ns = self.waits_since_ns.setdefault(name, now_ns)
+        if since_ns <= now_ns - _ARCHIVE_LATE_NS and since_ns > now_ns - _ARCHIVE_LATE_NS - ARCHIVE_CHECK_NS:
+            logger.warning("TOPIC(%s): expired files stay on the disk until they are archived", name)
 
     async def _read_ages(self, settings: TopicSettings, read: Callable[[], _T]) -> _T:
         """Call `kept_from` or `next_check_ns`, in a thread if that may read the log."""
@@ -244,7 +269,7 @@ class RetentionManager:
         try:
             carried = (
                 len(sequences) <= MAX_CARRIED_MESSAGES
-                and len(sequences) <= (limit - log.first_sequence) * CARRIED_MESSAGES_SHARE
+                and len(sequences) <= (limit - log.disk_first_sequence) * CARRIED_MESSAGES_SHARE
                 and await self._carry(topic, sequences, min(max_bytes, MAX_CARRIED_BYTES))
             )
         except LogError as exc:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...log import ALL_STABLE, Files, MemoryLog
+from ...log.disk.history import FILE_NAME as ARCHIVED_FILE
+from ...log.disk.history import read_archived
 from ...log.inspection.carried_forward import scan_carried_forward
 from ...log.inspection.findings import NOT_SERVED, Finding, Kind
 from ...log.inspection.verify import LogReport, Progress, verify_log
@@ -86,8 +88,9 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
         before = _read_state(files, path)
         stable = stable_end(before)
     report = verify_log(folder, files=files, progress=progress, stable_end=stable)
+    begin = _first_archived(folder, files, report)
     is_carried = _check_carried_forward(folder, files, report)
-    has_previous = _check_previous(folder, files, report)
+    has_previous = _check_previous(folder, files, report, begin)
     try:
         after = _read_state(files, path)
     except StateError as exc:
@@ -104,20 +107,31 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
     before = before or after
     try:
         for state in (before, after):
-            _restore(folder, state, report)
-        report.findings += _compare(path, before, after, report, is_carried)
+            _restore(folder, state, report, begin)
+        report.findings += _compare(path, before, after, report, is_carried, begin)
     except (StateError, TypeError) as exc:  # numbers in quotes can be restored, but not compared
         report.findings.append(_damage(path, f"damaged ({exc}); {NOT_SERVED}"))
     return report
 
 
-def _check_previous(folder: Path, files: Files, report: LogReport) -> bool:
+def _first_archived(folder: Path, files: Files, report: LogReport) -> int:
+    """Return the first sequence that the archive of the broker has, or the log if there is none."""
+    try:
+        archived = read_archived(files, folder, report.first_sequence)
+    except ValueError:
+        what = "damaged: a broker does not read messages that only its archive has"
+        report.findings.append(_damage(folder / ARCHIVED_FILE, what))
+        archived = ()
+    return archived[0].base_sequence if archived else report.first_sequence
+
+
+def _check_previous(folder: Path, files: Files, report: LogReport, begin: int) -> bool:
     """Verify the previous state, and return whether a broker could use it."""
     path = folder / PREVIOUS_STATE_FILE
     try:
         state = _read_state(files, path)
         if state is not None:
-            _restore(folder, state, report)
+            _restore(folder, state, report, begin)
     except StateError as exc:
         report.findings.append(
             _damage(path, f"damaged ({exc}); it is needed only if {STATE_FILE} is damaged too")
@@ -155,17 +169,17 @@ def _is_named_after_topic(folder: Path) -> bool:
 
 
 class _Outline(MemoryLog):
-    """An empty log with a report's first and next sequence, which is enough for a topic to load a state."""
+    """An empty log with a first sequence, and a report's next one: enough for a topic to load a state."""
 
-    def __init__(self, report: LogReport) -> None:
-        super().__init__(first_sequence=report.first_sequence)
+    def __init__(self, report: LogReport, begin: int) -> None:
+        super().__init__(first_sequence=begin)
         self.next_sequence = report.next_sequence
 
 
-def _restore(folder: Path, state: dict[str, Any], report: LogReport) -> None:
+def _restore(folder: Path, state: dict[str, Any], report: LogReport, begin: int) -> None:
     """Load a state into a topic, as a broker does at its start. Raises StateError."""
     name = topic_name(folder) if _is_named_after_topic(folder) else str(state.get("name"))
-    Topic(name, _Outline(report), BatchCache(0), 0).restore(state)
+    Topic(name, _Outline(report, begin), BatchCache(0), 0).restore(state)
 
 
 def _damage(path: Path, what: str, sequence: int | None = None, messages: int | None = 0) -> Finding:
@@ -196,8 +210,9 @@ def _compare(
     after: dict[str, Any],
     report: LogReport,
     is_carried: Callable[[int], bool],
+    begin: int,
 ) -> Iterator[Finding]:
-    """Yield inconsistencies between restorable states and the log."""
+    """Yield inconsistencies between restorable states and the log, which begins in the archive at `begin`."""
     end, needed = int(before["end"]), first_needed(before, is_carried)
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
@@ -209,10 +224,10 @@ def _compare(
             yield _damage(path, what, start, end - start)
         else:
             yield Finding(Kind.NOTE, path, 0, 0, f"{what}; the messages were finished")
-    lost = _needed_before(after, report.first_sequence, is_carried)
+    lost = _needed_before(after, begin, is_carried)
     if lost:
         needed = lost[0].start
-        what = f"messages from sequence {needed} on are needed, but the log begins at {report.first_sequence}"
+        what = f"messages from sequence {needed} on are needed, but the log begins at {begin}"
         yield _damage(path, what, needed, sum(map(len, lost)))
     point = int(after["distribution_point"])
     if point > int(after["end"]):

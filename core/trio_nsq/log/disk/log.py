@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ..errors import LogReadError, LogWriteError
+from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
 from ..files import Files, OpenFiles, reasonable_limit
 from ..interface import (
     PREFETCH_BYTES,
@@ -25,6 +25,7 @@ from ..segment.reader import Segment
 from ..segment.unwritten import ALL_STABLE
 from ..segment.writer import SegmentSync, SegmentWriter
 from .carried_forward import CarriedForwardSegment, records_to_carry
+from .history import ArchivedFile, History, SegmentArchive
 from .opening import DEFAULT_SEGMENT_BYTES, OpenedFolder
 
 _MAX_HINTS: Final = 1024
@@ -48,6 +49,7 @@ class DiskLog:
             system is used instead of `files`.
         now_ns: The wall clock, Unix nanoseconds: the creation time of segments.
         stable_end: As in `UnwrittenRecords`.
+        archive: Gets each file before it can be discarded, and serves reads from then on; None: there is none.
 
     Raises:
         NotASegmentError: A file in the folder has the name of a segment but is not one.
@@ -64,6 +66,7 @@ class DiskLog:
         open_files: OpenFiles | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         stable_end: int = ALL_STABLE,
+        archive: SegmentArchive | None = None,
     ) -> None:
         self.folder = folder
         self._segment_bytes = segment_bytes
@@ -74,8 +77,11 @@ class DiskLog:
         # Ends of the last reads, for sequential reading: next sequence -> (base sequence of the segment, offset).
         self._hints: dict[int, tuple[int, int]] = {}
         opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns, stable_end)
+        history = self._history = None if archive is None else History(self._files, folder, archive)
         try:
             opened.open()
+            if history is not None:
+                history.load(opened.segments[0].base_sequence if opened.segments else 0)
         except BaseException:
             opened.close()
             raise
@@ -96,8 +102,27 @@ class DiskLog:
 
     @property
     def first_sequence(self) -> int:
+        for file in self.archived_files:
+            return file.base_sequence
+        return self.disk_first_sequence
+
+    @property
+    def disk_first_sequence(self) -> int:
         for segment in self._segments:
             return segment.base_sequence
+        return self.next_sequence
+
+    @property
+    def archived_files(self) -> Sequence[ArchivedFile]:
+        return self._history.archived if self._history is not None else ()
+
+    @property
+    def discardable_before(self) -> int:
+        history = self._history
+        if history is not None:
+            for segment in self._segments[:-1]:
+                if not history.may_lose(segment):
+                    return segment.base_sequence
         return self.next_sequence
 
     @property
@@ -122,7 +147,10 @@ class DiskLog:
         if sequence >= self.next_sequence or not segments:
             return 0
         at = max(0, bisect_right(segments, sequence, key=_BASE) - 1)
-        return segments[at].bytes_from(sequence) + sum(segment.size for segment in segments[at + 1 :])
+        size = segments[at].bytes_from(sequence) + sum(segment.size for segment in segments[at + 1 :])
+        if sequence < segments[0].base_sequence:
+            size += sum(file.bytes_from(sequence) for file in self.archived_files)
+        return size
 
     def last_bytes(self, size: int) -> int:
         following = self.next_sequence
@@ -288,7 +316,7 @@ class DiskLog:
         waits: bool = True,
     ) -> list[_Record]:
         while True:
-            segment = self._segment_holding(sequence)
+            segment = self._segment_holding(sequence, waits=waits)
             if segment is None:
                 return []
             sequence = max(sequence, segment.base_sequence)
@@ -299,7 +327,7 @@ class DiskLog:
                     offset = segment.locate(sequence, waits=waits)
                 records, offset = read(segment, sequence, offset, max_bytes, waits)
             except LogReadError:
-                if segment is self._segment_holding(sequence):
+                if self._still_has(segment):
                     raise
                 continue  # the segment was discarded before this read began
             self._hints.pop(sequence, None)
@@ -312,12 +340,23 @@ class DiskLog:
                 segment.damage.messages_missing(sequence, following, segment.size)
             sequence = following  # the rest of this segment is damaged
 
-    def _segment_holding(self, sequence: int) -> Segment | None:
+    def _segment_holding(self, sequence: int, *, waits: bool = True) -> Segment | None:
+        """Return the segment that holds a sequence, or the next one; None at the end. Raises LogReadError."""
         segments = self._segments
         if sequence >= self.next_sequence or not segments:  # none: the log was closed during a read
             return None
+        if sequence < segments[0].base_sequence and self._history is not None and self._identity is not None:
+            if not waits and self._history.file_after(sequence) is not None:
+                raise ReadWouldWaitError(self.folder)
+            archived = self._history.segment_after(sequence, self._identity)
+            if archived is not None:
+                return archived
         index = bisect_right(segments, sequence, key=_BASE) - 1
         return segments[max(index, 0)]
+
+    def _still_has(self, segment: Segment) -> bool:
+        """Whether a segment is not discarded: it is on the disk, or was opened in the archive."""
+        return segment in self._segments or segment.path.parent != self.folder
 
     def headers(self, sequence: int) -> Iterator[RecordHeader]:
         while (segment := self._segment_holding(sequence)) is not None:
@@ -327,7 +366,7 @@ class DiskLog:
                     yield header
                     sequence = header.next_sequence
             except LogReadError:
-                if segment is self._segment_holding(sequence):
+                if self._still_has(segment):
                     raise
                 continue  # the segment was discarded before this read began
             sequence = max(sequence, following)
@@ -381,9 +420,8 @@ class DiskLog:
 
     def _record_holding(self, sequence: int) -> RecordBatch | None:
         """Return the record with this message; None if it is damaged. Raises LogReadError."""
-        found = (
-            self.read(sequence, 1) if sequence >= self.first_sequence else self.read_carried_forward(sequence)
-        )
+        is_on_disk = sequence >= self.disk_first_sequence
+        found = self.read(sequence, 1) if is_on_disk else self.read_carried_forward(sequence)
         return found[0] if found and found[0].base_sequence <= sequence else None
 
     def discard_before(self, sequence: int) -> None:
@@ -393,18 +431,26 @@ class DiskLog:
     def discard_first(self, sequence: int) -> DiskWork | None:
         if len(self._segments) < 2 or self._segments[1].base_sequence > sequence:
             return None
-        discarded = self._segments[0]
+        discarded, history = self._segments[0], self._history
+        if history is not None and not history.may_lose(discarded):
+            return None
 
         def remove() -> Callable[[], None]:
+            read_from_archive = history.take(discarded) if history is not None else None
             discarded.remove()
 
             def forget() -> None:
+                if read_from_archive is not None:
+                    read_from_archive()
                 self._replace_segments(self._segments[1:])
                 discarded.close()  # takes effect after the reads in progress
 
             return forget
 
         return remove
+
+    def forget_archived(self, sequence: int) -> DiskWork | None:
+        return self._history.forget_before(sequence) if self._history is not None else None
 
     def close(self) -> None:
         if self._writer is not None:

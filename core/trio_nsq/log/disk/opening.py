@@ -15,6 +15,7 @@ from ..segment.recovery import holds_beyond, recover
 from ..segment.writer import SegmentWriter
 from .carried_forward import FILE_NAME as CARRIED_FORWARD
 from .carried_forward import CarriedForwardSegment
+from .history import FILE_NAME as ARCHIVED
 
 logger = logging.getLogger("trio_nsq.log")
 
@@ -183,7 +184,7 @@ class OpenedFolder:
         Removes the remains of interrupted writes first, because building an index uses the same temporary file.
         """
         needed = {segment.index_path.name for segment in self.segments}
-        leftovers = {temporary_of(self._folder / name).name for name in (CARRIED_FORWARD, IDENTITY)}
+        leftovers = {temporary_of(self._folder / name).name for name in (CARRIED_FORWARD, IDENTITY, ARCHIVED)}
         for name in sorted(names - needed):
             if INDEX_SUFFIX in name or name in leftovers:
                 self._unlink(self._folder / name)

@@ -11,6 +11,7 @@ from ..disk.opening import end_of_unusable
 from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files, OpenFiles, OverlayFiles
 from ..gaps import Span
+from ..interface import ArchivedFileFacts
 from ..records import RecordBatch, RecordHeader
 from ..segment.format import FILE_HEADER_BYTES
 from ..segment.identity import Identity
@@ -39,6 +40,8 @@ class InspectedLog:
         LogReadError: The operating system failed to read.
         NotASegmentError: A broker would not serve the topic.
     """
+
+    archived_files: Sequence[ArchivedFileFacts] = ()
 
     def __init__(
         self,

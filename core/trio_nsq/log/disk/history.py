@@ -1,0 +1,204 @@
+"""The files of a log that only an archive has: retention has deleted them from the disk.
+
+     0                 8         12     16
+    +-----------------+---------+------+------------------------------------------------------------------- - -
+    | 89 NSQARS 0a    | version | crc  | base_sequence, next_sequence, size, first_ns, last_ns: for each file
+    +-----------------+---------+------+------------------------------------------------------------------- - -
+
+All integers are big-endian; the crc covers the bytes after it. The file is in the log's folder, so a topic that is
+deleted and created again has another one, and a restored folder knows the same files. It is written before a file is
+deleted.
+"""
+
+import logging
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+from ...platform.checksum import crc32
+from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
+from ..files import Files
+from ..segment.identity import Identity
+from ..segment.reader import Segment
+
+logger = logging.getLogger("trio_nsq.log")
+
+FILE_NAME: Final = "archived"
+_MAGIC: Final = b"\x89NSQARS\n"
+_VERSION: Final = 1
+_HEAD = Struct(">8sII")
+_ENTRY = Struct(">5Q")
+_MOST_BYTES: Final = 1 << 30
+_BASE: Final = attrgetter("base_sequence")
+
+_thread = threading.local()
+
+
+@contextmanager
+def waiting_for_archives() -> Iterator[None]:
+    """Let reads of this thread wait for archives. Elsewhere they raise `ReadWouldWaitError` instead."""
+    before, _thread.waits = may_wait(), True
+    try:
+        yield
+    finally:
+        _thread.waits = before
+
+
+def may_wait() -> bool:
+    """Whether reads of this thread may wait for archives."""
+    return getattr(_thread, "waits", False)
+
+
+class ArchivedFile(NamedTuple):
+    """A file that only the archive has.
+
+    Attributes:
+        base_sequence, next_sequence: Its first sequence, and the one after its last.
+        size: Bytes.
+        first_ns, last_ns: When its first and its last message were published, Unix nanoseconds.
+    """
+
+    base_sequence: int
+    next_sequence: int
+    size: int
+    first_ns: int
+    last_ns: int
+
+    def bytes_from(self, sequence: int) -> int:
+        """Estimate the bytes from a sequence on, without reading."""
+        count = self.next_sequence - self.base_sequence  # assumes that all messages have the same size
+        return (
+            self.size
+            * (self.next_sequence - max(self.base_sequence, min(sequence, self.next_sequence)))
+            // count
+        )
+
+
+def read_archived(files: Files, folder: Path, disk_first_sequence: int) -> tuple[ArchivedFile, ...]:
+    """Read which files of the log in a folder only the archive has: a crash may have left some on the disk.
+
+    Raises:
+        ValueError: The file is damaged.
+        LogReadError: The operating system failed to read.
+    """
+    path = folder / FILE_NAME
+    try:
+        archived = _decode(files.content(path, _MOST_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as exc:
+        raise LogReadError(path, exc) from exc
+    return tuple(file for file in archived if file.next_sequence <= disk_first_sequence)
+
+
+class SegmentArchive(Protocol):
+    """The archive of a broker's logs. Its methods are thread-safe."""
+
+    def has(self, path: Path) -> bool:
+        """Whether this segment of a log, which is appended to no longer, is archived under its name."""
+
+    def open(self, folder: Path, identity: Identity, file: ArchivedFile) -> Segment | None:
+        """Open an archived file of the log in a folder, in a thread. Its reads raise LogReadError.
+
+        Returns None if the archive does not have it any more. Raises LogReadError.
+        """
+
+
+class History:
+    """The files of one log that only the archive has.
+
+    Args:
+        folder: The log's folder.
+    """
+
+    def __init__(self, files: Files, folder: Path, archive: SegmentArchive) -> None:
+        self._files = files
+        self._folder = folder
+        self._archive = archive
+        # Replaced, never changed, because readers in other threads use the old tuple.
+        self.archived: tuple[ArchivedFile, ...] = ()
+
+    def load(self, disk_first_sequence: int) -> None:
+        """See `read_archived`. If the file is damaged, this is logged, and what it names is not read."""
+        try:
+            self.archived = read_archived(self._files, self._folder, disk_first_sequence)
+        except ValueError:
+            logger.error(
+                "%s: damaged; messages that only the archive has are not read", self._folder / FILE_NAME
+            )
+
+    def may_lose(self, segment: Segment) -> bool:
+        """Whether this segment, which is appended to no longer, may be deleted: it is archived, or empty."""
+        return segment.is_empty or self._archive.has(segment.path)
+
+    def take(self, segment: Segment) -> Callable[[], None]:
+        """Record durably that only the archive has this segment, before it is deleted. Blocks.
+
+        Returns what makes it readable from the archive. Raises LogReadError, LogWriteError.
+        """
+        if segment.is_empty:
+            return lambda: None
+        first = next((header.timestamp_ns for header in segment.headers(0)), segment.created_ns)
+        taken = ArchivedFile(
+            segment.base_sequence, segment.next_sequence, segment.size, first, segment.last_ns()
+        )
+        return self._save((*self.archived, taken))
+
+    def forget_before(self, sequence: int) -> Callable[[], Callable[[], None]] | None:
+        """Return what forgets the files whose messages are all before a sequence, as `DiskWork`; None: none are."""
+        kept = self.archived
+        while kept and kept[0].next_sequence <= sequence:
+            kept = kept[1:]
+        return None if len(kept) == len(self.archived) else lambda: self._save(kept)
+
+    def _save(self, archived: tuple[ArchivedFile, ...]) -> Callable[[], None]:
+        path = self._folder / FILE_NAME
+        try:
+            self._files.replace(path, _encode(archived))
+        except OSError as exc:
+            raise LogWriteError(path, exc) from exc
+
+        def use() -> None:
+            self.archived = archived
+
+        return use
+
+    def file_after(self, sequence: int) -> ArchivedFile | None:
+        """Return the file that holds a sequence, or the next one; None: there is none."""
+        archived = self.archived
+        at = max(0, bisect_right(archived, sequence, key=_BASE) - 1)
+        if at < len(archived) and archived[at].next_sequence <= sequence:
+            at += 1
+        return archived[at] if at < len(archived) else None
+
+    def segment_after(self, sequence: int, identity: Identity) -> Segment | None:
+        """Open the file that holds a sequence, or the next one that the archive still has; None: there is none.
+
+        Raises LogReadError; ReadWouldWaitError: this thread does not wait for archives.
+        """
+        while (file := self.file_after(sequence)) is not None:
+            if not may_wait():
+                raise ReadWouldWaitError(self._folder)
+            segment = self._archive.open(self._folder, identity, file)
+            if segment is not None:
+                return segment
+            sequence = file.next_sequence
+        return None
+
+
+def _encode(archived: Sequence[ArchivedFile]) -> bytes:
+    content = b"".join(_ENTRY.pack(*each) for each in archived)
+    return _HEAD.pack(_MAGIC, _VERSION, crc32(content)) + content
+
+
+def _decode(data: bytes) -> tuple[ArchivedFile, ...]:
+    """Raises ValueError: it is damaged."""
+    content = data[_HEAD.size :]
+    if len(content) % _ENTRY.size or data[: _HEAD.size] != _HEAD.pack(_MAGIC, _VERSION, crc32(content)):
+        raise ValueError("it is damaged")
+    return tuple(ArchivedFile(*entry) for entry in _ENTRY.iter_unpack(content))

@@ -1,0 +1,193 @@
+"""Reads reach into the archive: the disk has only the newest messages, and every reader sees one log."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from archive.history import SMALL, consume, disk_files, numbers_read, publish, until_only_archived
+from broker.api import Api, running_api
+from broker.support import PATIENCE_S, connected
+from trio_nsq.archive.manifest import LEASE
+from trio_nsq.broker.storage.verify import verify_topic
+from trio_nsq.event_loop.pacing import Pacing
+from trio_nsq.log.disk.history import FILE_NAME
+from trio_nsq.storage import LocalStorage, StorageError
+
+COUNT = 100
+
+
+async def until(is_so: Any) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not await is_so():
+            await trio.sleep(0.02)
+
+
+async def finish_all(api: Api, count: int = COUNT) -> None:
+    """Publish numbered messages to a channel that finishes them."""
+    await api.post("/channel/create", topic="t", channel="c")
+    await publish(api, 0, count)
+    await api.tcp.subscribe("t", "c", 100)
+    assert await consume(api, count) == list(range(count))
+
+
+async def test_files_are_deleted_when_they_are_archived_and_read_from_there(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    options = SMALL | {"archive": str(archive)}
+    async with running_api(data, **options) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        assert await numbers_read(api, **{"from": "30", "until": "50"}) == list(range(30, 50))
+        (topic,) = (await api.stats())["topics"]
+        assert (topic["first_sequence"], topic["disk_first_sequence"]) == (0, disk_files(data)[0])
+        assert topic["archived_bytes"] > 80 * 56
+        bounds = (await api.get("/topic/bounds", topic="t", at="earliest")).json()
+        assert (bounds["first_sequence"], bounds["next_sequence"], bounds["at_sequence"]) == (0, COUNT, 0)
+        assert bounds["bytes"] == bounds["bytes_from_at"] > COUNT * 56
+    async with running_api(data, **options) as api:  # it knows it before the archive is reached
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        await publish(api, COUNT, COUNT + 20)
+        assert await numbers_read(api, **{"from": "95"}) == list(range(95, COUNT + 20))
+
+
+async def test_a_time_is_found_in_the_archive(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        lines = (await api.get("/topic/read", topic="t", **{"from": "0"})).text.splitlines()
+        for number in (0, 1, 11, 12, 37, 60):
+            ns = json.loads(lines[number])["timestamp_ns"]
+            at = f"@{ns // 10**9}.{ns % 10**9:09d}"
+            found = (await api.get("/topic/bounds", topic="t", at=at)).json()
+            assert found["at_sequence"] == number
+            assert found["first_timestamp_ns"] == json.loads(lines[0])["timestamp_ns"]
+
+
+async def test_a_channel_is_moved_into_the_archive_and_delivers_from_there(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        moved = (await api.client.post("/channel/seek?topic=t&channel=c&to=5")).json()
+        assert moved["to_sequence"] == 5
+        assert await consume(api, COUNT - 5) == list(range(5, COUNT))
+        first = disk_files(data)[0]
+        moved = (await api.client.post("/channel/seek?topic=t&channel=c&to=earliest")).json()
+        assert moved["to_sequence"] == 0
+        assert await consume(api, 30) == list(range(30))
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await api.tcp.subscribe("t", "c", 1)
+        begin = await consume(api, 1)
+        assert begin[0] <= 30
+        assert await consume(api, COUNT - begin[0] - 1) == list(range(begin[0] + 1, COUNT))
+        assert disk_files(data)[0] >= first
+
+
+async def test_a_topic_that_is_created_again_does_not_reach_into_the_former_one(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        assert (await api.post("/topic/delete", topic="t"))[0] == 200
+        async with connected(
+            str(api.tcp.stream.socket.getpeername()[0]) + f":{api.tcp.stream.socket.getpeername()[1]}"
+        ) as tcp:
+            again = Api(api.client, tcp)
+            await publish(again, 500, 510)
+            assert await numbers_read(again, **{"from": "0"}) == list(range(500, 510))
+
+
+async def test_an_archive_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+
+    def away(self: LocalStorage, name: str) -> Any:
+        raise StorageError(f"{name} cannot be read: it is away")
+
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "open_input", away)
+            answer = await api.get("/topic/read", topic="t", **{"from": "0"})
+            assert (answer.status_code, "it is away" in answer.text) == (503, True)
+            assert await numbers_read(api, **{"from": "97"}) == list(range(97, COUNT))
+            await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+            await publish(api, COUNT, COUNT + 1)
+        assert await consume(api, COUNT + 1) == list(range(COUNT + 1))
+
+
+async def test_segments_that_the_archive_has_lost_are_gaps(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+    first, _, third, *_ = sorted(archive.glob("t/*/*.seg"))
+    after_first = int(first.name[21:41]) + 1
+    lost = range(int(third.name[:20]), int(third.name[21:41]) + 1)
+    first.unlink()
+    third.unlink()
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        wanted = [number for number in range(after_first, COUNT) if number not in lost]
+        found = await numbers_read(api, **{"from": "0"})
+        assert [each for each in found if isinstance(each, int)] == wanted
+        assert [each for each in found if isinstance(each, str)] == ["damaged", "damaged"]
+        await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+        await api.tcp.subscribe("t", "c", 100)
+        assert await consume(api, len(wanted)) == wanted
+
+
+async def test_retention_waits_for_the_archive(tmp_path: Path) -> None:
+    """Another broker writes to the archive: files stay on the disk, although the channel has passed them."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    with LocalStorage(archive).hold(LEASE, lambda holder: StorageError(holder)):
+        async with running_api(data, **SMALL, archive=str(archive), pacing=Pacing(archive_stop_s=0.1)) as api:
+            await finish_all(api)
+
+            async def waits() -> bool:
+                return bool((await api.stats())["archive"]["retention_waits"])
+
+            await until(waits)
+            assert disk_files(data)[0] == 0
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await until_only_archived(data, 80)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+
+        async def is_over() -> bool:
+            return not (await api.stats())["archive"]["retention_waits"]
+
+        await until(is_over)
+
+
+async def test_verify_knows_what_only_the_archive_has(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        await api.client.post("/channel/seek?topic=t&channel=c&to=3")
+        await consume(api, 1)
+    folder = data / "topics" / "t.topic"
+    assert not verify_topic(folder).findings
+    (folder / FILE_NAME).write_bytes(b"?")
+    texts = [finding.what for finding in verify_topic(folder).findings]
+    assert "damaged: a broker does not read messages that only its archive has" in texts
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        assert await numbers_read(api, **{"from": "0"}) == ["discarded", *range(disk_files(data)[0], COUNT)]
+
+
+async def test_a_crash_between_the_list_and_the_deletion(tmp_path: Path) -> None:
+    """The file of a list that the broker was killed after is on the disk, too: it is read from there, once."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+    name = sorted(archive.glob("t/*/*.seg"))[-1]
+    shutil.copy(name, data / "topics" / "t.topic" / f"{name.name[:20]}.log")
+    first = int(name.name[:20])
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await until_only_archived(data, first + 1)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
