@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import RLock
 
+import trio
+
 from trio_nsq.archive.restore import RestorePoint, Restorer, find_restore_point
 from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.replication.journal import Position
 from trio_nsq.replication.stream import FormerOperations, OperationStream
 from trio_nsq.storage import LocalStorage, Storage
+
+PATIENCE_S = 60.0
 
 
 class WatchedStorage(LocalStorage):
@@ -43,6 +47,13 @@ def writer_of(storage: Storage, data_path: Path, *, checkpoint_bytes: int = 2000
         checkpoint_bytes=checkpoint_bytes,
         segments_s=0.01,
     )
+
+
+async def until_archived(writer: ArchiveWriter) -> None:
+    """Wait until all changes are in the archive."""
+    with trio.fail_after(PATIENCE_S):
+        while (status := writer.status()).lag_operations or status.state != "archiving":
+            await trio.sleep(0.005)
 
 
 def copy_archive(archive: Path, to: Path) -> Path:

@@ -6,15 +6,21 @@ from pathlib import Path
 import pytest
 import trio
 
-from archive.folders import Remembered, WatchedStorage, copy_archive, number_of, restore, writer_of
+from archive.folders import (
+    PATIENCE_S,
+    Remembered,
+    WatchedStorage,
+    copy_archive,
+    number_of,
+    restore,
+    until_archived,
+    writer_of,
+)
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.archive.examination import checkpoints_of, verify
 from trio_nsq.archive.manifest import ArchiveError
 from trio_nsq.archive.pruning import prune
-from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.storage import LocalStorage
-
-_PATIENCE_S = 60.0
 
 
 def _without_remains(tree: Tree) -> Tree:
@@ -26,12 +32,6 @@ def _nothing(size: int) -> None:
     pass
 
 
-async def _until_archived(writer: ArchiveWriter) -> None:
-    with trio.fail_after(_PATIENCE_S):
-        while (status := writer.status()).lag_operations or status.state != "archiving":
-            await trio.sleep(0.005)
-
-
 async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
     data.mkdir()
@@ -40,12 +40,12 @@ async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
     changes = RandomChanges(writer.files, data, 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
-        with trio.fail_after(_PATIENCE_S):
+        with trio.fail_after(PATIENCE_S):
             while writer.status().checkpoints < 5:
                 changes.step()
                 await trio.sleep(0.001)
         changes.close()
-        writer.finish(_PATIENCE_S)
+        writer.finish(PATIENCE_S)
     trees, storage = trees_of(remembered.stream()), LocalStorage(archive)
     extents = checkpoints_of(storage)
     from_ms = extents[2].checkpoint.time_ms
@@ -87,9 +87,9 @@ async def test_every_state_of_the_archive_is_a_state_of_the_folder(tmp_path: Pat
         for step in range(300):
             changes.step()
             if step % 20 == 0:
-                await _until_archived(writer)
+                await until_archived(writer)
         changes.close()
-        writer.finish(_PATIENCE_S)
+        writer.finish(PATIENCE_S)
     trees = trees_of(remembered.stream())
     assert not writer.operations.kept_bytes
     assert writer.status().checkpoints > 1, "checkpoints were written while operations were archived"

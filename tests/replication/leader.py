@@ -1,7 +1,7 @@
 """A data folder that changes at random in the ways of a broker, and a model of what operations do."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trio_nsq.log.files import Files
@@ -88,9 +88,12 @@ def trees_of(stream: OperationStream) -> list[Tree]:
 class RandomChanges:
     """Changes a data folder as a broker does: appends and cuts of logs, saved states, deletions, files set aside."""
 
-    def __init__(self, files: Files, root: Path, seed: int) -> None:
+    def __init__(
+        self, files: Files, root: Path, seed: int, log_names: Sequence[str] = ("0.log", "1.log")
+    ) -> None:
         self._files = files
         self._root = root
+        self._log_names = log_names
         self._chance = random.Random(seed)
         self._number = 0
         self._logs: dict[Path, int] = {}  # open descriptors
@@ -118,7 +121,7 @@ class RandomChanges:
 
     def _log(self) -> tuple[Path, int]:
         folder = self._topic()
-        path = folder / f"{self._chance.randint(0, 1)}.log"
+        path = folder / self._log_names[self._chance.randint(0, 1)]
         if path not in self._logs:
             self._logs[path] = (self._files.open if path.exists() else self._files.create)(path)
         return path, self._logs[path]

@@ -49,7 +49,7 @@ class ArchiveReplay:
         files: The file layer of the folder.
         folder: Exists, and has nothing that the broker uses.
         wants: Whether what has a path is made; the folders above it are, too.
-        fetch: Makes an archived segment, which has this path.
+        fetch: Makes an archived segment in a copy, which has this path.
         on_read: See `Progress`.
 
     Attributes:
@@ -66,7 +66,7 @@ class ArchiveReplay:
         folder: Path,
         *,
         wants: Callable[[bytes], bool],
-        fetch: Callable[[bytes], None],
+        fetch: Callable[[FuzzyCopy, bytes], None],
         on_read: Progress = lambda size: None,
     ) -> None:
         self.number = 0
@@ -100,7 +100,7 @@ class ArchiveReplay:
                 if is_whole:
                     self.copy.add(piece)
                 else:
-                    self._fetch(path)
+                    self._fetch(self.copy, path)
             case Block(path) | FileEnd(path):
                 if self._wants(path) and path not in self.missing:
                     self.copy.add(piece)

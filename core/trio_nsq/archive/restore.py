@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..log.files import Files
 from ..replication.catch_up import Block, FileBegin
+from ..replication.fuzzy_copy import FuzzyCopy
 from ..storage import Storage
 from .content import Progress
 from .manifest import (
@@ -219,7 +220,7 @@ class Restorer:
                 return before
         return point
 
-    def _fetch(self, path: bytes) -> None:
+    def _fetch(self, copy: FuzzyCopy, path: bytes) -> None:
         """Write an archived segment."""
         segment = self._segments.get(path)
         if segment is None:
@@ -228,10 +229,10 @@ class Restorer:
         try:
             for offset, data in fetch_segment(self._storage, segment):
                 if not is_begun:
-                    self._replay.copy.add(FileBegin(path, is_whole=True))
+                    copy.add(FileBegin(path, is_whole=True))
                     is_begun = True
                 self._on_read(len(data))
-                self._replay.copy.add(Block(path, offset, data))
+                copy.add(Block(path, offset, data))
         except ArchiveDamaged as exc:
             self.damage.append(f"{exc}: messages are missing")
         if not is_begun:

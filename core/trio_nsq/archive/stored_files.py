@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..log.files import Files
+from ..log.files.scratch import ScratchSnapshot
 from ..storage import LocalStorage, Storage, StoredFile
 from .segment_names import segment_name_of
 
@@ -38,7 +39,7 @@ class ReadableFiles(Files):
 
     def open_read_only(self, path: Path) -> int:
         file, size = self._opened(path)
-        if isinstance(self._storage, LocalStorage):
+        if isinstance(self._storage, LocalStorage) or isinstance(file, _NewestInput):
             reader = _Reader(file, size)
         else:
             reader = _AheadReader(file, size, self._block_bytes)
@@ -82,32 +83,45 @@ class StoredFiles(ReadableFiles):
 
     Args:
         storage: The place that has the files, without subfolders.
+        newest: Files that the place has not got yet, by the name in a topic's folder.
+        is_listed: Whether the place is listed; otherwise only `newest` is there.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        newest: Mapping[str, ScratchSnapshot] | None = None,
+        *,
+        is_listed: bool = True,
+    ) -> None:
         super().__init__(storage)
+        self._newest = newest or {}
+        self._is_listed = is_listed
         self._files: Mapping[str, StoredFile] | None = None
 
     def names(self, path: Path) -> list[str]:
         """Return the names of all files, whatever `path` is."""
-        found = self._storage.files()
+        found = self._storage.files() if self._is_listed else None
         listed = found if isinstance(found, list) else []
         # Sorted, so that of two copies of a segment the one with more messages is used.
         self._files = {segment_name_of(file.name): file for file in sorted(listed) if "/" not in file.name}
-        return list(self._files)
+        return [*self._files, *(self._newest.keys() - self._files.keys())]
 
-    def stored_name(self, name: str) -> str:
-        """Return the name in the place of a file that `names` returned."""
+    def stored_name(self, name: str) -> str | None:
+        """Return the name in the place of a file that `names` returned; None: it is one of the newest."""
         assert self._files is not None
-        return self._files[name].name
+        found = self._files.get(name)
+        return None if found is None else found.name
 
     def _opened(self, path: Path) -> tuple[Any, int]:
         if self._files is None:
             self.names(path)
         file = (self._files or {}).get(path.name)
-        if file is None:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
-        return self._storage.open_input(file.name), file.size_bytes
+        if file is not None:
+            return self._storage.open_input(file.name), file.size_bytes
+        if path.name in self._newest:
+            return _NewestInput(self._newest[path.name]), self._newest[path.name].size
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path))
 
 
 class _Input(Protocol):
@@ -134,6 +148,23 @@ class _Reader:
 
     def close(self) -> None:
         self._file.close()
+
+
+class _NewestInput:
+    """A file that the place has not got yet."""
+
+    def __init__(self, file: ScratchSnapshot) -> None:
+        self._file = file
+        self._offset = 0
+
+    def seek(self, offset: int, /) -> None:
+        self._offset = offset
+
+    def read(self, size: int, /) -> bytes:
+        return self._file.read(size, self._offset)
+
+    def close(self) -> None:
+        """Do nothing: others may read the file."""
 
 
 class _AheadReader(_Reader):

@@ -32,6 +32,7 @@ class InspectedLog:
     Args:
         segments: The files, the oldest first. If the last one has a limit, it is complete, and not recovered.
         recovered: What recovery has found, by file and size: for the next object of the same log.
+        are_whole: Whether only the last one may have no record: then the first one is not opened to find out.
 
     Attributes:
         files: The segments that a broker would use. The last one is opened and recovered when it is needed.
@@ -49,6 +50,8 @@ class InspectedLog:
         files: Files,
         segments: Sequence[SegmentPath],
         recovered: dict[tuple[Path, int], Segment],
+        *,
+        are_whole: bool = False,
     ) -> None:
         self._files = files
         self._folder = folder
@@ -57,7 +60,7 @@ class InspectedLog:
         self._end: int | None = None
         self.files: Sequence[SegmentPath] = segments
         if segments and segments[-1].limit is None:  # otherwise all are complete
-            while len(self.files) > 1 and not self._has_records(self.files[0]):
+            while len(self.files) > 1 and not are_whole and not self._has_records(self.files[0]):
                 self.files = self.files[1:]
             if len(self.files) == 1 or segment_bytes(segments[-1], files) <= FILE_HEADER_BYTES:
                 self._end = self._find_end()  # a broker may not use the file

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...archive.segment_names import ARCHIVED_SUFFIX, parse_incarnation
 from ...archive.stored_files import StoredFiles
+from ...archive.tail import ArchiveTail
 from ...protocol.errors import NSQError
 from ...storage import Storage, absolute_place, local_path, shown_place
 from ..places import keep_secrets, storage_at
@@ -63,8 +64,19 @@ def _open(folder: str, archived: bool) -> SegmentLog:
         return SegmentLog(local)
     storage = storage_at(folder)
     if archived:
-        return ArchivedLog(storage)
+        archive, topic = _above(folder)
+        return ArchivedLog(storage, _tail_of(archive), topic)
     return SegmentLog(Path(storage.shown), StoredFiles(storage), storage.shown)
+
+
+def _tail_of(archive: str) -> ArchiveTail:
+    """Return what has the newest messages of an archive; the same one again, because it knows what it has read."""
+    return _tail_at(_join(archive))
+
+
+@lru_cache(maxsize=8)
+def _tail_at(archive: str) -> ArchiveTail:
+    return ArchiveTail(storage_at(archive))
 
 
 def parse_places(texts: Sequence[str], topic: str) -> list[SegmentsPlace]:
@@ -100,7 +112,8 @@ def topics_in(text: str) -> list[str]:
     in_data = {name.partition("/")[0] for name in names if "/" in name}
     if in_data:
         return sorted(name.removesuffix(_TOPIC_SUFFIX) for name in in_data if name.endswith(_TOPIC_SUFFIX))
-    return sorted({name.split("/")[0] for name in _names(folder) if name.endswith(ARCHIVED_SUFFIX)})
+    archived = {name.split("/")[0] for name in _names(folder) if name.endswith(ARCHIVED_SUFFIX)}
+    return sorted(archived.union(_tail_of(absolute_place(keep_secrets(folder))).topics()))
 
 
 def _split(text: str) -> tuple[str | None, str]:
@@ -134,10 +147,14 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
     name = label or (parts[-1] if parts else "segments")
     if parts[-1:] == [f"{topic}{_TOPIC_SUFFIX}"] and _exists(folder):
         return [SegmentsPlace(label or topic, folder)]
-    if parse_incarnation(parts[-1] if parts else "") is not None and _exists(folder):
-        if parts[-2:-1] != [topic]:
+    if parse_incarnation(parts[-1] if parts else "") is not None:
+        is_there = _exists(folder)
+        if parts[-2:-1] == [topic] and (
+            is_there or _newest_incarnation(_above(folder)[0], topic) == parts[-1]
+        ):
+            return [SegmentsPlace(label or name[:_LABEL_DIGITS], folder, True)]
+        if is_there:
             raise SegmentsError(f"the folder {shown_place(folder)} is not in an archive of topic {topic}")
-        return [SegmentsPlace(label or name[:_LABEL_DIGITS], folder, True)]
     in_data = _join(folder, _TOPICS, f"{topic}{_TOPIC_SUFFIX}")
     if _exists(in_data):
         return [SegmentsPlace(name, in_data)]
@@ -147,6 +164,8 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
         for parent, _, file in (each.rpartition("/") for each in _names(in_archive))
         if file.endswith(ARCHIVED_SUFFIX) and parse_incarnation(parent) is not None
     }
+    if newest := _newest_incarnation(folder, topic):
+        incarnations.add(newest)
     if not incarnations:
         raise TopicNotThere(
             f"there is no topic {topic} in {shown_place(folder)}: it has neither "
@@ -157,6 +176,12 @@ def find_places(label: str | None, folder: str, topic: str) -> list[SegmentsPlac
         SegmentsPlace(f"{name}-{each[:_LABEL_DIGITS]}", _join(in_archive, each), True)
         for each in sorted(incarnations)
     ]
+
+
+def _newest_incarnation(archive: str, topic: str) -> str | None:
+    """Return the incarnation of the topic of which a broker's archive has newest messages; None: it has none."""
+    found = _tail_of(archive).log(topic)
+    return None if found is None else found.incarnation
 
 
 def storage_below(place: str, *names: str) -> Storage:
@@ -174,6 +199,16 @@ def _exists(folder: str) -> bool:
     """Whether a folder exists; in a bucket, whether it has files."""
     local = local_path(folder)
     return local.is_dir() if local is not None else bool(_names(folder))
+
+
+def _above(place: str) -> tuple[str, str]:
+    """Return the archive that has the folder of an incarnation, and the topic of it."""
+    if local_path(place) is not None:
+        path = Path(absolute_place(place))
+        return str(path.parent.parent), path.parent.name
+    head, mark, options = place.partition("?")
+    archive, topic, _ = head.rstrip("/").rsplit("/", 2)
+    return archive + mark + options, topic
 
 
 def _join(place: str, *names: str) -> str:

@@ -1,0 +1,182 @@
+"""What readers know of an archive's newest segments: what a restore of the same state would have of them."""
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from archive.folders import PATIENCE_S, WatchedStorage, copy_archive, restore, until_archived, writer_of
+from replication.leader import RandomChanges
+from trio_nsq.archive.examination import checkpoints_of
+from trio_nsq.archive.manifest import ArchiveError, list_stream
+from trio_nsq.archive.pruning import prune
+from trio_nsq.archive.restore import find_restore_point
+from trio_nsq.archive.tail import ArchiveTail
+from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.log.files.scratch import ScratchFiles
+from trio_nsq.storage import LocalStorage
+
+SEGMENTS = ("00000000000000000000.log", "00000000000000000100.log")
+Segments = dict[tuple[str, str], bytes]
+
+
+def in_tail(tail: ArchiveTail) -> Segments:
+    found: Segments = {}
+    for topic in tail.topics():
+        log = tail.log(topic)
+        assert log is not None
+        found |= {
+            (topic, name): file.read(1 << 30, 0) for name, file in log.files.items() if name in SEGMENTS
+        }
+    return found
+
+
+def in_folder(data: Path) -> Segments:
+    paths = data.glob("topics/?.topic/*.log")
+    return {(path.parent.name.removesuffix(".topic"), path.name): path.read_bytes() for path in paths}
+
+
+@asynccontextmanager
+async def changing(
+    folder: Path, storage: LocalStorage, seed: int
+) -> AsyncIterator[tuple[ArchiveWriter, RandomChanges]]:
+    """Archive a data folder in the block, which changes it."""
+    data = folder / "data"
+    data.mkdir()
+    writer = writer_of(storage, data)
+    changes = RandomChanges(writer.files, data, seed, SEGMENTS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        with trio.fail_after(PATIENCE_S):
+            yield writer, changes
+        changes.close()
+        writer.finish(PATIENCE_S)
+
+
+async def make_states(folder: Path, seed: int) -> list[Path]:
+    """Return copies of an archive as it was at some times, oldest first."""
+    chance = random.Random(seed)
+    archive = folder / "archive"
+    copies: list[Path] = []
+
+    def after_write(name: str) -> None:
+        if chance.random() < 0.15 and len(copies) < 100:
+            copies.append(copy_archive(archive, folder / f"copy-{len(copies)}"))
+
+    async with changing(folder, WatchedStorage(archive, after_write), seed) as (writer, changes):
+        while writer.status().checkpoints < 5 or len(copies) < 20:
+            for _ in range(10):
+                changes.step()
+            await until_archived(writer)
+    return [*copies, archive]
+
+
+def complete(states: list[Path]) -> Iterator[Path]:
+    """Yield those that have a complete checkpoint."""
+    for state in states:
+        try:
+            find_restore_point(LocalStorage(state))
+        except ArchiveError:
+            continue
+        yield state
+
+
+def show(at: Path, state: Path) -> None:
+    """Make a place show this state."""
+    link = at.with_name("next")
+    link.symlink_to(state)
+    link.replace(at)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_follower_and_a_new_reader_have_what_a_restore_has(tmp_path: Path, seed: int) -> None:
+    """Also if old objects are removed before they are read."""
+    states = await make_states(tmp_path, seed)
+    place = tmp_path / "place"
+    follower = ArchiveTail(LocalStorage(place))
+    read = 0
+    for index, state in enumerate(complete(states)):
+        restore(state, tmp_path / f"restored-{index}")
+        expected = in_folder(tmp_path / f"restored-{index}")
+        if index % 3 == 2:
+            prune(LocalStorage(state), 1 << 62)
+        show(place, state)
+        assert in_tail(ArchiveTail(LocalStorage(state))) == expected, index
+        assert (in_tail(follower), follower.damage) == (expected, ""), index
+        read += bool(expected)
+    assert read > 5
+
+
+async def test_a_damaged_object_hides_what_is_behind_it_until_the_next_checkpoint(tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    names = (f"state-{number}" for number in itertools.count())
+    async with changing(tmp_path, LocalStorage(archive), 5) as (writer, changes):
+
+        async def next_state() -> Path:
+            changes.step()
+            await until_archived(writer)
+            return copy_archive(archive, tmp_path / next(names))
+
+        behind = await next_state()
+        while True:
+            before, behind = behind, await next_state()
+            if newest(before) == newest(behind) and len(stream_of(before)) < len(stream_of(behind)):
+                break
+        healed = behind
+        while newest(healed) == newest(behind):
+            healed = await next_state()
+    damaged = stream_of(behind)[len(stream_of(before))]
+    (behind / damaged).unlink()  # its content is shared with the other states
+    (behind / damaged).write_bytes(b"damaged")
+    restore(before, tmp_path / "before")
+    restore(healed, tmp_path / "healed")
+    place = tmp_path / "place"
+    for former in (before, behind):
+        show(place, former)
+        follower = ArchiveTail(LocalStorage(place))
+        follower.topics()
+        show(place, behind)
+        assert in_tail(follower) == in_folder(tmp_path / "before")
+        assert damaged in follower.damage
+        show(place, healed)
+        assert (in_tail(follower), follower.damage) == (in_folder(tmp_path / "healed"), "")
+
+
+def newest(state: Path) -> int:
+    return checkpoints_of(LocalStorage(state))[-1].checkpoint.id
+
+
+def stream_of(state: Path) -> list[str]:
+    storage = LocalStorage(state)
+    return [each.name for each in list_stream(storage, checkpoints_of(storage)[-1].checkpoint).objects]
+
+
+def test_a_snapshot_does_not_change(tmp_path: Path) -> None:
+    files, chance = ScratchFiles(tmp_path), random.Random(1)
+    path = tmp_path / "file"
+    fd = files.create_or_empty(path)
+    expected = bytearray()
+    taken = []
+    for _ in range(200):
+        offset, data = chance.randint(0, len(expected)), chance.randbytes(chance.randint(0, 100_000))
+        match chance.randint(0, 3):
+            case 0:
+                files.truncate(fd, offset)
+                del expected[offset:]
+            case 1:
+                files.write(fd, offset, [data, b"", data])
+                expected[offset : offset + 2 * len(data)] = data + data
+            case _:
+                files.write(fd, len(expected), [data])
+                expected += data
+        assert files.read(fd, 1 << 30, 0) == expected
+        if chance.random() < 0.2:
+            taken.append((files.snapshots(tmp_path, lambda name: True)["file"], bytes(expected)))
+    files.drop(path)
+    files.unlink(path)
+    files.write(files.create_or_empty(path), 0, [bytes(5_000_000)])
+    assert all(snapshot.read(1 << 30, 0) == content for snapshot, content in taken)

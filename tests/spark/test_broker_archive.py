@@ -1,0 +1,134 @@
+"""Exports of a broker's archive, which never ask the broker: each message once, the newest ones included.
+
+The broker is killed and restarted, begins segments, and archives them, and old states are removed from the archive. A
+few lives by default; `FAULT_KILLS=50` for the long form.
+"""
+
+import json
+import os
+import random
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from cli.support import Cli, Running
+from interop.peers import Broker, qcli_serve
+from spark.support import cli_of, export, leftovers, numbers, parquet_files, rows, until
+from storage.stores import Store
+from trio_nsq.spark.data_source import NsqDataSource
+from trio_nsq.spark.places import storage_at
+
+LIVES = int(os.environ.get("FAULT_KILLS", "2"))
+SEED = int(os.environ.get("FAULT_SEED", "11"))
+FLAGS = ("--archive-interval=50ms", "--max-bytes-per-file=20000")
+OFFLINE = Cli("", "")
+
+
+def of_archive(broker: Broker) -> dict[str, Any]:
+    """Return what a broker tells of its archive."""
+    with urlopen(f"http://{broker.http_address}/stats?format=json") as answer:
+        found: dict[str, Any] = json.load(answer)["archive"]
+    return found
+
+
+def until_archived(broker: Broker) -> None:
+    def is_archived() -> bool:
+        found = of_archive(broker)
+        return found["state"] == "archiving" and not found["lag_operations"]
+
+    until(is_archived)
+
+
+def exported(folder: Path) -> int:
+    """Return how many messages an export has; fail if one is missing before them, or there twice."""
+    if not parquet_files(folder):
+        return 0
+    found = rows(folder)
+    seqs, bodies = found["seq"].to_pylist(), found["body"].to_pylist()
+    assert seqs == list(range(len(seqs)))
+    assert bodies == numbers(len(bodies))
+    return len(seqs)
+
+
+def read_by_source(place: str) -> list[bytes]:
+    """Return the bodies that Spark's data source reads, without Spark."""
+    source = NsqDataSource(CaseInsensitiveDict({"topic": "t", "segments": place, "minPartitions": "3"}))
+    reader = source.reader(source.schema())
+    batches = [batch for each in reader.partitions() for batch in reader.read(each)]
+    return sorted((body for batch in batches for body in batch.column("body").to_pylist()), key=int)
+
+
+class Exports:
+    """Two exports of an archive: one that is repeated, and one that follows."""
+
+    def __init__(self, place: str, folder: Path, stack: ExitStack) -> None:
+        self.place = place
+        self.repeated, self.followed = folder / "repeated", folder / "followed"
+        self._stack = stack
+        self._running: Running | None = None
+
+    def follow(self) -> None:
+        """Begin to follow; if it did before, that one is killed."""
+        if self._running is not None:
+            self._running.process.kill()
+            self._running.process.wait()
+        args = ("t", str(self.followed), "--from-segments", self.place, "--follow", "--every", "100ms")
+        self._running = self._stack.enter_context(OFFLINE.running("to-parquet", *args))
+
+    def repeat(self) -> int:
+        """Export what is archived now; return how many messages there are."""
+        export(OFFLINE, "t", self.repeated, "--from-segments", self.place)
+        return exported(self.repeated)
+
+    def end(self, count: int) -> None:
+        """Check that both have this many messages."""
+        assert self.repeat() == count
+        assert self._running is not None
+        until(lambda: exported(self.followed) == count)
+        self._running.process.send_signal(signal.SIGINT)
+        assert self._running.end().code == 130
+        assert leftovers(self.repeated) == leftovers(self.followed) == []
+
+
+def run_lives(place: str, folder: Path, env: dict[str, str]) -> None:
+    chance = random.Random(SEED)
+    count = 0
+    with ExitStack() as stack:
+        exports = Exports(place, folder, stack)
+        for life in range(LIVES):
+            with qcli_serve(folder / "data", f"--archive={place}", *FLAGS, env=env) as broker:
+                for _ in range(chance.randint(2, 4)):
+                    more = chance.randint(1, 600)
+                    cli_of(broker).publish("t", numbers(more, count), at_once=chance.choice((1, 7, 100)))
+                    count += more
+                    if chance.random() < 0.5:
+                        until_archived(broker)
+                        assert exports.repeat() == count
+                        assert read_by_source(place) == numbers(count)
+                until_archived(broker)
+                assert exports.repeat() == count
+                exports.follow()
+                if chance.random() < 0.7:
+                    assert OFFLINE("archive", "prune", place, "--keep", "0s").code == 0
+                if life < LIVES - 1 and chance.random() < 0.7:
+                    broker.process.kill()
+                    broker.process.wait()
+        exports.end(count)
+    names = [each.name for each in found] if isinstance(found := storage_at(place).files(), list) else []
+    assert any(name.endswith(".seg") for name in names), "a start archives the segments that are closed"
+
+
+@pytest.mark.slow
+def test_each_message_is_exported_once(tmp_path: Path) -> None:
+    run_lives(str(tmp_path / "archive"), tmp_path, {})
+
+
+@pytest.mark.slow
+def test_each_message_is_exported_once_from_a_bucket(s3: Store, tmp_path: Path) -> None:
+    with s3.here():
+        run_lives(s3.new_place(), tmp_path, s3.env)
