@@ -101,7 +101,7 @@ class ChangedFiles:
         self._files.write(self._descriptor(path), offset, data)
 
     def write_back(self, path: bytes, size: int, offset: int) -> None:
-        """Have bytes that were written reach the disk soon, so that the sync does not take long."""
+        """Have bytes that were written reach the disk soon; those that are there are kept in memory no longer."""
         self._files.write_back(self._descriptor(path), size, offset)
 
     def truncate(self, path: bytes, size: int) -> None:

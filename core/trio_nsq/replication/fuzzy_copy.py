@@ -13,6 +13,9 @@ from .operations import Kind, Operation, decode_all, is_shared, joined, parent_o
 
 WRITE_BACK_BYTES: Final = 8 * 1024 * 1024
 """So often, the disk begins to write a file that is copied; otherwise it would wait for the sync at the end."""
+KEPT_BYTES: Final = 32 * 1024 * 1024
+"""So much of it is kept in memory. What is older is on the disk by then, and what comes next takes its memory: a write to
+memory that was not used before takes twice as long."""
 
 
 class FuzzyCopy:
@@ -53,7 +56,8 @@ class FuzzyCopy:
             case Block(path, offset, data):
                 self._changed.write(path, offset, data)
                 if (end := offset + len(data)) % WRITE_BACK_BYTES == 0:
-                    self._changed.write_back(path, WRITE_BACK_BYTES, end - WRITE_BACK_BYTES)
+                    begin = max(0, end - KEPT_BYTES - WRITE_BACK_BYTES)
+                    self._changed.write_back(path, end - begin, begin)
             case FileEnd(path, size):
                 self._changed.cut(path, size)
         self._changed.sync_if_many()

@@ -138,7 +138,10 @@ class Files:
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def write_back(self, fd: int, size: int, offset: int) -> None:
-        """Ask the operating system to write these bytes to the disk soon, and to keep them in memory no longer."""
+        """Ask the operating system to write these bytes to the disk soon, and to keep them in memory no longer.
+
+        It only begins to write what is not on the disk: that is kept until it is asked once more.
+        """
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
 
