@@ -14,8 +14,8 @@ from .operations import Kind, Operation, decode_all, is_shared, joined, parent_o
 WRITE_BACK_BYTES: Final = 8 * 1024 * 1024
 """So often, the disk begins to write a file that is copied; otherwise it would wait for the sync at the end."""
 KEPT_BYTES: Final = 32 * 1024 * 1024
-"""So much of it is kept in memory. What is older is on the disk by then, and what comes next takes its memory: a write to
-memory that was not used before takes twice as long."""
+"""So much of it is kept in memory. What is older is on the disk by then, and what comes next takes its memory: a write
+to memory that was not used before takes twice as long."""
 
 
 class FuzzyCopy:
