@@ -191,3 +191,55 @@ async def test_a_crash_between_the_list_and_the_deletion(tmp_path: Path) -> None
     async with running_api(data, **SMALL, archive=str(archive)) as api:
         await until_only_archived(data, first + 1)
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+
+
+def archived_segments(archive: Path) -> list[int]:
+    """Return the first sequences of the segments in an archive."""
+    return sorted(int(path.name[:20]) for path in archive.glob("t/*/*.seg"))
+
+
+async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        await api.post("/channel/pause", topic="t", channel="c")
+        await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+    assert archived_segments(archive)[0] == 0
+
+    async def are_removed() -> bool:
+        (topic,) = (await api.stats())["topics"]
+        return "archived_bytes" not in topic and archived_segments(archive)[0] >= disk_files(data)[0]
+
+    async with running_api(data, **SMALL, archive=str(archive), archive_retention_ms=10) as api:
+
+        async def has_expired() -> bool:
+            return not list(archive.glob("@checkpoints/0000000001/*"))
+
+        await until(has_expired)
+        # A channel needs the messages, so they stay.
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        await api.post("/channel/unpause", topic="t", channel="c")
+        await api.tcp.subscribe("t", "c", 100)
+        assert await consume(api, COUNT) == list(range(COUNT))
+        await publish(api, COUNT, COUNT + 30)
+        assert await consume(api, 30) == list(range(COUNT, COUNT + 30))
+        await until(are_removed)
+        found = await numbers_read(api, **{"from": "0"})
+        assert found[0] == "discarded"
+        assert found[1:] == list(range(disk_files(data)[0], COUNT + 30))
+
+
+async def test_a_deleted_topic_is_removed_from_the_archive_in_time(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        assert (await api.post("/topic/delete", topic="t"))[0] == 200
+    assert archived_segments(archive)
+    async with running_api(data, **SMALL, archive=str(archive), archive_retention_ms=10) as api:
+
+        async def are_removed() -> bool:
+            return not archived_segments(archive)
+
+        await until(are_removed)

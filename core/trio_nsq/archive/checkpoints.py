@@ -22,6 +22,7 @@ from .manifest import (
     part_name,
     read_manifest,
 )
+from .pruning import prune, prune_segments
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
 
 logger = logging.getLogger("trio_nsq.archive")
@@ -107,6 +108,26 @@ class Checkpoints:
         number, sealed = self._operations.last_number, list(sealed_segments(self._files, self._files.root))
         until_stored(number)
         self.segments.archive(sealed, check)
+
+    def expire(self, from_ms: int, in_use: Callable[[], set[str]]) -> None:
+        """Remove states and segments that are older, except segments that the data folder has.
+
+        Args:
+            from_ms: Unix milliseconds.
+            in_use: Returns the names of segments that logs read from the archive.
+
+        Raises:
+            ArchiveDamaged: The archive cannot be understood.
+            StorageError, OSError, LogReadError: The archive or the folder cannot be read or written.
+        """
+        pruned = prune(self._storage, from_ms)
+        # A file on the disk is deleted after it is in use.
+        kept = self.segments.names(sealed_segments(self._files, self._files.root)) | in_use()
+        removed = prune_segments(self._storage, from_ms, kept)
+        if pruned.checkpoints or removed:
+            logger.info(
+                "archive: removed %d old checkpoints and %d old segments", pruned.checkpoints, removed
+            )
 
     def write(self, check: Callable[[], None]) -> Checkpoint:
         """Write a checkpoint.

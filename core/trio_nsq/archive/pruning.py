@@ -1,6 +1,6 @@
 """Removes old states from an archive."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 
 from ..storage import Storage
@@ -14,6 +14,8 @@ from .manifest import (
     read_manifest,
     stream_folder,
 )
+from .segment_names import ARCHIVED_SUFFIX, segment_of
+from .segments import read_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,31 @@ def prune(storage: Storage, from_ms: int, *, dry_run: bool = False) -> Pruned:
         needed = first.id if first.previous is None else first.previous
         change_manifest(storage, lambda found: replace(found, first_id=max(found.first_id, needed)))
     return Pruned(len(ids), objects, first.time_ms)
+
+
+def prune_segments(storage: Storage, from_ms: int, kept: Set[str]) -> int:
+    """Remove archived segments that were archived before a time; returns how many.
+
+    Those that a checkpoint in the manifest refers to stay.
+
+    Args:
+        from_ms: Unix milliseconds, by the clock of the archive.
+        kept: Names of others that stay.
+
+    Raises:
+        ArchiveDamaged: The manifest, or a list of segments, cannot be understood.
+        StorageError, OSError: It cannot be read or written.
+    """
+    kept = set(kept)
+    for checkpoint in read_manifest(storage)[0].checkpoints:
+        kept.update(segment.name for segment in read_segments(storage, checkpoint).values())
+    old = [
+        name
+        for name, written_s in storage.ages()
+        if written_s * 1000 < from_ms and (found := segment_of(name)) is not None and found not in kept
+    ]
+    storage.remove(old)
+    return sum(name.endswith(ARCHIVED_SUFFIX) for name in old)
 
 
 def _first_needed(checkpoints: tuple[Checkpoint, ...], from_ms: int) -> Checkpoint:

@@ -18,7 +18,7 @@ from ..log.segment.identity import Identity
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
 from ..log.segment.reader import Segment
 from ..storage import Storage, StorageError
-from .segment_names import ARCHIVED_SUFFIX, ArchivedName, incarnation_folder
+from .segment_names import ARCHIVED_SUFFIX, segment_object
 from .stored_files import ReadableFiles
 
 logger = logging.getLogger("trio_nsq.archive")
@@ -46,10 +46,8 @@ class ArchiveReader:
 
     def open(self, folder: Path, identity: Identity, file: ArchivedFile) -> Segment | None:
         """See `SegmentArchive.open`."""
-        name = ArchivedName(file.base_sequence, file.next_sequence - 1, ARCHIVED_SUFFIX)
-        path = segment_path(
-            Path(incarnation_folder(folder.name, identity.incarnation), str(name)), file.base_sequence
-        )
+        on_disk = segment_path(folder, file.base_sequence)
+        path = Path(segment_object(on_disk, identity.incarnation, file.next_sequence), on_disk.name)
         if path in self._files.missing:
             return None
         with self._lock:

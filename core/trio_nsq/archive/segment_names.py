@@ -8,9 +8,10 @@ INCARNATION has 32 hex digits, FIRST and LAST 20 digits each: the sequences of t
 """
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
-from ..log.segment.format import SUFFIX
+from ..log.segment.format import SUFFIX, base_in_name
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
 
 ARCHIVED_SUFFIX = ".seg"
@@ -37,9 +38,26 @@ class ArchivedName(NamedTuple):
         return f"{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{self.suffix}"
 
 
-def incarnation_folder(topic_folder: str, incarnation: bytes) -> str:
-    """Return the folder of a log, for the name of its topic's folder, such as `clicks.topic`."""
-    return f"{topic_folder.removesuffix(_TOPIC_SUFFIX)}/{incarnation.hex()}"
+def segment_object(path: Path, incarnation: bytes, next_sequence: int) -> str:
+    """Return the name of a segment in an archive, with its folder.
+
+    Args:
+        path: Its path in a data folder.
+        next_sequence: The sequence after its last message.
+    """
+    topic = path.parent.name.removesuffix(_TOPIC_SUFFIX)
+    return (
+        f"{topic}/{incarnation.hex()}/{ArchivedName(base_in_name(path), next_sequence - 1, ARCHIVED_SUFFIX)}"
+    )
+
+
+def segment_of(name: str) -> str | None:
+    """Return the name of the segment that an object is, or is the index of; None: it is another object."""
+    folder, _, last = name.rpartition("/")
+    if folder.count("/") != 1 or parse_incarnation(folder.rpartition("/")[2]) is None:
+        return None
+    found = ArchivedName.parse(last)
+    return None if found is None else f"{folder}/{found._replace(suffix=ARCHIVED_SUFFIX)}"
 
 
 def segment_name_of(name: str) -> str:

@@ -32,7 +32,7 @@ from ..replication.operations import InvalidOperation, check_path, joined
 from ..replication.recorder import RecordingFiles
 from ..storage import Storage, naming_file
 from .manifest import ArchiveDamaged, Checkpoint, read_object
-from .segment_names import ARCHIVED_SUFFIX, ArchivedName, incarnation_folder
+from .segment_names import ARCHIVED_SUFFIX, segment_object
 
 logger = logging.getLogger("trio_nsq.archive")
 
@@ -124,16 +124,27 @@ class ArchivedSegments:
         self._root = files.root
         self._storage = storage
         self._known = known
-        self._refused: set[bytes] = set()  # paths whose names are taken
+        self._refused: set[str] = set()  # names that are taken
 
     def find(self, path: bytes) -> FileDigest | None:
         """Return what is archived of a file: all of it, so that no block is compared; None: it is not archived."""
         segment = self.found.get(path)
         return None if segment is None else FileDigest(segment.size, block_count(segment.size), b"")
 
-    def has(self, path: Path) -> bool:
-        """Whether a segment is archived under its name. Any thread may ask."""
-        return os.fsencode(path.relative_to(self._root)) in self.found
+    def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
+        """Whether this segment of a log is archived under its name. Any thread may ask."""
+        found = self.found.get(os.fsencode(path.relative_to(self._root)))
+        return found is not None and found.name == segment_object(path, incarnation, next_sequence)
+
+    def names(self, sealed: Iterable[tuple[bytes, int]]) -> set[str]:
+        """Return the names of segments of `sealed_segments`, archived or not. Raises LogReadError."""
+        names = set[str]()
+        for path, next_base in sealed:
+            at = absolute(self._root, path)
+            identity = Identity.read(self._files, at.parent)
+            if identity is not None:
+                names.add(segment_object(at, identity.incarnation, next_base))
+        return names
 
     def archive(self, sealed: Iterable[tuple[bytes, int]], check: Callable[[], None]) -> None:
         """Archive segments of `sealed_segments` that are not archived yet; forgets those that are not there any more.
@@ -146,19 +157,30 @@ class ArchivedSegments:
         there = dict(sealed)
         for path in self.found.keys() - there.keys():
             del self.found[path]
+        folder, identity = Path(), None
         for path, next_base in there.items():
-            if path not in self.found and path not in self._refused:
-                check()
-                try:
-                    self._archive(path, next_base)
-                except (FileNotFoundError, NotASegmentError):
-                    pass  # it was deleted meanwhile
-                except LogReadError as exc:
-                    logger.warning("%s", exc)
+            at = absolute(self._root, path)
+            try:
+                if at.parent != folder:
+                    folder, identity = at.parent, Identity.read(self._files, at.parent)
+                if identity is None:
+                    continue  # the log has no messages
+                name = segment_object(at, identity.incarnation, next_base)
+                if path in self.found and self.found[path].name != name:
+                    del self.found[path]  # the topic was deleted and created again
+                if path not in self.found and name not in self._refused:
+                    check()
+                    self._archive(path, next_base, identity, name)
+            except (FileNotFoundError, NotASegmentError):
+                pass  # it was deleted meanwhile
+            except LogReadError as exc:
+                logger.warning("%s", exc)
 
-    def _archive(self, path: bytes, next_base: int) -> None:
+    def _archive(self, path: bytes, next_base: int, identity: Identity, name: str) -> None:
         at = absolute(self._root, path)
         known = self._known.get(path)
+        if known is not None and known.name != name:
+            known = None
         if known is not None and self._has_end(at, known):
             self.found[path] = known
             return
@@ -170,23 +192,17 @@ class ArchivedSegments:
         if known is not None and (known.size, known.crc) == (size, crc):
             self.found[path] = replace(known, end=end, end_crc=end_crc)
             return
-        identity = Identity.read(self._files, at.parent)
-        base = base_in_name(at)
-        if identity is None or next_base == base or not size:
-            self._refused.add(path)
+        if next_base == base_in_name(at) or not size:
+            self._refused.add(name)
             return
-        folder = incarnation_folder(
-            path.split(b"/")[1].decode(errors="surrogateescape"), identity.incarnation
-        )
-        name = ArchivedName(base, next_base - 1, ARCHIVED_SUFFIX)
-        self._storage.put_new(f"{folder}/{INCARNATION_FILE}", identity.encode())
+        self._storage.put_new(f"{name.rpartition('/')[0]}/{INCARNATION_FILE}", identity.encode())
         if index:
-            self._storage.put_new(f"{folder}/{name._replace(suffix=INDEX_SUFFIX)}", index)
-        segment = ArchivedSegment(path, f"{folder}/{name}", size, crc, end, end_crc)
+            self._storage.put_new(name.removesuffix(ARCHIVED_SUFFIX) + INDEX_SUFFIX, index)
+        segment = ArchivedSegment(path, name, size, crc, end, end_crc)
         if self._copy(at, segment) or self._is_there(segment):
             self.found[path] = segment
         else:
-            self._refused.add(path)
+            self._refused.add(name)
             logger.warning(
                 "%s has other messages than %s: this log was restored from an older state. Checkpoints have the "
                 "segment; archives of segments do not",

@@ -30,6 +30,9 @@ KEPT_BYTES: Final = 256 * 1024 * 1024
 """Memory for operations that are not archived yet. Beyond it, the folder is copied anew."""
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 SEGMENTS_S: Final = 10.0
+_EXPIRY_S: Final = 6 * 3600.0
+_EXPIRIES: Final = 16
+"""Old objects are removed this many times in the time for which they are kept, and at least every `_EXPIRY_S`."""
 _STOP_S: Final = 10.0
 _FIRST_RETRY_S: Final = 0.2
 _MAX_RETRY_S: Final = 5.0
@@ -84,10 +87,12 @@ class ArchiveWriter:
         object_bytes: See `OBJECT_BYTES`.
         checkpoint_bytes: A checkpoint follows so many bytes of operations, or as many as the checkpoint before had.
         segments_s: How often it is looked for sealed segments, and whether a checkpoint is due.
+        retention_s: How long states and segments are kept; 0: for ever.
 
     Attributes:
         files: The file layer of the broker.
         operations: What it has recorded.
+        in_use: Returns the names of segments that logs read from the archive; None: not all are known.
         on_stored: Called, in another thread, with the number of the last archived operation.
     """
 
@@ -101,15 +106,18 @@ class ArchiveWriter:
         object_bytes: int = OBJECT_BYTES,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
         segments_s: float = SEGMENTS_S,
+        retention_s: float = 0.0,
     ) -> None:
         self.operations = OperationStream(kept_bytes)
         self.files = RecordingFiles(data_path, self.operations)
+        self.in_use: Callable[[], set[str] | None] = lambda: None
         self.on_stored: Callable[[int], None] = lambda number: None
         self._storage = storage
         self._interval_s = interval_s
         self._object_bytes_most = object_bytes
         self._checkpoint_bytes = checkpoint_bytes
         self._segments_s = segments_s
+        self._retention_s = retention_s
         self._checkpoints = Checkpoints(self.files, self.operations, self._storage, secrets.token_hex(8))
         self._stopping = threading.Event()
         self._stop_by_s = 0.0
@@ -139,9 +147,9 @@ class ArchiveWriter:
             segments=len(self._checkpoints.segments.found),
         )
 
-    def has(self, path: Path) -> bool:
-        """Whether a segment of the data folder is archived under its name. Any thread may ask."""
-        return self._checkpoints.segments.has(path)
+    def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
+        """Whether this segment of the data folder is archived under its name. Any thread may ask."""
+        return self._checkpoints.segments.has(path, incarnation, next_sequence)
 
     async def run(self) -> None:
         """Archive until cancelled, or until what `finish` demands is done."""
@@ -313,6 +321,7 @@ class _Background:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trio-nsq-archive", daemon=True)
         self._begin_bytes = writer._object_bytes
+        self._expiry_s = time.monotonic()
 
     def start(self) -> None:
         self._thread.start()
@@ -336,6 +345,16 @@ class _Background:
             self._check()
             self._ended.wait(_POLL_S)
 
+    def _expire(self) -> None:
+        """Remove what is older than the retention, now and then: this lists the archive."""
+        writer, now_s = self._writer, time.monotonic()
+        if not writer._retention_s or now_s < self._expiry_s or writer.in_use() is None:
+            return
+        self._check()
+        from_ms = writer._checkpoints.time_ms() - int(writer._retention_s * 1000)
+        writer._checkpoints.expire(from_ms, lambda: writer.in_use() or set())
+        self._expiry_s = now_s + min(_EXPIRY_S, writer._retention_s / _EXPIRIES)
+
     def _run(self) -> None:
         checkpoints = self._writer._checkpoints
         while not self._ended.wait(self._writer._segments_s):
@@ -349,6 +368,7 @@ class _Background:
                     begin_bytes = self._writer._object_bytes
                     checkpoints.write(self._check)
                     self._begin_bytes = begin_bytes
+                self._expire()
             except (_Stopping, LeaseLost):
                 return
             except TooFarBehind:

@@ -2,20 +2,24 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, Final
 
 import trio
 
 from ..archive.reading import ArchiveReader
+from ..archive.segment_names import segment_object
 from ..archive.writer import PATIENCE, ArchiveStatus, ArchiveWriter
 from ..event_loop.reactor import Poller
-from ..log import Files
+from ..log import DiskLog, Files
+from ..log.segment.format import segment_path
 from ..protocol.errors import StartupError
 from ..replication.barrier import ReplicationBarrier
 from ..storage import Storage, StorageError, local_path, storage_at
 from .errors import NotArchived
 from .options import BrokerOptions
+from .state.broker import Broker
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -48,6 +52,17 @@ class _Segments:
         self.open = reader.open
 
 
+def _names_in_use(broker: Broker) -> set[str] | None:
+    """Return the names of segments that only the archive has; None if a topic cannot be opened. Any thread may ask."""
+    names = set[str]()
+    for topic in list(broker.topics.values()):
+        if isinstance(log := topic.log, DiskLog) and log.incarnation is not None:
+            for file in log.archived_files:
+                path = segment_path(log.folder, file.base_sequence)
+                names.add(segment_object(path, log.incarnation, file.next_sequence))
+    return None if broker.unavailable else names
+
+
 class Archiving:
     """Archives what a broker writes. For one run of `serve`.
 
@@ -70,7 +85,11 @@ class Archiving:
         if options.archive_before_ok:
             interval_s = min(interval_s, _BEFORE_OK_S)
         self._writer = ArchiveWriter(
-            storage, options.data_path, interval_s=interval_s, segments_s=_SEGMENTS_INTERVALS * interval_s
+            storage,
+            options.data_path,
+            interval_s=interval_s,
+            segments_s=_SEGMENTS_INTERVALS * interval_s,
+            retention_s=options.archive_retention_ms / 1000,
         )
         self.files: Files = self._writer.files
         self.segments = _Segments(self._writer, ArchiveReader(storage))
@@ -82,14 +101,16 @@ class Archiving:
         self._ended = trio.Event()
         self._stop_by_s = inf
 
-    def begin(self, poller: Poller, on_given_up: Callable[[NotArchived], None]) -> None:
+    def begin(self, broker: Broker, poller: Poller, on_given_up: Callable[[NotArchived], None]) -> None:
         """Report what is archived to what waits for it.
 
         Args:
+            broker: Its logs read from the archive.
             poller: Calls this in the event loop.
             on_given_up: Called if a stop does not wait any longer.
         """
         self._on_given_up = on_given_up
+        self._writer.in_use = partial(_names_in_use, broker)
         if (members := self.members) is not None:
             self._writer.on_stored = lambda number: poller.call_soon(members.store, _ARCHIVE, number)
 

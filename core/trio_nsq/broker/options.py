@@ -61,6 +61,7 @@ class BrokerOptions:
             the last checkpoint are delivered again.
         archive: Where file operations are archived: a folder on another disk, or the URL of a bucket; empty: nowhere.
         archive_interval_ms: How often they are archived.
+        archive_retention_ms: How long messages and states stay in the archive; 0: for ever.
         archive_before_ok: An OK waits until what was published is archived.
         restore_from: An archive; the data folder is restored from it if it is missing or empty.
         max_channel_consumers: Consumers of one channel; 0 is no limit.
@@ -122,6 +123,7 @@ class BrokerOptions:
     checkpoint_interval_ms: int = 2 * SECOND_MS
     archive: str = ""
     archive_interval_ms: int = SECOND_MS
+    archive_retention_ms: int = 0
     archive_before_ok: bool = False
     restore_from: str = ""
     max_channel_consumers: int = 0

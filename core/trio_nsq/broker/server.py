@@ -119,7 +119,7 @@ class Server:
         )  # fmt: skip
         self.checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
-            write_path.refuse_changes,
+            write_path.refuse_changes, options.archive_retention_ms if options.archive else 0,
         )  # fmt: skip
         moved_letters = MovedLetters(broker)
         self._loader = TopicLoader(
@@ -160,7 +160,7 @@ class Server:
         if replication is not None:
             replication.begin(poller, self._end_leading, self.storage_failure)
         if archiving is not None:
-            archiving.begin(poller, self._end_leading)
+            archiving.begin(broker, poller, self._end_leading)
 
     def _first_ids(self) -> MessageIds:
         """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""

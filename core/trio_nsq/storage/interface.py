@@ -1,7 +1,7 @@
 """The interface of places for files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from io import BufferedIOBase
 from typing import Any, NamedTuple
@@ -143,6 +143,13 @@ class Storage(ABC):
             The files; the only file if the place itself is a file, with an empty name; None if the place does not
             exist.
         """
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """Yield the name of each file of `files`, and when it was written by the clock of the place, Unix seconds.
+
+        For folders and buckets.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def file(self, name: str) -> StoredFile | None:

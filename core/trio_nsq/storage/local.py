@@ -123,13 +123,22 @@ class LocalStorage(RenamingStorage):
             return _stored_file("", self.folder)
         if not self.folder.is_dir():
             return None
-        found = []
+        return [_stored_file(self._name_of(path), path) for path in self._paths()]
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        for path in self._paths():
+            with suppress(FileNotFoundError):
+                yield self._name_of(path), path.stat().st_mtime
+
+    def _paths(self) -> Iterator[Path]:
         for parent, _, names in os.walk(self.folder, onerror=_raise, followlinks=True):
             for name in names:
                 path = Path(parent, name)
                 if TEMPORARY not in name and path.is_file():
-                    found.append(_stored_file(path.relative_to(self.folder).as_posix(), path))
-        return found
+                    yield path
+
+    def _name_of(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
 
     def file(self, name: str) -> StoredFile | None:
         path = self.folder / name

@@ -176,11 +176,19 @@ class ObjectStorage(Storage):
 
     def names(self, folder: str) -> list[str]:
         start = f"{folder.strip('/')}/".lstrip("/")
-        return [each.name for each in self._list(start) if "/" not in each.name.removeprefix(start)]
+        names = (self._file_of(each).name for each in self._list(start))
+        return [name for name in names if "/" not in name.removeprefix(start)]
 
     def files(self) -> list[StoredFile] | StoredFile | None:
-        found = list(self._list(""))
+        found = [self._file_of(each) for each in self._list("")]
         return found or (self.file("") if self._uri.path else None)
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        for each in self._list(""):
+            yield self._file_of(each).name, each["last_modified"].timestamp()
+
+    def _file_of(self, each: Any) -> StoredFile:
+        return StoredFile(each["path"].removeprefix(self._prefix), each["size"], _stamp_of(each))
 
     def file(self, name: str) -> StoredFile | None:
         import obstore
@@ -196,7 +204,7 @@ class ObjectStorage(Storage):
             return None
         return StoredFile(name, found["size"], _stamp_of(found))
 
-    def _list(self, folder: str) -> Iterator[StoredFile]:
+    def _list(self, folder: str) -> Iterator[Any]:
         """List all objects of a folder. A request that fails is repeated from where the list is."""
         import obstore
 
@@ -211,7 +219,7 @@ class ObjectStorage(Storage):
         while page:
             for each in page:
                 last = each["path"]
-                yield StoredFile(last.removeprefix(self._prefix), each["size"], _stamp_of(each))
+                yield each
             try:
                 page = self._call(what, lambda: next(pages, None), self._patience._replace(deadline_s=0))  # noqa: B023
             except StorageError:

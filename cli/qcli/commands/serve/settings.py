@@ -93,7 +93,7 @@ SETTINGS = under_headings(
         "sync",
         kinds.Kind(params.Word(["always", "interval"]), None),
         "always",
-        help="always: acknowledge a message when it is on stable storage. interval: sync in the background.",
+        help="always: an OK means on disk. interval: sync later.",
     ),
     Setting(
         "sync-every",
@@ -165,6 +165,14 @@ SETTINGS = under_headings(
         kinds.POSITIVE_DURATION,
         "1s",
         help="Archive this often. So much can be lost with the machine.",
+        brief=True,
+    ),
+    Setting(
+        "archive-retention",
+        kinds.duration(params.retention_time),
+        "0",
+        help="How long the archive keeps old states, and messages that every channel has passed, such as 90d. "
+        "0: for ever.",
         brief=True,
     ),
     Setting(

@@ -95,7 +95,7 @@ class Checkpointer:
     Args:
         ids: The message ids; the checkpointer reserves more before they are used up.
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
-        rotate: See `RetentionManager`.
+        rotate, archive_retention_ms: See `RetentionManager`.
         sync: Syncs a topic's log; returns whether that succeeded, and logs errors.
         replicate: Returns when the other members of a cluster have what is on disk. Raises NotLeading.
         refuse: Raises PublishRefused if a topic must not be changed now; `ephemeral`, if an ephemeral one must not.
@@ -111,6 +111,7 @@ class Checkpointer:
         sync: Callable[[Topic], Awaitable[bool]],
         replicate: Callable[[], Awaitable[None]],
         refuse: Callable[..., None],
+        archive_retention_ms: int = 0,
     ) -> None:
         self._errors: dict[str, str] = {}  # of what was not written since: by topic, or _IDS
         self._sync = sync
@@ -118,7 +119,9 @@ class Checkpointer:
         self._refuse = refuse
         self._threads = trio.CapacityLimiter(_THREADS)
         self._disk_reserve = folder.disk_reserve
-        self.retention = RetentionManager(now_ns, rotate, lambda: self._disk_reserve.is_short)
+        self.retention = RetentionManager(
+            now_ns, rotate, lambda: self._disk_reserve.is_short, archive_retention_ms
+        )
         self._now_ns = now_ns
         self._broker = broker
         self._folder = folder

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import trio
 
-from ...log import LogError, LogReadError
+from ...log import Log, LogError, LogReadError
 from ...log.interface import LogFileFacts
 from ...log.record_metadata import is_about_messages
 from ...platform.checksum import crc32
@@ -127,6 +127,7 @@ class RetentionManager:
         now_ns: Returns the time by the clock of the messages' timestamps, Unix nanoseconds.
         rotate: Begins a new file of a topic's log; returns whether that succeeded, and logs errors.
         is_short: Whether the disk is full, or nearly. Then new files are begun only to delete others.
+        archive_retention_ms: How long messages that every channel has passed stay in the archive; 0: for ever.
 
     Attributes:
         schedule: When to check topics that do not change, by name. They may be deleted by then.
@@ -138,12 +139,14 @@ class RetentionManager:
         now_ns: Callable[[], int],
         rotate: Callable[[Topic], Awaitable[bool]],
         is_short: Callable[[], bool] = lambda: False,
+        archive_retention_ms: int = 0,
     ) -> None:
         self.schedule: DeadlineHeap[str] = DeadlineHeap()
         self.waits_since_ns: dict[str, int] = {}
         self._now_ns = now_ns
         self._rotate = rotate
         self._is_short = is_short
+        self._archived_ns = archive_retention_ms * _NS_PER_MS
         self._threads = trio.CapacityLimiter(_THREADS)
 
     def schedule_loaded(self, topic: Topic) -> None:
@@ -157,6 +160,7 @@ class RetentionManager:
         soon_ns = _spread_ns(topic, now_ns, kept_ns // _FILES)
         if (new_file_ns := next_check_ns(files[-1:], settings, now_ns)) is not None:
             self.schedule.watch(topic.name, max(soon_ns, new_file_ns))
+        self.schedule.watch(topic.name, self._archive_expiry_ns(topic.log, topic.oldest_waiting))
         if len(files) == 1 or topic.oldest_waiting < files[0].next_sequence:
             return  # when a channel passes a file, the topic is saved and checked
         if kept_ns:
@@ -189,7 +193,11 @@ class RetentionManager:
             if _is_passed(files, needed) and kept_from(files, settings, now_ns) > files[0].base_sequence:
                 is_archived = topic.log.discardable_before > files[0].base_sequence
                 return now_ns if is_archived else now_ns + ARCHIVE_CHECK_NS
-            return next_check_ns(files, settings, now_ns) if files else None
+            times = (
+                self._archive_expiry_ns(topic.log, needed),
+                next_check_ns(files, settings, now_ns) if files else None,
+            )
+            return min((at_ns for at_ns in times if at_ns is not None), default=None)
         except LogReadError:
             return now_ns  # the save reports the error
 
@@ -225,8 +233,27 @@ class RetentionManager:
             _is_passed(log.files, min(wanted, checkpoint.first_needed)) and kept <= log.files[0].base_sequence
         )
         self._report_waiting(topic.name, now_ns, waits=waits)
-        times = next_ns, topic.carry_again_ns, now_ns + ARCHIVE_CHECK_NS if waits else None
+        await self._forget_archived(log, checkpoint.first_needed, now_ns)
+        archived_ns = self._archive_expiry_ns(log, checkpoint.first_needed)
+        times = next_ns, topic.carry_again_ns, archived_ns, now_ns + ARCHIVE_CHECK_NS if waits else None
         return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def _archive_expiry_ns(self, log: Log, needed: int) -> int | None:
+        """Return when the first archived file expires; None: never, or it is needed and checked when that changes."""
+        for file in log.archived_files if self._archived_ns else ():
+            return file.last_ns + self._archived_ns if file.next_sequence <= needed else None
+        return None
+
+    async def _forget_archived(self, log: Log, needed: int, now_ns: int) -> None:
+        """Forget archived files that have expired and that no channel needs. The archive removes them later."""
+        oldest_ns = now_ns - self._archived_ns
+        while (at_ns := self._archive_expiry_ns(log, needed)) is not None and at_ns <= now_ns:
+            kept = next(
+                (each.base_sequence for each in log.archived_files if each.last_ns > oldest_ns), needed
+            )
+            if (forget := log.forget_archived(min(kept, needed))) is None:
+                return
+            (await self._in_thread(forget))()
 
     def _report_waiting(self, name: str, now_ns: int, *, waits: bool) -> None:
         """Log once if files of a topic wait for the archive for long."""

@@ -99,7 +99,7 @@ def read_archived(files: Files, folder: Path, disk_first_sequence: int) -> tuple
 class SegmentArchive(Protocol):
     """The archive of a broker's logs. Its methods are thread-safe."""
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
         """Whether this segment of a log, which is appended to no longer, is archived under its name."""
 
     def open(self, folder: Path, identity: Identity, file: ArchivedFile) -> Segment | None:
@@ -132,9 +132,12 @@ class History:
                 "%s: damaged; messages that only the archive has are not read", self._folder / FILE_NAME
             )
 
-    def may_lose(self, segment: Segment) -> bool:
+    def may_lose(self, segment: Segment, identity: Identity | None) -> bool:
         """Whether this segment, which is appended to no longer, may be deleted: it is archived, or empty."""
-        return segment.is_empty or self._archive.has(segment.path)
+        return segment.is_empty or (
+            identity is not None
+            and self._archive.has(segment.path, identity.incarnation, segment.next_sequence)
+        )
 
     def take(self, segment: Segment) -> Callable[[], None]:
         """Record durably that only the archive has this segment, before it is deleted. Blocks.

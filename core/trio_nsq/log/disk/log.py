@@ -121,7 +121,7 @@ class DiskLog:
         history = self._history
         if history is not None:
             for segment in self._segments[:-1]:
-                if not history.may_lose(segment):
+                if not history.may_lose(segment, self._identity):
                     return segment.base_sequence
         return self.next_sequence
 
@@ -432,7 +432,7 @@ class DiskLog:
         if len(self._segments) < 2 or self._segments[1].base_sequence > sequence:
             return None
         discarded, history = self._segments[0], self._history
-        if history is not None and not history.may_lose(discarded):
+        if history is not None and not history.may_lose(discarded, self._identity):
             return None
 
         def remove() -> Callable[[], None]:

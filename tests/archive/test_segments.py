@@ -1,0 +1,72 @@
+"""Which segments of a data folder an archive has, and which ones stay in it."""
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+
+from log.support import append_each, numbered, segment_files
+from trio_nsq.archive.manifest import Checkpoint, change_manifest
+from trio_nsq.archive.pruning import prune_segments
+from trio_nsq.archive.segments import ArchivedSegments, encode_segments, sealed_segments
+from trio_nsq.log import DiskLog
+from trio_nsq.replication.recorder import RecordingFiles
+from trio_nsq.replication.stream import OperationStream
+from trio_nsq.storage import LocalStorage
+
+
+def archive_of(data: Path, archive: LocalStorage) -> ArchivedSegments:
+    """Archive the segments of a data folder."""
+    files = RecordingFiles(data, OperationStream(1 << 30))
+    segments = ArchivedSegments(files, archive, {})
+    segments.archive(sealed_segments(files, data), lambda: None)
+    return segments
+
+
+def make_topic(data: Path) -> tuple[bytes, list[tuple[Path, int]]]:
+    """Write three segments; returns the incarnation, and the path of each with the sequence after its last message."""
+    folder = data / "topics" / "t.topic"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with closing(DiskLog(folder, segment_bytes=500)) as log:
+        append_each(log, numbered(0, 40))
+        assert log.incarnation is not None
+        starts = [file.base_sequence for file in log.files]
+        return log.incarnation, list(zip(segment_files(folder), starts[1:], strict=False))
+
+
+def test_a_topic_that_is_created_again_is_not_archived_yet(tmp_path: Path) -> None:
+    """Its files have the names of the former ones."""
+    data, archive = tmp_path / "data", LocalStorage(tmp_path / "archive")
+    incarnation, former = make_topic(data)
+    segments = archive_of(data, archive)
+    assert len(former) > 1
+    assert all(segments.has(path, incarnation, end) for path, end in former)
+    rmtree(data / "topics" / "t.topic")
+    again, files = make_topic(data)
+    assert files == former
+    assert not any(segments.has(path, again, end) for path, end in files)
+    segments.archive(sealed_segments(RecordingFiles(data, OperationStream(1)), data), lambda: None)
+    assert all(segments.has(path, again, end) for path, end in files)
+    for path, _ in files:
+        (there,) = (tmp_path / "archive" / "t" / again.hex()).glob(f"{path.stem}-*.seg")
+        assert there.read_bytes() == path.read_bytes()
+
+
+def test_which_segments_stay(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", LocalStorage(tmp_path / "archive")
+    make_topic(data)
+    names = sorted(each.name for each in archive_of(data, archive).found.values())
+    segments = archive_of(data, archive).found.values()
+    of_checkpoint = [each for each in segments if each.name == names[1]]
+    checkpoint = Checkpoint(1, "run", 0, 0, None, 0, 0)
+    archive.put(checkpoint.segments_name, encode_segments(of_checkpoint))
+    change_manifest(archive, lambda found: replace(found, checkpoints=(checkpoint,)))
+    for folder, file in (("t/other", "1.seg"), ("@stream/0000000001", names[0].rpartition("/")[2])):
+        archive.put(f"{folder}/{file}", b"")
+    there = {name for name, _ in archive.ages()}
+    assert prune_segments(archive, int(time.time() * 1000) - 3_600_000, set()) == 0
+    assert {name for name, _ in archive.ages()} == there
+    removed = prune_segments(archive, int(time.time() * 1000) + 3_600_000, {names[0]})
+    assert removed == len(names) - 2 > 0
+    assert {name for name, _ in archive.ages()} == there - set(names[2:])
