@@ -73,6 +73,21 @@ def test_writes_are_repeated_and_recognized(
     assert [found.data for name in "ab" if (found := storage.read(name)) is not None] == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_with_another_request_is_repeated(broken: Proxy, place: str, status: int) -> None:
+    storage = storage_at(place)
+    for name, write in (
+        ("a", lambda: storage.put("a", b"one")),
+        ("b", lambda: storage.put_new("b", b"one")),
+        ("c", lambda: storage.replace("c", b"one", None)),
+    ):
+        broken.judge = first(2, "PUT", Fault(status=status))
+        write()
+        found = storage.read(name)
+        assert found is not None
+        assert found.data == b"one"
+
+
 def test_a_large_object_that_is_there_is_sent_once(broken: Proxy, place: str) -> None:
     """A store may refuse a large object before all of it is sent, and close the connection."""
     storage = storage_at(place)

@@ -172,9 +172,14 @@ class Checkpoints:
         return replace(manifest, checkpoints=(*manifest.checkpoints, checkpoint))
 
     def _check_alone(self, manifest: Manifest) -> None:
-        """Raise LeaseLost if another broker has begun a checkpoint: this process has not run for some time."""
+        """Raise LeaseLost if another broker has begun a checkpoint: this process has not run for some time.
+
+        Or this one has, in a request whose answer was lost: then it begins anew.
+        """
         if self._next_id is not None and manifest.next_id != self._next_id:
-            raise LeaseLost(f"another broker writes to {self._storage.shown}")
+            raise LeaseLost(
+                f"another broker writes to {self._storage.shown}, or the answer to a request was lost"
+            )
 
     def _copy_folder(self, checkpoint: Checkpoint, check: Callable[[], None]) -> Checkpoint:
         """Write the data folder without archived segments; returns the checkpoint with what is known then."""

@@ -7,7 +7,7 @@ from ..replication.catch_up import FileBegin, Operations
 from ..replication.operations import InvalidOperation, decode_all
 from ..storage import Storage
 from .content import Progress, read_pieces
-from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, later_of_run, list_stream
+from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, later_in_chain, list_stream
 from .segments import ArchivedSegment, fetch_segment, read_segments
 
 
@@ -79,7 +79,7 @@ def verify(storage: Storage, on_read: Progress, *, all_checkpoints: bool) -> Ite
     checkpoints = complete_checkpoints(storage)
     checked: set[str] = set()
     for checkpoint in checkpoints if all_checkpoints else checkpoints[-1:]:
-        later = later_of_run(checkpoints, checkpoint)[:1]
+        later = later_in_chain(checkpoints, checkpoint)[:1]
         for what in _check(storage, checkpoint, later, on_read, checked):
             yield ArchiveFinding(checkpoint.id, what)
 

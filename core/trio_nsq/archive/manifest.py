@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -174,9 +175,13 @@ def part_name(checkpoint_id: int, part: int) -> str:
     return f"{checkpoint_folder(checkpoint_id)}/{part:010d}"
 
 
-def later_of_run(checkpoints: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints after one, of the same run: they go on with the same operations."""
-    return tuple(each for each in checkpoints if each.id > checkpoint.id and each.run == checkpoint.run)
+def later_in_chain(checkpoints: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints after one, of the same run, as far as their operations follow without a gap.
+
+    A run that was interrupted begins another chain, with a checkpoint that has no previous one.
+    """
+    later = (each for each in checkpoints if each.id > checkpoint.id and each.run == checkpoint.run)
+    return tuple(takewhile(lambda each: each.previous is not None, later))
 
 
 class StreamName(NamedTuple):
@@ -238,7 +243,7 @@ def list_stream(
 
     Args:
         until_ms: Leave out later ones, Unix milliseconds; None: no limit.
-        later: Those of `later_of_run` whose operations are listed, too.
+        later: Those of `later_in_chain` whose operations are listed, too.
 
     Raises:
         StorageError, OSError: The archive cannot be read.

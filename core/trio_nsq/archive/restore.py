@@ -17,7 +17,7 @@ from .manifest import (
     Stream,
     StreamObject,
     complete_checkpoints,
-    later_of_run,
+    later_in_chain,
     list_stream,
     stream_folder,
 )
@@ -115,7 +115,9 @@ class RestorePlan:
             return self._earlier(bare, exc)
 
     def _stream(self, checkpoint: Checkpoint) -> Stream:
-        return list_stream(self._storage, checkpoint, self._until_ms, later_of_run(self._listed, checkpoint))
+        return list_stream(
+            self._storage, checkpoint, self._until_ms, later_in_chain(self._listed, checkpoint)
+        )
 
     def _with_segments(self, point: RestorePoint) -> RestorePoint:
         return replace(point, segments=read_segments(self._storage, point.checkpoint))

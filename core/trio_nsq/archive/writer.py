@@ -34,8 +34,8 @@ _EXPIRY_S: Final = 6 * 3600.0
 _EXPIRIES: Final = 16
 """Old objects are removed this many times in the time for which they are kept, and at least every `_EXPIRY_S`."""
 _STOP_S: Final = 10.0
-_FIRST_RETRY_S: Final = 0.2
-_MAX_RETRY_S: Final = 5.0
+FIRST_RETRY_S: Final = 0.2
+MAX_RETRY_S: Final = 5.0
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _SAMPLE_S: Final = 0.5
@@ -180,7 +180,7 @@ class ArchiveWriter:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        retries = Delays(_FIRST_RETRY_S, _MAX_RETRY_S)
+        retries = Delays(FIRST_RETRY_S, MAX_RETRY_S)
         while not self._is_over:
             self._state = "waiting"
             try:
@@ -241,7 +241,7 @@ class ArchiveWriter:
         background = _Background(self, lease)
         background.start()
         try:
-            self._archive_operations(lease)
+            self._archive_operations(lease, background)
         finally:
             background.stop(waits=not self._stopping.is_set())
 
@@ -256,11 +256,13 @@ class ArchiveWriter:
         needs_after = self._checkpoints.needs_after
         self.operations.forget(number if needs_after is None else min(number, needs_after))
 
-    def _archive_operations(self, lease: Lease) -> None:
+    def _archive_operations(self, lease: Lease, background: "_Background") -> None:
         """Raises LeaseLost, TooFarBehind, _Stopping; repeats what fails otherwise."""
-        retries = Delays(_FIRST_RETRY_S, _MAX_RETRY_S)
+        retries = Delays(FIRST_RETRY_S, MAX_RETRY_S)
         began_s = 0.0
         while not self._is_over:
+            if background.lost is not None:
+                raise background.lost
             if not self._has_object(began_s + self._interval_s):
                 continue
             began_s = time.monotonic()
@@ -313,9 +315,14 @@ class ArchiveWriter:
 
 
 class _Background:
-    """Archives segments, and writes checkpoints, while operations are archived: a thread of its own."""
+    """Archives segments, and writes checkpoints, while operations are archived: a thread of its own.
+
+    Attributes:
+        lost: Why it has ended by itself; None: it has not.
+    """
 
     def __init__(self, writer: ArchiveWriter, lease: Lease) -> None:
+        self.lost: LeaseLost | None = None
         self._writer = writer
         self._lease = lease
         self._ended = threading.Event()
@@ -369,7 +376,10 @@ class _Background:
                     checkpoints.write(self._check)
                     self._begin_bytes = begin_bytes
                 self._expire()
-            except (_Stopping, LeaseLost):
+            except _Stopping:
+                return
+            except LeaseLost as exc:
+                self.lost = exc
                 return
             except TooFarBehind:
                 logger.warning("archive: a checkpoint took too long, and is written again")

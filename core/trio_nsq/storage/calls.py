@@ -19,7 +19,7 @@ FIRST_DEADLINE_S = 10.0
 """Until the store has answered once: it is more likely that a setting is wrong."""
 ATTEMPT_S = 10.0
 """The time-out of one request."""
-_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 3.0
+BACKOFF_S, _MAX_BACKOFF_S = 0.1, 3.0
 _GRACE_S = 2.0
 _RETRIED = frozenset({408, 425, 429})
 
@@ -88,7 +88,7 @@ class Calls:
         if not self._has_answered:
             deadline_s = min(deadline_s, FIRST_DEADLINE_S)
         began_s = time.monotonic()
-        pauses, repeated = Delays(_BACKOFF_S, _MAX_BACKOFF_S, random.random), False
+        pauses, repeated = Delays(BACKOFF_S, _MAX_BACKOFF_S, random.random), False
         while True:
             try:
                 value = _in_thread(work, patience.attempt_s + _GRACE_S)

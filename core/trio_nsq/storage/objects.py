@@ -25,7 +25,7 @@ _MIN_BYTES_PER_S = 1 << 20
 _LARGE_BYTES = 1 << 20
 """Before a new object of this size is sent again, the store is asked whether it is there."""
 _LISTED_AT_ONCE = 1000
-_ATTEMPTS, _CONFLICT_S = 20, 0.2
+_ATTEMPTS, CONFLICT_S = 20, 0.2
 _CREDENTIALS = {
     S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     GCS: "GOOGLE_APPLICATION_CREDENTIALS",
@@ -127,14 +127,17 @@ class ObjectStorage(Storage):
     def _attempts(self, name: str) -> Iterator[None]:
         """Repeat a conditional request that was refused because another one was in progress."""
         for attempt in range(_ATTEMPTS):
-            time.sleep(attempt and _CONFLICT_S)
+            time.sleep(attempt and CONFLICT_S)
             yield
         raise StorageError(
             f"the object {self.url_of(name)} cannot be written: other requests for it are in progress"
         )
 
     def put(self, name: str, data: bytes) -> None:
-        self._put(name, data, "overwrite")
+        for _ in self._attempts(name):
+            with suppress(Refused):  # without a condition: another request for it is in progress
+                self._put(name, data, "overwrite")
+                return
 
     def _put(self, name: str, data: Any, mode: Any) -> str:
         """Write an object by one request; return its version. Raises Refused if the condition of `mode` is not met.
