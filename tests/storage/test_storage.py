@@ -1,6 +1,7 @@
 """Tests for the storage of exports: local folders, a file system of pyarrow, and object stores behave alike."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,6 +102,11 @@ def test_listing_of_folders_and_files(storage: Storage) -> None:
     assert sorted((each.name, each.size_bytes) for each in found) == [("a/b/c", 2), ("a/d", 2), ("e", 2)]
     assert storage.names("a") == ["a/d"]
     assert storage.file("e") in found
+    if not isinstance(storage, HadoopStorage):
+        ages = dict(storage.ages())
+        assert ages.keys() == {"a/b/c", "a/d", "e"}
+        if not storage.shown.startswith("gs:"):  # the clock of its emulator stands still
+            assert all(abs(written_s - time.time()) < 3600 for written_s in ages.values())
     for file in found:
         with storage.open_file(file) as opened:
             assert opened.read() == b"12"

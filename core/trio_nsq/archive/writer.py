@@ -94,6 +94,7 @@ class ArchiveWriter:
         operations: What it has recorded.
         in_use: Returns the names of segments that logs read from the archive; None: not all are known.
         on_stored: Called, in another thread, with the number of the last archived operation.
+        on_segments: Called, in another thread, when segments are archived.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ArchiveWriter:
         self.operations = OperationStream(kept_bytes)
         self.files = RecordingFiles(data_path, self.operations)
         self.in_use: Callable[[], set[str] | None] = lambda: None
+        self.on_segments: Callable[[], None] = lambda: None
         self.on_stored: Callable[[int], None] = lambda number: None
         self._storage = storage
         self._interval_s = interval_s
@@ -234,7 +236,7 @@ class ArchiveWriter:
                 raise _Stopping
             lease.check()
 
-        self._checkpoints.archive_segments(lambda number: None, check)
+        self._archive_segments(lambda number: None, check)
         self._note_stored(self._checkpoints.write(check).number)
         self._state = "archiving"
         self._recovered()
@@ -244,6 +246,14 @@ class ArchiveWriter:
             self._archive_operations(lease, background)
         finally:
             background.stop(waits=not self._stopping.is_set())
+
+    def _archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
+        """See `Checkpoints.archive_segments`."""
+        found = self._checkpoints.segments.found
+        before = len(found), next(reversed(found), None)
+        self._checkpoints.archive_segments(until_stored, check)
+        if (len(found), next(reversed(found), None)) != before:
+            self.on_segments()
 
     def _recovered(self) -> None:
         if self._error:
@@ -367,7 +377,7 @@ class _Background:
         while not self._ended.wait(self._writer._segments_s):
             try:
                 self._check()
-                checkpoints.archive_segments(self._until_stored, self._check)
+                self._writer._archive_segments(self._until_stored, self._check)
                 newest = checkpoints.newest
                 assert newest is not None
                 least = max(self._writer._checkpoint_bytes, newest.size_bytes)

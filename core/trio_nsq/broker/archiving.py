@@ -101,15 +101,23 @@ class Archiving:
         self._ended = trio.Event()
         self._stop_by_s = inf
 
-    def begin(self, broker: Broker, poller: Poller, on_given_up: Callable[[NotArchived], None]) -> None:
+    def begin(
+        self,
+        broker: Broker,
+        poller: Poller,
+        on_segments: Callable[[], None],
+        on_given_up: Callable[[NotArchived], None],
+    ) -> None:
         """Report what is archived to what waits for it.
 
         Args:
             broker: Its logs read from the archive.
             poller: Calls this in the event loop.
+            on_segments: Called when segments are archived.
             on_given_up: Called if a stop does not wait any longer.
         """
         self._on_given_up = on_given_up
+        self._writer.on_segments = partial(poller.call_soon, on_segments)
         self._writer.in_use = partial(_names_in_use, broker)
         if (members := self.members) is not None:
             self._writer.on_stored = lambda number: poller.call_soon(members.store, _ARCHIVE, number)

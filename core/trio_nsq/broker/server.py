@@ -160,7 +160,7 @@ class Server:
         if replication is not None:
             replication.begin(poller, self._end_leading, self.storage_failure)
         if archiving is not None:
-            archiving.begin(broker, poller, self._end_leading)
+            archiving.begin(broker, poller, self.checkpointer.retention.check_waiting, self._end_leading)
 
     def _first_ids(self) -> MessageIds:
         """Reserve the first message ids. If the disk is full, start without any: consumers can free space."""

@@ -341,7 +341,7 @@ class Checkpointer:
         self._saved.pop(topic, None)
         self._locks.pop(topic, None)
         self._errors.pop(topic.name, None)
-        self.retention.waits_since_ns.pop(topic.name, None)
+        self.retention.forget(topic.name)
 
     def _report_error(self, what: str, text: str) -> None:
         if self._errors.get(what) != text:

@@ -11,7 +11,7 @@ Ages are measured by the machine's clock, like the messages' timestamps. The clo
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -51,8 +51,8 @@ RETRY_NS = 30 * 1_000_000_000
 _TTL_CHECKS = 16
 _MIN_TTL_CHECK_NS = 1_000_000_000
 """The broker checks waiting messages this many times per TTL, but not more often than the minimum interval."""
-ARCHIVE_CHECK_NS = 2 * 1_000_000_000
-"""Interval of checks whether a file that has expired is archived."""
+ARCHIVE_CHECK_NS = 30 * 1_000_000_000
+"""Interval of checks whether a file that has expired is archived, besides those of `check_waiting`."""
 _ARCHIVE_LATE_NS = 60 * 1_000_000_000
 _SPREAD_NS = 300 * 1_000_000_000
 """After a start, the checks of many topics are spread over this time, or over 1/8 of their retention time."""
@@ -120,6 +120,10 @@ def _is_passed(files: Sequence[LogFileFacts], needed: int) -> bool:
     return len(files) > 1 and needed >= files[0].next_sequence
 
 
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+
 class RetentionManager:
     """Deletes messages that have expired. One per broker.
 
@@ -143,6 +147,7 @@ class RetentionManager:
     ) -> None:
         self.schedule: DeadlineHeap[str] = DeadlineHeap()
         self.waits_since_ns: dict[str, int] = {}
+        self._late: set[str] = set()  # of these, those that were logged
         self._now_ns = now_ns
         self._rotate = rotate
         self._is_short = is_short
@@ -177,29 +182,54 @@ class RetentionManager:
         Drops messages older than the TTL. Errors are logged here, or raised by the save.
         """
         expired = bool(topic.view.ttl_ns) and await self._expire(topic)
-        at_ns = await self._in_thread(partial(self._next_loss_ns, topic, topic.oldest_waiting))
+        at_ns, waits = await self._in_thread(partial(self._next_loss, topic, topic.oldest_waiting))
         if expired or (at_ns is not None and at_ns <= self._now_ns()):
             return True
+        self._note_waiting(topic.name, waits=waits)
         self.schedule.watch(topic.name, at_ns)
         return False
 
-    def _next_loss_ns(self, topic: Topic, needed: int) -> int | None:
+    def _next_loss(self, topic: Topic, needed: int) -> tuple[int | None, bool]:
         """Return when a file expires or a new one must begin, possibly in the past; None: never. May read the log.
 
-        Messages from `needed` on are not delivered yet.
+        Messages from `needed` on are not delivered yet. Returns also whether an expired file is not archived yet.
         """
-        now_ns, files, settings = self._now_ns(), topic.log.files, topic.settings
+        now_ns, log, settings = self._now_ns(), topic.log, topic.settings
+        files, waits = log.files, False
         try:
-            if _is_passed(files, needed) and kept_from(files, settings, now_ns) > files[0].base_sequence:
-                is_archived = topic.log.discardable_before > files[0].base_sequence
-                return now_ns if is_archived else now_ns + ARCHIVE_CHECK_NS
-            times = (
-                self._archive_expiry_ns(topic.log, needed),
+            times = [
+                self._archive_expiry_ns(log, needed),
                 next_check_ns(files, settings, now_ns) if files else None,
-            )
-            return min((at_ns for at_ns in times if at_ns is not None), default=None)
+            ]
+            if _is_passed(files, needed) and kept_from(files, settings, now_ns) > files[0].base_sequence:
+                waits = log.discardable_before <= files[0].base_sequence
+                times.append(now_ns + ARCHIVE_CHECK_NS if waits else now_ns)
         except LogReadError:
-            return now_ns  # the save reports the error
+            return now_ns, False  # the save reports the error
+        return _earliest(times), waits
+
+    def check_waiting(self) -> None:
+        """Check the topics whose expired files were not archived: more files are."""
+        for name in self.waits_since_ns:
+            self.schedule.watch(name, self._now_ns())
+
+    def _note_waiting(self, name: str, *, waits: bool) -> None:
+        """Note whether expired files of a topic wait for the archive. Logs once that they do for long."""
+        if not waits:
+            self.waits_since_ns.pop(name, None)
+            if name in self._late:
+                self._late.discard(name)
+                logger.info("TOPIC(%s): retention does not wait for the archive any longer", name)
+            return
+        since_ns = self.waits_since_ns.setdefault(name, self._now_ns())
+        if name not in self._late and since_ns <= self._now_ns() - _ARCHIVE_LATE_NS:
+            self._late.add(name)
+            logger.warning("TOPIC(%s): expired files stay on the disk until they are archived", name)
+
+    def forget(self, name: str) -> None:
+        """Forget a topic that is deleted."""
+        self.waits_since_ns.pop(name, None)
+        self._late.discard(name)
 
     async def discard(self, topic: Topic, checkpoint: SavedCheckpoint, now_ns: int) -> int | None:
         """Delete files of a topic's log that no channel needs and retention does not keep. Only one at a time.
@@ -232,11 +262,11 @@ class RetentionManager:
         waits = (
             _is_passed(log.files, min(wanted, checkpoint.first_needed)) and kept <= log.files[0].base_sequence
         )
-        self._report_waiting(topic.name, now_ns, waits=waits)
+        self._note_waiting(topic.name, waits=waits)
         await self._forget_archived(log, checkpoint.first_needed, now_ns)
         archived_ns = self._archive_expiry_ns(log, checkpoint.first_needed)
-        times = next_ns, topic.carry_again_ns, archived_ns, now_ns + ARCHIVE_CHECK_NS if waits else None
-        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+        retry_ns = now_ns + ARCHIVE_CHECK_NS if waits else None
+        return _earliest([next_ns, topic.carry_again_ns, archived_ns, retry_ns])
 
     def _archive_expiry_ns(self, log: Log, needed: int) -> int | None:
         """Return when the first archived file expires; None: never, or it is needed and checked when that changes."""
@@ -254,16 +284,6 @@ class RetentionManager:
             if (forget := log.forget_archived(min(kept, needed))) is None:
                 return
             (await self._in_thread(forget))()
-
-    def _report_waiting(self, name: str, now_ns: int, *, waits: bool) -> None:
-        """Log once if files of a topic wait for the archive for long."""
-        if not waits:
-            if self.waits_since_ns.pop(name, now_ns) <= now_ns - _ARCHIVE_LATE_NS:
-                logger.info("TOPIC(%s): retention does not wait for the archive any longer", name)
-            return
-        since_ns = self.waits_since_ns.setdefault(name, now_ns)
-        if since_ns <= now_ns - _ARCHIVE_LATE_NS and since_ns > now_ns - _ARCHIVE_LATE_NS - ARCHIVE_CHECK_NS:
-            logger.warning("TOPIC(%s): expired files stay on the disk until they are archived", name)
 
     async def _read_ages(self, settings: TopicSettings, read: Callable[[], _T]) -> _T:
         """Call `kept_from` or `next_check_ns`, in a thread if that may read the log."""
