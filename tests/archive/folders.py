@@ -4,12 +4,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import RLock
 
 import trio
 
+from replication.leader import Tree, tree_of
 from trio_nsq.archive.restore import RestorePoint, Restorer, find_restore_point
 from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.replication.journal import Position
 from trio_nsq.replication.stream import FormerOperations, OperationStream
 from trio_nsq.storage import LocalStorage, Storage
@@ -96,3 +99,15 @@ class Remembered:
         """Return a stream that has all of them."""
         self._remember(self._stream.last_number)
         return OperationStream(1 << 40, FormerOperations(Position(1, self._last), [bytes(self._content)]))
+
+
+def without_ids(tree: Tree) -> Tree:
+    """Leave out the files with reserved ids, which a restore raises."""
+    return {path: content for path, content in tree.items() if not path.startswith(b"broker.json")}
+
+
+def restored_tree(archive: Path, folder: Path) -> Tree:
+    """Restore an archive into a new folder, and return what members share of it, without ids."""
+    with TemporaryDirectory(dir=folder) as place:
+        restore_folder(str(archive), Path(place) / "restored")
+        return without_ids(tree_of(Path(place) / "restored"))

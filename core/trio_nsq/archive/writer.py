@@ -82,6 +82,7 @@ class ArchiveWriter:
     Args:
         storage: The archive.
         data_path: The data folder.
+        files: Its file layer, if others record and keep its operations, too, as those of a leader.
         interval_s: How often operations are written.
         kept_bytes: See `KEPT_BYTES`.
         object_bytes: See `OBJECT_BYTES`.
@@ -102,6 +103,7 @@ class ArchiveWriter:
         storage: Storage,
         data_path: Path,
         *,
+        files: RecordingFiles | None = None,
         interval_s: float = 1.0,
         kept_bytes: int = KEPT_BYTES,
         object_bytes: int = OBJECT_BYTES,
@@ -109,8 +111,9 @@ class ArchiveWriter:
         segments_s: float = SEGMENTS_S,
         retention_s: float = 0.0,
     ) -> None:
-        self.operations = OperationStream(kept_bytes)
-        self.files = RecordingFiles(data_path, self.operations)
+        self._is_shared = files is not None
+        self.files = files or RecordingFiles(data_path, OperationStream(kept_bytes))
+        self.operations = self.files.operations
         self.in_use: Callable[[], set[str] | None] = lambda: None
         self.on_segments: Callable[[], None] = lambda: None
         self.on_stored: Callable[[int], None] = lambda number: None
@@ -125,11 +128,11 @@ class ArchiveWriter:
         self._stop_by_s = 0.0
         self._ages = OperationAges()
         self._has_more = threading.Event()
-        self.operations.on_append = self._wake
+        self.operations.on_append.append(self._wake)
         # Written by the thread that archives.
         self._state: Literal["waiting", "copying", "archiving"] = "waiting"
         self._error = ""
-        self._stored = 0
+        self._stored = self.operations.last_number
         self._objects = self._object_bytes = 0
 
     def status(self) -> ArchiveStatus:
@@ -208,7 +211,7 @@ class ArchiveWriter:
         return self._stopping.is_set() and (is_done or time.monotonic() >= self._stop_by_s)
 
     def _busy(self, holder: str) -> StorageError:
-        return StorageError(f"{holder} writes to it: each broker needs an archive of its own")
+        return StorageError(f"{holder} writes to it; each broker, or cluster, needs an archive of its own")
 
     def _pause(self, seconds: float) -> None:
         """Wait; not for long while it stops."""
@@ -263,6 +266,8 @@ class ArchiveWriter:
     def _note_stored(self, number: int) -> None:
         self._stored = number
         self.on_stored(number)
+        if self._is_shared:
+            return
         needs_after = self._checkpoints.needs_after
         self.operations.forget(number if needs_after is None else min(number, needs_after))
 

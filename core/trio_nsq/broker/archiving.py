@@ -19,16 +19,18 @@ from ..replication.barrier import ReplicationBarrier
 from ..storage import Storage, StorageError, local_path, storage_at
 from .errors import NotArchived
 from .options import BrokerOptions
+from .replication import Replication
 from .state.broker import Broker
 
 logger = logging.getLogger("trio_nsq.broker")
 
-_ARCHIVE: Final = "archive"
 _GRACE_S: Final = 1.0
 _BEFORE_OK_S: Final = 0.1
 _LOOK_S: Final = 0.5
 _SEGMENTS_INTERVALS: Final = 10
 """Segments are archived at this many intervals: each look lists the folders of all topics."""
+_NEXT_LEADER_S: Final = 1.0
+"""A leader that stops archives for this time: the next one has all operations, and archives them."""
 
 
 def archive_of(options: BrokerOptions) -> Storage:
@@ -68,6 +70,8 @@ class Archiving:
 
     Args:
         options: Those of the broker, with an archive.
+        replication: The broker is the leader of a cluster: its operations are archived, and OKs wait for its followers,
+            too.
 
     Attributes:
         files: The file layer of the broker.
@@ -78,7 +82,7 @@ class Archiving:
         StartupError: The archive cannot be used.
     """
 
-    def __init__(self, options: BrokerOptions) -> None:
+    def __init__(self, options: BrokerOptions, replication: Replication | None = None) -> None:
         storage = archive_of(options)
         self._pacing = options.pacing
         interval_s = options.archive_interval_ms / 1000
@@ -87,6 +91,7 @@ class Archiving:
         self._writer = ArchiveWriter(
             storage,
             options.data_path,
+            files=replication.files if replication is not None else None,
             interval_s=interval_s,
             segments_s=_SEGMENTS_INTERVALS * interval_s,
             retention_s=options.archive_retention_ms / 1000,
@@ -95,8 +100,12 @@ class Archiving:
         self.segments = _Segments(self._writer, ArchiveReader(storage))
         self.members: ReplicationBarrier[Any] | None = None
         if options.archive_before_ok:
-            self.members = ReplicationBarrier(self._writer.operations, self._give_up)
-            self.members.add(_ARCHIVE, 0)
+            alone = ReplicationBarrier[Any](self._writer.operations, self._give_up)
+            self.members = replication.members if replication is not None else alone
+            self.members.archived = 0
+        self._replication = replication
+        if replication is not None:
+            replication.archive = self.status
         self._on_given_up: Callable[[NotArchived], None] = lambda error: None
         self._ended = trio.Event()
         self._stop_by_s = inf
@@ -120,7 +129,7 @@ class Archiving:
         self._writer.on_segments = partial(poller.call_soon, on_segments)
         self._writer.in_use = partial(_names_in_use, broker)
         if (members := self.members) is not None:
-            self._writer.on_stored = lambda number: poller.call_soon(members.store, _ARCHIVE, number)
+            self._writer.on_stored = lambda number: poller.call_soon(members.archive, number)
 
     def _give_up(self) -> None:
         assert self.members is not None
@@ -162,25 +171,31 @@ class Archiving:
                     else "it is not written"
                 )
                 reason = f"the archive is late: {status.error or what}"
-            if reason != members.held_because:
+            if members.hold("archive", reason):
                 if reason:
                     logger.warning("publishes are refused: %s", reason)
                 else:
-                    logger.info("publishes are accepted")
-                members.hold(reason)
+                    logger.info("publishes are accepted: the archive is written")
             await trio.sleep(_LOOK_S)
 
     async def limit_waiting(self) -> None:
         """Let a stop wait for the archive for a limited time."""
-        self._stop_by_s = trio.current_time() + self._pacing.archive_stop_s
+        self._stop_by_s = min(self._stop_by_s, trio.current_time() + self._pacing.archive_stop_s)
         if self.members is not None:
             await trio.sleep_until(self._stop_by_s)
             if self.members.is_waited_for:
                 self.members.fence("the broker stops")
 
+    def abandon(self) -> None:
+        """Archive nothing from now on: another member of the cluster leads, and waits to archive."""
+        self._stop_by_s = -inf
+        self._writer.finish(0)
+
     async def stop(self) -> None:
         """Archive what is recorded, for a limited time. Nothing may be recorded any more."""
         limit_s = max(0.0, self._stop_by_s - trio.current_time())
+        if self._replication is not None and self._replication.in_sync:
+            limit_s = min(limit_s, _NEXT_LEADER_S)
         self._writer.finish(limit_s)
         with trio.move_on_after(limit_s + _GRACE_S):
             await self._ended.wait()

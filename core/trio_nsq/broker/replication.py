@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
@@ -26,6 +26,9 @@ from .cluster_control import ClusterControl
 from .errors import NotLeading
 from .slow_followers import SlowFollowers
 from .storage.disk_reserve import StorageFailure
+
+if TYPE_CHECKING:
+    from ..archive.writer import ArchiveStatus
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -115,6 +118,7 @@ class Replication:
         former: See above.
         control: Answers requests about the cluster; None: the caller does not.
         left_count: The followers that had all that was acknowledged, and left.
+        archive: Returns how far the archive is; None: there is none.
         keeps_leading_because: Why this member leads although its disk is full or fails; empty: no reason is needed.
     """
 
@@ -146,6 +150,7 @@ class Replication:
         self.former = tuple(former)
         self.control: ClusterControl | None = None
         self.left_count = 0
+        self.archive: Callable[[], ArchiveStatus | None] = lambda: None
         self.keeps_leading_because = ""
         self._storage_failure: Callable[[], StorageFailure | None] = lambda: None
         self.min_in_sync = min_in_sync
@@ -168,7 +173,7 @@ class Replication:
         self._recorded: frozenset[str] | None = None  # None: unknown
         self._surely_recorded = frozenset[str]()  # at least these are
         self._changed = trio.Event()
-        self._is_stopping = False
+        self._is_stopping = self._lacks_members = False
 
     def begin(
         self,
@@ -252,6 +257,11 @@ class Replication:
         return self._recorded or frozenset()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this member is perhaps the only one that is recorded as in sync."""
+        return not self._surely_recorded
+
+    @property
     def waited_for(self) -> frozenset[str]:
         """The followers that OKs wait for."""
         return frozenset(self.members.stored) - {_EARLIER}
@@ -307,7 +317,7 @@ class Replication:
         elif follower.is_caught_up:
             members.store(member, stored)
             if follower not in self._joining and not self._slow.may_join(
-                self._now_s, follower, is_needed=bool(members.held_because)
+                self._now_s, follower, is_needed=self._lacks_members
             ):
                 return
             if member not in members.stored:
@@ -332,12 +342,12 @@ class Replication:
         if count < self.min_in_sync:
             reason = f"only {count} of the cluster's members {'is' if count == 1 else 'are'} in sync"
             reason += f", and --min-in-sync is {self.min_in_sync}"
-        if reason != self.members.held_because:
+        self._lacks_members = bool(reason)
+        if self.members.hold("members", reason):
             if reason:
                 logger.warning("publishes are refused: %s", reason)
             else:
                 logger.info("publishes are accepted: %d members are in sync", count)
-            self.members.hold(reason)
 
     async def run(self) -> None:
         """Record which followers are in sync, and disconnect those that store nothing; runs while this member leads."""

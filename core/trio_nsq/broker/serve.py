@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trio_nsq.broker")
 
-NO_ARCHIVE_OF_MEMBERS = (
-    "--archive: a member of a cluster has no archive yet: give one of --archive and --cluster"
-)
 _RESTART_S = 1.0
 _ANNOUNCE_S = 5.0
 """The longest time that a new leader waits for discovery services; an attempt to connect is given up earlier."""
@@ -98,12 +95,10 @@ async def serve(
         files = replication.files
     else:
         refuse_member_folder(options.data_path)
-    if options.restore_from:
-        await trio.to_thread.run_sync(_restore, options)
+        if options.restore_from:
+            await trio.to_thread.run_sync(_restore, options)
     if options.archive:
-        if replication is not None:
-            raise StartupError(NO_ARCHIVE_OF_MEMBERS)
-        archiving = await trio.to_thread.run_sync(_open_archive, options)
+        archiving = await trio.to_thread.run_sync(_open_archive, options, replication)
         files = archiving.files
     folder = DataFolder(options.data_path, files, lock)
     use_own_threads()
@@ -154,10 +149,10 @@ def _restore(options: BrokerOptions) -> None:
     logger.info("restored the state of %s", shown_time(point.time_ms))
 
 
-def _open_archive(options: BrokerOptions) -> "Archiving":
+def _open_archive(options: BrokerOptions, replication: "Replication | None") -> "Archiving":
     from .archiving import Archiving  # slow to import
 
-    return Archiving(options)
+    return Archiving(options, replication)
 
 
 async def _host_workers(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:

@@ -237,6 +237,8 @@ class Server:
         self.broker.stopping = True
         self.sessions.abandon_all()
         self.write_path.abandon(error)
+        if self.archiving is not None:
+            self.archiving.abandon()
 
     @property
     def refuses_because(self) -> str:

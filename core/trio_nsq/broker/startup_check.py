@@ -16,7 +16,6 @@ from ..server.startup_checks import (
 )
 from ..tls.client import client_context
 from .options import BrokerOptions
-from .serve import NO_ARCHIVE_OF_MEMBERS
 from .session.auth_service import AuthClient
 from .storage.data_folder import (
     BROKER_COPY_FILE,
@@ -48,7 +47,7 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
             *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
-            *((partial(_check_archive, options, is_member=is_member),) if options.archive else ()),
+            *((partial(_check_archive, options),) if options.archive else ()),
         ]
     )
 
@@ -58,11 +57,9 @@ def _check_auth_servers(options: BrokerOptions) -> None:
         AuthClient(options)
 
 
-def _check_archive(options: BrokerOptions, *, is_member: bool) -> None:
+def _check_archive(options: BrokerOptions) -> None:
     from .archiving import archive_of  # slow to import
 
-    if is_member:
-        raise StartupError(NO_ARCHIVE_OF_MEMBERS)
     archive_of(options)
 
 

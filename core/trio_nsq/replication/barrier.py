@@ -1,4 +1,4 @@
-"""What waits until the members of a cluster have an operation."""
+"""What waits until the members of a cluster, and the archive, have an operation."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _UNCERTAIN = "another member may lead: the coordinator did not confirm in time t
 
 
 class ReplicationBarrier(Generic[T]):
-    """The members that an OK waits for, and what waits for them. Without members, nothing waits.
+    """The members, and the archive, that an OK waits for, and what waits for them. Without any, nothing waits.
 
     Once it is fenced, nothing waits any longer, and nothing may be acknowledged.
 
@@ -27,6 +27,7 @@ class ReplicationBarrier(Generic[T]):
 
     Attributes:
         stored: For each such member: the number of the last operation that it has durably.
+        archived: The number of the last operation in the archive; None: nothing waits for an archive.
         fenced_because: Why this member no longer leads; empty while it leads.
         held_because: Why nothing is reached for now; empty otherwise.
         on_reached: Called with all that waits no longer, in the order of the requests; not within `request`.
@@ -40,7 +41,9 @@ class ReplicationBarrier(Generic[T]):
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
         self.stored: dict[str, int] = {}
+        self.archived: int | None = None
         self.fenced_because = self.held_because = ""
+        self._held: dict[str, str] = {}
         self.on_reached: Callable[[list[T]], None] = lambda reached: None
         self._operations = operations
         self._on_fenced = on_fenced
@@ -65,10 +68,21 @@ class ReplicationBarrier(Generic[T]):
             self._on_fenced()
             self._reach()
 
-    def hold(self, reason: str) -> None:
-        """Let nothing be reached until this is called with an empty reason."""
-        self.held_because = reason
+    def hold(self, by: str, reason: str) -> bool:
+        """Let nothing be reached until this is called with an empty reason.
+
+        Args:
+            by: Who calls it; each has one reason.
+
+        Returns:
+            Whether that is another reason than before.
+        """
+        if reason == self._held.get(by, ""):
+            return False
+        self._held[by] = reason
+        self.held_because = next(filter(None, self._held.values()), "")
         self._reach()
+        return True
 
     @property
     def is_waited_for(self) -> bool:
@@ -89,10 +103,11 @@ class ReplicationBarrier(Generic[T]):
 
     @property
     def _reached(self) -> int:
-        """The number up to which each member has all operations; -1 while it is held."""
+        """The number up to which all that is waited for have all operations; -1 while it is held."""
         if self.held_because:
             return -1
-        return min(self.stored.values(), default=self._operations.last_number)
+        reached = min(self.stored.values(), default=self._operations.last_number)
+        return reached if self.archived is None else min(reached, self.archived)
 
     def add(self, member: str, number: int) -> None:
         """Wait for a member from now on, which has all operations up to this one."""
@@ -102,6 +117,12 @@ class ReplicationBarrier(Generic[T]):
         """Record how far a member is. One that nothing waits for changes nothing."""
         if member in self.stored and number > self.stored[member]:
             self.stored[member] = number
+            self._reach()
+
+    def archive(self, number: int) -> None:
+        """Record how far the archive is, if it is waited for."""
+        if self.archived is not None and number > self.archived:
+            self.archived = number
             self._reach()
 
     def remove(self, member: str) -> None:

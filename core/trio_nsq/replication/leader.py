@@ -120,7 +120,7 @@ class Leader:
         self._poller = poller
         self._links: set[LiveLink] = set()
         self._is_told = False
-        stream.on_append = self._tell
+        stream.on_append.append(self._tell)
 
     # ------------------------------------------------------------------ new operations
 

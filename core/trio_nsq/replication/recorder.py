@@ -34,18 +34,19 @@ class RecordingFiles(Files):
 
     Args:
         root: The data folder.
-        stream: Gets the operations, in the order in which they are done.
+        operations: Gets the operations, in the order in which they are done.
 
     Attributes:
         root: The data folder.
+        operations: See above.
         is_exact: No operation or sync has failed: the folder is what the operations make of it, byte for byte.
     """
 
-    def __init__(self, root: Path, stream: OperationStream) -> None:
+    def __init__(self, root: Path, operations: OperationStream) -> None:
         self.root = root
         self.is_exact = True
         self._syncs_since_s: dict[int, float] = {}  # by thread
-        self._stream = stream
+        self.operations = operations
         # Names are changed, and that is recorded, under this lock. It is taken before those of files.
         self._names = RLock()
         self._by_path: dict[bytes, _OpenFile] = {}
@@ -86,8 +87,8 @@ class RecordingFiles(Files):
         assert below is not None
         with self._names:
             content = self.content(path, MOST_DATA_BYTES)
-            self._stream.append(Kind.CREATE, below)
-            self._stream.append(Kind.WRITE, below, data=(content,))
+            self.operations.append(Kind.CREATE, below)
+            self.operations.append(Kind.WRITE, below, data=(content,))
 
     # ------------------------------------------------------------------ open files
 
@@ -103,7 +104,7 @@ class RecordingFiles(Files):
             return super().create(path)
         with self._names:
             fd = super().create(path)
-            self._stream.append(Kind.CREATE, below)
+            self.operations.append(Kind.CREATE, below)
             self._opened(fd, below)
         return fd
 
@@ -112,7 +113,7 @@ class RecordingFiles(Files):
             return super().create_or_empty(path)
         with self._names:
             fd = super().create_or_empty(path)
-            self._stream.append(Kind.CREATE, below)
+            self.operations.append(Kind.CREATE, below)
             self._opened(fd, below)
         return fd
 
@@ -148,7 +149,7 @@ class RecordingFiles(Files):
                 raise
             if file.path is not None:
                 for at, data in _pieces(offset, parts):
-                    self._stream.append(Kind.WRITE, file.path, at, data=data)
+                    self.operations.append(Kind.WRITE, file.path, at, data=data)
 
     def truncate(self, fd: int, size: int) -> None:
         file = self._by_descriptor.get(fd)
@@ -159,7 +160,7 @@ class RecordingFiles(Files):
             with self._exact_if_done():
                 super().truncate(fd, size)
             if file.path is not None:
-                self._stream.append(Kind.TRUNCATE, file.path, size)
+                self.operations.append(Kind.TRUNCATE, file.path, size)
 
     def allocate(self, fd: int, size: int) -> None:
         file = self._by_descriptor.get(fd)
@@ -170,7 +171,7 @@ class RecordingFiles(Files):
             with self._exact_if_done():
                 super().allocate(fd, size)
             if file.path is not None:
-                self._stream.append(Kind.ALLOCATE, file.path, size)
+                self.operations.append(Kind.ALLOCATE, file.path, size)
 
     # ------------------------------------------------------------------ names
 
@@ -178,14 +179,14 @@ class RecordingFiles(Files):
         with self._names:
             super().create_folder(path)
             if (below := relative(path, self.root)) is not None:
-                self._stream.append(Kind.CREATE_FOLDER, below)
+                self.operations.append(Kind.CREATE_FOLDER, below)
 
     def rename(self, path: Path, to: Path) -> None:
         below, target = self._shared(path, to)
         with self._names, self._stopped(below, target):
             super().rename(path, to)
             if below is not None and target is not None:
-                self._stream.append(Kind.RENAME, below, to=target)
+                self.operations.append(Kind.RENAME, below, to=target)
                 self._forget(target)
                 for file in self._at_or_below(below):
                     assert file.path is not None
@@ -198,14 +199,14 @@ class RecordingFiles(Files):
         with self._names, self._stopped(below):
             super().link(path, to)
             if below is not None and target is not None:
-                self._stream.append(Kind.LINK, below, to=target)
+                self.operations.append(Kind.LINK, below, to=target)
 
     def unlink(self, path: Path) -> None:
         below = relative(path, self.root)
         with self._names, self._stopped(below):
             super().unlink(path)
             if below is not None:
-                self._stream.append(Kind.UNLINK, below)
+                self.operations.append(Kind.UNLINK, below)
                 self._forget(below)
 
     def remove_folder(self, path: Path) -> None:
@@ -214,7 +215,7 @@ class RecordingFiles(Files):
             super().remove_folder(path)
         with self._names:
             if (below := relative(path, self.root)) is not None:
-                self._stream.append(Kind.REMOVE_FOLDER, below)
+                self.operations.append(Kind.REMOVE_FOLDER, below)
                 self._forget(below)
 
     @contextmanager

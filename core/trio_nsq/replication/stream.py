@@ -35,13 +35,13 @@ class OperationStream:
     Attributes:
         last_number: The number of the newest operation; 0: none yet.
         former: The position of `former`.
-        on_append: Called after each operation, in the thread that added it; must not block.
+        on_append: Each is called after each operation, in the thread that added it; must not block.
     """
 
     def __init__(self, most_bytes: int, former: FormerOperations | None = None) -> None:
         self.last_number = 0
         self.former: Position | None = None
-        self.on_append: Callable[[], None] = lambda: None
+        self.on_append: list[Callable[[], None]] = []
         self._most_bytes = most_bytes
         self._lock = Lock()
         # The size of all up to this one, and its pieces.
@@ -67,7 +67,8 @@ class OperationStream:
             while self._bytes - self._dropped_bytes > self._most_bytes:
                 self._dropped_bytes = self._operations.popleft()[0]
             self.last_number = number
-        self.on_append()
+        for call in self.on_append:
+            call()
 
     def forget(self, number: int) -> None:
         """Keep operations up to this one no longer."""
