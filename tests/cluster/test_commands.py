@@ -25,10 +25,10 @@ async def qcli(member: RunningMember, *args: str) -> Result:
     return await trio.to_thread.run_sync(partial(cli, *args))
 
 
-async def two_members(members: Members) -> tuple[RunningMember, RunningMember]:
+async def two_members(members: Members, **options: Any) -> tuple[RunningMember, RunningMember]:
     """Start a leader and a follower, and wait with the command until both are in sync."""
-    one = await members.start("one")
-    two = await members.start("two")
+    one = await members.start("one", **options)
+    two = await members.start("two", **options)
     waited = await qcli(two, "cluster", "wait", "--members", "2", "--timeout", WAIT)
     assert waited.code == 0, waited.err
     return (one, two) if (await one.about())["role"] == "leader" else (two, one)
@@ -53,12 +53,14 @@ def url(etcd_member: Member) -> str:  # noqa: F811 - the fixture
 
 async def test_switch_and_remove(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
     async with running_members(tmp_path, url, cluster) as members:
-        leader, follower = await two_members(members)
+        archive = str(tmp_path / "archive")
+        leader, follower = await two_members(members, archive=archive, archive_interval_ms=10)
         ids = {(await each.about())["id"]: each for each in (leader, follower)}
         status = await qcli(follower, "cluster", "status", "--format", "json")
         assert status.code == 0, status.err
         (record,) = status.records
         assert (record["cluster"], record["problems"]) == (cluster, [])
+        assert f"archive      {archive}: arch" in (await qcli(follower, "cluster", "status")).out.decode()
         assert {each["id"] for each in record["members"]} == ids.keys()
         for each in (leader, follower):
             check_fields(await each.about(), answers.MemberView)

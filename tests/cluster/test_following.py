@@ -24,8 +24,8 @@ class RacedCoordinator(StaticCoordinator):
 
     elections = 0
 
-    def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
-        epoch = super().campaign(candidate, found=found)
+    def campaign(self, candidate: Candidate, *, found: bool = False, after: int | None = None) -> int | None:
+        epoch = super().campaign(candidate, found=found, after=after)
         if epoch is not None:
             type(self).elections += 1
             if self.elections == 1:

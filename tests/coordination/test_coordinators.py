@@ -149,6 +149,22 @@ def test_no_member_leads_if_the_value_was_lost(opened: Open) -> None:
     assert (one.campaign(candidate("A", epoch)) or 0) > epoch
 
 
+def test_a_restored_member_leads_only_after_the_leadership_that_was_lost(opened: Open) -> None:
+    one, two = opened(), opened()
+    assert two.campaign(B, found=True, after=7) is None
+    lost = one.campaign(A, found=True, after=0)
+    assert lost is not None
+    one.replace(led_by(one).archived("s3://archive"), led_by(one))
+    assert two.campaign(B, found=True, after=lost) is None, "the leader is not lost"
+    one.resign()
+    for other in (0, lost - 1, lost + 1):
+        assert two.campaign(B, found=True, after=other) is None
+    assert (two.campaign(B, found=True, after=lost) or 0) > lost
+    assert (led_by(two).in_sync, led_by(two).archive) == (frozenset("B"), "")
+    with pytest.raises(LeadershipLost):
+        one.replace(led_by(two), led_by(two))
+
+
 def test_a_lease_ends(opened: Open) -> None:
     """The next leader wins when the last one cannot be certain any more, and that one finds out."""
     founder, one, two = opened(), opened(ttl_s=1.0), opened(ttl_s=1.0)

@@ -38,6 +38,7 @@ def test_the_members_one_of_which_led_before() -> None:
 
 def test_value_is_one_json_object() -> None:
     state = replace(TWO.joined("C", C.addresses), successor="B", unknown={"newer": [1, {"x": None}]})
+    state = state.archived("s3://archive")
     assert json.loads(state.encode()) == {
         "cluster": "prod",
         "id": "s1",
@@ -47,6 +48,7 @@ def test_value_is_one_json_object() -> None:
         "in_sync": ["A", "B"],
         "members": {"A": ["10.0.0.1:4151"], "B": ["10.0.0.2:4151"], "C": ["10.0.0.3:4151"]},
         "successor": "B",
+        "archive": "s3://archive",
         "newer": [1, {"x": None}],
     }
     assert decode(state.encode()) == state
@@ -86,6 +88,7 @@ def test_fields_of_newer_versions_survive_all_changes() -> None:
         {**FIELDS, "successor": "A"},
         {**FIELDS, "successor": "C"},
         {**FIELDS, "successor": 1},
+        {**FIELDS, "archive": 1},
         [],
         "text",
     ],

@@ -399,6 +399,7 @@ class Cluster(TypedDict, total=False):
         coordinator: The URL of the coordinator, without a password.
         coordinator_error: Why the coordinator did not answer last; empty: it did.
         refuses_because: Why publishes are refused; empty: they are not.
+        archive: How far the archive of the leader is.
     """
 
     cluster: Required[str]
@@ -409,6 +410,7 @@ class Cluster(TypedDict, total=False):
     coordinator_error: str
     min_in_sync: int
     refuses_because: str
+    archive: ArchiveStats
     members: Required[list[ClusterMember]]
 
 

@@ -1,6 +1,7 @@
 """Restores a data folder from its archive."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,7 @@ from ..archive.manifest import ArchiveDamaged, read_manifest
 from ..archive.restore import OperationsDamaged, RestorePlan, RestorePoint, Restorer
 from ..log import Files
 from ..protocol.errors import StartupError
-from ..storage import storage_at
+from ..storage import Storage, storage_at
 from .storage.data_folder import (
     BROKER_FILE,
     ID_RESERVE,
@@ -75,24 +76,45 @@ def restore_folder(
     try:
         _empty(files, path)
         files.replace(path / RESTORING_FILE, b"{}\n")
-        while True:
-            restorer = Restorer(storage, path, is_wanted=is_wanted, on_read=on_read)
-            try:
-                point = restorer.restore(plan.point, before_damage=before_damage)
-                break
-            except OperationsDamaged:
-                raise
-            except ArchiveDamaged as exc:
-                plan.use_earlier(exc)
-                _empty(files, path)
-        try:
-            end_following(files, path, ID_RESERVE)
-        except ValueError as exc:
-            raise ArchiveDamaged(f"{storage.shown}: {exc}") from exc
+        point, damage = write_folder(
+            files, path, storage, plan, partial(_empty, files, path), is_wanted=is_wanted, on_read=on_read
+        )
         files.unlink(path / RESTORING_FILE)
         files.sync_folder(path)
     finally:
         lock.close()
+    return point, damage
+
+
+def write_folder(
+    files: Files,
+    path: Path,
+    storage: Storage,
+    plan: RestorePlan,
+    empty: Callable[[], None],
+    *,
+    is_wanted: Callable[[str], bool] | None = None,
+    on_read: Progress = lambda size: None,
+) -> tuple[RestorePoint, list[str]]:
+    """Write a state of an archive into a locked folder without one, durably: see `restore_folder`. Blocking.
+
+    Args:
+        empty: Called to begin anew.
+    """
+    while True:
+        restorer = Restorer(storage, path, is_wanted=is_wanted, on_read=on_read)
+        try:
+            point = restorer.restore(plan.point, before_damage=plan.before_damage)
+            break
+        except OperationsDamaged:
+            raise
+        except ArchiveDamaged as exc:
+            plan.use_earlier(exc)
+            empty()
+    try:
+        end_following(files, path, ID_RESERVE)
+    except ValueError as exc:
+        raise ArchiveDamaged(f"{storage.shown}: {exc}") from exc
     return point, plan.damage + restorer.damage
 
 

@@ -23,6 +23,7 @@ from .context import RETRY_S, MemberContext
 from .front import FollowerFront, LeaderTarget
 from .membership import topics_in
 from .other_members import OtherMembers
+from .standby import Standby
 from .static_peers import StaticPeers
 
 logger = logging.getLogger("trio_nsq.cluster")
@@ -85,10 +86,12 @@ class Following:
         self._leader: LeaderTarget | None = None
         self._linking = trio.Lock()
         self._is_confirmed = False
+        self._lead_after: int | None = None
         self._write_error = ""
         self._promotion: _Promotion | None = None
         self._others = OtherMembers(context, _ASK_S)
         self._gave_way_in = 0  # an epoch
+        self._standby = Standby(context) if context.options.restore_from else None
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
             self._peers = StaticPeers(context, coordinator.peers)
@@ -205,6 +208,8 @@ class Following:
                 seen = await context.wait_for_change(seen)
                 self._coordinator_answers()
                 is_learned = await self._learn(seen)
+                if self._standby is not None:
+                    self._standby.see(seen)
                 self.is_admitted.set()
                 if self._new_leader(seen):
                     if link is not None:
@@ -312,9 +317,9 @@ class Following:
                 await self._linking.acquire()
             if waiting.cancelled_caught:
                 return None  # a link has come about meanwhile, or ends: see what the coordinator says then
-            self._is_confirmed = promotion is not None
+            self._is_confirmed, self._lead_after = promotion is not None, None
             try:
-                if promotion is None and await self._gives_way(seen):
+                if promotion is None and (await self._gives_way(seen) or not await self._is_restored()):
                     return None
                 epoch, refusal = await self._win()
             finally:
@@ -375,7 +380,17 @@ class Following:
             return await context.ask(coordinator.campaign, context.candidate)
         if isinstance(coordinator, StaticCoordinator):
             return await context.ask(coordinator.promote, context.candidate)
-        return await context.ask(coordinator.campaign, context.candidate, found=True)
+        return await context.ask(coordinator.campaign, context.candidate, found=True, after=self._lead_after)
+
+    async def _is_restored(self) -> bool:
+        """Restore the folder from the archive, if that is due; returns False if this member must not try to lead."""
+        if (standby := self._standby) is None:
+            return True
+        if not await standby.is_ready(self._usable):
+            self.reason = standby.reason
+            return False
+        self._is_confirmed, self._lead_after = standby.restored_after is not None, standby.restored_after
+        return True
 
     @property
     def _is_complete(self) -> bool:

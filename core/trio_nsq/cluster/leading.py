@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import trio
@@ -17,6 +18,7 @@ from ..platform.boot_clock import boot_time_s
 from ..replication.journal import Position
 from ..replication.replica import Replica, ReplicaError
 from ..replication.stream import FormerOperations
+from ..storage import shown_place
 from .context import RETRY_S, MemberContext, about_member
 from .room import FailingDisk, with_room
 
@@ -33,6 +35,8 @@ _FIGURES: Final = {"since": "since_s"} | {
     )
 }
 """What `GET /cluster` tells of a connected follower, and the attributes of `FollowerStatus`."""
+LATE_S: Final = 10.0
+"""No member is restored from an archive that lacks what is so old."""
 _HUNG_S: Final = 5.0
 """A leader whose disk has not answered for this time does not renew its lease."""
 
@@ -78,6 +82,7 @@ class Leading:
         self._successor: str | None = None
         self._serving = trio.CancelScope()
         self._lost = ""
+        self._is_replaceable = False  # perhaps recorded at the coordinator
 
     async def run(self, serve: Callable[[], Awaitable[None]]) -> None:
         """Lead until cancelled, told to stop, or no longer certain to lead. Then another member may.
@@ -90,6 +95,8 @@ class Leading:
             nursery.start_soon(self._watch_fence)
             nursery.start_soon(self._watch_time)
             nursery.start_soon(self._watch_room)
+            if self._context.options.restore_from:
+                nursery.start_soon(self._watch_archive)
             is_stopped = False
             try:
                 with self._serving:
@@ -153,6 +160,37 @@ class Leading:
                 logger.warning("%s: %s", kept, failure.reason)
                 replication.keeps_leading_because = kept
 
+    async def _watch_archive(self) -> None:
+        """Record whether the archive has all but the last seconds, so that a member may be restored from it.
+
+        From before it is recorded until it certainly no longer is, this member needs its lease to acknowledge.
+        """
+        recorded: bool | None = False  # None: unknown
+        while True:
+            status = self.replication.archive()
+            is_current = status is not None and status.state == "archiving" and status.lag_s < LATE_S
+            if is_current != recorded:
+                recorded, self._is_replaceable = None, True
+                if await self._record_archive(is_current=is_current):
+                    recorded = self._is_replaceable = is_current
+            await trio.sleep(_CHECK_S)
+
+    async def _record_archive(self, *, is_current: bool) -> bool:
+        """Record whether a member may be restored; returns False if it is unknown whether that is done."""
+        archive = shown_place(self._context.options.restore_from)
+        try:
+            await self._change(lambda state: state.archived(archive if is_current else ""))
+        except (CoordinatorError, StateError) as exc:
+            logger.warning("cannot record whether a member may be restored from %s: %s", archive, exc)
+            return False
+        if is_current:
+            logger.info(
+                "if this member is lost while it is alone in sync, another one is restored from %s", archive
+            )
+        else:
+            logger.warning("no member may be restored from %s: it is behind", archive)
+        return True
+
     def _with_room(self, failure: StorageFailure) -> tuple[str | None, str]:
         """Return the member that can lead instead of this one; otherwise why there is none."""
         if isinstance(self._context.coordinator, StaticCoordinator):
@@ -208,9 +246,10 @@ class Leading:
         """Return until when this member leads for certain; infinite as long as the followers in sync stay connected.
 
         Only a member in sync can be elected, and none that follows this one tries. So the lease matters only if one of
-        them is not connected.
+        them is not connected, or if this member is alone, and another one may be restored from the archive.
         """
-        if self.replication.has_all_connected:
+        replication = self.replication
+        if replication.has_all_connected and not (self._is_replaceable and replication.is_alone):
             return math.inf
         until_s = self._context.coordinator.certain_until_s
         return None if until_s is None else until_s - MARGIN_S
@@ -270,6 +309,7 @@ class Leading:
     def status(self) -> dict[str, Any]:
         """See `ClusterControl`."""
         context, replication = self._context, self.replication
+        archive = replication.archive()
         state = context.coordinator.led or context.state
         followers = {each.member: each for each in replication.followers()}
         addresses = dict(state.members) if state is not None else {}
@@ -299,7 +339,7 @@ class Leading:
             "min_in_sync": context.options.min_in_sync,
             "refuses_because": replication.refuses_because,
             "members": members,
-        }
+        } | ({} if archive is None else {"archive": asdict(archive)})
 
     def member(self) -> dict[str, Any]:
         """See `ClusterControl`."""

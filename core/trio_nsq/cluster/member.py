@@ -64,6 +64,7 @@ async def serve_member(
     """
     require_trio("trio_nsq.cluster.serve_member")
     check_addresses(options)
+    check_restore(options, cluster)
     with ExitStack() as stack:
         coordinator = open_engine(options, cluster)
         stack.callback(coordinator.close)
@@ -299,6 +300,21 @@ def check_addresses(options: BrokerOptions) -> None:
         raise StartupError(
             "--http-address: a member of a cluster needs a port for HTTP, where it answers about itself also without a "
             "leader; with --cluster-tls, it may be on 127.0.0.1"
+        )
+
+
+def check_restore(options: BrokerOptions, cluster: ClusterOptions) -> None:
+    """Raise StartupError if a member cannot be restored from the archive that is given."""
+    if not cluster.restore_from:
+        return
+    if cluster.restore_from != options.archive:
+        raise StartupError(
+            "--restore-from: a member of a cluster is restored from the archive that the leader writes: give the same "
+            "URL with --archive. To begin a cluster with another one: qcli archive restore"
+        )
+    if cluster.coordinator.lower().startswith("static:"):
+        raise StartupError(
+            "--restore-from: with --coordinator static:, no member leads by itself: use 'qcli archive restore'"
         )
 
 

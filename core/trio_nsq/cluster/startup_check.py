@@ -7,7 +7,7 @@ from ..coordination import Coordinator, CoordinatorError, StateError
 from ..log import Files
 from ..protocol.errors import StartupError
 from ..server.startup_checks import problems_of
-from .member import check_addresses, link_secret, link_tls, open_engine
+from .member import check_addresses, check_restore, link_secret, link_tls, open_engine
 from .membership import check_cluster, read_membership
 from .options import ClusterOptions
 
@@ -17,6 +17,7 @@ def member_problems(options: BrokerOptions, cluster: ClusterOptions) -> list[str
     return problems_of(
         [
             partial(check_addresses, options),
+            partial(check_restore, options, cluster),
             partial(link_secret, options, cluster),
             partial(link_tls, options, cluster),
             partial(_check_folder, options, cluster),

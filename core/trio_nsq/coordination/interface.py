@@ -106,13 +106,14 @@ class Coordinator(ABC):
         sent_s = self._sent_s  # other threads may ask
         return None if sent_s is None else sent_s + self.ttl_s
 
-    def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
+    def campaign(self, candidate: Candidate, *, found: bool = False, after: int | None = None) -> int | None:
         """Lead, unless another member does. A leadership that this process has had is forgotten.
 
         Args:
             candidate: This member.
             found: Lead with this member alone in sync, whatever the value says: an administrator has confirmed that no
                 other member has more messages, or that these are lost. Not while another member leads.
+            after: Only if the last leadership had this epoch; 0: only if there was none. None: after any.
 
         Returns:
             The epoch; None: another member leads, or has just won.
@@ -125,8 +126,10 @@ class Coordinator(ABC):
         reading = self._read()
         if reading.is_held or self._is_for_another(reading.state, candidate.folder):
             return None
-        self._session = secrets.token_hex(8)
         stored = reading.state
+        if after is not None and after != (0 if stored is None else stored.epoch):
+            return None
+        self._session = secrets.token_hex(8)
         if stored is None:
             if not found:
                 check_founder(self.cluster, candidate)

@@ -25,7 +25,7 @@ MAX_MEMBERS = 64
 MAX_VALUE_BYTES = 64 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KNOWN = frozenset(
-    {"cluster", "id", "epoch", "leader", "session", "in_sync", "members", "instances", "successor"}
+    {"cluster", "id", "epoch", "leader", "session", "in_sync", "members", "instances", "successor", "archive"}
 )
 
 
@@ -75,6 +75,9 @@ class ClusterState:
         instances: The processes that the members in sync had when they were recorded, by the ids of their data folders.
             An older copy of a folder, such as a backup, does not know the name.
         successor: The member to which the leader has handed over; empty: none.
+        archive: The archive from which a member without messages may be restored, and lead, if the leader is the only
+            member in sync and its lease is over: it has all but the last seconds, and the leader acknowledges nothing
+            without its lease. Empty: there is none.
         unknown: Fields of newer versions. They are kept.
     """
 
@@ -87,6 +90,7 @@ class ClusterState:
     successor: str = ""
     id: str = ""
     instances: Mapping[str, str] = field(default_factory=dict)
+    archive: str = ""
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,6 +144,10 @@ class ClusterState:
             successor=self._without(folder),
         )
 
+    def archived(self, archive: str) -> "ClusterState":
+        """Return the value with another archive from which a member may be restored."""
+        return replace(self, archive=archive)
+
     def handed_over(self, folder: str) -> "ClusterState":
         """Return the value in which a member is to lead next."""
         self._check_not_leader(folder)
@@ -183,6 +191,7 @@ class ClusterState:
                 members=members,
                 instances=self._instances(candidate.folder, (candidate.instances or ("",))[-1]),
                 successor="",
+                archive="",
                 id=(candidate.cluster_id if is_confirmed else "") or self.id,
             )
         )
@@ -236,6 +245,7 @@ class ClusterState:
             "members": {name: list(self.members[name]) for name in sorted(self.members)},
             **({"instances": dict(sorted(self.instances.items()))} if self.instances else {}),
             **({"successor": self.successor} if self.successor else {}),
+            **({"archive": self.archive} if self.archive else {}),
         }
         data = json.dumps({**self.unknown, **known}).encode()
         if len(data) > MAX_VALUE_BYTES:
@@ -297,6 +307,7 @@ def decode(data: bytes) -> ClusterState:
         members={name: _texts(_get(fields, "members", dict), name) for name in _get(fields, "members", dict)},
         successor=_get({"successor": "", **fields}, "successor", str),
         id=_get({"id": "", **fields}, "id", str),
+        archive=_get({"archive": "", **fields}, "archive", str),
         instances={
             name: _get(_get({"instances": {}, **fields}, "instances", dict), name, str)
             for name in _get({"instances": {}, **fields}, "instances", dict)

@@ -44,12 +44,12 @@ class StaticCoordinator(Coordinator):
         self.peers = tuple(peers)
         self._storage = LocalStorage(folder, PRIVATE_MODE)
 
-    def campaign(self, candidate: Candidate, *, found: bool = False) -> int | None:
+    def campaign(self, candidate: Candidate, *, found: bool = False, after: int | None = None) -> int | None:
         state = self._read().state
         if not found and (state is None or candidate.folder not in (state.leader, state.successor)):
             self._forget()
             return None
-        return super().campaign(candidate, found=found)
+        return super().campaign(candidate, found=found, after=after)
 
     def promote(self, candidate: Candidate) -> int:
         """Let this member lead, instead of the one that led before, and return its epoch.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ..api.answers import Cluster, ClusterMember, MemberView
 from ..text.wording import count_of
+from .archive import Archive
 
 _HTTP = ("http://", "https://")
 
@@ -61,6 +62,8 @@ def problems_of(cluster: Cluster) -> Iterator[str]:
         yield f"publishes are refused: {reason}"
     if reason := cluster.get("coordinator_error"):
         yield f"the coordinator does not answer: {reason}"
+    if (archive := Archive.of(cluster)) is not None and archive.problem:
+        yield f"the leader: {archive.problem}"
     for member in cluster["members"]:
         if not is_in_sync(member):
             yield f"the member {name_of(member)} is {_state_of(member)}"

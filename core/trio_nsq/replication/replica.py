@@ -227,6 +227,20 @@ class Replica:
             self._earlier.set_aside()
             self._copy = FuzzyCopy(self._files, self._folder, self._changed, self._earlier, epoch)
 
+    def take_copy(self, epoch: int, write: Callable[[], None]) -> None:
+        """Have the folder written anew, durably, by other means than pieces of a leader. Its position is unknown then.
+
+        What the folder had is kept in a folder `diverged-EPOCH`. If `write` fails, the folder is incomplete.
+
+        Raises:
+            ReplicaError: A file cannot be written; and what `write` raises.
+        """
+        self.catch_up(epoch)
+        self._copy = None
+        write()
+        with self._errors:
+            self._earlier.end(epoch)
+
     def add(self, piece: Piece) -> None:
         """Take the next piece of a catch-up. `CaughtUp` gives the folder its position, durably.
 

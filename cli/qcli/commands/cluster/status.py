@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trio_nsq.fleet.archive import Archive
 from trio_nsq.fleet.cluster import address_of, is_in_sync, leader_of, name_of, problems_of, progress_of
 
 from ...broker.brokers import Brokers, broker_http_options
@@ -17,6 +18,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...terminal.figures import age, short_count, short_size
 from ...terminal.fitted_table import Column, fitted_table, output_width
+from ..shared.archives import note_of_archive
 
 if TYPE_CHECKING:
     from trio_nsq.api.answers import Cluster, ClusterMember
@@ -55,7 +57,8 @@ _MS_PER_S = 1000
         "which OKs wait. for: the time since the state began.",
         "Keys": "An object for each cluster: cluster, epoch (each leader has a higher one), leader (an id; null: "
         "there is none), since (Unix seconds), coordinator, coordinator_error (empty: it answers), "
-        "min_in_sync, refuses_because (empty: publishes are accepted), members, reason (why there is no "
+        "min_in_sync, refuses_because (empty: publishes are accepted), archive (of the leader, as in /stats; absent: "
+        "there is none), members, reason (why there is no "
         "leader; null: there is one), problems (sentences), diverged (by id: folders with what a member had "
         "and its leader had not) and answered_by (the address that was asked). Each member has id, addresses,"
         " state, in_sync, lag_operations, lag_bytes, lag_s, since, ok_wait_s, is_slow, copied_bytes, "
@@ -129,6 +132,8 @@ def _head(view: View, now_s: float) -> Iterator[tuple[str, str]]:
     yield "in sync", _in_sync(cluster)
     refuses = cluster.get("refuses_because")
     yield "publishes", f"refused: {refuses}" if refuses else "accepted"
+    if (archive := Archive.of(cluster)) is not None:
+        yield "archive", f"{archive.url}: {note_of_archive(archive)}"
     away = {each["id"] for each in cluster["members"] if each["state"] == "disconnected"}
     for member in view.itself:
         if (reason := member.get("reason")) and member["id"] in away:

@@ -32,6 +32,7 @@ def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple
 
 
 LISTEN = "HOST:PORT|PATH"
+RESTORE_AFTER_MS = 30_000
 ADMIN_ADDRESS = "127.0.0.1:4171"
 MIB = 1024**2
 
@@ -186,7 +187,8 @@ SETTINGS = under_headings(
         "restore-from",
         kinds.Kind(click.STRING, "URL"),
         "",
-        help="Restore the data folder from this archive, if it is missing or empty.",
+        help="Restore the data folder from this archive, if it is missing or empty. With --cluster: also if no other "
+        "member may lead; see --restore-after.",
         brief=True,
     ),
     "Cluster",
@@ -222,6 +224,14 @@ SETTINGS = under_headings(
         "0",
         help="Read at most this many bytes per second for a member that catches up, such as 50MB. 0 and unlimited: as "
         "fast as possible.",
+        brief=True,
+    ),
+    Setting(
+        "restore-after",
+        kinds.DURATION,
+        "30s",
+        help="With --restore-from, restore this member, and lead, if there is no leader for this time, and the lost "
+        "one was alone in sync.",
         brief=True,
     ),
     Setting(
@@ -546,6 +556,8 @@ def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
         for name, default in (("min_in_sync", 1), ("catch_up_rate", 0)):
             if values[name] > default:
                 raise Failure(f"--{name.replace('_', '-')} needs --cluster.")
+        if values["restore_after_ms"] != RESTORE_AFTER_MS:
+            raise Failure("--restore-after needs --cluster.")
         return None
     if not values["coordinator"]:
         raise Failure("--cluster needs --coordinator.")

@@ -8,7 +8,7 @@ from trio_nsq.api.answers import ClusterCounts, Stats
 from trio_nsq.fleet.archive import Archive
 from trio_nsq.fleet.stats import Queue, TopicStats, add_rates, parse_topics
 
-from ...terminal.figures import short_age
+from ..shared.archives import note_of_archive
 from .columns import AGE, DEPTH, NUMBERS, PUBLISHED, RATES, RECORD_KEYS
 
 RowKey = tuple[str, str | None, str | None]
@@ -111,7 +111,7 @@ class Sample:
         if (cluster := stats.get("cluster")) is not None:
             notes.append(_note_of_cluster(cluster))
         if (archive := Archive.of(stats)) is not None:
-            notes.append(_note_of_archive(archive))
+            notes.append(note_of_archive(archive))
         return cls(rows, "; ".join(notes))
 
 
@@ -119,15 +119,6 @@ def _note_of_cluster(cluster: ClusterCounts) -> str:
     text = f"cluster {cluster['name']}, {cluster['role']}, epoch {cluster['epoch']}"
     found, members = cluster.get("in_sync", 0), cluster.get("members", 0)
     return text if found >= members else f"{text}, {found} of {members} in sync"
-
-
-def _note_of_archive(archive: Archive) -> str:
-    behind = f"{short_age(1000 * archive.lag_s)} behind"
-    if archive.error:
-        return f"archive not written, {behind}"
-    if archive.state != "archiving":
-        return f"archive: {archive.activity}"
-    return f"archive {behind}" if archive.is_late else "archived"
 
 
 @dataclass(frozen=True, slots=True)

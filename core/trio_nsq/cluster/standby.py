@@ -1,0 +1,134 @@
+"""A member that is restored from the archive, and leads, if no member is left that has all messages.
+
+That loses what the lost leader had acknowledged and not archived. So the leader records at the coordinator whether its
+archive has all but the last seconds, and acknowledges nothing without its lease then: when a member is restored, no
+other one acknowledges anything. If the lost leader comes back, it finds a higher epoch, and follows.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from ..archive.restore import RestorePlan, shown_time
+from ..broker.restoring import is_begun, write_folder
+from ..broker.storage.data_folder import BROKER_FILE
+from ..coordination import CoordinatorError, Observation
+from ..protocol.errors import NSQError
+from ..replication.replica import Replica
+from ..storage import shown_place, storage_at
+from .context import RETRY_S, MemberContext
+
+logger = logging.getLogger("trio_nsq.cluster")
+
+_PAUSE_S: Final = 10.0
+"""After a restore that failed."""
+
+
+class _Superseded(Exception):
+    """Another member leads, so that the folder need not be restored."""
+
+
+class Standby:
+    """Whether a member may be restored, and the restore. For one time as a follower.
+
+    Args:
+        context: The member; its options have an archive.
+
+    Attributes:
+        restored_after: The folder was restored, and may lead after this epoch; 0: after none. None: it was not, or
+            there was a leader since then.
+        reason: Why it waits, or what it does; empty: nothing.
+    """
+
+    def __init__(self, context: MemberContext) -> None:
+        self.restored_after: int | None = None
+        self.reason = ""
+        self._context = context
+        self._url = context.options.restore_from
+        self._archive = shown_place(self._url)
+        self._after: int | None = None
+        self._due_s = 0.0
+
+    def see(self, seen: Observation) -> None:
+        """Note what the coordinator says; call it with each observation."""
+        after = self._replaceable(seen)
+        if after != self._after:
+            patience_s = self._context.options.restore_after_ms / 1000
+            self._after, self._due_s, self.restored_after = after, trio.current_time() + patience_s, None
+
+    def _replaceable(self, seen: Observation) -> int | None:
+        """Return the last epoch, 0 if there was none, if no member may lead but one that is restored; else None."""
+        state, context = seen.state, self._context
+        if seen.is_held:
+            return None
+        if state is None:
+            about = context.membership
+            is_new = about.epoch == 0 and (about.is_copy or not (context.path / BROKER_FILE).exists())
+            return 0 if is_new else None
+        is_lost = state.in_sync == {state.leader} and state.leader != context.folder
+        return state.epoch if is_lost and state.archive == self._archive else None
+
+    async def is_ready(self, replica: Callable[[], Replica]) -> bool:
+        """Restore the folder if that is due; return whether this member may try to lead: restored, or as it is.
+
+        Args:
+            replica: Returns the folder; nothing else uses it.
+        """
+        after = self._after
+        if after is None or after == self.restored_after:
+            return True
+        try:
+            if after == 0 and not await trio.to_thread.run_sync(is_begun, self._url):
+                return True  # a new cluster, whose archive begins now
+            if trio.current_time() < self._due_s:
+                self._say(f"no other member may lead: waiting before restoring {self._archive}")
+                return False
+            await self._restore(replica, after)
+        except _Superseded:
+            self._say("there was a leader while the archive was restored")
+        except (NSQError, OSError) as exc:
+            self._say(f"cannot restore {self._archive}: {exc}")
+            self._due_s = trio.current_time() + _PAUSE_S
+        return self.restored_after is not None
+
+    def _say(self, reason: str) -> None:
+        if reason != self.reason:
+            logger.warning("%s", reason)
+        self.reason = reason
+
+    async def _restore(self, replica: Callable[[], Replica], after: int) -> None:
+        """Raises _Superseded, NSQError, OSError."""
+        self._say(f"no other member may lead: restoring {self._archive}")
+        await trio.to_thread.run_sync(self._restore_now, replica, after)
+        self.restored_after = after
+
+    def _restore_now(self, replica: Callable[[], Replica], after: int) -> None:
+        storage = storage_at(self._url)
+        plan = RestorePlan(storage)
+        look_s = 0.0
+
+        def on_read(size: int) -> None:
+            nonlocal look_s
+            if (now_s := time.monotonic()) >= look_s:
+                trio.from_thread.run(self._check, after)
+                look_s = now_s + RETRY_S
+
+        def write() -> None:
+            files, path = self._context.files, self._context.path
+            point, damage = write_folder(files, path, storage, plan, lambda: None, on_read=on_read)
+            for what in damage:
+                logger.error("%s: messages are missing", what)
+            logger.warning("restored the state of %s from %s", shown_time(point.time_ms), self._archive)
+
+        replica().take_copy(after + 1, write)
+
+    async def _check(self, after: int) -> None:
+        """Raise _Superseded if there is a leader, or was one."""
+        with suppress(CoordinatorError):  # it is asked again before this member leads
+            self.see(await self._context.ask(self._context.coordinator.read))
+            if self._after != after:
+                raise _Superseded

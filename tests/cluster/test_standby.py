@@ -1,0 +1,167 @@
+"""When a member is restored from the archive, and what its folder is then."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from broker.support import connected, running_broker
+from trio_nsq.access.secret import NO_SECRET
+from trio_nsq.cluster.context import MemberContext
+from trio_nsq.cluster.membership import membership_of
+from trio_nsq.cluster.options import ClusterOptions
+from trio_nsq.cluster.standby import Standby
+from trio_nsq.coordination import Observation
+from trio_nsq.coordination.state import Candidate, ClusterState, founded
+from trio_nsq.coordination.static import StaticCoordinator
+from trio_nsq.log import Files
+from trio_nsq.replication.replica import Replica
+
+LEADER = Candidate("L", ())
+EPOCH = 7
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The archive of a broker with a topic."""
+    folder = tmp_path_factory.mktemp("standby")
+    trio.run(_archive, folder)
+    return str(folder / "archive")
+
+
+async def _archive(folder: Path) -> None:
+    options: Any = {"archive": str(folder / "archive"), "archive_before_ok": True}
+    async with running_broker(folder / "data", **options) as bound, connected(bound.tcp_address) as nsq:
+        await nsq.publish("t", b"one")
+
+
+class _Coordinator(StaticCoordinator):
+    """Says what it is told to."""
+
+    seen = Observation(None, is_held=False)
+
+    def read(self) -> Observation:
+        return self.seen
+
+
+class _Member:
+    """A member, its standby, and its folder."""
+
+    def __init__(self, folder: Path, archive: str, restore_after_ms: int = 0) -> None:
+        folder.mkdir(exist_ok=True)
+        options = ClusterOptions("prod", "etcd://", restore_from=archive, restore_after_ms=restore_after_ms)
+        membership, is_saved = membership_of(Files(), folder, "prod")
+        self.path = folder
+        self.coordinator = _Coordinator(folder, "prod")
+        self.context = MemberContext(
+            *(options, self.coordinator, Files(), folder, membership),
+            is_saved=is_saved,
+            addresses=(),
+            record_bytes=1,
+            secret=NO_SECRET,
+            tls=None,
+        )
+        self.standby = Standby(self.context)
+        self.opened = 0
+
+    def lost(self, archive: str) -> ClusterState:
+        """Return the value of a leader that was alone."""
+        return founded("prod", LEADER, "s", EPOCH).joined(self.context.folder, ()).archived(archive)
+
+    async def is_ready(self, state: ClusterState | None, *, is_held: bool = False) -> bool:
+        self.coordinator.seen = Observation(state, is_held)
+        self.standby.see(self.coordinator.seen)
+        return await self.standby.is_ready(self._replica)
+
+    def _replica(self) -> Replica:
+        self.opened += 1
+        return Replica.open(Files(), self.path)
+
+
+@pytest.fixture
+def member(tmp_path: Path, archive: str) -> _Member:
+    return _Member(tmp_path / "member", archive)
+
+
+async def test_a_member_is_restored_once_and_keeps_what_it_had(member: _Member, archive: str) -> None:
+    topics = member.path / "topics"
+    (topics / "mine.topic").mkdir(parents=True)
+    (topics / "mine.topic" / "00000000000000000000.log").write_bytes(b"mine")
+    state = member.lost(archive)
+    assert await member.is_ready(state)
+    assert member.standby.restored_after == EPOCH
+    assert [each.name for each in topics.iterdir()] == ["t.topic"]
+    assert [each.name for each in member.path.glob("diverged-*/topics/*")] == ["mine.topic"]
+    assert await member.is_ready(state)
+    assert member.opened == 1
+    assert await member.is_ready(state, is_held=True)
+    assert member.standby.restored_after is None, "there was a leader since then: the archive may have more"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state, member: state.synced(member.folder),
+        lambda state, member: state.joined("other", ()).synced("other"),
+        lambda state, member: state.archived(""),
+        lambda state, member: state.archived("s3://elsewhere"),
+        lambda state, member: founded("prod", member.candidate, "s", EPOCH).archived(state.archive),
+    ],
+    ids=[
+        "it is in sync",
+        "another one is in sync",
+        "the archive is late",
+        "another archive",
+        "it led itself",
+    ],
+)
+async def test_a_member_is_not_restored(
+    member: _Member, archive: str, change: Callable[[ClusterState, MemberContext], ClusterState]
+) -> None:
+    assert await member.is_ready(change(member.lost(archive), member.context))
+    assert (member.opened, member.standby.restored_after) == (0, None)
+
+
+async def test_it_waits(tmp_path: Path, archive: str) -> None:
+    member = _Member(tmp_path / "member", archive, restore_after_ms=3_600_000)
+    for state in (member.lost(archive), None):
+        assert not await member.is_ready(state)
+        assert "waiting" in member.standby.reason
+    assert member.opened == 0
+
+
+async def test_a_new_cluster_begins_with_its_archive(member: _Member, tmp_path: Path, archive: str) -> None:
+    assert await member.is_ready(None)
+    assert member.standby.restored_after == 0
+    other = _Member(tmp_path / "other", str(tmp_path / "nothing"))
+    assert await other.is_ready(None)
+    assert (other.opened, other.standby.restored_after) == (0, None)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "broker.json").touch()
+    full = _Member(tmp_path / "full", archive)
+    assert await full.is_ready(None)
+    assert (full.opened, full.standby.restored_after) == (0, None), "its own messages begin the cluster"
+
+
+async def test_a_leader_that_comes_back_ends_the_restore(member: _Member, archive: str) -> None:
+    state = member.lost(archive)
+    member.standby.see(Observation(state, is_held=False))
+    member.coordinator.seen = Observation(state, is_held=True)
+    assert not await member.standby.is_ready(partial(Replica.open, Files(), member.path))
+    assert "there was a leader" in member.standby.reason
+    replica = Replica.open(Files(), member.path)
+    assert replica.is_incomplete
+    replica.close()
+    assert await member.is_ready(state), "the leader is lost again"
+    assert member.standby.restored_after == EPOCH
+
+
+async def test_an_archive_that_cannot_be_read(member: _Member, archive: str, tmp_path: Path) -> None:
+    nothing = str(tmp_path / "nothing")
+    other = _Member(tmp_path / "other", nothing)
+    assert not await other.is_ready(other.lost(nothing))
+    assert "is no archive of a broker" in other.standby.reason
+    assert other.opened == 0, "the folder stays as it is"
