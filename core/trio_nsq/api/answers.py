@@ -123,12 +123,8 @@ class ClusterCounts(TypedDict, total=False):
     members: int
 
 
-class ArchiveStats(TypedDict, total=False):
-    """What `/stats` tells of the broker's archive: see `trio_nsq.archive.writer.ArchiveStatus`.
-
-    Attributes:
-        retention_waits: The number of topics with expired files that are not archived yet.
-    """
+class ArchiveProgress(TypedDict, total=False):
+    """How far an archive is: see `trio_nsq.archive.writer.ArchiveStatus`."""
 
     url: Required[str]
     state: Required[str]
@@ -141,6 +137,15 @@ class ArchiveStats(TypedDict, total=False):
     objects: int
     object_bytes: int
     segments: int
+
+
+class ArchiveStats(ArchiveProgress, total=False):
+    """What `/stats` tells of the broker's archive.
+
+    Attributes:
+        retention_waits: The number of topics with expired files that are not archived yet.
+    """
+
     retention_waits: int
 
 
@@ -410,7 +415,7 @@ class Cluster(TypedDict, total=False):
     coordinator_error: str
     min_in_sync: int
     refuses_because: str
-    archive: ArchiveStats
+    archive: ArchiveProgress
     members: Required[list[ClusterMember]]
 
 
