@@ -18,7 +18,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli, Running
 from interop.peers import Broker, qcli_serve
-from spark.support import cli_of, export, leftovers, numbers, parquet_files, rows, until
+from qcli.framework.errors import ExitCode
+from spark.support import cli_of, export, leftovers, numbers, parquet_files, rows, run_in_process, until
 from storage.stores import Store
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.places import storage_at
@@ -132,3 +133,32 @@ def test_each_message_is_exported_once(tmp_path: Path) -> None:
 def test_each_message_is_exported_once_from_a_bucket(s3: Store, tmp_path: Path) -> None:
     with s3.here():
         run_lives(s3.new_place(), tmp_path, s3.env)
+
+
+def test_a_damaged_object_is_named_and_hides_only_what_is_behind_it(tmp_path: Path) -> None:
+    archive, data = tmp_path / "archive", tmp_path / "data"
+    args = ("t", str(tmp_path / "a"), "--from-segments", str(archive))
+    with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
+        for first in (0, 50):
+            cli_of(broker).publish("t", numbers(50, first))
+            until_archived(broker)
+            streams = sorted(archive.glob("@stream/*/*"))
+            if not first:
+                before = streams[-1]
+        damaged = streams[streams.index(before) + 1]
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        for count in (50, 0):
+            result = run_in_process(OFFLINE, "to-parquet", *args, "--format", "json")
+            assert (result.code, result.records[0]["messages"]) == (ExitCode.DAMAGED, count)
+            assert str(damaged) in result.err
+            assert str(damaged) in result.records[0]["unread"][0]
+        assert exported(tmp_path / "a") == 50
+        assert read_by_source(str(archive)) == numbers(50)
+        before.unlink()
+        result = OFFLINE("to-parquet", *args)  # another process, which has not read it
+        assert (result.code, "is missing" in result.err, exported(tmp_path / "a")) == (1, True, 50)
+    with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
+        until_archived(broker)
+        assert export(OFFLINE, *args)["unread"] == []
+    assert exported(tmp_path / "a") == 100

@@ -64,8 +64,8 @@ class _Wanted:
 class _State:
     """The files of a checkpoint, with the operations behind it."""
 
-    def __init__(self, storage: Storage, topic: str | None) -> None:
-        self.checkpoint: Checkpoint | None = None
+    def __init__(self, storage: Storage, topic: str | None, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
         self.files = files = ScratchFiles(_ROOT)
 
         def fetch(copy: FuzzyCopy, path: bytes) -> None:
@@ -196,19 +196,28 @@ class ArchiveTail:
                     return
         if self._damaged == newest.id and self.damage:
             raise ArchiveDamaged(self.damage)
-        self._begin(newest)
+        self._begin(checkpoints)
 
-    def _begin(self, checkpoint: Checkpoint) -> None:
-        """Read a checkpoint, and what is behind it. If it is damaged, the former state is kept."""
-        state = _State(self._storage, self._topic)
-        try:
-            state.replay.do_checkpoint(checkpoint)
-        except ArchiveDamaged:
-            if any(each.id == checkpoint.id for each in read_manifest(self._storage)[0].checkpoints):
-                self._damaged = checkpoint.id
-            raise
-        state.checkpoint, self._state, self._damaged = checkpoint, state, None
-        self._follow(state, [each for each in (checkpoint.previous, checkpoint.id) if each is not None])
+    def _begin(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Read the newest checkpoint, or an earlier one of its run, and what is behind it.
+
+        If all are damaged, the former state is kept.
+        """
+        newest, damage = checkpoints[-1], ""
+        for checkpoint in reversed([each for each in checkpoints if each.run == newest.run]):
+            state = _State(self._storage, self._topic, checkpoint)
+            try:
+                state.replay.do_checkpoint(checkpoint)
+            except ArchiveDamaged as exc:
+                damage = damage or str(exc)
+                continue
+            self._state, self._damaged = state, None
+            self._follow(state, _chain(state, checkpoints))
+            if state.replay.number >= newest.number:
+                return
+        if any(each.id == newest.id for each in read_manifest(self._storage)[0].checkpoints):
+            self._damaged = newest.id
+        raise ArchiveDamaged(damage)
 
     def _follow(self, state: _State, folders: Sequence[int]) -> None:
         """Do the operations in these folders that are new."""
@@ -229,7 +238,6 @@ def _chain(state: _State, checkpoints: Sequence[Checkpoint]) -> list[int]:
 
     The first one is that before the state's: an object that was being written when that ended has its folder.
     """
-    assert state.checkpoint is not None
     by_id, chain = {each.id: each for each in checkpoints}, [checkpoints[-1].id]
     while chain[0] != state.checkpoint.id:
         previous = by_id[chain[0]].previous if chain[0] in by_id else None

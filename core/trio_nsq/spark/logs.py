@@ -69,6 +69,20 @@ def starts_of(log: Log) -> Sequence[int]:
     return log.starts() if isinstance(log, SegmentedLog) else ()
 
 
+@runtime_checkable
+class DamagedLog(Protocol):
+    """A log of which newer messages may exist that cannot be read."""
+
+    @property
+    def damage(self) -> str:
+        """Why newer messages are not read, a sentence without its period; empty if nothing is damaged."""
+
+
+def damage_of(log: Log) -> str:
+    """Return `DamagedLog.damage`, as of the last answer of the log."""
+    return log.damage if isinstance(log, DamagedLog) else ""
+
+
 def resolve(log: Log, position: str) -> tuple[Bounds, int]:
     """Return the bounds of a log, and the sequence of a position; a given sequence need not be in the log.
 

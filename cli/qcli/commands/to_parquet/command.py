@@ -87,6 +87,8 @@ def iceberg_table(text: str) -> TableTarget:
         "now --partition-by hour",
         "export from all brokers that have the topic": "qcli to-parquet clicks ./archive --lookupd-http-address "
         "127.0.0.1:4161",
+        "export the archive of a broker, without the broker": "qcli to-parquet clicks ./parquet --from-segments "
+        "s3://bucket/nsq --follow --every 1m",
         "export a backup, without its broker": "qcli to-parquet clicks ./archive --from-segments "
         "127.0.0.1:4151=./backup/data",
         "export continuously to an Iceberg table": "qcli to-parquet clicks s3://bucket/clicks --iceberg "
@@ -100,7 +102,8 @@ def iceberg_table(text: str) -> TableTarget:
         "pyspark is not installed.",
         ExitCode.PARTIAL: "Some files were written before a failure, or some brokers do not answer or lack the "
         "topic. Standard error says how to continue.",
-        ExitCode.DAMAGED: "Damaged messages were skipped; standard error says which. All others are in files.",
+        ExitCode.DAMAGED: "Damaged messages were skipped, or messages behind a damaged object of an archive are not "
+        "exported yet; standard error says which. All others are in files.",
         ExitCode.MISSING: "Retention deleted messages before they were exported, perhaps since the last run; standard "
         "error says which. All others are in files. The next run does not report them again.",
         ExitCode.INTERRUPTED: "Interrupted (SIGINT). Run the same command again to continue.",
@@ -138,8 +141,9 @@ def iceberg_table(text: str) -> TableTarget:
         "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
         "that did not fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, "
         "by field), widened (fields whose columns became double), repeated (delivered "
-        "again by a channel, and not written), compacted (small files of a table that were merged), unavailable "
-        "(brokers that did not answer, or lack the topic).",
+        "again by a channel, and not written), compacted (small files of a table that were merged), unread (why newer "
+        "messages of an archive were not read: damaged objects), unavailable (brokers that did not answer, or lack the "
+        "topic).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
@@ -163,9 +167,9 @@ def iceberg_table(text: str) -> TableTarget:
     "from_segments",
     metavar="[BROKER=]FOLDER",
     brief=True,
-    help="Read a copy of a broker's data folder instead, or an archive of 'qcli log archive': a path, or a URL such as "
-    "s3://bucket/backup. BROKER is the value of the column broker, by default the name of FOLDER. Several: with "
-    "commas, or repeat the option.",
+    help="Read a broker's archive instead ('qcli serve --archive'), an archive of 'qcli log archive', or a copy of a "
+    "data folder: a path, or a URL such as s3://bucket/nsq. BROKER is the value of the column broker, by default the "
+    "name of FOLDER. Several: with commas, or repeat the option.",
 )
 @tcp_connection
 @range_options(SELECTION)

@@ -52,6 +52,7 @@ class ExportRun:
         self._engine_name = ""
         self._engine: Engine | None = None
         self._gaps_reported = 0
+        self._damage_reported: set[str] = set()
         self._rounds_reported = 0
         self._heading = ""
         self._begun_s = time.monotonic()
@@ -76,9 +77,8 @@ class ExportRun:
         if failures:
             raise incomplete(failures.values(), others=len(failures) < len(addresses))
         result = self.job.result
-        self.code = (
-            ExitCode.DAMAGED if result.damaged else ExitCode.MISSING if result.missing else ExitCode.OK
-        )
+        is_damaged = result.damaged or bool(result.unread)
+        self.code = ExitCode.DAMAGED if is_damaged else ExitCode.MISSING if result.missing else ExitCode.OK
         try:
             self.job.mark_reported(result)
         except (NSQError, OSError) as error:
@@ -216,6 +216,11 @@ class ExportRun:
         for broker, first, end, reason in gaps[self._gaps_reported :]:
             report_gap(f"{self.job.request.topic} on {broker}", first, end, reason)
         self._gaps_reported = len(gaps)
+        for damage in self.job.result.unread:
+            if damage not in self._damage_reported:
+                hint = "Messages behind it are exported when the broker has written its next checkpoint."
+                print_diagnostic(f"Warning: {damage}. {hint}")
+        self._damage_reported = set(self.job.result.unread)
 
     def _is_news(self) -> bool:
         """Return whether the result has ranges or missing messages."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import cast
 
+from ...archive.manifest import ArchiveDamaged
 from ...client.errors import BrokerUnreachable, RequestRefused
 from ...client.reading.broker_log import Bounds, LogReplaced
 from ...log.gaps import Span
 from ...storage import Lease, Storage, StorageError, absolute_place
 from ..log_names import name_logs
-from ..logs import ChannelLog, Log, LogPlace, resolve, starts_of
+from ..logs import ChannelLog, Log, LogPlace, damage_of, resolve, starts_of
 from ..places import storage_at
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
@@ -40,6 +41,8 @@ class _WantedSpan:
     """The position of the channel; 0 without one."""
     starts: Sequence[int]
     """Where files of the log start, if they are known."""
+    damage: str
+    """Why newer messages are not read; empty: they are."""
 
     @property
     def span(self) -> Span | None:
@@ -147,6 +150,8 @@ class ExportJob:
         self._note_late()
         self._labels |= {place.label for place in logs}
         self._wanted = self._logs.ask(logs, self._resolve)
+        damages = {each.damage for each in self._wanted if each.damage}
+        self.result.unread += sorted(damages.difference(self.result.unread))
         manifest = self._state.manifest
         if manifest is None:
             spans = [(each.place, each.retained) for each in self._wanted if each.retained is not None]
@@ -209,7 +214,7 @@ class ExportJob:
         if request.channel is None and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
         bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
-        return _WantedSpan(place, first, bounds, channel_at, starts_of(log))
+        return _WantedSpan(place, first, bounds, channel_at, starts_of(log), damage_of(log))
 
     def _open_channel(self, place: LogPlace, channel: str, oldest: int) -> int:
         """Create the channel if it does not exist, and return its position; `oldest` is the log's first message."""
@@ -223,9 +228,16 @@ class ExportJob:
         return at
 
     def _check_same_log(self, place: LogPlace, log: Log, bounds: Bounds) -> None:
-        """Check that the messages in the folder are from this log. Raises LogReplaced."""
+        """Check that the messages in the folder are from this log.
+
+        Raises:
+            LogReplaced: They are not.
+            ArchiveDamaged: The log does not have them, because an object is damaged.
+        """
         ranges = self._state.ranges_of(place.label)
         if ranges.planned and not ranges.mark.continues(log, bounds):
+            if damage := damage_of(log):
+                raise ArchiveDamaged(damage)
             raise LogReplaced(
                 f"topic {self.request.topic} of the broker at {place.where} is not the one that was exported to "
                 f"{self._shown} before: it was deleted and recreated, or lost its last messages, or another "

@@ -63,6 +63,7 @@ class ExportResult:
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
         gaps: `(broker, first, end, reason)` of missing messages.
+        unread: Why newer messages of an archive were not read, a sentence for each damaged object.
     """
 
     messages: int = 0
@@ -82,6 +83,7 @@ class ExportResult:
     repeated: int = 0
     compacted: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     def add(self, done: RangeResult) -> None:
         self.ranges += 1
@@ -104,7 +106,9 @@ class ExportResult:
     def merge(self, other: "ExportResult") -> None:
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(mine, dict):
+            if each.name == "unread":
+                self.unread = sorted({*mine, *theirs})
+            elif isinstance(mine, dict):
                 setattr(self, each.name, _sum(mine, theirs))
             else:
                 setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)

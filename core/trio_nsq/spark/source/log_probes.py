@@ -4,11 +4,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import cast
 
+from ...archive.manifest import ArchiveDamaged
 from ...client.errors import RequestRefused
 from ...client.reading.broker_log import Bounds
 from ...log.gaps import Span
 from ...log.positions import Position, parse_position
-from ..logs import ChannelLog, Log, LogPlace, resolve, starts_of
+from ..logs import ChannelLog, Log, LogPlace, damage_of, resolve, starts_of
 from ..options import OptionError
 from .fleet import LogKey
 from .offsets import LogOffset, LogOffsets, NotReached
@@ -95,7 +96,12 @@ class LogProbes:
         return ProbedLog(bounds, replace(position, sequence=first))
 
     def bounds_of_known(self, key: LogKey, log: Log, position: LogOffset) -> Bounds:
-        """Return the bounds of a log that was read before, at a position. Raises LogReplaced if it is another log."""
+        """Return the bounds of a log that was read before, at a position.
+
+        Raises:
+            LogReplaced: It is another log.
+            ArchiveDamaged: It does not have what was read, because an object is damaged.
+        """
         try:
             bounds = log.bounds(str(position.sequence))
         except RequestRefused as error:
@@ -105,6 +111,8 @@ class LogProbes:
         nothing_new = position.sequence == bounds.end == self.ends.get(key)
         mark = replace(position.mark, last=None) if nothing_new else position.mark
         if not mark.continues(log, bounds):
+            if damage := damage_of(log):
+                raise ArchiveDamaged(damage)
             raise log_replaced(key)
         return bounds
 
