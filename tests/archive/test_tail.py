@@ -111,6 +111,21 @@ async def test_a_follower_and_a_new_reader_have_what_a_restore_has(tmp_path: Pat
     assert read > 5
 
 
+async def test_an_earlier_checkpoint_is_read_instead_of_a_damaged_one(tmp_path: Path) -> None:
+    state = (await make_states(tmp_path, 7))[-1]
+    restore(state, tmp_path / "restored")
+    storage = LocalStorage(state)
+    former, last = (each.checkpoint for each in checkpoints_of(storage)[-2:])
+    storage.remove(last.part_names)
+    tail = ArchiveTail(storage)
+    assert (in_tail(tail), tail.damage) == (in_folder(tmp_path / "restored"), "")
+    storage.remove([*former.part_names, *checkpoints_of(storage)[0].checkpoint.part_names])
+    assert in_tail(tail) == in_folder(tmp_path / "restored"), "it continues"
+    prune(storage, former.time_ms)
+    tail = ArchiveTail(storage)
+    assert (in_tail(tail), last.part_names[0] in tail.damage) == ({}, True)
+
+
 async def test_a_damaged_object_hides_what_is_behind_it_until_the_next_checkpoint(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     names = (f"state-{number}" for number in itertools.count())

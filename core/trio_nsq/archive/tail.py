@@ -107,7 +107,7 @@ class ArchiveTail:
         self._topic: str | None = None  # the only one that is followed; None: all
         self._is_asked = False
         self._state: _State | None = None
-        self._damaged: int | None = None  # the id of a checkpoint that cannot be read
+        self._damaged: tuple[int, str] | None = None  # the id of a checkpoint that cannot be read, and why
 
     def topics(self) -> list[str]:
         """Return the topics that have segments. Raises StorageError, OSError."""
@@ -184,7 +184,7 @@ class ArchiveTail:
             self._state = None
             return
         newest, state = checkpoints[-1], self._state
-        if state is not None and (chain := _chain(state, checkpoints)):
+        if state is not None and (chain := _chain(state.checkpoint, checkpoints)):
             try:
                 self._follow(state, chain)
             except ArchiveDamaged:
@@ -194,17 +194,19 @@ class ArchiveTail:
                 if newest.number <= state.replay.number:
                     self._drop_archived(state, newest)
                     return
-        if self._damaged == newest.id and self.damage:
-            raise ArchiveDamaged(self.damage)
+        if self._damaged is not None and self._damaged[0] == newest.id:
+            raise ArchiveDamaged(self._damaged[1])
         self._begin(checkpoints)
 
     def _begin(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Read the newest checkpoint, or an earlier one of its run, and what is behind it.
+        """Read the newest checkpoint, or an earlier one of its chain, and what is behind it.
 
         If all are damaged, the former state is kept.
         """
-        newest, damage = checkpoints[-1], ""
-        for checkpoint in reversed([each for each in checkpoints if each.run == newest.run]):
+        damage = ""
+        for checkpoint in reversed(checkpoints):
+            if not (chain := _chain(checkpoint, checkpoints)):
+                break
             state = _State(self._storage, self._topic, checkpoint)
             try:
                 state.replay.do_checkpoint(checkpoint)
@@ -212,11 +214,11 @@ class ArchiveTail:
                 damage = damage or str(exc)
                 continue
             self._state, self._damaged = state, None
-            self._follow(state, _chain(state, checkpoints))
-            if state.replay.number >= newest.number:
-                return
-        if any(each.id == newest.id for each in read_manifest(self._storage)[0].checkpoints):
-            self._damaged = newest.id
+            self._follow(state, chain)
+            return
+        newest = checkpoints[-1].id
+        if any(each.id == newest for each in read_manifest(self._storage)[0].checkpoints):
+            self._damaged = newest, damage
         raise ArchiveDamaged(damage)
 
     def _follow(self, state: _State, folders: Sequence[int]) -> None:
@@ -233,18 +235,18 @@ class ArchiveTail:
             state.checkpoint = newest
 
 
-def _chain(state: _State, checkpoints: Sequence[Checkpoint]) -> list[int]:
-    """Return the checkpoints while which what follows a state was written; empty: they are removed, or of another run.
+def _chain(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[int]:
+    """Return the checkpoints while which what follows one was written; empty: they are removed, or of another run.
 
-    The first one is that before the state's: an object that was being written when that ended has its folder.
+    The first one is that before it: an object that was being written when that ended has its folder.
     """
     by_id, chain = {each.id: each for each in checkpoints}, [checkpoints[-1].id]
-    while chain[0] != state.checkpoint.id:
+    while chain[0] != checkpoint.id:
         previous = by_id[chain[0]].previous if chain[0] in by_id else None
         if previous is None:
             return []
         chain.insert(0, previous)
-    before = state.checkpoint.previous
+    before = checkpoint.previous
     return chain if before is None else [before, *chain]
 
 
