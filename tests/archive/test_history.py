@@ -209,7 +209,7 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
 
     async def are_removed() -> bool:
         (topic,) = (await api.stats())["topics"]
-        return "archived_bytes" not in topic and archived_segments(archive)[0] >= disk_files(data)[0]
+        return "archived_bytes" not in topic and len(disk_files(data)) == 1 and not archived_segments(archive)
 
     async with running_api(data, **SMALL, archive=str(archive), archive_retention_ms=10) as api:
 
@@ -225,9 +225,9 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
         await publish(api, COUNT, COUNT + 30)
         assert await consume(api, 30) == list(range(COUNT, COUNT + 30))
         await until(are_removed)
-        found = await numbers_read(api, **{"from": "0"})
-        assert found[0] == "discarded"
-        assert found[1:] == list(range(disk_files(data)[0], COUNT + 30))
+        gap, *found = await numbers_read(api, **{"from": "0"})
+        assert (gap, found) == ("discarded", list(range(COUNT + 30))[-len(found) :])
+        assert len(found) < COUNT
 
 
 async def test_a_deleted_topic_is_removed_from_the_archive_in_time(tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class Log(Protocol):
         """
 
     @property
+    def archived_bytes(self) -> int:
+        """The size of these files."""
+
+    @property
     def discardable_before(self) -> int:
         """Files that end at this sequence or before can be discarded: an archive has them, or there is no archive."""
 

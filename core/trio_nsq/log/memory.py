@@ -36,7 +36,7 @@ class MemoryLog:
     files: Sequence[LogFileFacts] = ()
     archived_files: Sequence[ArchivedFileFacts] = ()
     has_carried_forward = False
-    failed_syncs = unsynced_bytes = 0
+    failed_syncs = unsynced_bytes = archived_bytes = 0
     has_unsynced_cut = False
 
     def __init__(

@@ -116,7 +116,7 @@ def _bounds(log: Log, at: Position | None) -> dict[str, Any]:
         "next_sequence": end,
         "first_timestamp_ns": first_ns,
         "last_timestamp_ns": newest.timestamp_ns if newest is not None else None,
-        "bytes": log.size_bytes + sum(file.size for file in log.archived_files),
+        "bytes": log.size_bytes + log.archived_bytes,
         "segments": len(log.files),
         "incarnation": log.incarnation.hex() if log.incarnation is not None else None,
     }

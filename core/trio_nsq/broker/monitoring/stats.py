@@ -175,7 +175,7 @@ class _Figures:
         if topic.log.archived_files:
             stats["first_sequence"] = topic.log.first_sequence
             stats["disk_first_sequence"] = topic.log.disk_first_sequence
-            stats["archived_bytes"] = sum(file.size for file in topic.log.archived_files)
+            stats["archived_bytes"] = topic.log.archived_bytes
         if topic.deferred_count:
             stats["deferred_count"] = topic.deferred_count
         if topic.moving.current is not None:

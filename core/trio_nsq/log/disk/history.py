@@ -13,7 +13,7 @@ deleted.
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -114,6 +114,10 @@ class History:
 
     Args:
         folder: The log's folder.
+
+    Attributes:
+        archived: These files, the oldest first.
+        size_bytes: Of all of them.
     """
 
     def __init__(self, files: Files, folder: Path, archive: SegmentArchive) -> None:
@@ -122,22 +126,29 @@ class History:
         self._archive = archive
         # Replaced, never changed, because readers in other threads use the old tuple.
         self.archived: tuple[ArchivedFile, ...] = ()
+        self.size_bytes = 0
+        self._archived_before = 0  # on the disk; not the last such sequence
 
     def load(self, disk_first_sequence: int) -> None:
         """See `read_archived`. If the file is damaged, this is logged, and what it names is not read."""
         try:
-            self.archived = read_archived(self._files, self._folder, disk_first_sequence)
+            self._use(read_archived(self._files, self._folder, disk_first_sequence))
         except ValueError:
             logger.error(
                 "%s: damaged; messages that only the archive has are not read", self._folder / FILE_NAME
             )
 
-    def may_lose(self, segment: Segment, identity: Identity | None) -> bool:
-        """Whether this segment, which is appended to no longer, may be deleted: it is archived, or empty."""
-        return segment.is_empty or (
-            identity is not None
-            and self._archive.has(segment.path, identity.incarnation, segment.next_sequence)
-        )
+    def first_unarchived(self, segments: Iterable[Segment], identity: Identity | None) -> Segment | None:
+        """Return the first of consecutive segments, which are appended to no longer, that must not be deleted yet."""
+        for segment in segments:
+            if segment.next_sequence <= self._archived_before or segment.is_empty:
+                continue
+            if identity is None or not self._archive.has(
+                segment.path, identity.incarnation, segment.next_sequence
+            ):
+                return segment
+            self._archived_before = segment.next_sequence
+        return None
 
     def take(self, segment: Segment) -> Callable[[], None]:
         """Record durably that only the archive has this segment, before it is deleted. Blocks.
@@ -166,10 +177,11 @@ class History:
         except OSError as exc:
             raise LogWriteError(path, exc) from exc
 
-        def use() -> None:
-            self.archived = archived
+        return lambda: self._use(archived)
 
-        return use
+    def _use(self, archived: tuple[ArchivedFile, ...]) -> None:
+        self.archived = archived
+        self.size_bytes = sum(file.size for file in archived)
 
     def file_after(self, sequence: int) -> ArchivedFile | None:
         """Return the file that holds a sequence, or the next one; None: there is none."""

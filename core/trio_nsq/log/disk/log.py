@@ -102,9 +102,11 @@ class DiskLog:
 
     @property
     def first_sequence(self) -> int:
-        for file in self.archived_files:
-            return file.base_sequence
-        return self.disk_first_sequence
+        if self._history is not None and self._history.archived:
+            return self._history.archived[0].base_sequence
+        for segment in self._segments:
+            return segment.base_sequence
+        return self.next_sequence
 
     @property
     def disk_first_sequence(self) -> int:
@@ -117,13 +119,14 @@ class DiskLog:
         return self._history.archived if self._history is not None else ()
 
     @property
+    def archived_bytes(self) -> int:
+        return self._history.size_bytes if self._history is not None else 0
+
+    @property
     def discardable_before(self) -> int:
         history = self._history
-        if history is not None:
-            for segment in self._segments[:-1]:
-                if not history.may_lose(segment, self._identity):
-                    return segment.base_sequence
-        return self.next_sequence
+        found = history.first_unarchived(self._segments[:-1], self._identity) if history is not None else None
+        return self.next_sequence if found is None else found.base_sequence
 
     @property
     def size_bytes(self) -> int:
@@ -432,7 +435,7 @@ class DiskLog:
         if len(self._segments) < 2 or self._segments[1].base_sequence > sequence:
             return None
         discarded, history = self._segments[0], self._history
-        if history is not None and not history.may_lose(discarded, self._identity):
+        if history is not None and history.first_unarchived([discarded], self._identity) is not None:
             return None
 
         def remove() -> Callable[[], None]:
