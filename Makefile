@@ -10,7 +10,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster bench-archive pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -172,6 +172,9 @@ neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS
 
 bench-cluster: $(READY) ## a cluster of two members beside one broker and other servers: make bench-cluster [ARGS='--only mpub-100']
 	$(BIN)/python bench/cluster.py $(ARGS)
+
+bench-archive: $(READY) ## a broker that archives beside one that does not, a restore beside a download, and requests: make bench-archive [ARGS='--only costs']
+	$(BIN)/python bench/archive.py $(ARGS)
 
 pictures: $(READY) ## draw the charts and the pictures of terminals and pages in docs/pictures
 	$(BIN)/python docs/make_pictures.py

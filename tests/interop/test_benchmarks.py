@@ -73,6 +73,32 @@ def test_cluster_measures_leader_and_follower(tmp_path: Path) -> None:
     assert "| pub-16 |" in done.stdout
 
 
+@pytest.mark.interop
+def test_archive_measures_costs_and_a_restore(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    flags = [
+        *(
+            "--only=pub-16,restore,costs",
+            "--rounds=1",
+            "--seconds=0.5",
+            "--restore-mb=20",
+            "--cost-seconds=2",
+        ),
+        *(f"--data-path={tmp_path}", f"--json={kept}"),
+    ]
+    command = [sys.executable, str(BENCH / "archive.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "round 1 of 1 is over\n")
+    results = json.loads(kept.read_text())["results"]
+    assert sorted((each["load"], each["contender"]) for each in results) == [
+        *(("pub-16", "--archive"), ("pub-16", "without an archive"), ("restore", "--archive")),
+    ]
+    restored = results[-1]["figures"] if results[-1]["load"] == "restore" else results[0]["figures"]
+    assert restored["size"] > 16
+    assert restored["ratio"] > 0
+    assert "| idle | 1s |" in done.stdout
+
+
 def stages(tmp_path: Path, *flags: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
     """Run `stages.py` briefly; return the lines that it printed, and the nanoseconds per message."""
     kept = tmp_path / "kept.json"

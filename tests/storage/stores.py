@@ -195,6 +195,7 @@ class Proxy(ThreadingHTTPServer):
         judge: Decides about each request; called by several threads.
         ignored: Headers that the store does not get.
         requests: `METHOD path` of all requests.
+        received_bytes: The size of their bodies.
     """
 
     daemon_threads = True
@@ -204,6 +205,7 @@ class Proxy(ThreadingHTTPServer):
         self.judge: Judge = lambda method, path: None
         self.ignored: frozenset[str] = frozenset()
         self.requests: list[str] = []
+        self.received_bytes = 0
         self.target = store.endpoint.removeprefix("http://")
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -219,6 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         method, path = self.command, self.path
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append(f"{method} {path}")
+        self.server.received_bytes += len(body)
         fault = self.server.judge(method, path)
         status, content = 503, b"<Error><Code>SlowDown</Code></Error>"
         headers: list[tuple[str, str]] = []
