@@ -6,14 +6,19 @@ few lives by default; `FAULT_KILLS=50` for the long form.
 
 import json
 import os
+import pickle
 import random
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli, Running
@@ -21,13 +26,22 @@ from interop.peers import Broker, qcli_serve
 from qcli.framework.errors import ExitCode
 from spark.support import cli_of, export, leftovers, numbers, parquet_files, rows, run_in_process, until
 from storage.stores import Store
+from trio_nsq.client.reading.broker_log import LogReplaced
+from trio_nsq.log.gaps import Span
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.places import storage_at
+from trio_nsq.spark.segments.places import TopicNotThere, parse_places, topics_in
 
 LIVES = int(os.environ.get("FAULT_KILLS", "2"))
 SEED = int(os.environ.get("FAULT_SEED", "11"))
-FLAGS = ("--archive-interval=50ms", "--max-bytes-per-file=20000")
+FLAGS = ("--archive-interval=50ms", "--max-bytes-per-file=5000")
 OFFLINE = Cli("", "")
+in_soak = pytest.mark.skipif("FAULT_KILLS" not in os.environ, reason="it takes long: it is in `make soak`")
+WORKER = """
+import pickle, sys
+reader, partitions = pickle.load(sys.stdin.buffer)
+print(*(body.decode() for each in partitions for batch in reader.read(each) for body in batch["body"].to_pylist()))
+"""
 
 
 def of_archive(broker: Broker) -> dict[str, Any]:
@@ -129,7 +143,7 @@ def test_each_message_is_exported_once(tmp_path: Path) -> None:
     run_lives(str(tmp_path / "archive"), tmp_path, {})
 
 
-@pytest.mark.slow
+@in_soak
 def test_each_message_is_exported_once_from_a_bucket(s3: Store, tmp_path: Path) -> None:
     with s3.here():
         run_lives(s3.new_place(), tmp_path, s3.env)
@@ -163,3 +177,91 @@ def test_a_damaged_object_is_named_and_hides_only_what_is_behind_it(tmp_path: Pa
         result = run_in_process(OFFLINE, *args)
         assert (result.code, result.records[0]["unread"]) == (0, [])
     assert exported(tmp_path / "a") == 100
+
+
+def test_tasks_read_what_was_planned_although_its_objects_are_removed(tmp_path: Path) -> None:
+    """Tasks of another process; meanwhile the messages are archived under the names of segments, or copied again."""
+    archive, data = tmp_path / "archive", tmp_path / "data"
+    with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
+        cli_of(broker).publish("t", numbers(700), at_once=7)
+        until_archived(broker)
+        options = {"topic": "t", "segments": str(archive), "minPartitions": "4", "columns": "body"}
+        source = NsqDataSource(CaseInsensitiveDict(options))
+        reader = source.reader(source.schema())
+        task = pickle.dumps((reader, reader.partitions()))
+        cli_of(broker).publish("t", numbers(100, 700))
+    assert not list(archive.glob("t/*/*.seg")), "all that was planned was in the stream"
+    planned = set(archive.glob("@*/*/*"))
+    with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
+        until_archived(broker)
+        assert OFFLINE("archive", "prune", str(archive), "--keep", "0s").code == 0
+    assert list(archive.glob("t/*/*.seg"))
+    assert not planned & set(archive.glob("@*/*/*"))
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER], input=task, stdout=subprocess.PIPE, check=True, timeout=120
+    )
+    assert [body.encode() for body in done.stdout.decode().split()] == numbers(700)
+
+
+@in_soak
+def test_a_stream_of_spark_reads_each_message_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Over restarts of the broker, and while old states are removed."""
+    seen: list[tuple[int, bytes]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        seen.extend((row.seq, bytes(row.body)) for row in batch.collect())
+
+    archive, count = tmp_path / "archive", 0
+    options = {"topic": "t", "segments": str(archive), "columns": "seq,body"}
+
+    def start() -> Any:
+        stream = spark.readStream.format("nsq").options(**options).load()
+        writer = stream.writeStream.foreachBatch(take).trigger(processingTime="50 milliseconds")
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def has_seen(query: Any, count: int) -> bool:
+        return len(seen) >= count or query.exception() is not None
+
+    with ExitStack() as stack:
+        query: Any = None
+        for _ in range(2):
+            with qcli_serve(tmp_path / "data", f"--archive={archive}", *FLAGS) as broker:
+                for more in (10, 400):
+                    cli_of(broker).publish("t", numbers(more, count))
+                    count += more
+                    until_archived(broker)
+                    if query is None:
+                        query = start()
+                        stack.callback(query.stop)
+                    until(partial(has_seen, query, count))
+                    assert seen == list(enumerate(numbers(count)))
+                assert OFFLINE("archive", "prune", str(archive), "--keep", "0s").code == 0
+                broker.process.kill()
+                broker.process.wait()
+    batch = spark.read.format("nsq").options(**options).load().orderBy("seq").collect()
+    assert [(row.seq, bytes(row.body)) for row in batch] == seen
+
+
+def test_topics_of_an_archive(tmp_path: Path) -> None:
+    """Those without closed segments, too; a topic that was deleted and created again is another log."""
+    archive = tmp_path / "archive"
+    with qcli_serve(tmp_path / "data", f"--archive={archive}", *FLAGS) as broker:
+        for topic, count in (("t", 5), ("u", 3)):
+            cli_of(broker).publish(topic, numbers(count))
+        until_archived(broker)
+        assert topics_in(str(archive)) == ["t", "u"]
+        (former,) = parse_places([str(archive)], "t")
+        bounds = former.open().bounds()
+        assert (bounds.first, bounds.end, bounds.incarnation) == (0, 5, Path(former.folder).name)
+        assert parse_places([f"b={former.folder}"], "t")[0].label == "b"
+        assert former.open().bounds("-1h").at == 0
+        broker.http("POST", "/topic/delete", topic="t")
+        cli_of(broker).publish("t", numbers(2))
+        until_archived(broker)
+        (place,) = parse_places([str(archive)], "t")
+        assert (place.open().bounds().end, place.label == former.label) == (2, False)
+        assert topics_in(str(archive)) == ["t", "u"]
+        with pytest.raises(LogReplaced):
+            list(former.named("b", bounds.incarnation).open().read(Span(0, 5)))
+        with pytest.raises(TopicNotThere):
+            parse_places([f"b={former.folder}"], "t")
