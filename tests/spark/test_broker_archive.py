@@ -188,9 +188,10 @@ def test_tasks_read_what_was_planned_although_its_objects_are_removed(tmp_path: 
         options = {"topic": "t", "segments": str(archive), "minPartitions": "4", "columns": "body"}
         source = NsqDataSource(CaseInsensitiveDict(options))
         reader = source.reader(source.schema())
-        task = pickle.dumps((reader, reader.partitions()))
+        partitions = reader.partitions()
+        assert sum(each.span.length for each in partitions) == 700
+        task = pickle.dumps((reader, partitions))
         cli_of(broker).publish("t", numbers(100, 700))
-    assert not list(archive.glob("t/*/*.seg")), "all that was planned was in the stream"
     planned = set(archive.glob("@*/*/*"))
     with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
         until_archived(broker)
