@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,39 @@ async def test_an_archive_that_is_away(tmp_path: Path, monkeypatch: pytest.Monke
         assert await consume(api, COUNT + 1) == list(range(COUNT + 1))
 
 
+async def test_nothing_else_waits_for_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, answers = tmp_path / "data", threading.Event()
+    open_input = LocalStorage.open_input
+
+    def slow(self: LocalStorage, name: str) -> Any:
+        answers.wait(PATIENCE_S)
+        return open_input(self, name)
+
+    async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+        monkeypatch.setattr(LocalStorage, "open_input", slow)
+        read: list[list[int | str]] = []
+
+        async def read_all() -> None:
+            read.append(await numbers_read(api, **{"from": "0"}))
+
+        try:
+            async with trio.open_nursery() as nursery:
+                await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+                for _ in range(20):  # more than there are threads of any kind
+                    nursery.start_soon(read_all)
+                for number in range(COUNT, COUNT + 30):
+                    await publish(api, number, number + 1, "other")
+                    assert await numbers_read(api, "other", **{"from": str(number - COUNT)}) == [number]
+                assert not read
+                answers.set()
+        finally:
+            answers.set()
+        assert read == [list(range(COUNT))] * 20
+        assert await consume(api, COUNT) == list(range(COUNT))
+
+
 async def test_segments_that_the_archive_has_lost_are_gaps(tmp_path: Path) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
     async with running_api(data, **SMALL, archive=str(archive)) as api:
@@ -191,6 +225,10 @@ async def test_a_crash_between_the_list_and_the_deletion(tmp_path: Path) -> None
     async with running_api(data, **SMALL, archive=str(archive)) as api:
         await until_only_archived(data, first + 1)
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        (topic,) = (await api.stats())["topics"]
+        on_disk = disk_files(data)[0]
+        archived = [path for path in archive.glob("t/*/*.seg") if int(path.name[:20]) < on_disk]
+        assert topic["archived_bytes"] == sum(path.stat().st_size for path in archived)
 
 
 def archived_segments(archive: Path) -> list[int]:
@@ -204,7 +242,7 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
         await finish_all(api)
         await until_only_archived(data, 80)
         await api.post("/channel/pause", topic="t", channel="c")
-        await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+        await api.client.post("/channel/seek?topic=t&channel=c&to=30")
     assert archived_segments(archive)[0] == 0
 
     async def are_removed() -> bool:
@@ -213,15 +251,18 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
 
     async with running_api(data, **SMALL, archive=str(archive), archive_retention_ms=10) as api:
 
-        async def has_expired() -> bool:
-            return not list(archive.glob("@checkpoints/0000000001/*"))
+        async def are_forgotten() -> bool:
+            (topic,) = (await api.stats())["topics"]
+            return bool(topic["first_sequence"]) and archived_segments(archive)[0] == topic["first_sequence"]
 
-        await until(has_expired)
-        # A channel needs the messages, so they stay.
-        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        await until(are_forgotten)
+        # The channel needs the others.
+        gap, *found = await numbers_read(api, **{"from": "0"})
+        assert (gap, found) == ("discarded", list(range(COUNT))[-len(found) :])
+        assert found[0] <= 30
         await api.post("/channel/unpause", topic="t", channel="c")
         await api.tcp.subscribe("t", "c", 100)
-        assert await consume(api, COUNT) == list(range(COUNT))
+        assert await consume(api, COUNT - 30) == list(range(30, COUNT))
         await publish(api, COUNT, COUNT + 30)
         assert await consume(api, 30) == list(range(COUNT, COUNT + 30))
         await until(are_removed)
@@ -243,3 +284,21 @@ async def test_a_deleted_topic_is_removed_from_the_archive_in_time(tmp_path: Pat
             return not archived_segments(archive)
 
         await until(are_removed)
+
+
+async def test_a_restored_broker_reads_on_from_the_archive(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+    restored = tmp_path / "restored"
+    options = SMALL | {"archive": str(archive), "restore_from": str(archive)}
+    async with running_api(restored, **options) as api:
+        assert disk_files(restored)[0] >= 80
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+        await publish(api, COUNT, COUNT + 50)
+        await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+        await api.tcp.subscribe("t", "c", 100)
+        assert await consume(api, COUNT + 50) == list(range(COUNT + 50))
+        await until_only_archived(restored, COUNT + 20)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT + 50))

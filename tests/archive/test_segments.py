@@ -3,17 +3,21 @@
 import time
 from contextlib import closing
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
+
+import pytest
 
 from log.support import append_each, numbered, segment_files
 from trio_nsq.archive.manifest import Checkpoint, change_manifest
 from trio_nsq.archive.pruning import prune_segments
 from trio_nsq.archive.segments import ArchivedSegments, encode_segments, sealed_segments
+from trio_nsq.archive.stored_files import ReadableFiles
 from trio_nsq.log import DiskLog
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.stream import OperationStream
-from trio_nsq.storage import LocalStorage
+from trio_nsq.storage import LocalStorage, StorageError, storage_at
 
 
 def archive_of(data: Path, archive: LocalStorage) -> ArchivedSegments:
@@ -70,3 +74,29 @@ def test_which_segments_stay(tmp_path: Path) -> None:
     removed = prune_segments(archive, int(time.time() * 1000) + 3_600_000, {names[0]})
     assert removed == len(names) - 2 > 0
     assert {name for name, _ in archive.ages()} == there - set(names[2:])
+
+
+def test_a_block_that_could_not_be_read_is_read_again() -> None:
+    class Input(BytesIO):
+        fails = True
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.fails:
+                raise StorageError("the bucket is away")
+            return super().read(size)
+
+    file = Input(bytes(range(100)))
+
+    class Files(ReadableFiles):
+        def _opened(self, path: Path) -> tuple[Input, int]:
+            return file, 100
+
+    files = Files(storage_at("s3://bucket"), block_bytes=10)
+    fd = files.open_read_only(Path("x"))
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            files.read(fd, 25, 5)
+    file.fails = False
+    assert files.read(fd, 25, 5) == bytes(range(5, 30))
+    assert files.read(fd, 25, 90) == bytes(range(90, 100))
+    files.close(fd)

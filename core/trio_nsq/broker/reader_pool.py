@@ -9,7 +9,7 @@ import trio
 
 from ..http import CutOff
 from ..log import LogReadError, ReadWouldWaitError, RecordBatch
-from ..log.disk.history import waiting_for_archives
+from ..log.disk.history import with_archives
 from ..log.gaps import Gap, gaps
 from ..log.records import RawRecord
 from ..server.body_memory import PieceRoom
@@ -62,12 +62,9 @@ class ReaderPool:
 
     async def _wait_for_archive(self, work: Callable[[], _T]) -> _T:
         """Run `work`, which reads what only the archive has, in a thread of those that wait for it."""
-
-        def wait() -> _T:
-            with waiting_for_archives():
-                return work()
-
-        return await trio.to_thread.run_sync(wait, limiter=self._threads_for_archives, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(
+            partial(with_archives, work), limiter=self._threads_for_archives, abandon_on_cancel=True
+        )
 
     async def fetch(self, store: MessageStore, wanted: Wanted) -> Found:
         """Read messages that channels want from a topic's log. Disk errors are in the result, not raised."""

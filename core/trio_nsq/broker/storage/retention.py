@@ -18,6 +18,7 @@ from typing import TypeVar
 import trio
 
 from ...log import Log, LogError, LogReadError
+from ...log.disk.history import with_archives
 from ...log.interface import LogFileFacts
 from ...log.record_metadata import is_about_messages
 from ...platform.checksum import crc32
@@ -277,12 +278,15 @@ class RetentionManager:
     async def _forget_archived(self, log: Log, needed: int, now_ns: int) -> None:
         """Forget archived files that have expired and that no channel needs. The archive removes them later."""
         oldest_ns = now_ns - self._archived_ns
-        while (at_ns := self._archive_expiry_ns(log, needed)) is not None and at_ns <= now_ns:
-            kept = next(
-                (each.base_sequence for each in log.archived_files if each.last_ns > oldest_ns), needed
-            )
-            if (forget := log.forget_archived(min(kept, needed))) is None:
-                return
+        kept = (
+            file.base_sequence
+            for file in log.archived_files
+            if file.last_ns > oldest_ns or file.next_sequence > needed
+        )
+        if (
+            self._archived_ns
+            and (forget := log.forget_archived(next(kept, log.disk_first_sequence))) is not None
+        ):
             (await self._in_thread(forget))()
 
     async def _read_ages(self, settings: TopicSettings, read: Callable[[], _T]) -> _T:
@@ -357,7 +361,7 @@ class RetentionManager:
                 oldest_ns = await self._in_thread(partial(topic.store.published_ns, oldest))
             if oldest_ns < now_ns - topic.view.ttl_ns:
                 find = partial(topic.store.first_since, now_ns - topic.view.ttl_ns)
-                topic.limits.expire_before(await self._in_thread(find))
+                topic.limits.expire_before(await self._in_thread(partial(with_archives, find)))
                 oldest_ns, expired = 0, True
         except LogReadError as exc:
             logger.error("%s: %s", topic.name, exc)

@@ -13,12 +13,11 @@ deleted.
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ...platform.checksum import crc32
 from ..errors import LogReadError, LogWriteError, ReadWouldWaitError
@@ -36,21 +35,21 @@ _ENTRY = Struct(">5Q")
 _MOST_BYTES: Final = 1 << 30
 _BASE: Final = attrgetter("base_sequence")
 
+_T = TypeVar("_T")
+
 _thread = threading.local()
 
 
-@contextmanager
-def waiting_for_archives() -> Iterator[None]:
-    """Let reads of this thread wait for archives. Elsewhere they raise `ReadWouldWaitError` instead."""
-    before, _thread.waits = may_wait(), True
+def with_archives(work: Callable[[], _T]) -> _T:
+    """Call a function whose reads may wait for archives. Elsewhere they raise `ReadWouldWaitError` instead."""
+    before, _thread.waits = _may_wait(), True
     try:
-        yield
+        return work()
     finally:
         _thread.waits = before
 
 
-def may_wait() -> bool:
-    """Whether reads of this thread may wait for archives."""
+def _may_wait() -> bool:
     return getattr(_thread, "waits", False)
 
 
@@ -197,7 +196,7 @@ class History:
         Raises LogReadError; ReadWouldWaitError: this thread does not wait for archives.
         """
         while (file := self.file_after(sequence)) is not None:
-            if not may_wait():
+            if not _may_wait():
                 raise ReadWouldWaitError(self._folder)
             segment = self._archive.open(self._folder, identity, file)
             if segment is not None:
