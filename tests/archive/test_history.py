@@ -259,7 +259,7 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
         # The channel needs the others.
         gap, *found = await numbers_read(api, **{"from": "0"})
         assert (gap, found) == ("discarded", list(range(COUNT))[-len(found) :])
-        assert found[0] <= 30
+        assert len(found) >= COUNT - 30
         await api.post("/channel/unpause", topic="t", channel="c")
         await api.tcp.subscribe("t", "c", 100)
         assert await consume(api, COUNT - 30) == list(range(30, COUNT))
