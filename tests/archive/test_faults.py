@@ -350,7 +350,7 @@ async def test_a_store_with_storms_of_conflicts_and_slow_downs(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)
             with trio.fail_after(PATIENCE_S):
-                while len(running.requests) < 80:
+                while len(running.requests) < 50:
                     changes.step()
                     await trio.sleep(0.01)
             storm = False

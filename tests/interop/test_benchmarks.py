@@ -74,16 +74,10 @@ def test_cluster_measures_leader_and_follower(tmp_path: Path) -> None:
 
 
 @pytest.mark.interop
-def test_archive_measures_costs_and_a_restore(tmp_path: Path) -> None:
+def test_archive_measures_publishing_and_a_restore(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     flags = [
-        *(
-            "--only=pub-16,restore,costs",
-            "--rounds=1",
-            "--seconds=0.5",
-            "--restore-mb=20",
-            "--cost-seconds=2",
-        ),
+        *("--only=pub-16,restore", "--rounds=1", "--seconds=0.3", "--restore-mb=20"),
         *(f"--data-path={tmp_path}", f"--json={kept}"),
     ]
     command = [sys.executable, str(BENCH / "archive.py"), *flags]
@@ -96,7 +90,6 @@ def test_archive_measures_costs_and_a_restore(tmp_path: Path) -> None:
     restored = results[-1]["figures"] if results[-1]["load"] == "restore" else results[0]["figures"]
     assert restored["size"] > 16
     assert restored["ratio"] > 0
-    assert "| idle | 1s |" in done.stdout
 
 
 def stages(tmp_path: Path, *flags: str) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
