@@ -63,6 +63,11 @@ class ArchiveReader:
                     self._known.popitem(last=False)
         return segment
 
+    def close(self) -> None:
+        """Close the files. Nothing may be read any more."""
+        for segment in self._known.values():
+            segment.close()
+
     def _open(self, path: Path, identity: Identity) -> Segment | None:
         """Return None if the archive does not have the segment, or nothing in it can be read. Raises LogReadError."""
         try:

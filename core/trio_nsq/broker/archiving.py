@@ -52,6 +52,7 @@ class _Segments:
     def __init__(self, writer: ArchiveWriter, reader: ArchiveReader) -> None:
         self.has = writer.has
         self.open = reader.open
+        self.close = reader.close
 
 
 def _names_in_use(broker: Broker) -> set[str] | None:
@@ -199,6 +200,7 @@ class Archiving:
         self._writer.finish(limit_s)
         with trio.move_on_after(limit_s + _GRACE_S):
             await self._ended.wait()
+        self.segments.close()
         lag = self.status()
         if lag.lag_operations:
             logger.warning(
