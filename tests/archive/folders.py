@@ -106,7 +106,7 @@ def without_ids(tree: Tree) -> Tree:
     return {path: content for path, content in tree.items() if not path.startswith(b"broker.json")}
 
 
-def restored_tree(archive: Path, folder: Path) -> Tree:
+def restored_tree(archive: Path | str, folder: Path) -> Tree:
     """Restore an archive into a new folder, and return what members share of it, without ids."""
     with TemporaryDirectory(dir=folder) as place:
         restore_folder(str(archive), Path(place) / "restored")
