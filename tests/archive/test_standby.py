@@ -114,6 +114,13 @@ async def archived(process: Process) -> None:
             await trio.sleep(0.05)
 
 
+def has_data(process: Process) -> bool:
+    """Whether something was sent to the HTTP port of a process, which it has not read."""
+    port = f":{int(process.http_address.rpartition(':')[2]):04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[1].endswith(port) and not fields[4].endswith(":00000000") for fields in lines)
+
+
 async def in_sync(leader: Process, members: int) -> None:
     with trio.fail_after(PATIENCE_S):
         while len((await leader.about())["state"]["in_sync"]) < members:
@@ -188,13 +195,13 @@ async def test_without_before_ok_only_what_was_not_archived_is_lost(
 
 @pytest.mark.slow
 @long_form
-@pytest.mark.parametrize("has_follower", [True, False])
+@pytest.mark.parametrize(("has_follower", "before_ok"), [(True, True), (False, True), (False, False)])
 async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes(
-    tmp_path: Path, s3: Store, has_follower: bool
+    tmp_path: Path, s3: Store, has_follower: bool, before_ok: bool
 ) -> None:
     """The next leader is a follower in sync; or a member with an empty disk."""
     place = s3.new_place()
-    archive, released, is_waiting = f"{place}/archive", Event(), Event()
+    archive, released, is_waiting, healed = f"{place}/archive", Event(), Event(), Event()
     flags = [f"--coordinator={place}/coordinator", f"--archive={archive}", f"--restore-from={archive}"]
     with proxy(s3) as between:
 
@@ -202,6 +209,8 @@ async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes
             if method == "PUT" and "stream/" in path and is_stopping.is_set() and not is_waiting.is_set():
                 is_waiting.set()
                 released.wait(4 * PATIENCE_S)
+            elif is_waiting.is_set():
+                healed.wait(4 * PATIENCE_S)
             return None
 
         is_stopping = Event()
@@ -219,13 +228,13 @@ async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes
             sent = [str(number) for number in range(10)]
             for body in sent:
                 assert await publish(first, body)
-            answers: list[bool] = []
+            answers: dict[str, bool] = {}
 
-            async def try_to_publish() -> None:
-                answers.append(await publish(first, "in doubt"))
+            async def try_to_publish(body: str) -> None:
+                answers[body] = await publish(first, body)
 
             is_stopping.set()
-            nursery.start_soon(try_to_publish)
+            nursery.start_soon(try_to_publish, "in the write")
             with trio.fail_after(PATIENCE_S):
                 while not is_waiting.is_set():
                     await trio.sleep(0.01)
@@ -236,16 +245,27 @@ async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes
             assert (await bodies(second))[:10] == sent
             assert await publish(second, "after")
             await archived(second)
+            nursery.start_soon(try_to_publish, "while it is stopped")
+            with trio.fail_after(PATIENCE_S):
+                while not has_data(first):
+                    await trio.sleep(0.05)
             released.set()
             first.signal(signal.SIGCONT)
+            with trio.fail_after(PATIENCE_S):
+                while "while it is stopped" not in answers:  # it cannot ask whether it leads
+                    await trio.sleep(0.05)
+            healed.set()
             await in_sync(second, 2)
             with trio.fail_after(PATIENCE_S):
-                while not answers:
+                while len(answers) < 2:
                     await trio.sleep(0.05)
             found = await bodies(second)
             assert found == await bodies(first)
-            assert answers == [False] or "in doubt" in found
-            assert set(found) - {"in doubt"} == {*sent, "after"}
+            assert set(found) - answers.keys() == {*sent, "after"}
+            if before_ok:
+                assert {body for body, is_ok in answers.items() if is_ok} <= set(found)
+            else:
+                assert not answers["while it is stopped"] or "while it is stopped" in found
             assert await publish(first, "last")
             with trio.fail_after(PATIENCE_S):
                 while True:
