@@ -86,8 +86,8 @@ async def leads(process: Process) -> None:
             await trio.sleep(0.05)
 
 
-async def publish(process: Process, body: str) -> bool:
-    async with httpx.AsyncClient(base_url=f"http://{process.http_address}", timeout=PATIENCE_S) as client:
+async def publish(process: Process, body: str, timeout_s: float = PATIENCE_S) -> bool:
+    async with httpx.AsyncClient(base_url=f"http://{process.http_address}", timeout=timeout_s) as client:
         return (await client.post("/pub", params={"topic": "t"}, content=body.encode())).text == "OK"
 
 
@@ -231,7 +231,7 @@ async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes
             answers: dict[str, bool] = {}
 
             async def try_to_publish(body: str) -> None:
-                answers[body] = await publish(first, body)
+                answers[body] = await publish(first, body, 6 * PATIENCE_S)  # it is stopped for long
 
             is_stopping.set()
             nursery.start_soon(try_to_publish, "in the write")
