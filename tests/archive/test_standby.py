@@ -100,7 +100,7 @@ async def bodies(process: Process) -> list[str]:
 async def may_be_replaced(process: Process) -> None:
     """Wait until the leader has recorded that a member may be restored."""
     with trio.fail_after(PATIENCE_S):
-        while not (await process.about())["state"].get("archive"):
+        while not ((await process.about())["state"] or {}).get("archive"):
             await trio.sleep(0.05)
 
 
@@ -123,7 +123,7 @@ def has_data(process: Process) -> bool:
 
 async def in_sync(leader: Process, members: int) -> None:
     with trio.fail_after(PATIENCE_S):
-        while len((await leader.about())["state"]["in_sync"]) < members:
+        while len(((await leader.about())["state"] or {}).get("in_sync", ())) < members:
             await trio.sleep(0.05)
 
 
