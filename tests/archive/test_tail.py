@@ -10,14 +10,19 @@ import pytest
 import trio
 
 from archive.folders import PATIENCE_S, WatchedStorage, copy_archive, restore, until_archived, writer_of
+from log.support import append_each, numbered
 from replication.leader import RandomChanges
 from trio_nsq.archive.examination import checkpoints_of
 from trio_nsq.archive.manifest import ArchiveError, list_stream
 from trio_nsq.archive.pruning import prune
 from trio_nsq.archive.restore import find_restore_point
+from trio_nsq.archive.segments import read_segments
 from trio_nsq.archive.tail import ArchiveTail
 from trio_nsq.archive.writer import ArchiveWriter
+from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.files.scratch import ScratchFiles
+from trio_nsq.log.gaps import Span
+from trio_nsq.spark.segments.places import parse_places
 from trio_nsq.storage import LocalStorage
 
 SEGMENTS = ("00000000000000000000.log", "00000000000000000100.log")
@@ -51,8 +56,7 @@ async def changing(
     changes = RandomChanges(writer.files, data, seed, SEGMENTS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
-        with trio.fail_after(PATIENCE_S):
-            yield writer, changes
+        yield writer, changes
         changes.close()
         writer.finish(PATIENCE_S)
 
@@ -159,6 +163,39 @@ async def test_a_damaged_object_hides_what_is_behind_it_until_the_next_checkpoin
         assert damaged in follower.damage
         show(place, healed)
         assert (in_tail(follower), follower.damage) == (in_folder(tmp_path / "healed"), "")
+
+
+async def test_a_follower_drops_segments_that_are_archived_under_their_names(tmp_path: Path) -> None:
+    """And has no message less meanwhile."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    folder = data / "topics" / "t.topic"
+    folder.mkdir(parents=True)
+    storage = LocalStorage(archive)
+    writer, follower = writer_of(storage, data), ArchiveTail(storage)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        log = DiskLog(folder, segment_bytes=500, files=writer.files)
+        while writer.status().checkpoints < 2 or len(archived_in(storage)) < 6:
+            append_each(log, numbered(log.next_sequence, 6))
+            await until_archived(writer)
+            follower.log("t")
+            (place,) = parse_places([str(archive)], "t")
+            bounds = place.open().bounds()
+            found = list(place.open().read(Span(0, bounds.end)))
+            assert (bounds.first, bounds.end) == (0, log.next_sequence)
+            assert sum(each.count for each in found if isinstance(each, RecordBatch)) == bounds.end
+        log.close()
+        writer.finish(PATIENCE_S)
+    left = follower.log("t")
+    assert left is not None
+    assert not left.files.keys() & archived_in(storage)
+    assert follower.log("other") is None
+
+
+def archived_in(storage: LocalStorage) -> set[str]:
+    """Return the names of the segments that the newest checkpoint has only archived."""
+    segments = read_segments(storage, checkpoints_of(storage)[-1].checkpoint)
+    return {Path(path.decode()).name for path in segments}
 
 
 def newest(state: Path) -> int:

@@ -3,6 +3,7 @@ reports the rest.
 """
 
 import logging
+import random
 import shutil
 from collections.abc import Sequence
 from errno import EIO
@@ -28,7 +29,10 @@ from log.support import (
     segment_files,
 )
 from trio_nsq.log import DiskLog, LogReadError, NotASegmentError, RecordBatch
+from trio_nsq.log.files import OpenFiles, OverlayFiles
 from trio_nsq.log.records import HEADER_BYTES
+from trio_nsq.log.segment.reader import Segment
+from trio_nsq.log.segment.recovery import recover
 
 BATCHES = [batch(0, b"a"), batch(1, b"bc", b"def"), batch(3, b"g" * 20), batch(4, b"h", b"ij")]
 LOGGER = "trio_nsq.log"
@@ -756,3 +760,37 @@ def test_recovery_uses_the_logger_of_the_module(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.ERROR, LOGGER):
         contents_of(tmp_path)
     assert [(record.name, record.levelname) for record in caplog.records] == [(LOGGER, "ERROR")]
+
+
+@pytest.mark.parametrize("damages", [False, True])
+def test_recovery_of_a_file_that_has_grown_finds_what_that_of_the_whole_file_finds(
+    tmp_path: Path, damages: bool
+) -> None:
+    chance = random.Random(1)
+    folder = tmp_path / "t"
+    log = DiskLog(folder, segment_bytes=10**6, files=HastyFiles())
+    for _ in range(60):
+        log.append(
+            link(numbered(log.next_sequence, chance.randint(1, 5), size=chance.randint(1, 5000))), sync=False
+        )
+    log.close()
+    (path,) = segment_files(folder)
+    if damages:
+        flip(path, path.stat().st_size // 2)
+    whole = path.read_bytes()
+    open_files = OpenFiles(OverlayFiles(), 1)
+    known: Segment | None = None
+    for size in [*sorted(chance.randint(FILE_HEADER_BYTES, len(whole)) for _ in range(40)), len(whole)]:
+        path.write_bytes(whole[:size])
+        found = []
+        for known_before in (None, known):
+            segment = Segment.open(open_files, path, None)
+            assert segment is not None
+            recover(open_files.files, segment, known=known_before)
+            offsets = [segment.index.find(sequence) for sequence in range(segment.next_sequence)]
+            times = segment.first_ns, segment.last_ns()
+            found.append((segment.size, segment.next_sequence, segment.index.up_to, offsets, times))
+        assert found[0] == found[1]
+        known = segment
+    assert known is not None
+    assert known.next_sequence == log.next_sequence

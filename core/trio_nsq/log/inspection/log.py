@@ -32,7 +32,8 @@ class InspectedLog:
     Args:
         segments: The files, the oldest first. If the last one has a limit, it is complete, and not recovered.
         recovered: What recovery has found, by file and size: for the next object of the same log.
-        are_whole: Whether only the last one may have no record: then the first one is not opened to find out.
+        is_archived: Whether only the last one may have no record, so that the first one is not opened to find out; and
+            the last one still begins with what recovery has found.
 
     Attributes:
         files: The segments that a broker would use. The last one is opened and recovered when it is needed.
@@ -51,16 +52,17 @@ class InspectedLog:
         segments: Sequence[SegmentPath],
         recovered: dict[tuple[Path, int], Segment],
         *,
-        are_whole: bool = False,
+        is_archived: bool = False,
     ) -> None:
         self._files = files
         self._folder = folder
         self._recovered = recovered
+        self._is_archived = is_archived
         self._tail: Segment | None = None  # the last one, recovered
         self._end: int | None = None
         self.files: Sequence[SegmentPath] = segments
         if segments and segments[-1].limit is None:  # otherwise all are complete
-            while len(self.files) > 1 and not are_whole and not self._has_records(self.files[0]):
+            while len(self.files) > 1 and not is_archived and not self._has_records(self.files[0]):
                 self.files = self.files[1:]
             if len(self.files) == 1 or segment_bytes(segments[-1], files) <= FILE_HEADER_BYTES:
                 self._end = self._find_end()  # a broker may not use the file
@@ -189,7 +191,10 @@ class InspectedLog:
         if segment is None:
             return None
         version = (place.path, segment.size)
-        recover(files, segment)
+        known = [
+            each for each in list(self._recovered.values()) if self._is_archived and each.path == place.path
+        ]
+        recover(files, segment, known=known[0] if known else None)
         self._recovered.clear()
         if not files.is_changed:  # otherwise a broker may be writing there
             self._recovered[version] = segment

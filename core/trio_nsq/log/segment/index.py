@@ -40,6 +40,11 @@ class SparseIndex:
         self._sequences = array("Q")
         self._offsets = array("Q")
 
+    def copy(self) -> "SparseIndex":
+        index = SparseIndex(self.up_to)
+        index._sequences, index._offsets = self._sequences[:], self._offsets[:]
+        return index
+
     def add(self, sequence: int, offset: int) -> None:
         """Add an entry if it is at least `_EVERY_BYTES` after the last one."""
         if not self._offsets or (

@@ -20,11 +20,15 @@ from .unwritten import ALL_STABLE, UnwrittenRecords
 from .writer import SegmentWriter
 
 
-def recover(files: Files, segment: Segment, stable_end: int = ALL_STABLE) -> SegmentWriter:
+def recover(
+    files: Files, segment: Segment, stable_end: int = ALL_STABLE, known: Segment | None = None
+) -> SegmentWriter:
     """Check every record, build the index, truncate an unfinished record or batch, and sync the rest.
 
     Args:
         stable_end: As in `UnwrittenRecords`.
+        known: The segment as an earlier recovery has left it. The file still begins with that: only the rest is
+            checked.
 
     Damage before intact records stays, and is logged.
 
@@ -35,9 +39,13 @@ def recover(files: Files, segment: Segment, stable_end: int = ALL_STABLE) -> Seg
         LogReadError, LogWriteError: The operating system failed to read or write.
     """
     size = segment.size
-    start = end = segment.header.size
+    if known is not None:
+        segment.index = known.index.copy()
+        segment.next_sequence, segment.first_ns = known.next_sequence, known.first_ns
+        segment.newest_ns = known.newest_ns
+    start = end = segment.header.size if known is None else known.size
     batch = _BatchRecords()
-    sequence = segment.base_sequence
+    sequence = segment.base_sequence if known is None else known.next_sequence
 
     def read(count: int, offset: int) -> bytes:
         with segment.file as fd:

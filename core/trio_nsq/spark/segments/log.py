@@ -200,7 +200,7 @@ class ArchivedLog(SegmentLog):
             segments.append(segment)
         if segments and segments[-1].limit is None:
             self._forget_unless_it_continues(newest[segments[-1].path.name])
-        log = InspectedLog(self._folder, files, segments, self._recovered, are_whole=True)
+        log = InspectedLog(self._folder, files, segments, self._recovered, is_archived=True)
         if in_both is not None:
             self._compare(log, in_both, newest[in_both.path.name])
         return log
