@@ -176,11 +176,13 @@ class Fault:
     Attributes:
         is_sent: Whether the store gets the request.
         status: The status to answer instead of the store's answer; None: none, the connection is closed.
+        cuts: Half of the store's answer is sent, as if it were all.
         then: Called before that, for example to wait.
     """
 
     is_sent: bool = False
     status: int | None = None
+    cuts: bool = False
     then: Callable[[], object] = lambda: None
 
 
@@ -229,11 +231,14 @@ class _Handler(BaseHTTPRequestHandler):
             status, headers, content = self._forward(method, path, body)
         if fault is not None:
             fault.then()
-            if fault.status is None:
+            if fault.cuts:
+                content = content[: len(content) // 2]
+            elif fault.status is None:
                 self.close_connection = True
                 return
-            status, headers = fault.status, []
-            content = b"<Error><Code>SlowDown</Code></Error>"
+            else:
+                status, headers = fault.status, []
+                content = b"<Error><Code>SlowDown</Code></Error>"
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in ("connection", "transfer-encoding", "content-length", "date", "server"):

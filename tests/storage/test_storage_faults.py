@@ -128,6 +128,19 @@ def test_reads_and_lists_are_repeated(broken: Proxy, place: str) -> None:
             assert file.read(4) == b"0123"
 
 
+def test_half_of_a_listing_is_not_taken_for_all_of_it(broken: Proxy, place: str) -> None:
+    storage = storage_at(place)
+    names = [f"a/{number:04d}" for number in range(20)]
+    for name in names:
+        storage.put_new(name, b"")
+    halves = [Fault(is_sent=True, cuts=True)]
+    broken.judge = lambda method, path: halves.pop() if halves and "list-type" in path else None
+    with pytest.raises(StorageError, match="cannot be listed"):
+        storage.names("a")
+    assert not halves
+    assert sorted(storage.names("a")) == names
+
+
 def test_a_silent_store_ends_in_one_sentence(broken: Proxy, place: str) -> None:
     broken.judge = lambda method, path: Fault()
     began_s = time.monotonic()

@@ -57,7 +57,7 @@ class ArchiveFinding:
     """Something that is missing or damaged in an archive.
 
     Attributes:
-        checkpoint: The id of the checkpoint whose restores it makes impossible, at this time or later.
+        checkpoint: The id of the checkpoint that needs it, or that it is behind.
         what: A sentence.
     """
 

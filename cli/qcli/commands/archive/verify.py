@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         ExitCode.DAMAGED: "Objects are missing or damaged; the output says which.",
     },
     details={
-        "JSON": "One object per finding and line: checkpoint (a number: restores that begin with it fail) and what.",
+        "JSON": "One object per finding and line: checkpoint (a number: that needs the object, or is before it), what.",
     },
 )
 @click.argument("archive", metavar="ARCHIVE")
