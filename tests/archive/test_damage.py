@@ -13,11 +13,13 @@ import trio
 
 from broker.support import PATIENCE_S, connected, mpub, running_broker
 from cli.support import Cli
+from trio_nsq.archive.content import read_pieces
 from trio_nsq.archive.examination import verify
 from trio_nsq.archive.manifest import ArchiveDamaged, complete_checkpoints, stream_folder
 from trio_nsq.archive.restore import OperationsDamaged, RestorePlan, shown_time
 from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.broker.restoring import restore_folder
+from trio_nsq.replication.catch_up import Operations
 from trio_nsq.storage import LocalStorage
 
 OFFLINE = Cli("", "")
@@ -133,11 +135,26 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         small = partial(ArchiveWriter, checkpoint_bytes=2000, segments_s=0.01)
         patch.setattr("trio_nsq.broker.archiving.ArchiveWriter", small)
-        while True:  # a checkpoint may come at the very end
+        while True:  # the last checkpoint may come after the last messages
             folder = tmp_path_factory.mktemp("long-run")
             trio.run(_publish_for_long, folder / "data", folder / "archive")
-            if len(RestorePlan(LocalStorage(folder / "archive")).point.stream) >= 4:
+            if _ends_with_messages(folder / "archive"):
                 return folder / "archive"
+
+
+def _ends_with_messages(archive: Path) -> bool:
+    """Whether the second half of the operations behind the last checkpoint has the last message."""
+    storage = LocalStorage(archive)
+    stream = RestorePlan(storage).point.stream
+    pieces = (
+        piece
+        for name, _ in stream[len(stream) // 2 :]
+        for piece in read_pieces(storage, name, lambda size: None)
+    )
+    last = BODIES[-1].encode()
+    return len(stream) >= 4 and any(
+        isinstance(each, Operations) and last in bytes(each.data) for each in pieces
+    )
 
 
 async def _publish_for_long(data: Path, archive: Path) -> None:
@@ -184,7 +201,7 @@ async def test_the_state_before_damaged_operations(long_run: Path, tmp_path: Pat
         change()
         refused = OFFLINE("archive", "restore", str(broken), "--data-path", to)
         assert refused.code == 5
-        assert f"The state before is that of {before}: --before-damage restores it" in refused.err
+        assert f"The state before is that of {before}: 'qcli archive restore --before-damage'" in refused.err
         restored = OFFLINE("archive", "restore", str(broken), "--data-path", to, "--before-damage")
         assert (restored.code, before.encode() in restored.out) == (5, True), restored
         assert "later changes are not restored" in restored.err

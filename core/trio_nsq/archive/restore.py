@@ -30,7 +30,8 @@ class OperationsDamaged(ArchiveDamaged):
 
     def __init__(self, what: str, point: "RestorePoint") -> None:
         super().__init__(
-            f"{what}. The state before is that of {shown_time(point.time_ms)}: --before-damage restores it"
+            f"{what}. The state before is that of {shown_time(point.time_ms)}: "
+            "'qcli archive restore --before-damage' restores it"
         )
 
 
