@@ -109,21 +109,23 @@ class Checkpoints:
         until_stored(number)
         self.segments.archive(sealed, check)
 
-    def expire(self, from_ms: int, in_use: Callable[[], set[str]]) -> None:
+    def expire(self, from_ms: int, in_use: Callable[[], set[str] | None]) -> None:
         """Remove states and segments that are older, except segments that the data folder has.
 
         Args:
             from_ms: Unix milliseconds.
-            in_use: Returns the names of segments that logs read from the archive.
+            in_use: Returns the names of segments that logs read from the archive; None: not all are known, so that none
+                is removed.
 
         Raises:
             ArchiveDamaged: The archive cannot be understood.
             StorageError, OSError, LogReadError: The archive or the folder cannot be read or written.
         """
         pruned = prune(self._storage, from_ms)
-        # A file on the disk is deleted after it is in use.
-        kept = self.segments.names(sealed_segments(self._files, self._files.root)) | in_use()
-        removed = prune_segments(self._storage, from_ms, kept)
+        # In this order: a file that is deleted from the disk meanwhile is in use then.
+        on_disk = self.segments.names(sealed_segments(self._files, self._files.root))
+        used = in_use()
+        removed = 0 if used is None else prune_segments(self._storage, from_ms, on_disk | used)
         if pruned.checkpoints or removed:
             logger.info(
                 "archive: removed %d old checkpoints and %d old segments", pruned.checkpoints, removed

@@ -370,11 +370,11 @@ class _Background:
     def _expire(self) -> None:
         """Remove what is older than the retention, now and then: this lists the archive."""
         writer, now_s = self._writer, time.monotonic()
-        if not writer._retention_s or now_s < self._expiry_s or writer.in_use() is None:
+        if not writer._retention_s or now_s < self._expiry_s:
             return
         self._check()
         from_ms = writer._checkpoints.time_ms() - int(writer._retention_s * 1000)
-        writer._checkpoints.expire(from_ms, lambda: writer.in_use() or set())
+        writer._checkpoints.expire(from_ms, writer.in_use)
         self._expiry_s = now_s + min(_EXPIRY_S, writer._retention_s / _EXPIRIES)
 
     def _run(self) -> None:
