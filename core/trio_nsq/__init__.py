@@ -1,4 +1,4 @@
-"""An NSQ-compatible broker and client library on trio.
+"""An NSQ-compatible broker on trio, and a client library on trio and asyncio.
 
 `Consumer` and `Producer` work with any NSQ broker, `TopicReader` with `qcli serve`; `trio_nsq.broker.serve` runs one.
 `trio_nsq.sync` has `Consumer` and `Producer` for programs without async code. Names are resolved on first use, so that

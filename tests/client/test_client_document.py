@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -49,7 +48,7 @@ def source_of(words: str, broker: Broker) -> str:
 def test_all_programs_of_the_page_have_a_test() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in blocks if "import " in block]
-    assert len(programs) == 7  # six have a test below, and one in test_consumer_document.py
+    assert len(programs) == 6  # five have a test below, and one in test_consumer_document.py
 
 
 def test_table_of_producer_options() -> None:
@@ -73,8 +72,8 @@ def depth(broker: Broker, channel: str) -> int:
 
 @pytest.fixture
 def channels(broker: Broker) -> None:
-    broker.create("clicks", "archive", "asyncio", "guest")
-    for channel in ("archive", "asyncio", "guest"):
+    broker.create("clicks", "archive", "asyncio")
+    for channel in ("archive", "asyncio"):
         broker.http("POST", "/channel/empty", topic="clicks", channel=channel)
 
 
@@ -92,20 +91,10 @@ def test_without_async_code(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("channels")
-def test_asyncio_with_threads(broker: Broker) -> None:
-    threads = threading.active_count()
-    printed = printed_by("asyncio.to_thread(next", broker)
+def test_asyncio(broker: Broker) -> None:
+    printed = printed_by("async with asyncio.timeout(10)", broker)
     assert sorted(printed.split()) == ["b'0'", "b'1'", "b'2'"]
     assert depth(broker, "asyncio") == 0
-    assert threading.active_count() == threads
-
-
-@pytest.mark.usefixtures("channels")
-def test_asyncio_as_a_guest(broker: Broker) -> None:
-    for body in (b"1", b"2", b"3"):
-        broker.post("/pub", body, topic="clicks")
-    assert printed_by("start_guest_run", broker) == "b'1'\nb'2'\nb'3'\n"
-    assert depth(broker, "guest") == 0
 
 
 @pytest.mark.parametrize(

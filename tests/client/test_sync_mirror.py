@@ -86,8 +86,8 @@ def test_docstrings_do_not_speak_of_tasks(mirror: type) -> None:
 def without_words_of_tasks(text: str | None) -> str:
     """Remove what differs between the docstrings of both kinds of classes."""
     differs = (
-        r"(The caller is not a trio task, or )?the\b|(from another|a) (task|thread)\b|close|aclose"
-        r"|(if (the task|this) is|if) cancelled|after a KeyboardInterrupt|, on trio's clock"
+        r"(The caller is not a task of trio or asyncio, or )?the\b|(from another|a) (task|thread)\b|close|aclose"
+        r"|(if (the task|this) is|if) cancelled|after a KeyboardInterrupt|, on the event loop's clock"
         r"|, in seconds; compare it with other messages of the same consumer only"
     )
     return re.sub(r"\s+", " ", re.sub(differs, "", " ".join((text or "").split()), flags=re.IGNORECASE))

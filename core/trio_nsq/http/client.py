@@ -1,4 +1,4 @@
-"""HTTP client under trio, for brokers, auth servers, discovery services and other services."""
+"""HTTP client under trio and asyncio, for brokers, auth servers, discovery services and other services."""
 
 import base64
 import ssl
@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, suppres
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import trio
-
 from .._version import __version__
 from ..access.secret import authorization
 from ..api.https import https_port
+from ..event_loop import runtime
 from ..protocol import NSQError
 from .failures import innermost, reason_of
 from .urls import URL
@@ -155,11 +154,11 @@ class HTTPClient:
         elif token:
             headers["Authorization"] = authorization(token)
         try:
-            with trio.fail_after(self._request_timeout_s):
+            with runtime.fail_after(self._request_timeout_s):
                 answer = await self.start(method, url, headers, body, server_name=server_name)
                 async with aclosing(answer):
                     return Reply(answer.status, answer.headers, await self.read(answer))
-        except trio.TooSlowError:
+        except runtime.TooSlowError:
             raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
 
     async def start(
@@ -199,9 +198,9 @@ class HTTPClient:
             )
             pool = self._pool(url.scheme, unix_path)
             try:
-                with trio.fail_after(self._request_timeout_s):
+                with runtime.fail_after(self._request_timeout_s):
                     return Answer(await pool.handle_async_request(request), self._failures)
-            except trio.TooSlowError:
+            except runtime.TooSlowError:
                 raise RequestFailed(f"no answer within {self._request_timeout_s:g} s") from None
 
     @contextmanager
@@ -291,11 +290,14 @@ class Answer:
 
     async def aclose(self) -> None:
         """Keep the connection if the answer was read to its end; close others, without waiting."""
-        with trio.CancelScope(shield=True) as ending, suppress(RequestFailed), self._failures():
+        await runtime.shielded(self._close)
+
+    async def _close(self) -> None:
+        with runtime.cancel_scope() as ending, suppress(RequestFailed), self._failures():
             ending.cancel()
             while await anext(self._pieces, b""):
                 pass  # the cancellation ends the library's nested generators, which it would not close
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+        with runtime.move_on_after(1):
             await self._response.aclose()
 
 

@@ -281,7 +281,7 @@ async def _fulfil(
 
 
 _WORDS = (
-    (r"The caller is not a trio\s+task, or the", "The"),
+    (r"The caller is not a\s+task of trio or asyncio, or the", "The"),
     (r"if the\s+task is cancelled", "after a KeyboardInterrupt"),
     (r"If this is\s+cancelled", "After a KeyboardInterrupt"),
     (r"If\s+cancelled", "After a KeyboardInterrupt"),

@@ -26,6 +26,7 @@ from trio_nsq.protocol.frames import (
 from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
 
 from ...access.secret import SecretFileError, encode_secret, warn_in_clear
+from ...event_loop import runtime
 from ...protocol.address import parse_address
 from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
 from ...protocol.go_json import INT64
@@ -52,7 +53,7 @@ DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 
 Event = ResponseFrame | ErrorFrame | MessageRun
 
-_BROKEN = (FrameError, CompressionError, TLSError, trio.BrokenResourceError)
+_BROKEN = (FrameError, CompressionError, TLSError, runtime.BrokenResourceError)
 """Errors that end a connection."""
 
 
@@ -83,13 +84,13 @@ async def connect(
     return connection
 
 
-async def _open(address: str, settings: ConnectionSettings) -> trio.SocketStream:
+async def _open(address: str, settings: ConnectionSettings) -> runtime.Stream:
     """Open a TCP connection. Raises ConnectionFailed."""
     host, port = parse_address(address)
     try:
-        with trio.fail_after(settings.dial_timeout_s):
-            return await trio.open_tcp_stream(host, port)
-    except trio.TooSlowError as error:
+        with runtime.fail_after(settings.dial_timeout_s):
+            return await runtime.open_tcp_stream(host, port)
+    except runtime.TooSlowError as error:
         raise ConnectionFailed(address, f"no answer within {settings.dial_timeout_s:g} s") from error
     except OSError as error:
         cause = _innermost(error)
@@ -126,7 +127,7 @@ class Connection:
 
     def __init__(
         self,
-        stream: trio.abc.HalfCloseableStream,
+        stream: runtime.Stream,
         address: str,
         settings: ConnectionSettings,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
@@ -137,13 +138,13 @@ class Connection:
         self.max_msg_timeout_ms = Limits().max_msg_timeout_ms
         self.survives_refusals = False
         self.makes_private_channel = False
-        self.ended = trio.Event()
+        self.ended = runtime.Event()
         self._stream = stream
         self._settings = settings
         self._reader = FrameReader(max_frame_bytes)
         self._codecs = CodecStack()
         self._outgoing: list[bytes] = []
-        self._wake = trio.Event()
+        self._wake = runtime.Event()
         self._at_end = False
 
     async def introduce(self, extensions: Collection[str] = (), *, waits_for_leader: bool = False) -> None:
@@ -244,7 +245,7 @@ class Connection:
         async with self._handshake(timeout_s):
             await self._send(command)
             if timeout_s is not None and timeout_s > HANDSHAKE_TIMEOUT_S:
-                with trio.move_on_after(HANDSHAKE_TIMEOUT_S):
+                with runtime.move_on_after(HANDSHAKE_TIMEOUT_S):
                     return await self._reply()
                 _logger.warning(
                     "broker %s: connected, but no answer within %g s: it hangs, or its cluster has no leader; waiting "
@@ -259,7 +260,7 @@ class Connection:
         """Close the socket if the block fails or is cancelled. Raises ConnectionFailed."""
         limit_s = HANDSHAKE_TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            with trio.fail_after(limit_s):
+            with runtime.fail_after(limit_s):
                 yield
         except BaseException as error:
             await self.close_now()
@@ -333,7 +334,7 @@ class Connection:
             The reason of the end. The socket is closed, also after a cancellation.
         """
         try:
-            async with trio.open_nursery() as nursery:
+            async with runtime.open_nursery() as nursery:
                 nursery.start_soon(self._write_loop, more)
                 reason = await self._read_loop(handle)
                 if lost is not None:
@@ -344,7 +345,7 @@ class Connection:
         return reason
 
     def detach(self) -> tuple[socket.socket, CodecStack, FrameReader]:
-        """Give up the connection after the handshake, for a caller that does the IO without trio.
+        """Give up the connection after the handshake, for a caller that does the IO by itself. Only under trio.
 
         Returns:
             The socket, which does not block and which the caller must close; the codecs for all bytes on it; and the
@@ -359,7 +360,7 @@ class Connection:
     async def close_now(self) -> None:
         """Close the socket and drop queued data. Does not wait. May be called again."""
         try:
-            await trio.aclose_forcefully(self._stream)
+            await runtime.aclose_forcefully(self._stream)
         finally:  # aclose_forcefully raises Cancelled after it has closed
             self.ended.set()
 
@@ -381,12 +382,12 @@ class Connection:
                 if ended:
                     return ConnectionLost(self.address, "the broker closed the connection")
                 longest_s = timeout_s + reader.wanted_bytes / SLOWEST_BYTES_PER_S
-                if trio.current_time() > begun_at + longest_s:
+                if runtime.current_time() > begun_at + longest_s:
                     return ConnectionLost(self.address, f"a frame was incomplete after {longest_s:g} s")
-                with trio.fail_after(timeout_s):
+                with runtime.fail_after(timeout_s):
                     ended = not await self._receive()
-                begun_at = min(begun_at, trio.current_time())
-        except trio.TooSlowError:
+                begun_at = min(begun_at, runtime.current_time())
+        except runtime.TooSlowError:
             return ConnectionLost(self.address, f"no heartbeat for {timeout_s:g} s")
         except _BROKEN as error:
             lost = ConnectionLost(self.address, _reason(error))
@@ -399,7 +400,7 @@ class Connection:
         try:
             while True:
                 await self._wake.wait()
-                self._wake = trio.Event()
+                self._wake = runtime.Event()
                 pieces, self._outgoing = self._outgoing, []
                 if more is not None:
                     pieces += more()
@@ -410,7 +411,7 @@ class Connection:
                         await self._stream.send_all(goodbye)
                     await self._stream.send_eof()
                     return
-        except (trio.BrokenResourceError, TLSError):
+        except (runtime.BrokenResourceError, TLSError):
             # The reader notices the end too, and first reads the error frame with the reason, if there is one.
             pass
 
@@ -439,7 +440,7 @@ def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
             return f"it answered {error.code} {error.text}".rstrip() + hint
         case ConnectionLost():
             return error.reason
-        case trio.TooSlowError():
+        case runtime.TooSlowError():
             return f"connected, but no answer within {limit_s:g} s"
         case _:
             return _reason(error) if isinstance(error, _BROKEN) else None
@@ -447,7 +448,7 @@ def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
 
 def _reason(error: BaseException) -> str:
     match error:
-        case trio.BrokenResourceError():
+        case runtime.BrokenResourceError():
             return (
                 _reason(error.__cause__) if isinstance(error.__cause__, OSError) else "the connection broke"
             )

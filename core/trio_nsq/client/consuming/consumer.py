@@ -7,12 +7,10 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import trio
-
-from trio_nsq.platform.requirements import require_trio
 from trio_nsq.protocol import is_ephemeral
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
 
+from ...event_loop import runtime
 from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
@@ -123,7 +121,6 @@ class Consumer:
             )
         self.without_private_channels: Callable[[str], Awaitable[None]] = _refuse
         addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
-        self._background = BackgroundTask()
         self._queue = ReceiveQueue()
         self._chosen_in_flight = max_in_flight is not None  # `run` may not raise the limit
         self._flow = FlowControl(max_in_flight or 1, self._settings, random)
@@ -142,10 +139,11 @@ class Consumer:
             queue=self._queue,
             without_private_channels=lambda address: self.without_private_channels(address),
         )
+        self._background = BackgroundTask(self._subscriptions.crashed)
         self._yield_at = 0.0
         self._now: Callable[[], float] = lambda: math.inf  # until it is entered, `_wait` raises
         self._entered = self._closing = False
-        self._closed = trio.Event()
+        self._closed = runtime.Event()
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -153,13 +151,13 @@ class Consumer:
         Raises:
             AuthRefused: The only broker, or all that could be reached, refused the secret.
             ConnectionFailed: No broker could be reached, and no discovery service answered.
-            RuntimeError: The caller is not a trio task, or the consumer was entered before.
+            RuntimeError: The caller is not a task of trio or asyncio, or the consumer was entered before.
         """
-        require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once; create another one")
         self._entered = True
-        self._now = trio.lowlevel.current_clock().current_time  # called per message; twice as fast as trio's
+        self._now = runtime.clock()  # called per message
         await self._background.open(self._subscriptions.run)
         try:
             await self._subscriptions.wait_opened()
@@ -188,7 +186,7 @@ class Consumer:
         messages in flight. May be called again. A handler of `run` may call it: there it only starts to close and
         returns at once, and the handler's message is answered as usual.
         """
-        require_trio("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         first, self._closing = not self._closing, True
         if first:
             self._subscriptions.stop()
@@ -198,19 +196,20 @@ class Consumer:
             if first:
                 self._background.start_soon(self._close)
             return
-        with trio.CancelScope(shield=True):
-            if first:
-                await self._close()
-            await self._closed.wait()
+        if first:
+            await self._close()
+        await runtime.shielded(self._closed.wait)
 
     async def _close(self) -> None:
+        await runtime.shielded(self._unsubscribe_all)
+
+    async def _unsubscribe_all(self) -> None:
         timeout_s = self._settings.close_timeout_s
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for subscription in self._flow.connections if timeout_s > 0 else ():
-                    nursery.start_soon(subscription.unsubscribe, timeout_s, self._active)
-            if self._entered:
-                await self._background.stop()
+        async with runtime.open_nursery() as nursery:
+            for subscription in self._flow.connections if timeout_s > 0 else ():
+                nursery.start_soon(subscription.unsubscribe, timeout_s, self._active)
+        if self._entered:
+            await self._background.stop()
         self._closed.set()
 
     def stats(self) -> ConsumerStats:
@@ -348,12 +347,13 @@ class Consumer:
         unhandled: list[Message] = []  # put back at the end: until then, other handlers would receive them
 
         async def handle_each() -> None:
+            active = self._active.new_task()
             try:
                 async for message in self:
                     if ends:  # this task was awake already
                         unhandled.append(message)
                         return
-                    with self._active:
+                    with active:
                         try:
                             await handling.handle(message, nursery)
                         except BaseException:
@@ -361,14 +361,14 @@ class Consumer:
                             raise
             except AuthRefused as refusal:
                 ends.append(refusal)  # other handlers may finish their messages
-            except trio.Cancelled:
-                raise
             except BaseException as error:
+                if runtime.is_cancellation(error):
+                    raise
                 ends.append(error)
                 nursery.cancel_scope.cancel()
 
         try:
-            async with trio.open_nursery() as nursery:
+            async with runtime.open_nursery() as nursery:
                 for _ in range(concurrency):
                     nursery.start_soon(handle_each)
         finally:
@@ -423,7 +423,7 @@ class Consumer:
                 batch = self._queue.take_batch(max_messages)
             else:
                 # Messages stay in the queue until the wait ends, so that a cancellation loses none.
-                with trio.move_on_after(max_wait_s):
+                with runtime.move_on_after(max_wait_s):
                     while not self._is_enough(max_messages):
                         await self._queue.wait_for_more()
                 batch = self._queue.take_combined(max_messages)
@@ -448,7 +448,7 @@ class Consumer:
             if self._queue.error is not None and not self._closing:
                 raise self._queue.error
             raise StopAsyncIteration
-        self._yield_at = trio.current_time() + TIME_SLICE_S
+        self._yield_at = runtime.current_time() + TIME_SLICE_S
 
 
 async def _refuse(address: str) -> None:

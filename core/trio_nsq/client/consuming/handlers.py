@@ -7,12 +7,11 @@ received and returned without being handled has not failed.
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
-import trio
-
+from ...event_loop import runtime
 from .message import Message
 
 Handler = Callable[[Message], Awaitable[object]]
@@ -91,7 +90,7 @@ class Handling:
     auto_touch: bool
     failures: FailureCounts
 
-    async def handle(self, message: Message, nursery: trio.Nursery) -> None:
+    async def handle(self, message: Message, nursery: runtime.Nursery) -> None:
         """Handle a message, then finish it, or requeue it if it failed. Keeps an answer of the handler.
 
         Args:
@@ -99,9 +98,11 @@ class Handling:
 
         Raises HandlerTypeError: the handler, or `given_up`, is not an async function.
         """
-        scope = trio.CancelScope()
-        if self.auto_touch:
-            nursery.start_soon(_touch, message, scope)
+        if not self.auto_touch:
+            await self._handle(message)
+            return
+        scope = runtime.cancel_scope()
+        nursery.start_soon(_touch, message, scope)
         try:
             await self._handle(message)
         finally:
@@ -173,6 +174,12 @@ async def _result_of(name: str, call: partial[Awaitable[object]]) -> Exception |
         raise
     except Exception as failure:
         return failure
+    except BaseException as error:
+        if not runtime.is_stray_cancellation(error):
+            raise
+        stray = RuntimeError(f"{name} raised CancelledError, but its task was not cancelled")
+        stray.__cause__ = error
+        return stray
     raise HandlerTypeError(f"{name} must be an async function; {call.func!r} returned {work!r:.100}")
 
 
@@ -225,43 +232,74 @@ def _underlying(function: object) -> object:
     return getattr(function, "__func__", function)
 
 
-async def _touch(message: Message, scope: trio.CancelScope) -> None:
+async def _touch(message: Message, scope: runtime.CancelScope) -> None:
     interval_s = max(MIN_TOUCH_INTERVAL_S, message.timeout_s / 2)
     due = message.received_at + interval_s
     with scope:
         while True:
-            await trio.sleep_until(due)
+            await runtime.sleep_until(due)
             message.touch()
-            due = trio.current_time() + interval_s
+            due = runtime.current_time() + interval_s
 
 
 class ActiveHandlers:
-    """The tasks with an active handler; each runs in a `with` block."""
+    """Knows whether a handler is active, and whether a task belongs to one."""
 
     def __init__(self) -> None:
-        self._tasks: set[trio.lowlevel.Task] = set()
-        self._idle = trio.Event()
+        self.count = 0
+        self._idle = runtime.Event()
 
-    def __enter__(self) -> Self:
-        self._tasks.add(trio.lowlevel.current_task())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tasks.remove(trio.lowlevel.current_task())
-        if not self._tasks:
-            self._idle.set()
-            self._idle = trio.Event()
+    def new_task(self) -> "HandlerTask":
+        """Note that the calling task calls handlers, each in a `with` block of the result."""
+        task = HandlerTask(self, _handler_task.get())
+        _handler_task.set(task)
+        return task
 
     def include_caller(self) -> bool:
-        """Whether the caller runs in an active handler, or in a task below it, for which the handler waits."""
-        if not self._tasks:
-            return False
-        task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
-        while task is not None and task not in self._tasks:
-            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        """Whether the caller runs in an active handler, or in a task that one has started."""
+        task = _handler_task.get()
+        while task is not None and not (task.is_active and task.handlers is self):
+            task = task.outer
         return task is not None
+
+    def became_idle(self) -> None:
+        """Wake the tasks that wait for this."""
+        if self._idle.is_awaited:
+            self._idle.set()
+            self._idle = runtime.Event()
 
     async def wait_idle(self) -> None:
         """Wait until no handler is active."""
-        if self._tasks:
+        if self.count:
             await self._idle.wait()
+
+
+class HandlerTask:
+    """A task that calls handlers; each runs in a `with` block.
+
+    Attributes:
+        handlers: What it belongs to.
+        outer: The task that calls the handler that has started this one, if there is one.
+        is_active: A handler runs.
+    """
+
+    __slots__ = ("handlers", "is_active", "outer")
+
+    def __init__(self, handlers: ActiveHandlers, outer: "HandlerTask | None") -> None:
+        self.handlers = handlers
+        self.outer = outer
+        self.is_active = False
+
+    def __enter__(self) -> None:
+        self.is_active = True
+        self.handlers.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.is_active = False
+        self.handlers.count -= 1
+        if not self.handlers.count:
+            self.handlers.became_idle()
+
+
+_handler_task: ContextVar[HandlerTask | None] = ContextVar("trio_nsq_handler_task", default=None)
+"""Tasks inherit it from those that start them, under trio and asyncio."""

@@ -264,7 +264,7 @@ class Message:
 
     @property
     def received_at(self) -> float:
-        """When the message arrived, on trio's clock."""
+        """When the message arrived, on the event loop's clock."""
         return self._batch._received_at
 
     @property

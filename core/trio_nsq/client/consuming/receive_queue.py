@@ -5,8 +5,7 @@ It needs no limit of its own: brokers send at most max_in_flight messages before
 
 from collections import deque
 
-import trio
-
+from ...event_loop import runtime
 from .message import Acknowledger, CombinedBatch, Message, MessageBatch
 
 
@@ -25,8 +24,8 @@ class ReceiveQueue:
         self.available = 0
         self._batches: deque[MessageBatch] = deque()
         self._offset = 0  # messages of the first batch that are taken
-        self._changed = trio.Event()
-        self._more: trio.Event | None = None  # set when more arrives, if a task waits for that
+        self._changed = runtime.Event()
+        self._more: runtime.Event | None = None  # set when more arrives, if a task waits for that
 
     def put(self, batch: MessageBatch) -> None:
         """Add a batch, unless the queue is closed."""
@@ -109,16 +108,16 @@ class ReceiveQueue:
     @property
     def is_awaited(self) -> bool:
         """Whether a task waits for messages, and there are none."""
-        return not self._batches and self._changed.statistics().tasks_waiting > 0
+        return not self._batches and self._changed.is_awaited
 
     async def wait(self) -> None:
         """Wait until the queue may have a message or is closed. Always a checkpoint."""
         if not self._batches and not self.closed and self._changed.is_set():
-            self._changed = trio.Event()
+            self._changed = runtime.Event()
         await self._changed.wait()
 
     async def wait_for_more(self) -> None:
         """Wait until the next batch arrives or the queue is closed after this call."""
         if self._more is None:
-            self._more = trio.Event()
+            self._more = runtime.Event()
         await self._more.wait()

@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 
-import trio
-
 from trio_nsq.protocol import FrameError, NSQError
 from trio_nsq.protocol.encode import encode_cls, encode_finish, encode_rdy, encode_requeue, encode_touch
 from trio_nsq.protocol.errors import NON_FATAL_CODES
 from trio_nsq.protocol.frames import ErrorFrame, MessageRun, ResponseFrame
 from trio_nsq.protocol.limits import SECOND_MS
 
+from ...event_loop import runtime
 from ..connection.connection import Connection, Event
 from ..errors import BrokerError
 from .backoff import Backoff
@@ -48,7 +47,7 @@ class FlowControl:
         self.paused = self.stopped = False
         self._distribution: ReadyDistribution[Subscription] = ReadyDistribution(settings, random)
         self._backoff = Backoff(settings, random)
-        self._changed = trio.Event()
+        self._changed = runtime.Event()
 
     @property
     def connections(self) -> "list[Subscription]":
@@ -56,12 +55,12 @@ class FlowControl:
         return list(self._distribution.ready_counts)
 
     def add(self, connection: "Subscription") -> None:
-        self._distribution.add(connection, connection.max_rdy_count, trio.current_time())
+        self._distribution.add(connection, connection.max_rdy_count, runtime.current_time())
         self.update()
 
     def remove(self, connection: "Subscription") -> None:
         """Remove a connection that has ended."""
-        self._distribution.remove(connection, trio.current_time())
+        self._distribution.remove(connection, runtime.current_time())
         self.update()
 
     def record_messages(self, connection: "Subscription", count: int) -> None:
@@ -73,14 +72,14 @@ class FlowControl:
         self.finished += count
         backoff = self._backoff
         if backoff.level:
-            backoff.record_success(trio.current_time())
+            backoff.record_success(runtime.current_time())
             self.update()
         elif backoff.failures:
             backoff.failures = 0
 
     def record_failure(self) -> None:
         """Record that messages failed and were requeued."""
-        now = trio.current_time()
+        now = runtime.current_time()
         before = self._backoff.next_deadline()
         self._backoff.record_failure(now)
         if (until := self._backoff.next_deadline()) != before:
@@ -92,7 +91,7 @@ class FlowControl:
     def record_requeue(self) -> None:
         """Record that messages were requeued without having failed."""
         if self._backoff.level:
-            self._backoff.record_requeue(trio.current_time())
+            self._backoff.record_requeue(runtime.current_time())
             self.update()
 
     def in_flight_reaches(self, part: float) -> bool:
@@ -113,11 +112,11 @@ class FlowControl:
     async def run(self) -> None:
         """Handle deadlines of the backoff and the distribution; runs until cancelled."""
         while True:
-            self._changed = trio.Event()
+            self._changed = runtime.Event()
             deadline = min(self._backoff.next_deadline(), self._distribution.next_deadline())
-            with trio.move_on_at(deadline):
+            with runtime.move_on_at(deadline):
                 await self._changed.wait()
-            now = trio.current_time()
+            now = runtime.current_time()
             self._backoff.handle_timer(now)
             if now >= self._distribution.next_deadline():
                 self._distribution.redistribute(now, {each for each in self.connections if each.in_flight})
@@ -126,7 +125,7 @@ class FlowControl:
     def update(self) -> None:
         """Recompute the ready counts."""
         if self.connections:  # without connections, the caller may run outside of trio, without a clock
-            self._apply(trio.current_time())
+            self._apply(runtime.current_time())
         self._changed.set()
 
     def _apply(self, now: float) -> None:
@@ -154,7 +153,7 @@ class Subscription:
         msg_timeout_s: The broker's message timeout.
         max_msg_timeout_s: The longest time for which `touch` extends it.
         ready_count: The ready count of the last RDY.
-        last_message_at: When the last messages arrived, on trio's clock.
+        last_message_at: When the last messages arrived, on the event loop's clock.
         live: Whether answers have an effect.
     """
 
@@ -170,7 +169,7 @@ class Subscription:
         self.msg_timeout_s = connection.msg_timeout_ms / SECOND_MS
         self.max_msg_timeout_s = connection.max_msg_timeout_ms / SECOND_MS
         self.ready_count = 0
-        self.last_message_at = trio.current_time()
+        self.last_message_at = runtime.current_time()
         self._connection = connection
         self._settings = settings
         self._flow = flow
@@ -178,7 +177,7 @@ class Subscription:
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
         self._finished: list[bytes] = []  # ids of single messages, for the next write
         self.live = True
-        self._close_wait = trio.Event()
+        self._close_wait = runtime.Event()
 
     async def run(self) -> NSQError:
         """Receive until the connection ends; return the reason."""
@@ -263,14 +262,14 @@ class Subscription:
         Args:
             timeout_s: The longest total time. Half of it is for CLOSE_WAIT and for answers of active handlers.
         """
-        with trio.move_on_after(timeout_s):
+        with runtime.move_on_after(timeout_s):
             self._write(encode_cls())
-            with trio.move_on_after(timeout_s / 2):
+            with runtime.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
                 await active.wait_idle()
             self._return_held()
             self.live = False  # the broker would reject an answer to a requeued message
-            with trio.move_on_after(CLOSE_LINGER_S):
+            with runtime.move_on_after(CLOSE_LINGER_S):
                 await self._connection.ended.wait()
             self._return_held()
             self._connection.write_eof()
@@ -284,7 +283,7 @@ class Subscription:
     def _handle(self, event: Event) -> None:
         match event:
             case MessageRun():
-                self.last_message_at = trio.current_time()
+                self.last_message_at = runtime.current_time()
                 self._flow.record_messages(self, len(event))
                 self._deliver(MessageBatch(event, self))
             case ErrorFrame(code, text):

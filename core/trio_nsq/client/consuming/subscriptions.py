@@ -5,11 +5,10 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
-import trio
-
 from trio_nsq.event_loop.retries import reconnect_delays
 from trio_nsq.protocol import NSQError
 
+from ...event_loop import runtime
 from ...event_loop.retries import Delays
 from ...lookup.query import lookup_topic
 from ..connection.connection import Connection, connect
@@ -65,14 +64,21 @@ class Subscriptions:
         self._new_delays()  # checks the settings
         query = partial(lookup_topic, topic=topic)
         self._discovery = Discovery(lookupds, settings, random, query, self._discovered)
-        self._nursery: trio.Nursery | None = None
+        self._nursery: runtime.Nursery | None = None
         self._kept: set[str] = set()  # brokers with a task that keeps them connected
         self._trying = 0  # brokers and services whose first attempt is not decided
         self._failures: dict[str, ConnectionFailed] = {}  # first failures, by address of `_addresses`
-        self._settled = trio.Event()  # one broker is connected, or all have been tried
-        self._opened = trio.Event()
+        self._settled = runtime.Event()  # one broker is connected, or all have been tried
+        self._opened = runtime.Event()
         self._deadline = -math.inf  # until then, what fails is tried again before it counts as tried
         self._stopped = False
+        self._crash: Exception | None = None
+
+    def crashed(self, error: Exception) -> None:
+        """End all that wait for messages, or for the first connection, with this error: a defect ended `run`."""
+        self._crash = error
+        self._settled.set()
+        self._queue.close(error)
 
     def stop(self) -> None:
         self._stopped = True
@@ -80,6 +86,8 @@ class Subscriptions:
     async def wait_opened(self) -> None:
         """Wait until a broker is connected, or discovery services know none. Raises ConnectionFailed."""
         await self._settled.wait()
+        if self._crash is not None:
+            raise self._crash
         if not self._opened.is_set() and not self._discovery.has_answer:
             failures = [self._failures[address] for address in self._addresses]
             raise none_reached([*failures, *self._discovery.failures_to_connect()])
@@ -87,9 +95,9 @@ class Subscriptions:
 
     async def run(self) -> None:
         """Connect and reconnect; runs until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with runtime.open_nursery() as nursery:
             self._nursery = nursery
-            self._deadline = trio.current_time() + self._settings.connect_timeout_s
+            self._deadline = runtime.current_time() + self._settings.connect_timeout_s
             nursery.start_soon(self._flow.run)
             nursery.start_soon(_warn_of_stalls, f"{self._topic}/{self._channel}", self._flow, self._queue)
             self._trying += 1
@@ -125,11 +133,11 @@ class Subscriptions:
                 connection = await self._subscribe(address, waits_for_leader=first)
             except ConnectionFailed as error:
                 delay_s = delays.next_s()
-                now = trio.current_time()
+                now = runtime.current_time()
                 if first and not isinstance(error, AuthRefused) and now < self._deadline:
                     due = min(now + delay_s, self._deadline)
                     _logger.warning("%s; next attempt in %.1f s", error, due - now)
-                    await trio.sleep_until(due)
+                    await runtime.sleep_until(due)
                     continue
                 if first:
                     if address in self._addresses:  # discovered brokers change; do not collect their errors
@@ -143,18 +151,18 @@ class Subscriptions:
             else:
                 if not first:
                     _logger.info("connected to %s", address)
-                connected_at = trio.current_time()
+                connected_at = runtime.current_time()
                 reason = await self._receive(
                     Subscription(connection, self._settings, self._flow, self._queue.put)
                 )
                 if self._stopped:
                     return
-                delays.connection_lasted(trio.current_time() - connected_at)
+                delays.connection_lasted(runtime.current_time() - connected_at)
                 delay_s = delays.next_s()
                 _logger.warning("%s; reconnecting in %.1f s", reason, delay_s)
                 self._discovery.ask_again()
             first = False
-            await trio.sleep(delay_s)
+            await runtime.sleep(delay_s)
         self._kept.discard(address)
 
     def _give_up(self, error: AuthRefused) -> None:
@@ -214,7 +222,7 @@ async def _warn_of_stalls(source: str, flow: FlowControl, queue: ReceiveQueue) -
     """
     answered, warned = -1, False
     while True:
-        await trio.sleep(STALL_S)
+        await runtime.sleep(STALL_S)
         before, answered = answered, flow.finished + flow.requeued
         if answered != before:
             warned = False

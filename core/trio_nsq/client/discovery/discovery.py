@@ -5,10 +5,9 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-import trio
-
 from ...access.secret import SecretFileError
 from ...api.lookupd import ProducerAddress
+from ...event_loop import runtime
 from ...lookup.hosts import host_filter
 from ...lookup.query import LookupFailed
 from ...protocol.address import format_address, without_secrets
@@ -70,7 +69,7 @@ class Discovery(Generic[Found]):
         self._answers: dict[str, dict[str, Found]] = {address: {} for address in addresses}
         self._failures: dict[str, LookupFailed] = {}
         self._asking: set[str] = set()
-        self._again = trio.Event()
+        self._again = runtime.Event()
 
     @property
     def services(self) -> Iterable[str]:
@@ -91,16 +90,16 @@ class Discovery(Generic[Found]):
 
     async def ask(self) -> None:
         """Query all services concurrently, except those whose last query is not decided yet."""
-        self._again = trio.Event()
-        async with trio.open_nursery() as nursery:
+        self._again = runtime.Event()
+        async with runtime.open_nursery() as nursery:
             for address in self._answers.keys() - self._asking:
                 nursery.start_soon(self._ask, address)
 
     async def ask_until(self, deadline: float, is_enough: Callable[[], bool]) -> None:
         """Query all services, again and again until it is enough or too late; at least once."""
         await self.ask()
-        while self._answers and not is_enough() and (now := trio.current_time()) < deadline:
-            await trio.sleep_until(min(now + FIRST_PAUSE_S, deadline))
+        while self._answers and not is_enough() and (now := runtime.current_time()) < deadline:
+            await runtime.sleep_until(min(now + FIRST_PAUSE_S, deadline))
             await self.ask()
 
     async def keep_asking(self) -> None:
@@ -114,7 +113,7 @@ class Discovery(Generic[Found]):
         interval_s = self._settings.lookupd_poll_interval_s
         pause_s = interval_s * self._jitter()
         early_s = FIRST_PAUSE_S
-        async with trio.open_nursery() as nursery:
+        async with runtime.open_nursery() as nursery:
             while True:
                 for failure in self._failures.values():
                     _logger.warning("%s", failure)
@@ -124,16 +123,16 @@ class Discovery(Generic[Found]):
                 else:
                     wait_s, pause_s = pause_s, interval_s
                     early_s = early_s if nowhere else FIRST_PAUSE_S
-                not_before = trio.current_time() + min(wait_s, MIN_PAUSE_S)
-                with trio.move_on_after(wait_s):
+                not_before = runtime.current_time() + min(wait_s, MIN_PAUSE_S)
+                with runtime.move_on_after(wait_s):
                     await self._again.wait()
-                await trio.sleep_until(not_before)
-                asked = trio.Event()
+                await runtime.sleep_until(not_before)
+                asked = runtime.Event()
                 nursery.start_soon(self._ask_all, asked)
-                with trio.move_on_after(PROMPT_S):
+                with runtime.move_on_after(PROMPT_S):
                     await asked.wait()
 
-    async def _ask_all(self, asked: trio.Event) -> None:
+    async def _ask_all(self, asked: runtime.Event) -> None:
         await self.ask()
         asked.set()
 

@@ -3,12 +3,11 @@
 import logging
 from typing import Protocol
 
-import trio
-
 from trio_nsq.protocol import FrameError, NSQError
 from trio_nsq.protocol.frames import ErrorFrame, ResponseFrame
 from trio_nsq.protocol.limits import KIB
 
+from ...event_loop import runtime
 from ..connection.connection import Connection, Event, connect
 from ..errors import BrokerError, ConnectionFailed, ConnectionLost
 from .answer_watch import AnswerWatch
@@ -62,11 +61,11 @@ class BrokerLink:
         self._settings = settings
         self._owner = owner
         self._connection: Connection | None = None
-        self._receiving = trio.CancelScope()
-        self._wanted = trio.Event()
+        self._receiving = runtime.cancel_scope()
+        self._wanted = runtime.Event()
         self._refusal: BrokerError | None = None  # after which the broker closes the connection
         self._retired = False
-        self._busy = trio.Event()  # there may be unanswered commands
+        self._busy = runtime.Event()  # there may be unanswered commands
         shortest_s = min(settings.silence_timeout_s, settings.publish_timeout_s or settings.silence_timeout_s)
         self._watch = AnswerWatch(shortest_s / CHECKS)
 
@@ -87,7 +86,7 @@ class BrokerLink:
 
     async def run(self) -> None:
         """Connect on demand and send the queue; runs until cancelled, or retired and settled."""
-        async with trio.open_nursery() as nursery:
+        async with runtime.open_nursery() as nursery:
             nursery.start_soon(self._send)
             await self._watch_answers()
             nursery.cancel_scope.cancel()
@@ -105,7 +104,7 @@ class BrokerLink:
                     waits_for_leader=True,
                 )
             except ConnectionFailed as error:
-                self._wanted = trio.Event()
+                self._wanted = runtime.Event()
                 self._give_up(error)
                 continue
             self._connection = connection
@@ -113,7 +112,7 @@ class BrokerLink:
             self._owner.connected(self)
             connection.wake()
             try:
-                with trio.CancelScope() as self._receiving:
+                with runtime.cancel_scope() as self._receiving:
                     await connection.run(self._handle, more=self._take, lost=self._lost)
                 if self._connection is not None:  # not lost, but given up by `_watch_answers`
                     timeout_s = self._settings.publish_timeout_s
@@ -121,7 +120,7 @@ class BrokerLink:
             finally:
                 self._connection = None
             if not self.queue:
-                self._wanted = trio.Event()
+                self._wanted = runtime.Event()
 
     async def _watch_answers(self) -> None:
         """Tell the owner when the broker falls silent and when it answers; give up the connection after the timeout."""
@@ -133,8 +132,8 @@ class BrokerLink:
             if oldest is None:
                 if self._retired:
                     return
-                self._busy = trio.Event()
-            silent_s = watch.observe(oldest, trio.current_time())
+                self._busy = runtime.Event()
+            silent_s = watch.observe(oldest, runtime.current_time())
             if silent_s >= settings.silence_timeout_s:
                 silent = True
                 self._owner.silent(self)
@@ -143,7 +142,7 @@ class BrokerLink:
                 self._owner.answers(self)
             if settings.publish_timeout_s is not None and silent_s >= settings.publish_timeout_s:
                 self._receiving.cancel()
-            await trio.sleep(watch.interval_s)
+            await runtime.sleep(watch.interval_s)
 
     def _take(self) -> list[bytes]:
         if self._connection is None:

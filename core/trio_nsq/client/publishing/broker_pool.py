@@ -4,13 +4,12 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-import trio
-
 from trio_nsq.protocol import NSQError
 
+from ...event_loop import runtime
 from ...lookup.query import lookup_nodes
 from ..discovery.discovery import Discovery
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, none_reached
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ProducerClosed, none_reached
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
 from .options import ProducerSettings
@@ -42,7 +41,7 @@ class BrokerPool:
         self._settings = settings
         self._rotation = BrokerRotation(settings.reconnect_min_s, settings.reconnect_max_s, random)
         self._discovery = Discovery(lookupds, settings, random, lookup_nodes, self._discovered)
-        self._nursery: trio.Nursery | None = None
+        self._nursery: runtime.Nursery | None = None
         self._links: dict[str, BrokerLink] = {}
         self._retiring: set[BrokerLink] = set()
         self._tombstones: dict[str, set[str]] = {}  # by topic: the brokers where it is being deleted
@@ -50,16 +49,19 @@ class BrokerPool:
         self._failing = False  # the last attempts to connect failed, which is logged once for a single broker
         self._trying = 0  # brokers and services whose first attempt is not decided
         self._failures: list[ConnectionFailed] = []  # first failures
-        self._settled = trio.Event()  # one broker is connected, or all have been tried
+        self._settled = runtime.Event()  # one broker is connected, or all have been tried
+        self._now: Callable[[], float] = lambda: -math.inf  # until `run`
+        self.crash: Exception | None = None  # a defect that ended `run`
         self._deadline = -math.inf  # until then, what fails is tried again before it counts as tried
 
     # ------------------------------------------------------------------ brokers
 
     async def run(self) -> None:
         """Connect to the brokers and keep looking for others; runs until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with runtime.open_nursery() as nursery:
             self._nursery = nursery
-            self._deadline = trio.current_time() + self._settings.connect_timeout_s
+            self._now = runtime.clock()
+            self._deadline = runtime.current_time() + self._settings.connect_timeout_s
             self._trying += 1
             for address in self._addresses:
                 self._add(address)
@@ -71,6 +73,12 @@ class BrokerPool:
             if self._opened:
                 await self._discovery.keep_asking()
 
+    def crashed(self, error: Exception) -> None:
+        """Fail all publishes, and what waits for the first connection: a defect ended `run`."""
+        self.crash = error
+        self._settled.set()
+        self.fail_all(ProducerClosed(f"the producer failed: {error!r}"))
+
     async def _ask_first(self) -> None:
         await self._discovery.ask_until(self._deadline, lambda: bool(self._links))
         self._tried()
@@ -78,6 +86,8 @@ class BrokerPool:
     async def wait_opened(self) -> None:
         """Wait until a broker is connected. Raises ConnectionFailed if all have been tried."""
         await self._settled.wait()
+        if self.crash is not None:
+            raise self.crash
         if self._opened:
             self._failures.clear()
             return
@@ -142,7 +152,7 @@ class BrokerPool:
 
     def next_link(self, topic: str, without: Collection[str] = ()) -> BrokerLink | None:
         """Return the link for the next publish to a topic; None if there is no broker that is not in `without`."""
-        now = trio.current_time()
+        now = self._now()  # called per message
         if due := self._rotation.due(now):
             self._try_again(due, now)
         if self._tombstones and (avoided := self._tombstones.get(topic)):
@@ -196,13 +206,13 @@ class BrokerPool:
 
     def connected(self, link: BrokerLink) -> None:
         if self._is_current(link):
-            self._rotation.record_usable(link.address, trio.current_time())
+            self._rotation.record_usable(link.address, runtime.current_time())
         self._opened = True
         self._failing = False
         self._settled.set()
 
     def lost(self, link: BrokerLink, reason: NSQError) -> None:
-        now = trio.current_time()
+        now = runtime.current_time()
         until = self._rotation.record_failure(link.address, now) if self._is_current(link) else math.inf
         if not self._opened:
             assert isinstance(reason, ConnectionFailed)  # no connection was open, so none was lost
@@ -218,11 +228,11 @@ class BrokerPool:
             self._excluded(f"{reason}; reconnecting", until - now, is_news=is_news)
 
     async def _wake_at(self, due: float, link: BrokerLink) -> None:
-        await trio.sleep_until(due)
+        await runtime.sleep_until(due)
         link.wake()
 
     def refuses(self, link: BrokerLink, reason: BrokerError) -> None:
-        now = trio.current_time()
+        now = runtime.current_time()
         if self._is_current(link) and (until := self._rotation.record_refusal(link.address, now)) is not None:
             self._excluded(f"{reason}; trying it again", until - now)
         self._move_waiting(link)
@@ -240,7 +250,7 @@ class BrokerPool:
                 _logger.warning("%s does not answer; others are used until it does", link.address)
             else:
                 self._discovery.ask_again()
-        now = trio.current_time()
+        now = runtime.current_time()
         self._try_again(self._rotation.due(now), now)
         self._move_waiting(link)
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-import trio
-
-from trio_nsq.platform.requirements import require_trio
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
 from trio_nsq.protocol.bodies import check_bytes, list_of
 from trio_nsq.text.arguments import check_type
 
+from ...event_loop import runtime
 from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
@@ -86,18 +84,18 @@ class Producer:
         if not (settings.wait_connected or addresses):
             raise ValueError("wait_connected is False without nsqd_tcp_addresses")
         self._brokers = BrokerPool(addresses, lookupds, settings, random)
-        self._background = BackgroundTask()
+        self._background = BackgroundTask(self._crashed)
         self._entered = self._opened = self._closing = False
-        self._closed = trio.Event()
+        self._closed = runtime.Event()
 
     async def __aenter__(self) -> Self:
         """Connect to all brokers; returns as soon as one connection is open.
 
         Raises:
             ConnectionFailed: No broker could be reached, or the discovery services know none.
-            RuntimeError: The caller is not a trio task, or the producer was entered before.
+            RuntimeError: The caller is not a task of trio or asyncio, or the producer was entered before.
         """
-        require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
+        runtime.require_task("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
             raise RuntimeError("a Producer can be entered only once; create another one")
         self._entered = True
@@ -111,6 +109,10 @@ class Producer:
             raise
         self._opened = True
         return self
+
+    def _crashed(self, error: Exception) -> None:
+        self._opened = False
+        self._brokers.crashed(error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,22 +128,23 @@ class Producer:
         Waits for `close_timeout_s` at most; then unacknowledged publishes fail. If this is cancelled, they fail at
         once. Later publishes raise `ProducerClosed`. May be called again.
         """
-        require_trio("trio_nsq.Producer", "trio_nsq.sync.Producer")
+        runtime.require_task("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._closing:
             await self._closed.wait()
             return
         self._closing = True
         try:
-            with trio.move_on_after(self._settings.close_timeout_s):
+            with runtime.move_on_after(self._settings.close_timeout_s):
                 for future in [*self._brokers.futures()]:
                     await future.settled.wait()
         finally:
-            if self._entered:
-                with trio.CancelScope(shield=True):
-                    await self._background.stop()
-            reason = ProducerClosed("the producer was closed before the broker acknowledged it")
-            self._brokers.fail_all(reason)
-            self._closed.set()
+            await runtime.shielded(self._disconnect)
+
+    async def _disconnect(self) -> None:
+        if self._entered:
+            await self._background.stop()
+        self._brokers.fail_all(ProducerClosed("the producer was closed before the broker acknowledged it"))
+        self._closed.set()
 
     async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
         """Publish a message and wait for its acknowledgement.
@@ -205,7 +208,7 @@ class Producer:
         group = CommandGroup()
         pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
-        await trio.lowlevel.checkpoint()
+        await runtime.checkpoint()
         try:
             commands = (
                 (Command(topic, body=body, defer_ms=defer_ms, group=group) for body in bodies)
@@ -260,12 +263,14 @@ class Producer:
         if messages.sizes:
             await self._settle(self._submit(Command(topic, messages=messages)))
         else:
-            await trio.lowlevel.checkpoint()
+            await runtime.checkpoint()
 
     def _check_call(self, topic: str) -> None:
         if self._closing:
             raise ProducerClosed("the producer is closed")
         if not self._opened:  # it may never open, and the publish would never return
+            if (crash := self._brokers.crash) is not None:
+                raise ProducerClosed(f"the producer failed: {crash!r}")
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         check_name("topic", topic)
 

@@ -7,12 +7,11 @@ the commands, so a reply belongs to the oldest unacknowledged command.
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-import trio
-
 from trio_nsq.protocol import MessageSet, NSQError, pack_messages
 from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
 from trio_nsq.protocol.limits import KIB
 
+from ...event_loop import runtime
 from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, PublishFailed
 
 MPUB_TARGET_BYTES = 256 * KIB
@@ -68,7 +67,7 @@ class PublishFuture:
 
     def __init__(self, command: "Command") -> None:
         self.command = command
-        self.settled = trio.Event()
+        self.settled = runtime.Event()
         self.failure: PublishFailed | None = None
 
 

@@ -9,20 +9,18 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-import trio
-
 from trio_nsq.event_loop.retries import reconnect_delays
 from trio_nsq.text.arguments import MAX_INT, check_int, check_type
 
 from ...access.secret import Secret, SecretFileError, StrPath
 from ...api import broker as api
 from ...api.request import Procedure, Request, message_of, perform
+from ...event_loop import runtime
 from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ...http.client import HEADERS, Answer, HTTPClient, NotHTTP, RequestFailed
 from ...http.urls import URL
 from ...log.positions import sequence_of
 from ...log.records import RecordBatch
-from ...platform.requirements import require_trio
 from ...protocol import NSQError
 from ...protocol.address import is_unix_path
 from ...protocol.untrusted_json import decode_json
@@ -146,9 +144,9 @@ class TopicReader:
             ConnectionFailed: The broker cannot be reached, or the server is not a broker.
             RequestRefused: The topic does not exist, the broker refuses the token, or it does not support reading by
                 sequence, like nsqd.
-            RuntimeError: The caller is not a trio task.
+            RuntimeError: The caller is not a task of trio or asyncio.
         """
-        require_trio("TopicReader")
+        runtime.require_task("TopicReader")
         try:
             await self._ask(str(self._start), "latest" if self._end is None or self._follow else self._end)
         except _FAILURES as exc:
@@ -169,7 +167,10 @@ class TopicReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._drop_answer()
+        try:
+            await self._drop_answer()
+        finally:
+            await runtime.shielded(self._http.aclose)  # after cancelled requests, it may have connections
 
     async def receive(self) -> list[Found]:
         """Receive the next batches and gaps, at least one; an empty list at the end. Cancelling loses nothing.
@@ -300,7 +301,7 @@ class TopicReader:
             self._told_lost = True
             _logger.warning("lost the connection to %s: %s; reconnecting", self._address, error)
         if self._failures > 1:
-            await trio.sleep(self._delays.next_s())
+            await runtime.sleep(self._delays.next_s())
 
     async def _make(self, request: Request[Any]) -> Any:
         """Make a request with a short answer."""
@@ -315,9 +316,9 @@ class TopicReader:
 def _limited() -> Iterator[None]:
     """Limit how long a broker sends nothing. Raises AnswerSilent, and NotHTTP with advice."""
     try:
-        with trio.fail_after(_SILENCE_S):
+        with runtime.fail_after(_SILENCE_S):
             yield
-    except trio.TooSlowError:
+    except runtime.TooSlowError:
         raise AnswerSilent(f"no data for {_SILENCE_S:g} s") from None
     except NotHTTP as exc:
         raise NotHTTP(f"the answer is not HTTP. {WRONG_PORT}") from exc

@@ -1,0 +1,235 @@
+"""What the client needs of an event loop. Each function uses the loop that runs the calling task: trio or asyncio.
+
+Names and meaning are trio's, also under asyncio: a cancelled scope cancels every later wait, too, and a timeout raises
+`TooSlowError`. Under trio the objects are trio's own.
+
+Programs on trio import neither asyncio nor anyio: `AsyncioLoop` is loaded when a task of asyncio enters a client.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import trio
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from .asyncio_loop import AsyncioLoop, DetachedTasks
+
+BrokenResourceError = trio.BrokenResourceError
+ClosedResourceError = trio.ClosedResourceError
+TooSlowError = trio.TooSlowError
+Stream = trio.abc.HalfCloseableStream
+
+_asyncio: "AsyncioLoop | None" = None
+
+
+class CancelScope(Protocol):
+    """A block that can be cancelled."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool: ...
+
+    @property
+    def cancelled_caught(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+
+class Nursery(Protocol):
+    """Runs tasks; its block ends when all have ended."""
+
+    @property
+    def cancel_scope(self) -> CancelScope: ...
+
+    def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], /, *args: Any) -> object: ...
+
+
+def require_task(name: str, instead: str = "") -> None:
+    """Check that the caller runs in a task of trio or asyncio. Entering a client calls it, before all else here.
+
+    Args:
+        name: The called class or function, for the error.
+        instead: The blocking alternative that works without an event loop, for the error; empty: none.
+
+    Raises:
+        RuntimeError: The caller does not run in a task.
+    """
+    global _asyncio
+    if trio.lowlevel.in_trio_task():
+        return
+    if "asyncio" in sys.modules:
+        from .asyncio_loop import AsyncioLoop
+
+        if AsyncioLoop.is_current() and AsyncioLoop.in_task():
+            _asyncio = _asyncio or AsyncioLoop()
+            return
+    or_else = f", or use {instead}" if instead else ""
+    raise RuntimeError(
+        f"{name} must run in a task of trio or asyncio: start the program with trio.run or asyncio.run{or_else}"
+    )
+
+
+def _other() -> "AsyncioLoop | None":
+    """Return the side of asyncio if a task or callback of asyncio calls; None: a task of trio."""
+    return _asyncio if _asyncio is not None and _asyncio.is_current() else None
+
+
+class Event:
+    """An event that tasks wait for. It belongs to no loop until the first task waits."""
+
+    __slots__ = ("_futures", "_is_set", "_tasks")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._tasks: set[trio.lowlevel.Task] = set()  # that wait, under trio
+        self._futures: set[Future[None]] | tuple[()] = ()  # that tasks await, under asyncio
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._tasks or self._futures)
+
+    @trio.lowlevel.enable_ki_protection
+    def set(self) -> None:
+        """Wake the tasks that wait, and let later ones pass."""
+        if self._is_set:
+            return
+        self._is_set = True
+        for task in self._tasks:
+            trio.lowlevel.reschedule(task)
+        self._tasks.clear()
+        for future in self._futures:
+            if not future.done():  # otherwise its task was cancelled and has not run since
+                future.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until it is set. Always lets other tasks run."""
+        if _asyncio is not None and _asyncio.is_current():
+            await self._wait_in_asyncio(_asyncio)
+        elif self._is_set:
+            await trio.lowlevel.checkpoint()
+        else:
+            task = trio.lowlevel.current_task()
+            self._tasks.add(task)
+
+            def abort(_: object) -> trio.lowlevel.Abort:
+                self._tasks.remove(task)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def _wait_in_asyncio(self, loop: "AsyncioLoop") -> None:
+        if self._is_set:
+            await loop.checkpoint()
+            return
+        future = loop.new_future()
+        if not self._futures:
+            self._futures = set()
+        assert isinstance(self._futures, set)
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+
+# ------------------------------------------------------------------ time
+
+
+def current_time() -> float:
+    """Return the time of the loop's clock, in seconds."""
+    return trio.current_time() if (other := _other()) is None else other.current_time()
+
+
+def clock() -> Callable[[], float]:
+    """Return the loop's clock, for callers that need the time per message: twice as fast as `current_time`."""
+    return trio.lowlevel.current_clock().current_time if (other := _other()) is None else other.clock()
+
+
+def sleep(seconds: float) -> Awaitable[None]:
+    return trio.sleep(seconds) if (other := _other()) is None else other.sleep(seconds)
+
+
+def sleep_until(deadline: float) -> Awaitable[None]:
+    return trio.sleep_until(deadline) if (other := _other()) is None else other.sleep_until(deadline)
+
+
+def checkpoint() -> Awaitable[None]:
+    """Let other tasks run."""
+    return trio.lowlevel.checkpoint() if (other := _other()) is None else other.checkpoint()
+
+
+# ------------------------------------------------------------------ cancellation
+
+
+def cancel_scope() -> CancelScope:
+    return trio.CancelScope() if (other := _other()) is None else other.cancel_scope()
+
+
+def move_on_after(seconds: float) -> CancelScope:
+    return trio.move_on_after(seconds) if (other := _other()) is None else other.move_on_after(seconds)
+
+
+def move_on_at(deadline: float) -> CancelScope:
+    return trio.move_on_at(deadline) if (other := _other()) is None else other.move_on_at(deadline)
+
+
+def fail_after(seconds: float) -> AbstractContextManager[object]:
+    """Limit the time of a block. Raises TooSlowError."""
+    return trio.fail_after(seconds) if (other := _other()) is None else other.fail_after(seconds)
+
+
+async def shielded(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a function to its end, also if the calling task is cancelled."""
+    if (other := _other()) is not None:
+        await other.shielded(work)
+        return
+    with trio.CancelScope(shield=True):
+        await work()
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an error is the loop's for a cancellation."""
+    return isinstance(error, trio.Cancelled) if (other := _other()) is None else other.is_cancellation(error)
+
+
+def is_stray_cancellation(error: BaseException) -> bool:
+    """Whether a cancellation is not one of the calling task: asyncio raises it, too, for awaiting a cancelled task."""
+    return (other := _other()) is not None and other.is_stray_cancellation(error)
+
+
+# ------------------------------------------------------------------ tasks and connections
+
+
+def open_nursery() -> AbstractAsyncContextManager[Nursery]:
+    return trio.open_nursery() if (other := _other()) is None else other.open_nursery()
+
+
+def detached_tasks() -> "DetachedTasks | None":
+    """Return tasks that belong to no other task; None under trio, which has none."""
+    return None if (other := _other()) is None else other.detached_tasks()
+
+
+async def open_tcp_stream(host: str, port: int) -> Stream:
+    """Connect to a host, to whichever of its addresses answers first. Raises OSError, UnicodeError."""
+    if (other := _other()) is not None:
+        return await other.open_tcp_stream(host, port)
+    return await trio.open_tcp_stream(host, port)
+
+
+async def aclose_forcefully(stream: Stream) -> None:
+    """Close a stream at once."""
+    if _other() is None:
+        await trio.aclose_forcefully(stream)
+    else:
+        await stream.aclose()  # a stream of asyncio does not wait
