@@ -2,9 +2,12 @@
 
 import itertools
 import random
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import patch
+from zlib import crc32
 
 import pytest
 import trio
@@ -113,6 +116,22 @@ async def test_a_follower_and_a_new_reader_have_what_a_restore_has(tmp_path: Pat
         assert (in_tail(follower), follower.damage) == (expected, ""), index
         read += bool(expected)
     assert read > 5
+
+
+async def test_pyarrow_reads_an_archive_where_snappy_is_not_installed(tmp_path: Path) -> None:
+    """As in Spark's workers."""
+    state = (await make_states(tmp_path, 3))[-1]
+    storage = LocalStorage(state)
+    expected = in_tail(ArchiveTail(storage))
+    with patch.dict(sys.modules, {"snappy": None}):
+        assert in_tail(ArchiveTail(storage)) == expected
+        for name in [name for each in checkpoints_of(storage) for name in each.checkpoint.part_names]:
+            content = (state / name).read_bytes()
+            cut_off = content[16:-1]
+            (state / name).write_bytes(content[:12] + crc32(cut_off).to_bytes(4, "big") + cut_off)
+        tail = ArchiveTail(storage)
+        tail.topics()
+        assert "is damaged" in tail.damage
 
 
 async def test_an_earlier_checkpoint_is_read_instead_of_a_damaged_one(tmp_path: Path) -> None:
