@@ -3,9 +3,11 @@
 import itertools
 import random
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 from zlib import crc32
 
@@ -15,6 +17,7 @@ import trio
 from archive.folders import PATIENCE_S, WatchedStorage, copy_archive, restore, until_archived, writer_of
 from log.support import append_each, numbered
 from replication.leader import RandomChanges
+from trio_nsq.archive.content import read_contents
 from trio_nsq.archive.examination import checkpoints_of
 from trio_nsq.archive.manifest import ArchiveError, list_stream
 from trio_nsq.archive.pruning import prune
@@ -26,7 +29,7 @@ from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.files.scratch import ScratchFiles
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.segments.places import parse_places
-from trio_nsq.storage import LocalStorage
+from trio_nsq.storage import LocalStorage, Storage, Stored
 
 SEGMENTS = ("00000000000000000000.log", "00000000000000000100.log")
 Segments = dict[tuple[str, str], bytes]
@@ -251,3 +254,19 @@ def test_a_snapshot_does_not_change(tmp_path: Path) -> None:
     files.unlink(path)
     files.write(files.create_or_empty(path), 0, [bytes(5_000_000)])
     assert all(snapshot.read(1 << 30, 0) == content for snapshot, content in taken)
+
+
+def test_objects_of_a_bucket_are_read_ahead() -> None:
+    """The first ones are not answered before others are requested, too; they are returned in order."""
+    requested = [threading.Event() for _ in range(20)]
+
+    class Bucket:
+        def read(self, name: str) -> Stored:
+            requested[int(name)].set()
+            assert requested[min(int(name) + 3, 19)].wait(PATIENCE_S)
+            return Stored(name.encode(), "")
+
+    found = read_contents(cast(Storage, Bucket()), [str(number) for number in range(20)])
+    assert next(found) == b"0"
+    assert not requested[12].is_set(), "not all at once"
+    assert list(found) == [b"%d" % number for number in range(1, 20)]

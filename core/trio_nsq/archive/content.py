@@ -8,7 +8,9 @@
 Integers are big-endian; the crc covers the bytes after it. `trio_nsq.replication.link` describes the frames.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from struct import Struct
 from typing import Final
 
@@ -16,12 +18,14 @@ from ..platform.checksum import crc32
 from ..protocol.errors import NSQError
 from ..replication.catch_up import Piece
 from ..replication.link import FrameKind, decode_piece
-from ..storage import Storage
+from ..storage import LocalStorage, Storage
 from .manifest import ArchiveDamaged, read_object
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""
 
+_READ_AHEAD: Final = 6
+"""So many objects are requested at once. Most have at most 4 MiB, and none has much more than 8 MiB."""
 _MAGIC: Final = b"\x89NSQARC\n"
 _VERSION: Final = 1
 _HEAD = Struct(">8sII")
@@ -36,6 +40,30 @@ def encode_content(frames: Sequence[bytes | memoryview]) -> bytes:
     return _HEAD.pack(_MAGIC, _VERSION, crc32(compressed)) + compressed
 
 
+def read_contents(storage: Storage, names: Sequence[str]) -> Iterator[bytes]:
+    """Yield the contents of objects, in order. Those of a bucket are read ahead: a request takes longer to start than
+    most objects take to transfer.
+
+    Raises, when it is the turn of an object:
+        ArchiveDamaged: It is missing.
+        StorageError, OSError: It cannot be read.
+    """
+    if isinstance(storage, LocalStorage) or len(names) < 2:
+        yield from (read_object(storage, name) for name in names)
+        return
+    pool = ThreadPoolExecutor(_READ_AHEAD, "trio-nsq-archive")
+    try:
+        ahead = deque(pool.submit(read_object, storage, name) for name in names[:_READ_AHEAD])
+        for name in names[_READ_AHEAD:]:
+            content = ahead.popleft().result()
+            ahead.append(pool.submit(read_object, storage, name))
+            yield content
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def read_pieces(storage: Storage, name: str, on_read: Progress) -> Iterator[Piece]:
     """Yield the pieces in an object; their data are views.
 
@@ -45,6 +73,11 @@ def read_pieces(storage: Storage, name: str, on_read: Progress) -> Iterator[Piec
     """
     content = read_object(storage, name)
     on_read(len(content))
+    yield from decode_pieces(storage, name, content)
+
+
+def decode_pieces(storage: Storage, name: str, content: bytes) -> Iterator[Piece]:
+    """As `read_pieces`, of an object with this content."""
     try:
         frames = memoryview(_decompressed(content))
         at = 0

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from ..replication.earlier import EarlierContent
 from ..replication.fuzzy_copy import FuzzyCopy
 from ..replication.operations import Kind, Operation, decode_all, is_at_or_below
 from ..storage import Storage
-from .content import Progress, read_pieces
+from .content import Progress, decode_pieces, read_contents
 from .manifest import ArchiveDamaged, Checkpoint, StreamObject
 
 TOPICS: Final = b"topics"
@@ -80,8 +80,8 @@ class ArchiveReplay:
 
     def do_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make the files of a checkpoint. Raises ArchiveDamaged, StorageError, OSError, and the errors of `fetch`."""
-        for name in checkpoint.part_names:
-            for piece in read_pieces(self._storage, name, self._on_read):
+        for name, content in self._contents(checkpoint.part_names):
+            for piece in decode_pieces(self._storage, name, content):
                 self._add(piece)
         self.number = checkpoint.number
 
@@ -105,13 +105,26 @@ class ArchiveReplay:
                 if self._wants(path) and path not in self.missing:
                     self.copy.add(piece)
 
-    def do_operations(self, found: StreamObject) -> None:
-        """Do the operations of an object that follow `number`. Raises ArchiveDamaged, StorageError, OSError.
+    def do_stream(self, objects: Sequence[StreamObject]) -> Iterator[StreamObject]:
+        """Do the operations of objects that follow `number`; yield each object when that is done.
 
-        After ArchiveDamaged, `number` is that of the last one that was done.
+        After ArchiveDamaged, `number` is that of the last operation that was done.
+
+        Raises ArchiveDamaged, StorageError, OSError.
         """
+        contents = self._contents([each.name for each in objects])
+        for found, (_, content) in zip(objects, contents, strict=True):
+            self._do_operations(found, content)
+            yield found
+
+    def _contents(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        for name, content in zip(names, read_contents(self._storage, names), strict=True):
+            self._on_read(len(content))
+            yield name, content
+
+    def _do_operations(self, found: StreamObject, content: bytes) -> None:
         name, about = found
-        for piece in read_pieces(self._storage, name, self._on_read):
+        for piece in decode_pieces(self._storage, name, content):
             if not isinstance(piece, Operations):
                 raise ArchiveDamaged(f"{self._storage.url_of(name)} is damaged: it has other frames")
             for operation in decode_all(piece.data):

@@ -212,15 +212,16 @@ class Restorer:
 
     def _do_operations(self, point: RestorePoint, *, before_damage: bool) -> RestorePoint:
         """Do the operations behind the checkpoint; returns the state that was reached."""
-        for count, found in enumerate(point.stream):
-            try:
-                self._replay.do_operations(found)
-            except ArchiveDamaged as exc:
-                before = replace(point, stream=point.stream[:count])
-                if not before_damage:
-                    raise OperationsDamaged(str(exc), before) from exc
-                self.damage.append(f"{exc}: later changes are not restored")
-                return before
+        count = 0
+        try:
+            for _ in self._replay.do_stream(point.stream):
+                count += 1
+        except ArchiveDamaged as exc:
+            before = replace(point, stream=point.stream[:count])
+            if not before_damage:
+                raise OperationsDamaged(str(exc), before) from exc
+            self.damage.append(f"{exc}: later changes are not restored")
+            return before
         return point
 
     def _fetch(self, copy: FuzzyCopy, path: bytes) -> None:

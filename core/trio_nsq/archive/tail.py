@@ -224,8 +224,8 @@ class ArchiveTail:
     def _follow(self, state: _State, folders: Sequence[int]) -> None:
         """Do the operations in these folders that are new."""
         stream = list_operations(self._storage, folders, state.replay.number)
-        for found in stream.objects:
-            state.replay.do_operations(found)
+        for _ in state.replay.do_stream(stream.objects):
+            pass  # each is done when it is yielded
         if stream.gap is not None:
             raise ArchiveDamaged(f"{self._storage.shown}: the object with operation {stream.gap} is missing")
 
