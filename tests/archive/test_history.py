@@ -12,7 +12,8 @@ import trio
 from archive.history import SMALL, consume, disk_files, numbers_read, publish, until_only_archived
 from broker.api import Api, running_api
 from broker.support import PATIENCE_S, connected
-from trio_nsq.archive.manifest import LEASE
+from trio_nsq.archive.manifest import LEASE, read_manifest
+from trio_nsq.archive.segments import read_segments
 from trio_nsq.broker.storage.verify import verify_topic
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.log.disk.history import FILE_NAME
@@ -247,7 +248,17 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
 
     async def are_removed() -> bool:
         (topic,) = (await api.stats())["topics"]
-        return "archived_bytes" not in topic and len(disk_files(data)) == 1 and not archived_segments(archive)
+        storage = LocalStorage(archive)
+        kept = {
+            archive / segment.name
+            for checkpoint in read_manifest(storage)[0].checkpoints
+            for segment in read_segments(storage, checkpoint).values()
+        }
+        return (
+            "archived_bytes" not in topic
+            and len(disk_files(data)) == 1
+            and kept.issuperset(archive.glob("t/*/*.seg"))
+        )
 
     async with running_api(data, **SMALL, archive=str(archive), archive_retention_ms=10) as api:
 
