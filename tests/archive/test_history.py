@@ -45,11 +45,12 @@ async def test_files_are_deleted_when_they_are_archived_and_read_from_there(tmp_
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
         assert await numbers_read(api, **{"from": "30", "until": "50"}) == list(range(30, 50))
         (topic,) = (await api.stats())["topics"]
-        assert (topic["first_sequence"], topic["disk_first_sequence"]) == (0, disk_files(data)[0])
-        assert topic["archived_bytes"] > 80 * 56
+        assert topic["first_sequence"] == 0
+        assert 0 < topic["disk_first_sequence"] <= disk_files(data)[0]
+        assert topic["archived_bytes"] > 70 * 56
         bounds = (await api.get("/topic/bounds", topic="t", at="earliest")).json()
         assert (bounds["first_sequence"], bounds["next_sequence"], bounds["at_sequence"]) == (0, COUNT, 0)
-        assert bounds["bytes"] == bounds["bytes_from_at"] > COUNT * 56
+        assert min(bounds["bytes"], bounds["bytes_from_at"]) > COUNT * 56
     async with running_api(data, **options) as api:  # it knows it before the archive is reached
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
         await publish(api, COUNT, COUNT + 20)
