@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from shutil import rmtree
 
 import httpx
@@ -20,18 +21,20 @@ MESSAGES = int(os.environ.get("ARCHIVE_MESSAGES", "40000"))
 PRODUCERS = 4
 BATCH = min(5000, MESSAGES // PRODUCERS // 4)
 PAGE = 100_000
-PADDING = "x" * 80
+PADDING_BYTES = 40
 SEGMENTS = 12
-"""About so many; in a long run, most of them are archived, and the rest is in checkpoints and operations."""
+"""About so many; in a long run, a restore reads most of them, a checkpoint, and operations."""
 OFFLINE = Cli("", "")
 
 
 def publish(broker: Broker, producer: int) -> int:
     """Publish the numbered messages of a producer; returns how many."""
-    count = MESSAGES // PRODUCERS
+    count, chance = MESSAGES // PRODUCERS, Random(producer)
     for first in range(0, count, BATCH):
         numbers = range(first, min(first + BATCH, count))
-        lines = "\n".join(f"{producer} {number} {PADDING}" for number in numbers)
+        lines = "\n".join(
+            f"{producer} {number} {chance.randbytes(PADDING_BYTES).hex()}" for number in numbers
+        )
         broker.post("/mpub", lines.encode(), topic="t")
     return count
 
