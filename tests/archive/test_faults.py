@@ -394,6 +394,32 @@ async def test_a_store_that_is_away_costs_no_memory(tmp_path: Path) -> None:
     assert not _findings(archive)
 
 
+@pytest.mark.parametrize("loss", ["the manifest is gone", "the manifest is an older one"])
+async def test_ids_of_checkpoints_are_not_used_twice(tmp_path: Path, loss: str) -> None:
+    """Otherwise, a restore would find the operations of an earlier run behind a checkpoint."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    data.mkdir()
+    old = b""
+    for run in range(3):
+        writer = writer_of(LocalStorage(archive), data, checkpoint_bytes=500)
+        changes = RandomChanges(writer.files, data, run)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            with trio.fail_after(PATIENCE_S):
+                while writer.status().checkpoints < 3:
+                    changes.step()
+                    await trio.sleep(0.001)
+                    old = old or ((archive / MANIFEST).read_bytes() if (archive / MANIFEST).exists() else b"")
+            changes.close()
+            writer.finish(PATIENCE_S)
+        restore(archive, tmp_path / f"restored-{run}")
+        assert _shared(tree_of(tmp_path / f"restored-{run}")) == _shared(tree_of(data))
+        if loss == "the manifest is gone":
+            (archive / MANIFEST).unlink()
+        else:
+            (archive / MANIFEST).write_bytes(old)
+
+
 async def test_a_bucket_that_is_away_has_publishes_refused_and_accepted_later(
     s3: Store, tmp_path: Path
 ) -> None:

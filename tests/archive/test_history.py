@@ -14,6 +14,7 @@ from broker.api import Api, running_api
 from broker.support import PATIENCE_S, connected
 from trio_nsq.archive.manifest import LEASE, read_manifest
 from trio_nsq.archive.segments import read_segments
+from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.broker.storage.verify import verify_topic
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.log.disk.history import FILE_NAME
@@ -55,6 +56,53 @@ async def test_files_are_deleted_when_they_are_archived_and_read_from_there(tmp_
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
         await publish(api, COUNT, COUNT + 20)
         assert await numbers_read(api, **{"from": "95"}) == list(range(95, COUNT + 20))
+
+
+async def set_retention(api: Api, time_ms: int) -> None:
+    answer = await api.client.put(
+        "/topic/settings?topic=t&dry_run=false", json={"retention_time_ms": time_ms}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+async def test_files_stay_until_what_was_removed_from_the_archive_is_there_again(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await api.post("/topic/create", topic="t")
+        await set_retention(api, -1)
+        await finish_all(api)
+
+        async def all_are_archived() -> bool:
+            return archived_segments(archive) == list(range(0, disk_files(data)[-1], 12))
+
+        await until(all_are_archived)
+        for place in archive.glob("t/*/*12-*.seg"), archive.glob("t/*/*60-*.seg"):
+            next(place).unlink()  # a rule of a bucket, or a person
+        await set_retention(api, 0)
+        await until_only_archived(data, 80)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT))
+    assert archived_segments(archive) == list(range(0, disk_files(data)[-1], 12))
+
+
+async def test_an_archive_is_moved_away_while_it_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it was no longer mounted: a complete archive begins in its place, and nothing is deleted before."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await api.post("/topic/create", topic="t")
+        await set_retention(api, -1)
+        await finish_all(api)
+        archive.rename(tmp_path / "moved")
+        await publish(api, COUNT, COUNT + 20)
+        await set_retention(api, 0)
+        await consume(api, 20)
+        await until_only_archived(data, 100)
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT + 20))
+        assert f"the folder {archive} was moved, emptied, or is not mounted any more" in caplog.text
+    restore_folder(str(archive), tmp_path / "restored")
+    async with running_api(tmp_path / "restored", **SMALL, archive=str(archive)) as api:
+        assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT + 20))
 
 
 async def test_a_time_is_found_in_the_archive(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Final
 
@@ -18,9 +19,11 @@ from .manifest import (
     Checkpoint,
     Manifest,
     change_manifest,
+    checkpoint_folder,
     list_stream,
     part_name,
     read_manifest,
+    stream_folder,
 )
 from .pruning import prune, prune_segments
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
@@ -97,8 +100,8 @@ class Checkpoints:
             self._last_time_ms = max(self._last_time_ms, int(time.time() * 1000))
             return self._last_time_ms
 
-    def archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
-        """Archive the segments that are sealed now.
+    def archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> bool:
+        """Archive the segments that are sealed now. Returns what `ArchivedSegments.archive` returns.
 
         Args:
             until_stored: Returns when operations up to a number are archived: an archive has no segment whose messages
@@ -107,7 +110,7 @@ class Checkpoints:
         """
         number, sealed = self._operations.last_number, list(sealed_segments(self._files, self._files.root))
         until_stored(number)
-        self.segments.archive(sealed, check)
+        return self.segments.archive(sealed, check)
 
     def expire(self, from_ms: int, in_use: Callable[[], set[str] | None]) -> None:
         """Remove states and segments that are older, except segments that the data folder has.
@@ -141,8 +144,7 @@ class Checkpoints:
             LeaseLost: Another broker has begun to write.
             StorageError, OSError: The archive cannot be written, or the folder cannot be read.
         """
-        self._next_id = change_manifest(self._storage, self._with_next_id).next_id
-        checkpoint_id = self._next_id - 1
+        checkpoint_id = self._take_id()
         before = self.newest
         checkpoint = Checkpoint(
             checkpoint_id, self._run, 0, 0, None if before is None else before.id, parts=0, size_bytes=0
@@ -165,9 +167,19 @@ class Checkpoints:
         )
         return checkpoint
 
-    def _with_next_id(self, manifest: Manifest) -> Manifest:
+    def _take_id(self) -> int:
+        """Take an id that no object has: the manifest may have been removed, or be an older one."""
+        step = 1
+        while True:
+            self._next_id = change_manifest(self._storage, partial(self._with_next_id, step)).next_id
+            taken = self._next_id - 1
+            if not any(self._storage.names(folder(taken)) for folder in (stream_folder, checkpoint_folder)):
+                return taken
+            step *= 2
+
+    def _with_next_id(self, step: int, manifest: Manifest) -> Manifest:
         self._check_alone(manifest)
-        return replace(manifest, next_id=manifest.next_id + 1)
+        return replace(manifest, next_id=manifest.next_id + step)
 
     def _with_checkpoint(self, manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
         self._check_alone(manifest)

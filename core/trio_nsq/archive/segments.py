@@ -7,6 +7,7 @@ an older state, the segment is not archived: checkpoints have it like any other 
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,8 @@ logger = logging.getLogger("trio_nsq.archive")
 
 _TOPICS: Final = b"topics"
 _COPY_BYTES: Final = 4 * 1024 * 1024
+_SEEN_S: Final = 60.0
+"""So long after an object was seen, the only other copy may be deleted."""
 _MOST_INDEX_BYTES: Final = 64 * 1024 * 1024
 _LAST: Final = (1 << 63) - 1
 
@@ -125,6 +128,8 @@ class ArchivedSegments:
         self._storage = storage
         self._known = known
         self._refused: set[str] = set()  # names that are taken
+        self._asked: set[bytes] = set()  # paths
+        self._seen_s: dict[bytes, float] = {}  # when the archive was seen to have these paths
 
     def find(self, path: bytes) -> FileDigest | None:
         """Return what is archived of a file: all of it, so that no block is compared; None: it is not archived."""
@@ -136,6 +141,35 @@ class ArchivedSegments:
         found = self.found.get(os.fsencode(path.relative_to(self._root)))
         return found is not None and found.name == segment_object(path, incarnation, next_sequence)
 
+    def still_has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
+        """As `SegmentArchive.still_has`; `archive` looks. Any thread may ask."""
+        key = os.fsencode(path.relative_to(self._root))
+        if not self.has(path, incarnation, next_sequence):
+            return False
+        seen_s = self._seen_s.get(key)
+        if seen_s is not None and time.monotonic() < seen_s + _SEEN_S:
+            return True
+        self._asked.add(key)
+        return False
+
+    def _look(self, check: Callable[[], None]) -> bool:
+        """Look for the segments that were asked for, forget those that are gone, and return whether there were any."""
+        asked = self._asked.copy()
+        for path in asked:
+            segment = self.found.get(path)
+            if segment is not None:
+                check()
+                if self._storage.size(segment.name) == segment.size:
+                    self._seen_s[path] = time.monotonic()
+                else:
+                    logger.error(
+                        "%s is missing or cut off: it is archived again", self._storage.url_of(segment.name)
+                    )
+                    self._known.pop(path, None)
+                    del self.found[path]
+            self._asked.discard(path)
+        return bool(asked)
+
     def names(self, sealed: Iterable[tuple[bytes, int]]) -> set[str]:
         """Return the names of segments of `sealed_segments`, archived or not. Raises LogReadError."""
         names = set[str]()
@@ -146,17 +180,19 @@ class ArchivedSegments:
                 names.add(segment_object(at, identity.incarnation, next_base))
         return names
 
-    def archive(self, sealed: Iterable[tuple[bytes, int]], check: Callable[[], None]) -> None:
+    def archive(self, sealed: Iterable[tuple[bytes, int]], check: Callable[[], None]) -> bool:
         """Archive segments of `sealed_segments` that are not archived yet; forgets those that are not there any more.
 
         Args:
             check: Called before each of them; may raise to end it.
 
-        Raises StorageError, OSError.
+        Returns whether `has` or `still_has` answer otherwise than before. Raises StorageError, OSError.
         """
         there = dict(sealed)
         for path in self.found.keys() - there.keys():
             del self.found[path]
+            self._seen_s.pop(path, None)
+        is_changed, before = self._look(check), self.found.copy()
         folder, identity = Path(), None
         for path, next_base in there.items():
             at = absolute(self._root, path)
@@ -175,6 +211,7 @@ class ArchivedSegments:
                 pass  # it was deleted meanwhile
             except LogReadError as exc:
                 logger.warning("%s", exc)
+        return is_changed or self.found != before
 
     def _archive(self, path: bytes, next_base: int, identity: Identity, name: str) -> None:
         at = absolute(self._root, path)

@@ -95,7 +95,7 @@ class ArchiveWriter:
         operations: What it has recorded.
         in_use: Returns the names of segments that logs read from the archive; None: not all are known.
         on_stored: Called, in another thread, with the number of the last archived operation.
-        on_segments: Called, in another thread, when segments are archived.
+        on_segments: Called, in another thread, when `has` or `still_has` answer otherwise than before.
     """
 
     def __init__(
@@ -155,6 +155,10 @@ class ArchiveWriter:
     def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
         """Whether this segment of the data folder is archived under its name. Any thread may ask."""
         return self._checkpoints.segments.has(path, incarnation, next_sequence)
+
+    def still_has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
+        """See `SegmentArchive`. Any thread may ask."""
+        return self._checkpoints.segments.still_has(path, incarnation, next_sequence)
 
     async def run(self) -> None:
         """Archive until cancelled, or until what `finish` demands is done."""
@@ -252,10 +256,7 @@ class ArchiveWriter:
 
     def _archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
         """See `Checkpoints.archive_segments`."""
-        found = self._checkpoints.segments.found
-        before = len(found), next(reversed(found), None)
-        self._checkpoints.archive_segments(until_stored, check)
-        if (len(found), next(reversed(found), None)) != before:
+        if self._checkpoints.archive_segments(until_stored, check):
             self.on_segments()
 
     def _recovered(self) -> None:

@@ -51,6 +51,7 @@ class _Segments:
 
     def __init__(self, writer: ArchiveWriter, reader: ArchiveReader) -> None:
         self.has = writer.has
+        self.still_has = writer.still_has
         self.open = reader.open
         self.close = reader.close
 
@@ -123,7 +124,7 @@ class Archiving:
         Args:
             broker: Its logs read from the archive.
             poller: Calls this in the event loop.
-            on_segments: Called when segments are archived.
+            on_segments: Called when segments are archived, or were looked for.
             on_given_up: Called if a stop does not wait any longer.
         """
         self._on_given_up = on_given_up

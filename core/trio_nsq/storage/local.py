@@ -14,7 +14,7 @@ from typing import Any
 
 from ..log import Files
 from ..protocol.errors import NSQError
-from .interface import ChangedMeanwhile, Lease, NewFile, Storage, StorageError, Stored, StoredFile
+from .interface import ChangedMeanwhile, Lease, LeaseLost, NewFile, Storage, StorageError, Stored, StoredFile
 
 TEMPORARY = ".tmp-"
 """Part of the names of unfinished files. They start with a dot and do not end in `.parquet`, so readers skip them."""
@@ -161,8 +161,8 @@ class LocalStorage(RenamingStorage):
     def hold(self, name: str, if_held: Callable[[str], NSQError]) -> Iterator[Lease]:
         path = self.folder / name
         make_folder(path.parent)
-        with lock_file(path, if_held):
-            yield _Lock()
+        with lock_file(path, if_held) as fd:
+            yield _Lock(self.folder, path, fd)
 
     def url_of(self, name: str) -> str:
         return os.fspath(self.folder.absolute() / name)
@@ -238,10 +238,22 @@ class _LocalFile(BufferedWriter, RenamedFile):
 
 
 class _Lock(Lease):
-    """A locked file: it cannot be lost."""
+    """A locked file: it is lost if its folder is moved, emptied or unmounted."""
+
+    def __init__(self, folder: Path, path: Path, fd: int) -> None:
+        self._folder = folder
+        self._path = path
+        self._fd = fd
 
     def check(self) -> None:
-        pass
+        try:
+            if os.path.samestat(self._path.stat(), os.fstat(self._fd)):
+                return
+        except FileNotFoundError:
+            pass
+        raise LeaseLost(
+            f"the folder {self._folder} was moved, emptied, or is not mounted any more, while this process wrote to it"
+        )
 
 
 def _stored_file(name: str, path: Path) -> StoredFile:
@@ -283,8 +295,8 @@ def naming_file(path: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def lock_file(path: Path, if_held: Callable[[str], NSQError]) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which is created if missing. The file names the process.
+def lock_file(path: Path, if_held: Callable[[str], NSQError]) -> Iterator[int]:
+    """Hold an exclusive lock on a file, which is created if missing, and yield it. The file names the process.
 
     Args:
         path: The file; its folder must exist.
@@ -299,7 +311,7 @@ def lock_file(path: Path, if_held: Callable[[str], NSQError]) -> Iterator[None]:
             raise if_held(holder if holder.isprintable() and holder else "another process") from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{this_process()}\n".encode(), 0)
-        yield
+        yield fd
     finally:
         os.close(fd)
 

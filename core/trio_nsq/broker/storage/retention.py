@@ -260,9 +260,7 @@ class RetentionManager:
         while (discard := log.discard_first(needed)) is not None:
             (await self._in_thread(discard))()
         next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
-        waits = (
-            _is_passed(log.files, min(wanted, checkpoint.first_needed)) and kept <= log.files[0].base_sequence
-        )
+        waits = _is_passed(log.files, min(wanted, checkpoint.first_needed))
         self._note_waiting(topic.name, waits=waits)
         await self._forget_archived(log, checkpoint.first_needed, now_ns)
         archived_ns = self._archive_expiry_ns(log, checkpoint.first_needed)

@@ -14,6 +14,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
@@ -34,6 +35,7 @@ _HEAD = Struct(">8sII")
 _ENTRY = Struct(">5Q")
 _MOST_BYTES: Final = 1 << 30
 _BASE: Final = attrgetter("base_sequence")
+_MOST_ASKED: Final = 64
 
 _T = TypeVar("_T")
 
@@ -99,7 +101,10 @@ class SegmentArchive(Protocol):
     """The archive of a broker's logs. Its methods are thread-safe."""
 
     def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
-        """Whether this segment of a log, which is appended to no longer, is archived under its name."""
+        """Whether this segment of a log, which is appended to no longer, was archived under its name."""
+
+    def still_has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
+        """Whether the archive was seen to have this segment a moment ago. If not, it is looked for soon."""
 
     def open(self, folder: Path, identity: Identity, file: ArchivedFile) -> Segment | None:
         """Open an archived file of the log in a folder, in a thread. Its reads raise LogReadError.
@@ -148,6 +153,21 @@ class History:
                 return segment
             self._archived_before = segment.next_sequence
         return None
+
+    def may_delete(self, segments: Iterable[Segment], identity: Identity | None) -> bool:
+        """Whether the first of these segments may be deleted now. The archive is asked about all of them.
+
+        Somebody may have removed an object, or the folder of the archive may have been moved.
+        """
+        answers = [
+            segment.is_empty
+            or (
+                identity is not None
+                and self._archive.still_has(segment.path, identity.incarnation, segment.next_sequence)
+            )
+            for segment in islice(segments, _MOST_ASKED)
+        ]
+        return answers[0]
 
     def take(self, segment: Segment) -> Callable[[], None]:
         """Record durably that only the archive has this segment, before it is deleted. Blocks.

@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeVar
@@ -434,9 +435,12 @@ class DiskLog:
     def discard_first(self, sequence: int) -> DiskWork | None:
         if len(self._segments) < 2 or self._segments[1].base_sequence > sequence:
             return None
-        discarded, history = self._segments[0], self._history
-        if history is not None and history.first_unarchived([discarded], self._identity) is not None:
-            return None
+        segments = self._segments
+        discarded, history = segments[0], self._history
+        if history is not None:
+            passed = (each for each, after in pairwise(segments) if after.base_sequence <= sequence)
+            if not history.may_delete(passed, self._identity):
+                return None
 
         def remove() -> Callable[[], None]:
             read_from_archive = history.take(discarded) if history is not None else None
