@@ -148,6 +148,7 @@ class RetentionManager:
     ) -> None:
         self.schedule: DeadlineHeap[str] = DeadlineHeap()
         self.waits_since_ns: dict[str, int] = {}
+        self._looks = 0
         self._late: set[str] = set()  # of these, those that were logged
         self._now_ns = now_ns
         self._rotate = rotate
@@ -183,11 +184,14 @@ class RetentionManager:
         Drops messages older than the TTL. Errors are logged here, or raised by the save.
         """
         expired = bool(topic.view.ttl_ns) and await self._expire(topic)
+        looks = self._looks
         at_ns, waits = await self._in_thread(partial(self._next_loss, topic, topic.oldest_waiting))
         if expired or (at_ns is not None and at_ns <= self._now_ns()):
             return True
         self._note_waiting(topic.name, waits=waits)
         self.schedule.watch(topic.name, at_ns)
+        if waits:
+            self.schedule.watch(topic.name, self._check_again_ns(self._now_ns(), looks))
         return False
 
     def _next_loss(self, topic: Topic, needed: int) -> tuple[int | None, bool]:
@@ -204,13 +208,18 @@ class RetentionManager:
             ]
             if _is_passed(files, needed) and kept_from(files, settings, now_ns) > files[0].base_sequence:
                 waits = log.discardable_before <= files[0].base_sequence
-                times.append(now_ns + ARCHIVE_CHECK_NS if waits else now_ns)
+                times += [] if waits else [now_ns]
         except LogReadError:
             return now_ns, False  # the save reports the error
         return _earliest(times), waits
 
+    def _check_again_ns(self, now_ns: int, looks: int) -> int:
+        """Return when to check a topic again that was seen to wait after so many calls of `check_waiting`."""
+        return now_ns + (ARCHIVE_CHECK_NS if looks == self._looks else 0)
+
     def check_waiting(self) -> None:
         """Check the topics whose expired files were not archived: more files are."""
+        self._looks += 1
         for name in self.waits_since_ns:
             self.schedule.watch(name, self._now_ns())
 
@@ -244,7 +253,7 @@ class RetentionManager:
         Raises:
             LogError: The operating system failed to read, write or delete.
         """
-        log, settings = topic.log, checkpoint.settings
+        log, settings, looks = topic.log, checkpoint.settings, self._looks
         if not log.files:
             return None
         wanted = await self._read_ages(settings, partial(kept_from, log.files, settings, now_ns))
@@ -259,12 +268,12 @@ class RetentionManager:
             needed = max(needed, carried)
         while (discard := log.discard_first(needed)) is not None:
             (await self._in_thread(discard))()
-        next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
         waits = _is_passed(log.files, min(wanted, checkpoint.first_needed))
         self._note_waiting(topic.name, waits=waits)
+        next_ns = await self._read_ages(settings, partial(next_check_ns, log.files, settings, now_ns))
         await self._forget_archived(log, checkpoint.first_needed, now_ns)
         archived_ns = self._archive_expiry_ns(log, checkpoint.first_needed)
-        retry_ns = now_ns + ARCHIVE_CHECK_NS if waits else None
+        retry_ns = self._check_again_ns(now_ns, looks) if waits else None
         return _earliest([next_ns, topic.carry_again_ns, archived_ns, retry_ns])
 
     def _archive_expiry_ns(self, log: Log, needed: int) -> int | None:
