@@ -76,6 +76,16 @@ MODULES = (
     "trio_nsq.log.files.open_files",
     "trio_nsq.log.segment.index",
     "trio_nsq.log.segment.writer",
+    "trio_nsq.replication.barrier",
+    "trio_nsq.replication.follower",
+    "trio_nsq.replication.frame_socket",
+    "trio_nsq.replication.journal",
+    "trio_nsq.replication.link",
+    "trio_nsq.replication.live_link",
+    "trio_nsq.replication.names",
+    "trio_nsq.replication.operations",
+    "trio_nsq.replication.replica",
+    "trio_nsq.replication.stream",
 )
 """The modules that are worth compiling. Decision 0028 says why others are left out."""
 GROUP = "trio_nsq.hot_path"

@@ -84,16 +84,14 @@ class Remembered:
 
     def __init__(self, writer: ArchiveWriter) -> None:
         self._stream = writer.operations
-        self._forget = self._stream.forget
         self._content = bytearray()
         self._last = 0
-        self._stream.forget = self._remember  # type: ignore[method-assign]  # it still forgets
+        writer.on_stored = self._remember  # then it forgets them
 
     def _remember(self, number: int) -> None:
         while self._last < number:
             self._last, pieces = self._stream.after(self._last, 1)
             self._content += b"".join(pieces)
-        self._forget(number)
 
     def stream(self) -> OperationStream:
         """Return a stream that has all of them."""

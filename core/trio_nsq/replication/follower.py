@@ -23,7 +23,7 @@ from .plain_socket import plain_socket
 from .replica import Replica
 
 _ENTRIES: Final = 64
-TOGETHER_S: Final = 0.2
+TOGETHER_S = 0.2
 """So many entries of an inventory, or what is read of the folder in this time, are sent together: by that it is noticed
 that the connection has ended."""
 INSTANCE: Final = secrets.token_hex(8)

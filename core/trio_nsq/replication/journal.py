@@ -61,7 +61,7 @@ class Round(NamedTuple):
     """
 
     last_number: int
-    operations: memoryview
+    operations: bytes | memoryview  # memoryview alone is an error in compiled code
 
 
 class JournalDamaged(Exception):

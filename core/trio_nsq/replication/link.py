@@ -110,7 +110,8 @@ def decode_piece(kind: FrameKind, payload: memoryview) -> Piece:
             case FrameKind.OPERATIONS:
                 return Operations(payload[_NUMBER.size :], decode_number(payload))
             case FrameKind.FOLDER:
-                path, *names = _names_in(bytes(payload))
+                names = list(_names_in(bytes(payload)))
+                path = names.pop(0)
                 return Folder(_checked(path) if path else path, frozenset(names))
             case FrameKind.FILE_BEGIN:
                 (is_whole,) = _FILE.unpack_from(payload)

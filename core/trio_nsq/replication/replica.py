@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Self
 
 from ..log.errors import LogReadError
 from ..log.files import Files
+from ..platform.compiled import mypyc_attr
 from ..protocol.errors import NSQError
 from .catch_up import CaughtUp, Piece
 from .changed_files import ChangedFiles
@@ -72,6 +73,7 @@ class _Errors:
             self._replica._fail(exc)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # members notice catch-ups
 class Replica:
     """A locked data folder that follows. Blocking; one thread has it. After an error, only `close` may be called.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
+from ..platform.compiled import mypyc_attr
 from .journal import Position
 from .operations import Kind, encode, split
 
@@ -25,6 +26,7 @@ class TooFarBehind(Exception):
     """Operations that a member lacks are no longer kept: it must catch up anew."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # a test delays an operation
 class OperationStream:
     """The operations of one epoch, as bytes. Thread-safe.
 
