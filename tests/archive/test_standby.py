@@ -24,6 +24,7 @@ from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
 from coordination.etcd_server import Member as Etcd
 from replication.leader import tree_of
 from storage.stores import Fault, Store, proxy
+from trio_nsq.coordination.bucket import TTL_S
 
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 OFFLINE = Cli("", "")
@@ -276,3 +277,44 @@ async def test_a_leader_that_is_stopped_in_a_write_changes_nothing_when_it_wakes
                         break
             checked = Cli("", "", env=s3.env)("archive", "verify", archive, "--all")
             assert checked.code == 0, checked
+
+
+@pytest.mark.slow
+@long_form
+async def test_a_leader_that_may_be_replaced_acknowledges_nothing_without_its_lease(
+    tmp_path: Path, s3: Store
+) -> None:
+    """It is alone in sync, is stopped for longer than its lease, and then cannot ask whether it leads."""
+    place = s3.new_place()
+    archive, is_cut, healed = f"{place}/archive", Event(), Event()
+    flags = [f"--coordinator={place}/coordinator", f"--archive={archive}", f"--restore-from={archive}"]
+    with proxy(s3) as between:
+
+        def judge(method: str, path: str) -> Fault | None:
+            if is_cut.is_set():
+                healed.wait(4 * PATIENCE_S)
+            return None
+
+        between.judge = judge
+        async with standbys(tmp_path, *flags) as members, trio.open_nursery() as nursery:
+            first = members.start("first", s3.behind(between.endpoint).env)
+            await leads(first)
+            await may_be_replaced(first)
+            assert await publish(first, "before")
+            is_cut.set()
+            first.signal(signal.SIGSTOP)
+            answers: list[bool] = []
+
+            async def try_to_publish() -> None:
+                answers.append(await publish(first, "while it is stopped", 6 * PATIENCE_S))
+
+            nursery.start_soon(try_to_publish)
+            await trio.sleep(TTL_S + 1)
+            first.signal(signal.SIGCONT)
+            with trio.fail_after(2 * PATIENCE_S):
+                while not answers:
+                    await trio.sleep(0.05)
+            assert answers == [False]
+            healed.set()
+            await leads(first)
+            assert await publish(first, "after")
