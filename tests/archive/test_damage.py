@@ -15,7 +15,7 @@ from broker.support import PATIENCE_S, connected, mpub, running_broker
 from cli.support import Cli
 from trio_nsq.archive.content import read_pieces
 from trio_nsq.archive.examination import verify
-from trio_nsq.archive.manifest import ArchiveDamaged, complete_checkpoints, stream_folder
+from trio_nsq.archive.manifest import MANIFEST, ArchiveDamaged, complete_checkpoints, stream_folder
 from trio_nsq.archive.restore import OperationsDamaged, RestorePlan, shown_time
 from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.broker.restoring import restore_folder
@@ -145,11 +145,12 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _ends_with_messages(archive: Path) -> bool:
     """Whether the second half of the operations behind the last checkpoint has the last message."""
     storage = LocalStorage(archive)
-    stream = RestorePlan(storage).point.stream
+    point = RestorePlan(storage).point
+    stream = point.stream
     pieces = (
         piece
         for name, _ in stream[len(stream) // 2 :]
-        for piece in read_pieces(storage, name, lambda size: None)
+        for piece in read_pieces(storage, name, point.checkpoint.run, lambda size: None)
     )
     last = BODIES[-1].encode()
     return len(stream) >= 4 and any(
@@ -219,6 +220,20 @@ async def test_a_state_of_an_earlier_run_instead_of_a_damaged_one(archive: Path,
     restored = OFFLINE("archive", "restore", str(broken), "--data-path", to, "--before-damage")
     assert (restored.code, "later changes are not restored" in restored.err) == (5, True)
     assert await bodies_in(tmp_path / "restored") == BODIES[:200]
+
+
+def test_an_archive_was_copied_over_another_one(long_run: Path, archive: Path, tmp_path: Path) -> None:
+    """Objects of the same name that another broker has written are not taken as operations of this one."""
+    mixed = copytree(long_run, tmp_path / "mixed")
+    run = complete_checkpoints(LocalStorage(archive))[-1].run
+    manifest = (mixed / MANIFEST).read_text()
+    mine = complete_checkpoints(LocalStorage(mixed))[-1].run
+    (mixed / MANIFEST).write_text(manifest.replace(mine, run))
+    found = [each.what for each in verify(LocalStorage(mixed), lambda size: None, all_checkpoints=False)]
+    assert found
+    assert all("another run of a broker has written it" in each for each in found)
+    with pytest.raises(ArchiveDamaged, match="another run"):
+        restore_folder(str(mixed), tmp_path / "restored")
 
 
 class _HalfListed(LocalStorage):

@@ -105,6 +105,36 @@ async def test_an_archive_is_moved_away_while_it_is_written(
         assert await numbers_read(api, **{"from": "0"}) == list(range(COUNT + 20))
 
 
+async def test_a_folder_in_an_older_state_needs_another_archive(tmp_path: Path) -> None:
+    """Nothing is deleted that the archive has not got, although it has objects of this name."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api, 10)
+    shutil.copytree(data, tmp_path / "older")
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await api.tcp.subscribe("t", "c", 100)
+        await publish(api, 10, COUNT)
+        await consume(api, COUNT - 10)
+        await until_only_archived(data, 80)
+    data = tmp_path / "older"
+    bodies = [*range(10), *range(500, 600)]
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await api.tcp.subscribe("t", "c", 100)
+        await publish(api, 500, 600)
+        await consume(api, 100)
+
+        async def is_told() -> bool:
+            found = (await api.stats())["archive"]
+            return bool(found["conflicts"] and found["retention_waits"])
+
+        await until(is_told)
+        assert disk_files(data)[0] == 0
+        assert await numbers_read(api, **{"from": "0"}) == bodies
+    async with running_api(data, **SMALL, archive=str(tmp_path / "another")) as api:
+        await until_only_archived(data, 80)
+        assert await numbers_read(api, **{"from": "0"}) == bodies
+
+
 async def test_a_time_is_found_in_the_archive(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with running_api(data, **SMALL, archive=str(tmp_path / "archive")) as api:

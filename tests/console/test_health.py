@@ -54,6 +54,13 @@ def test_problems() -> None:
             ["Its archive is not written, and is 0 s behind: b writes to it."],
         ),
         ({"state": "copying", "error": "", "lag_s": 0.0}, []),
+        (
+            {"state": "archiving", "error": "", "lag_s": 0.0, "conflicts": 2},
+            [
+                "Its archive has other messages under the names of 2 segments, which stay on the disk: the broker was "
+                "restored from an older state, and needs another archive."
+            ],
+        ),
         ({"state": [], "error": None, "lag_s": float("inf")}, []),
         ([], []),
     ],

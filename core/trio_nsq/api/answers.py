@@ -137,6 +137,7 @@ class ArchiveProgress(TypedDict, total=False):
     objects: int
     object_bytes: int
     segments: int
+    conflicts: int
 
 
 class ArchiveStats(ArchiveProgress, total=False):

@@ -204,7 +204,7 @@ class Checkpoints:
             nonlocal parts, size_bytes
             check()
             parts += 1
-            content = encode_content(frames)
+            content = encode_content(frames, checkpoint.run)
             self._storage.put(part_name(checkpoint.id, parts), content)
             size_bytes += len(content)
 

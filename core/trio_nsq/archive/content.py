@@ -5,7 +5,9 @@
     | 89 NSQARC 0a    | version | crc  | snappy(frames) |
     +-----------------+---------+------+----------------+
 
-Integers are big-endian; the crc covers the bytes after it. `trio_nsq.replication.link` describes the frames.
+Integers are big-endian; the crc covers the name of the run that has written the object, and the bytes after the head:
+objects of other runs, such as those of an archive that was copied over this one, are as wrong as damaged ones.
+`trio_nsq.replication.link` describes the frames.
 """
 
 from collections import deque
@@ -32,12 +34,12 @@ _HEAD = Struct(">8sII")
 _FRAME = Struct(">IB")
 
 
-def encode_content(frames: Sequence[bytes | memoryview]) -> bytes:
-    """Return the content of an object with these frames."""
+def encode_content(frames: Sequence[bytes | memoryview], run: str) -> bytes:
+    """Return the content of an object with these frames. `run`: see `Checkpoint`."""
     import snappy  # here, because Spark's workers may not have it, and read only
 
     compressed: bytes = snappy.compress(b"".join(frames))
-    return _HEAD.pack(_MAGIC, _VERSION, crc32(compressed)) + compressed
+    return _HEAD.pack(_MAGIC, _VERSION, _checksum(compressed, run)) + compressed
 
 
 def read_contents(storage: Storage, names: Sequence[str]) -> Iterator[bytes]:
@@ -64,8 +66,8 @@ def read_contents(storage: Storage, names: Sequence[str]) -> Iterator[bytes]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_pieces(storage: Storage, name: str, on_read: Progress) -> Iterator[Piece]:
-    """Yield the pieces in an object; their data are views.
+def read_pieces(storage: Storage, name: str, run: str, on_read: Progress) -> Iterator[Piece]:
+    """Yield the pieces in an object of a run; their data are views.
 
     Raises:
         ArchiveDamaged: It is missing, or cannot be understood.
@@ -73,13 +75,13 @@ def read_pieces(storage: Storage, name: str, on_read: Progress) -> Iterator[Piec
     """
     content = read_object(storage, name)
     on_read(len(content))
-    yield from decode_pieces(storage, name, content)
+    yield from decode_pieces(storage, name, run, content)
 
 
-def decode_pieces(storage: Storage, name: str, content: bytes) -> Iterator[Piece]:
+def decode_pieces(storage: Storage, name: str, run: str, content: bytes) -> Iterator[Piece]:
     """As `read_pieces`, of an object with this content."""
     try:
-        frames = memoryview(_decompressed(content))
+        frames = memoryview(_decompressed(content, run))
         at = 0
         while at < len(frames):
             size, code = _FRAME.unpack_from(frames, at)
@@ -91,7 +93,11 @@ def decode_pieces(storage: Storage, name: str, content: bytes) -> Iterator[Piece
         raise ArchiveDamaged(f"{storage.url_of(name)} is damaged: {exc}") from exc
 
 
-def _decompressed(content: bytes) -> bytes:
+def _checksum(compressed: bytes | memoryview, run: str) -> int:
+    return crc32(compressed, crc32(run.encode()))
+
+
+def _decompressed(content: bytes, run: str) -> bytes:
     if len(content) < _HEAD.size:
         raise ValueError("it is cut off")
     magic, version, crc = _HEAD.unpack_from(content)
@@ -100,8 +106,8 @@ def _decompressed(content: bytes) -> bytes:
     if version != _VERSION:
         raise ValueError(f"it has version {version}: a newer trio-nsq has written it")
     compressed = memoryview(content)[_HEAD.size :]
-    if crc32(compressed) != crc:
-        raise ValueError("its checksum does not match its content")
+    if _checksum(compressed, run) != crc:
+        raise ValueError("its checksum does not match its content, or another run of a broker has written it")
     return _uncompress(bytes(compressed))
 
 

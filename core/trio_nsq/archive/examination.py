@@ -106,7 +106,7 @@ def _check_parts(
 ) -> Iterator[str]:
     for name in checkpoint.part_names:
         try:
-            for piece in read_pieces(storage, name, on_read):
+            for piece in read_pieces(storage, name, checkpoint.run, on_read):
                 if isinstance(piece, FileBegin) and not piece.is_whole and piece.path not in segments:
                     what = f"refers to an archived segment that is not listed: {piece.path!r}"
                     yield f"{storage.url_of(name)} {what}"
@@ -145,7 +145,7 @@ def _check_stream(
         try:
             numbers = [
                 operation.number
-                for piece in read_pieces(storage, name, on_read)
+                for piece in read_pieces(storage, name, checkpoint.run, on_read)
                 for operation in (decode_all(piece.data) if isinstance(piece, Operations) else ())
             ]
             if numbers != list(range(about.first, about.last + 1)):

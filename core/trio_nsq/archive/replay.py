@@ -70,6 +70,7 @@ class ArchiveReplay:
         on_read: Progress = lambda size: None,
     ) -> None:
         self.number = 0
+        self._run = ""
         self.changed = ChangedFiles(files, folder)
         self.copy = FuzzyCopy(files, folder, self.changed, EarlierContent(files, folder), epoch=0)
         self.missing: set[bytes] = set()
@@ -80,8 +81,9 @@ class ArchiveReplay:
 
     def do_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make the files of a checkpoint. Raises ArchiveDamaged, StorageError, OSError, and the errors of `fetch`."""
+        self._run = checkpoint.run
         for name, content in self._contents(checkpoint.part_names):
-            for piece in decode_pieces(self._storage, name, content):
+            for piece in decode_pieces(self._storage, name, checkpoint.run, content):
                 self._add(piece)
         self.number = checkpoint.number
 
@@ -124,7 +126,7 @@ class ArchiveReplay:
 
     def _do_operations(self, found: StreamObject, content: bytes) -> None:
         name, about = found
-        for piece in decode_pieces(self._storage, name, content):
+        for piece in decode_pieces(self._storage, name, self._run, content):
             if not isinstance(piece, Operations):
                 raise ArchiveDamaged(f"{self._storage.url_of(name)} is damaged: it has other frames")
             for operation in decode_all(piece.data):

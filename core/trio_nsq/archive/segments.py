@@ -119,6 +119,7 @@ class ArchivedSegments:
 
     Attributes:
         found: Those that this folder has, too, by path.
+        conflicts: The names under which the archive has other messages than this folder.
     """
 
     def __init__(self, files: RecordingFiles, storage: Storage, known: dict[bytes, ArchivedSegment]) -> None:
@@ -127,7 +128,8 @@ class ArchivedSegments:
         self._root = files.root
         self._storage = storage
         self._known = known
-        self._refused: set[str] = set()  # names that are taken
+        self.conflicts: set[str] = set()
+        self._refused: set[str] = set()  # names of segments without messages
         self._asked: set[bytes] = set()  # paths
         self._seen_s: dict[bytes, float] = {}  # when the archive was seen to have these paths
 
@@ -204,7 +206,7 @@ class ArchivedSegments:
                 name = segment_object(at, identity.incarnation, next_base)
                 if path in self.found and self.found[path].name != name:
                     del self.found[path]  # the topic was deleted and created again
-                if path not in self.found and name not in self._refused:
+                if path not in self.found and name not in self._refused | self.conflicts:
                     check()
                     self._archive(path, next_base, identity, name)
             except (FileNotFoundError, NotASegmentError):
@@ -239,10 +241,10 @@ class ArchivedSegments:
         if self._copy(at, segment) or self._is_there(segment):
             self.found[path] = segment
         else:
-            self._refused.add(name)
+            self.conflicts.add(name)
             logger.warning(
-                "%s has other messages than %s: this log was restored from an older state. Checkpoints have the "
-                "segment; archives of segments do not",
+                "%s has other messages than %s: this log was restored from an older state. Only checkpoints have the "
+                "segment, and retention keeps it on the disk. Give --archive another place",
                 *(self._storage.url_of(segment.name), at),
             )
 

@@ -61,6 +61,8 @@ class ArchiveStatus:
         checkpoint_time_ms: When the last one was finished, Unix milliseconds; 0: none yet.
         objects, object_bytes: The objects with operations that this run has written.
         segments: How many segments of the data folder are archived.
+        conflicts: Under the names of so many others, the archive has other messages: the folder was restored from an
+            older state. They stay on the disk.
     """
 
     url: str
@@ -74,6 +76,7 @@ class ArchiveStatus:
     objects: int = 0
     object_bytes: int = 0
     segments: int = 0
+    conflicts: int = 0
 
 
 class ArchiveWriter:
@@ -150,6 +153,7 @@ class ArchiveWriter:
             objects=self._objects,
             object_bytes=self._object_bytes,
             segments=len(self._checkpoints.segments.found),
+            conflicts=len(self._checkpoints.segments.conflicts),
         )
 
     def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:
@@ -316,7 +320,7 @@ class ArchiveWriter:
         newest = self._checkpoints.newest
         assert newest is not None
         last, pieces = self.operations.after(self._stored, self._object_bytes_most)
-        content = encode_content(encode_operations(last, pieces))
+        content = encode_content(encode_operations(last, pieces), newest.run)
         name = f"{stream_folder(newest.id)}/{StreamName(self._stored + 1, last, self._checkpoints.time_ms())}"
         if not self._storage.put_new(name, content) and not self._has(name, content):
             raise LeaseLost(f"another process has written {self._storage.url_of(name)}")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from ..text.wording import count_of
 from .stats import number, text
 
 _LATE_S: Final = 5.0
@@ -21,12 +22,14 @@ class Archive:
         state: See `trio_nsq.archive.writer.ArchiveStatus`; another one is told by a newer broker.
         error: Why it is not written; empty: it is.
         lag_s: The age of the oldest change that is not archived.
+        conflicts: The number of segments under whose names it has other messages.
     """
 
     url: str
     state: str
     error: str
     lag_s: float
+    conflicts: int = 0
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> Self | None:
@@ -40,6 +43,7 @@ class Archive:
             text(raw, "state"),
             text(raw, "error"),
             lag_s if type(lag_s) is float and 0 <= lag_s < 1e12 else float(max(0, number(raw, "lag_s"))),
+            number(raw, "conflicts"),
         )
 
     @property
@@ -59,4 +63,11 @@ class Archive:
         """What is wrong, without a full stop; empty: nothing."""
         if self.error and (self.state == "waiting" or self.lag_s >= _TOO_LATE_S):
             return f"its archive is not written, and is {self.lag_s:,.0f} s behind: {self.error.removesuffix('.')}"
-        return f"its archive is {self.lag_s:,.0f} s behind" if self.lag_s >= _TOO_LATE_S else ""
+        if self.lag_s >= _TOO_LATE_S:
+            return f"its archive is {self.lag_s:,.0f} s behind"
+        if self.conflicts > 0:
+            return (
+                f"its archive has other messages under the names of {count_of(self.conflicts, 'segment')}, which stay "
+                "on the disk: the broker was restored from an older state, and needs another archive"
+            )
+        return ""

@@ -112,6 +112,10 @@ def command(
     write_lines(
         [f"{data_path}: the state of {shown_time(point.time_ms)}, {size(read.count)} read in {took_s:.1f} s"]
     )
+    if until is not None or before_damage:
+        print_diagnostic(
+            "Note: a broker that goes on from this state needs an archive of its own: give --archive another place."
+        )
     for what in damage:
         print_diagnostic(f"Error: {what}.")
     return ExitCode.DAMAGED if damage else ExitCode.OK
