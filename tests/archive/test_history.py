@@ -12,6 +12,7 @@ import trio
 from archive.history import SMALL, consume, disk_files, numbers_read, publish, until_only_archived
 from broker.api import Api, running_api
 from broker.support import PATIENCE_S, connected
+from trio_nsq.archive.examination import verify
 from trio_nsq.archive.manifest import LEASE, read_manifest
 from trio_nsq.archive.segments import read_segments
 from trio_nsq.broker.restoring import restore_folder
@@ -245,6 +246,10 @@ async def test_segments_that_the_archive_has_lost_are_gaps(tmp_path: Path) -> No
     lost = range(int(third.name[:20]), int(third.name[21:41]) + 1)
     first.unlink()
     third.unlink()
+    async with running_api(data, **SMALL, archive=str(archive)):
+        pass  # its checkpoint has the list of them
+    found = [each.what for each in verify(LocalStorage(archive), lambda size: None, all_checkpoints=False)]
+    assert found == [f"{each} is missing; the broker reads messages from it" for each in (first, third)]
     async with running_api(data, **SMALL, archive=str(archive)) as api:
         wanted = [number for number in range(after_first, COUNT) if number not in lost]
         found = await numbers_read(api, **{"from": "0"})

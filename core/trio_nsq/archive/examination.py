@@ -1,14 +1,25 @@
 """What an archive has, and whether it is whole."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+import os
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
 
-from ..replication.catch_up import FileBegin, Operations
+from ..log.disk.history import FILE_NAME as ARCHIVED_FILE
+from ..log.disk.history import decode_archived
+from ..log.segment.format import segment_path
+from ..log.segment.identity import FILE_NAME as INCARNATION_FILE
+from ..log.segment.identity import Identity
+from ..replication.catch_up import Block, FileBegin, Operations
 from ..replication.operations import InvalidOperation, decode_all
 from ..storage import Storage
 from .content import Progress, read_pieces
 from .manifest import ArchiveDamaged, Checkpoint, complete_checkpoints, later_in_chain, list_stream
+from .segment_names import segment_object
 from .segments import ArchivedSegment, fetch_segment, read_segments
+
+_LISTS: Final = (ARCHIVED_FILE, INCARNATION_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +107,49 @@ def _check(
     except ArchiveDamaged as exc:
         yield str(exc)
     else:
-        yield from _check_parts(storage, checkpoint, segments, on_read)
+        yield from _check_parts(storage, checkpoint, segments, on_read, checked)
         yield from _check_segments(storage, segments.values(), on_read, checked)
     yield from _check_stream(storage, checkpoint, later, on_read, checked)
 
 
 def _check_parts(
-    storage: Storage, checkpoint: Checkpoint, segments: Container[bytes], on_read: Progress
+    storage: Storage,
+    checkpoint: Checkpoint,
+    segments: Container[bytes],
+    on_read: Progress,
+    checked: set[str],
 ) -> Iterator[str]:
+    small: dict[bytes, bytearray] = {}  # the content of files, by path
     for name in checkpoint.part_names:
         try:
             for piece in read_pieces(storage, name, checkpoint.run, on_read):
-                if isinstance(piece, FileBegin) and not piece.is_whole and piece.path not in segments:
+                if isinstance(piece, Block) and PurePosixPath(os.fsdecode(piece.path)).name in _LISTS:
+                    content = small.setdefault(piece.path, bytearray())
+                    content[piece.offset : piece.offset + len(piece.data)] = piece.data
+                elif isinstance(piece, FileBegin) and not piece.is_whole and piece.path not in segments:
                     what = f"refers to an archived segment that is not listed: {piece.path!r}"
                     yield f"{storage.url_of(name)} {what}"
         except ArchiveDamaged as exc:
             yield str(exc)
+
+    yield from _check_history(storage, small, checked)
+
+
+def _check_history(storage: Storage, lists: Mapping[bytes, bytearray], checked: set[str]) -> Iterator[str]:
+    """Check that segments are there that only the archive has: lists of them are in the folders of topics."""
+    for path, content in lists.items():
+        file = PurePosixPath(os.fsdecode(path))
+        identity = Identity.decode(bytes(lists.get(os.fsencode(file.with_name(INCARNATION_FILE)), b"")))
+        if file.name != ARCHIVED_FILE or identity is None:
+            continue
+        for each in decode_archived(bytes(content)):
+            at = segment_path(Path(file.parent), each.base_sequence)
+            name = segment_object(at, identity.incarnation, each.next_sequence)
+            if name not in checked:
+                checked.add(name)
+                if (size := storage.size(name)) != each.size:
+                    what = "is missing" if size is None else "has another size than when it was archived"
+                    yield f"{storage.url_of(name)} {what}; the broker reads messages from it"
 
 
 def _check_segments(

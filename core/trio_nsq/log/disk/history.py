@@ -89,7 +89,7 @@ def read_archived(files: Files, folder: Path, disk_first_sequence: int) -> tuple
     """
     path = folder / FILE_NAME
     try:
-        archived = _decode(files.content(path, _MOST_BYTES))
+        archived = decode_archived(files.content(path, _MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as exc:
@@ -230,8 +230,8 @@ def _encode(archived: Sequence[ArchivedFile]) -> bytes:
     return _HEAD.pack(_MAGIC, _VERSION, crc32(content)) + content
 
 
-def _decode(data: bytes) -> tuple[ArchivedFile, ...]:
-    """Raises ValueError: it is damaged."""
+def decode_archived(data: bytes) -> tuple[ArchivedFile, ...]:
+    """Return what a file `archived` lists. Raises ValueError: it is damaged."""
     content = data[_HEAD.size :]
     if len(content) % _ENTRY.size or data[: _HEAD.size] != _HEAD.pack(_MAGIC, _VERSION, crc32(content)):
         raise ValueError("it is damaged")

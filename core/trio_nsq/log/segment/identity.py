@@ -109,6 +109,11 @@ class Identity:
             if exc.errno == EFBIG:
                 return None
             raise LogReadError(path, exc) from exc
+        return cls.decode(data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Identity | None":
+        """Return the identity in the content of a file; None if it is damaged."""
         content = data[_HEAD.size :]
         if len(content) < INCARNATION_BYTES or (len(content) - INCARNATION_BYTES) % _ENTRY.size:
             return None
