@@ -231,8 +231,11 @@ def test_a_broker_that_is_killed_and_started_again(loop: Loop, tmp_path: Path) -
                 (await anext(consumer)).finish()
                 first.process.kill()
                 first.process.wait()
+                receipt = producer.submit("t", b"lost")
                 with pytest.raises(PublishFailed):
-                    await producer.publish("t", b"lost")
+                    await receipt.wait()
+                assert receipt.state == "failed"
+                assert not receipt.withdraw()
             with qcli_serve(tmp_path / "data", *flags):
                 await producer.publish("t", b"2")
                 async for message in consumer:

@@ -7,7 +7,7 @@ import pytest
 
 from client.support.loops import Cancellation, Loop, cancelled, on_both, run
 from interop.peers import Broker, qcli_serve
-from trio_nsq import Consumer, Message, Producer, TopicReader
+from trio_nsq import Consumer, Message, Producer, PublishFailed, TopicReader
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 
@@ -169,6 +169,39 @@ def test_a_cancelled_publish_is_stored_once_or_not_at_all(
     assert len(set(found)) == len(found)
     assert set(acknowledged) <= set(found)
     assert found[-1] == b"last"
+
+
+@ON_ALL
+def test_a_receipt_tells_what_became_of_a_message(
+    loop: Loop, is_late: bool, broker: Broker, topic: str
+) -> None:
+    by_state: dict[str, set[bytes]] = {"stored": set(), "sent": set(), "withdrawn": set()}
+    found: list[bytes] = []
+    numbers = count()
+
+    async def main() -> None:
+        # A message may be in flight, and the next one waits.
+        async with Producer(broker.tcp_address, max_in_flight_bytes=150_000) as producer:
+            for number in range(24):
+                bodies = [b"%d " % next(numbers) + bytes(140_000) for _ in range(3)]
+                receipts = [producer.submit(topic, body) for body in bodies]
+                waiting = receipts[number % 3]
+                outcome = await cancelled(waiting.wait(), Cancellation(1 + number % 2, is_late=is_late))
+                assert outcome.was_cancelled or waiting.state == "stored"
+                for body, receipt in zip(bodies, receipts, strict=True):
+                    assert receipt.withdraw() == (receipt.state == "withdrawn")
+                    by_state[receipt.state].add(body)
+                    if receipt.state == "withdrawn":
+                        with pytest.raises(PublishFailed, match="it was not stored: it was withdrawn"):
+                            await receipt.wait()
+        found.extend(await stored(broker, topic))
+
+    run(loop, main)
+    assert len(set(found)) == len(found)
+    assert by_state["stored"] <= set(found)
+    assert by_state["sent"] <= set(found)  # the producer was left without failures
+    assert by_state["withdrawn"]
+    assert not by_state["withdrawn"] & set(found)
 
 
 @ON_ALL

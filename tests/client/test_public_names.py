@@ -44,6 +44,7 @@ def test_classes_in_signatures_are_public(name: str) -> None:
         "Acknowledger",
         "MessageRun",
         "Portal",
+        "PublishFuture",
         "PublishLimits",
         "Secret",
     }  # in what programs do not call

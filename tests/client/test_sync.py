@@ -140,6 +140,18 @@ def test_messages_are_published_received_and_finished(broker: Broker, topic: str
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
 
 
+def test_receipts(broker: Broker, topic: str) -> None:
+    with sync.Producer(broker.tcp_address) as producer:
+        receipts = [producer.submit(topic, b"%d" % number) for number in range(100)]
+        for receipt in receipts:
+            receipt.wait()
+            assert receipt.state == "stored"
+            assert not receipt.withdraw()
+        last = producer.submit(topic, b"last")
+    last.wait()  # leaving the block has waited for it
+    assert last.state == "stored"
+
+
 def test_batch_costs_no_more_than_a_message(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ PAIRS = [
     (client.Consumer, sync.Consumer),
     (client.Message, sync.Message),
     (client.MessageBatch, sync.MessageBatch),
+    (client.Receipt, sync.Receipt),
 ]
 NAMES = {"aclose": "close", "__aenter__": "__enter__", "__aiter__": "__iter__"}
 ADDED = {(sync.Consumer, "idle_timeout_s")}
@@ -24,7 +25,7 @@ MEMBERS = [
     for name in vars(original)
     if (not name.startswith("_") or name in NAMES or name in ("__init__", "__len__", "__iter__"))
     and not inspect.ismemberdescriptor(vars(original)[name])
-    and not (name == "__init__" and original in (client.Message, client.MessageBatch))
+    and not (name == "__init__" and original in (client.Message, client.MessageBatch, client.Receipt))
 ]
 
 
@@ -50,6 +51,8 @@ def annotations(function: Any, own: type) -> dict[str, str]:
                 "trio_nsq.",
                 "client.",
                 "consuming.",
+                "publishing.",
+                "receipt.",
                 "sync.",
                 "consumer.",
                 "message.",

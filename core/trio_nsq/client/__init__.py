@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .http.idempotent_producer import IdempotentProducer, PublishOutcome
     from .publishing.options import ProducerOptions, ProducerSettings
     from .publishing.producer import Producer
+    from .publishing.receipt import Receipt
     from .reading.topic_reader import TopicReader
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "PublishInDoubt",
     "PublishOutcome",
     "RawStreamError",
+    "Receipt",
     "RecordBatch",
     "RequestRefused",
     "TLSFiles",
@@ -93,6 +95,7 @@ _MODULES = {
     "ProducerSettings": ".publishing.options",
     "PublishOutcome": ".http.idempotent_producer",
     "RawStreamError": "..log.raw",
+    "Receipt": ".publishing.receipt",
     "RecordBatch": "..log.records",
     "TLSFiles": ".connection.tls",
     "TLSFilesError": ".connection.tls",

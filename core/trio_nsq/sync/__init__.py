@@ -9,6 +9,6 @@ Each runs the async class of the same name in its own thread. The errors are tho
 """
 
 from .consumer import Consumer, Handler, Message, MessageBatch
-from .producer import Producer
+from .producer import Producer, Receipt
 
-__all__ = ["Consumer", "Handler", "Message", "MessageBatch", "Producer"]
+__all__ = ["Consumer", "Handler", "Message", "MessageBatch", "Producer", "Receipt"]

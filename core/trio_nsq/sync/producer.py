@@ -3,15 +3,18 @@
 import random as random_module
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import list_of
 
+from .. import client
 from ..client.errors import ProducerClosed
-from ..client.publishing import producer as client
 from ..client.publishing.options import ProducerOptions
+from ..client.publishing.receipt import PublishState
 from .portal import Portal, PortalClosed, mirrors
+
+_Result = TypeVar("_Result")
 
 
 class Producer:
@@ -71,10 +74,41 @@ class Producer:
     def publish_set(self, topic: str, messages: MessageSet) -> None:
         self._call(lambda: self._producer.publish_set(topic, messages))
 
-    def _call(self, publish: Callable[[], Awaitable[None]]) -> None:
+    @mirrors(client.Producer.submit)
+    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> "Receipt":
+        async def submit() -> client.Receipt:
+            return self._producer.submit(topic, body, defer_ms=defer_ms)
+
+        return Receipt(self._call(submit), self._portal)
+
+    def _call(self, publish: Callable[[], Awaitable[_Result]]) -> _Result:
         try:
-            self._portal.call(publish)
+            return self._portal.call(publish)
         except PortalClosed:
             if self._portal.was_opened:
                 raise ProducerClosed("the producer is closed") from None
             raise ProducerClosed("the producer is not open yet: publish inside its `with` block") from None
+
+
+class Receipt:
+    """A message that was given to `Producer.submit`: tells what became of it, and waits for that."""
+
+    def __init__(self, receipt: client.Receipt, portal: Portal) -> None:
+        self._receipt = receipt
+        self._portal = portal
+
+    @property
+    @mirrors(client.Receipt.state)
+    def state(self) -> PublishState:
+        return self._portal.run_sync(lambda: self._receipt.state)
+
+    @mirrors(client.Receipt.wait)
+    def wait(self) -> None:
+        try:
+            self._portal.call(self._receipt.wait)
+        except PortalClosed:
+            self._portal.run_sync(self._receipt._check)
+
+    @mirrors(client.Receipt.withdraw)
+    def withdraw(self) -> bool:
+        return self._portal.run_sync(self._receipt.withdraw)

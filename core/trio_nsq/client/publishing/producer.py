@@ -20,6 +20,7 @@ from ..errors import ProducerClosed, PublishFailed
 from .broker_pool import BrokerPool
 from .options import ProducerOptions, ProducerSettings
 from .queue import Command, CommandGroup, PublishFuture
+from .receipt import Receipt
 
 
 class Producer:
@@ -162,6 +163,29 @@ class Producer:
             TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
             ValueError: The topic, the message or the delay is invalid.
         """
+        await self._settle(self._queue(topic, body, defer_ms))
+
+    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> Receipt:
+        """Queue a message without waiting; the receipt tells what becomes of it.
+
+        Nothing limits how many messages wait: a program that submits faster than the brokers acknowledge must wait for
+        receipts.
+
+        With a receipt, a program that was interrupted knows whether the message is stored. If `Receipt.wait` is
+        interrupted, call `Receipt.withdraw`. If that returns False, `Receipt.state` tells a stored message from a sent
+        one.
+
+        Args:
+            topic, body, defer_ms: See `publish`.
+
+        Raises:
+            ProducerClosed: The producer is not open.
+            TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
+            ValueError: The topic, the message or the delay is invalid.
+        """
+        return Receipt(self._queue(topic, body, defer_ms))
+
+    def _queue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
         self._check_call(topic)
         self._limits.check_message(body)
         self._limits.check_defer(defer_ms)
@@ -172,7 +196,7 @@ class Producer:
         else:
             future = link.queue.add_message(topic, body)
         link.wake()
-        await self._settle(future)
+        return future
 
     async def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None:
         """Publish messages in order and wait until all are acknowledged.
@@ -237,7 +261,7 @@ class Producer:
             raise
         finally:
             for future in pending:
-                _withdraw(future)
+                future.withdraw()
 
     async def publish_set(self, topic: str, messages: MessageSet) -> None:
         """Publish packed messages as one MPUB and wait for its acknowledgement.
@@ -286,7 +310,7 @@ class Producer:
         try:
             await future.settled.wait()
         except BaseException:
-            _withdraw(future)
+            future.withdraw()
             raise
         if future.failure is not None:
             raise future.failure
@@ -306,15 +330,9 @@ class Producer:
         """
         maybe_stored = False
         for future in pending:
-            if _withdraw(future):
+            if future.withdraw():
                 maybe_stored |= future.command.maybe_stored
             else:
                 await future.settled.wait()
                 maybe_stored |= future.failure is None or future.failure.maybe_stored
         return maybe_stored
-
-
-def _withdraw(future: PublishFuture) -> bool:
-    """Withdraw a message that was not written to a socket; return False if it is too late."""
-    queue = future.command.queue
-    return queue is not None and queue.withdraw(future)

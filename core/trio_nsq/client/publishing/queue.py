@@ -70,6 +70,16 @@ class PublishFuture:
         self.settled = runtime.Event()
         self.failure: PublishFailed | None = None
 
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was settled without being sent."""
+        return self not in self.command.futures
+
+    def withdraw(self) -> bool:
+        """Withdraw a message that was not written to a socket; return False if it is too late."""
+        queue = self.command.queue
+        return queue is not None and queue.withdraw(self)
+
 
 @dataclass(slots=True)
 class CommandGroup:
