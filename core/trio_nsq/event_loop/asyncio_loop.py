@@ -15,6 +15,9 @@ import trio
 
 from ..protocol.limits import KIB
 
+_running_loop = asyncio._get_running_loop
+_in_trio_task = trio.lowlevel.in_trio_task
+
 READ_BYTES = 256 * KIB
 NEXT_ADDRESS_S = 0.25
 """How long an attempt to connect may take before another address is tried beside it (RFC 8305)."""
@@ -30,7 +33,7 @@ class AsyncioLoop:
     @staticmethod
     def is_current() -> bool:
         """Whether a task or callback of asyncio calls, and no task of trio as its guest."""
-        return asyncio._get_running_loop() is not None and not trio.lowlevel.in_trio_task()
+        return _running_loop() is not None and not _in_trio_task()
 
     @staticmethod
     def in_task() -> bool:

@@ -89,7 +89,7 @@ class Event:
     def __init__(self) -> None:
         self._is_set = False
         self._tasks: set[trio.lowlevel.Task] = set()  # that wait, under trio
-        self._futures: set[Future[None]] | tuple[()] = ()  # that tasks await, under asyncio
+        self._futures: list[Future[None]] | None = None  # that tasks await, under asyncio
 
     def is_set(self) -> bool:
         return self._is_set
@@ -108,17 +108,15 @@ class Event:
         for task in self._tasks:
             trio.lowlevel.reschedule(task)
         self._tasks.clear()
-        for future in self._futures:
+        for future in self._futures or ():
             if not future.done():  # otherwise its task was cancelled and has not run since
                 future.set_result(None)
 
     async def wait(self) -> None:
         """Wait until it is set. Always lets other tasks run."""
-        if _asyncio is not None and _asyncio.is_current():
-            await self._wait_in_asyncio(_asyncio)
-        elif self._is_set:
-            await trio.lowlevel.checkpoint()
-        else:
+        if self._is_set:
+            await checkpoint()
+        elif _asyncio is None or not _asyncio.is_current():
             task = trio.lowlevel.current_task()
             self._tasks.add(task)
 
@@ -127,20 +125,16 @@ class Event:
                 return trio.lowlevel.Abort.SUCCEEDED
 
             await trio.lowlevel.wait_task_rescheduled(abort)
-
-    async def _wait_in_asyncio(self, loop: "AsyncioLoop") -> None:
-        if self._is_set:
-            await loop.checkpoint()
-            return
-        future = loop.new_future()
-        if not self._futures:
-            self._futures = set()
-        assert isinstance(self._futures, set)
-        self._futures.add(future)
-        try:
-            await future
-        finally:
-            self._futures.discard(future)
+        else:
+            future = _asyncio.new_future()
+            if self._futures is None:
+                self._futures = []
+            self._futures.append(future)
+            try:
+                await future
+            except BaseException:
+                self._futures.remove(future)
+                raise
 
 
 # ------------------------------------------------------------------ time
