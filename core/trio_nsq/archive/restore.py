@@ -26,11 +26,11 @@ from .segments import ArchivedSegment, fetch_segment, read_segments
 
 
 class OperationsDamaged(ArchiveDamaged):
-    """Operations that a state needs are missing or damaged. The state before them can be restored."""
+    """Operations that a state needs are missing or damaged. The state before them, of this time, can be restored."""
 
-    def __init__(self, what: str, point: "RestorePoint") -> None:
+    def __init__(self, what: str, before_ms: int) -> None:
         super().__init__(
-            f"{what}. The state before is that of {shown_time(point.time_ms)}: "
+            f"{what}. The state before is that of {shown_time(before_ms)}: "
             "'qcli archive restore --before-damage' restores it"
         )
 
@@ -108,7 +108,7 @@ class RestorePlan:
             folder = self._storage.url_of(stream_folder(checkpoint.id))
             what = f"{folder}: the object with operation {stream.gap} is missing, and later ones are there"
             if not self.before_damage:
-                raise OperationsDamaged(what, bare)
+                raise OperationsDamaged(what, bare.time_ms)
             self.damage.append(f"{what}: later changes are not restored")
         try:
             return self._with_segments(bare)
@@ -133,7 +133,7 @@ class RestorePlan:
             point = RestorePoint(checkpoint, {}, self._stream(checkpoint).objects)
             is_same = checkpoint.run == former.checkpoint.run and point.number >= former.number
             if not is_same and not self.before_damage:
-                raise OperationsDamaged(str(because), point) from because
+                raise OperationsDamaged(str(because), point.time_ms) from because
             try:
                 found = self._with_segments(point)
             except ArchiveDamaged as exc:
@@ -219,7 +219,7 @@ class Restorer:
         except ArchiveDamaged as exc:
             before = replace(point, stream=point.stream[:count])
             if not before_damage:
-                raise OperationsDamaged(str(exc), before) from exc
+                raise OperationsDamaged(str(exc), before.time_ms) from exc
             self.damage.append(f"{exc}: later changes are not restored")
             return before
         return point
