@@ -98,6 +98,27 @@ async def test_a_damaged_segment_costs_its_damaged_records(archive: Path, tmp_pa
     assert set(found) < set(BODIES)
 
 
+@pytest.mark.parametrize("another", ["segment of the log", "log"])
+async def test_the_content_of_another_segment_costs_the_messages_of_its_place(
+    archive: Path, tmp_path: Path, another: str
+) -> None:
+    """A broker would not open a topic that has it."""
+    broken = Path(copytree(archive, tmp_path / "broken"))
+    other = sorted(broken.glob("t/*/*.seg"))[0]
+    if another == "log":
+        for _ in range(2):  # a start archives the segments that are there
+            await _publish(tmp_path / "data", tmp_path / "archive", BODIES[:200])
+        other = sorted((tmp_path / "archive").glob("t/*/*.seg"))[1]
+    victim = sorted(broken.glob("t/*/*.seg"))[1]
+    victim.write_bytes(other.read_bytes())
+    _, damage = restore_folder(str(broken), tmp_path / "restored")
+    assert [each.endswith(f"{victim.name} has another segment: messages are missing") for each in damage] == [
+        True
+    ]
+    found = await bodies_in(tmp_path / "restored")
+    assert 0 < len(BODIES) - len(found) < 50
+
+
 @pytest.mark.parametrize("where", ["@checkpoints/*/0*", "@checkpoints/*/segments", "@stream/*/*"])
 def test_other_objects_are_needed(archive: Path, tmp_path: Path, where: str) -> None:
     broken = Path(copytree(archive, tmp_path / "broken"))

@@ -248,8 +248,8 @@ async def test_segments_that_the_archive_has_lost_are_gaps(tmp_path: Path) -> No
     third.unlink()
     async with running_api(data, **SMALL, archive=str(archive)):
         pass  # its checkpoint has the list of them
-    found = [each.what for each in verify(LocalStorage(archive), lambda size: None, all_checkpoints=False)]
-    assert found == [f"{each} is missing; the broker reads messages from it" for each in (first, third)]
+    verified = [each.what for each in verify(LocalStorage(archive), lambda size: None, all_checkpoints=False)]
+    assert verified == [f"{each} is missing; the broker reads messages from it" for each in (first, third)]
     async with running_api(data, **SMALL, archive=str(archive)) as api:
         wanted = [number for number in range(after_first, COUNT) if number not in lost]
         found = await numbers_read(api, **{"from": "0"})

@@ -1,11 +1,13 @@
 """Brings a data folder back from an archive."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ..log.files import Files
+from ..log.segment.format import base_in_name, decode_file_header
 from ..replication.catch_up import Block, FileBegin
 from ..replication.fuzzy_copy import FuzzyCopy
 from ..storage import Storage
@@ -233,6 +235,8 @@ class Restorer:
         try:
             for offset, data in fetch_segment(self._storage, segment):
                 if not is_begun:
+                    if _is_another(segment, data):
+                        raise ArchiveDamaged(f"{self._storage.url_of(segment.name)} has another segment")
                     copy.add(FileBegin(path, is_whole=True))
                     is_begun = True
                 self._on_read(len(data))
@@ -241,3 +245,16 @@ class Restorer:
             self.damage.append(f"{exc}: messages are missing")
         if not is_begun:
             self._replay.missing.add(path)
+
+
+def _is_another(segment: ArchivedSegment, begin: bytes) -> bool:
+    """Whether what an object begins with is the head of another segment: a broker would not open the topic with it."""
+    header = decode_file_header(begin)
+    if header is None:
+        return False  # it is damaged, and the broker derives it from the records
+    path = Path(os.fsdecode(segment.path))
+    incarnation = None if header.incarnation is None else header.incarnation.hex()
+    return header.base_sequence != base_in_name(path) or incarnation not in (
+        None,
+        segment.name.split("/")[-2],
+    )
