@@ -18,7 +18,15 @@ from spark.support import until
 from storage.stores import BUCKET, KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.places import keep_secrets, storage_at
-from trio_nsq.storage import ChangedMeanwhile, LeaseLost, StorageError, known_access, shown_place
+from trio_nsq.storage import (
+    ChangedMeanwhile,
+    LeaseLost,
+    LocalStorage,
+    StorageError,
+    known_access,
+    shown_place,
+)
+from trio_nsq.storage.lease import ObjectLease
 
 
 class Held(NSQError):
@@ -217,6 +225,55 @@ def test_the_lease_of_a_killed_process_is_free(
     with s3.here(), storage_at(place).hold("lock", Held) as lease:
         lease.check()
         assert time.monotonic() - began_s < 5
+
+
+TAKER = """
+import sys
+from trio_nsq.storage import StorageError
+from trio_nsq.spark.places import storage_at
+try:
+    with storage_at(sys.argv[1]).hold("lock", StorageError):
+        print("taken")
+except StorageError as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a /proc without /proc/sys")
+def test_a_process_that_sees_little_of_the_machine_takes_no_lease(
+    s3: Store, place: str, holder: "subprocess.Popen[bytes]"
+) -> None:
+    """As with ProcSubset=pid of systemd: what is not in /proc does not show that the holder has ended."""
+    mounted = 'mount -t proc -o subset=pid proc /proc && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mounted, "sh", sys.executable, "-c", TAKER, place]
+    ran = subprocess.run(command, env=os.environ | s3.env, capture_output=True, check=True)
+    assert ran.stdout.decode().startswith(f"process {holder.pid} on ")
+    assert holder.communicate(b"\n")[0] == b"written\n"
+
+
+def test_when_a_holder_has_ended(tmp_path: Path, s3: Store, place: str) -> None:
+    with s3.here():
+        storage = storage_at(place)
+        with storage.hold("lock", Held):
+            found = storage.read("lock")
+    assert found is not None
+    mine = json.loads(found.data) | {"token": "of another process"}
+    local = LocalStorage(tmp_path)
+
+    def is_free(**changes: object) -> bool:
+        local.put("lock", json.dumps(mine | changes).encode())
+        return ObjectLease(local, "lock").find_holder() is None
+
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        assert is_free(pid=ended.pid)
+        assert not is_free(pid=ended.pid, machine="of another start")
+    assert not is_free()
+    assert is_free(started="another time")  # the number of a process that has ended is used again
+    for unknown in (None, "x", -(10**30), 10**30, [], 0):
+        assert not is_free(pid=unknown)
+    assert not is_free(machine=None)
+    assert not is_free(machine=None, pid=ended.pid)
 
 
 def test_a_process_that_slept_has_lost_its_lease(

@@ -231,20 +231,25 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started, in ticks. Raises FileNotFoundError if it has ended."""
+    """Return when a process was started, in ticks. Raises OSError; ProcessLookupError if it has ended.
+
+    /proc can be without the processes of other users, or without /proc/sys: what is not there tells nothing.
+    """
+    with suppress(PermissionError):  # of another user
+        os.kill(pid, 0)
     state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     if state in "ZX":
-        raise FileNotFoundError(pid)
+        raise ProcessLookupError(pid)
     return rest[18]
 
 
 def _has_ended(about: dict[str, Any]) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
+    """Whether the holder was certainly a process of this machine that has ended."""
     try:
         if about.get("machine") != _machine():
             return False
         return bool(_started(int(about["pid"])) != about["started"])
-    except FileNotFoundError:
+    except ProcessLookupError:
         return True
-    except (OSError, ValueError, KeyError, IndexError):
+    except (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError):
         return False
