@@ -330,6 +330,19 @@ def test_options_of_members_need_a_cluster(flag: str) -> None:
             cluster_options(ctx.params)
 
 
+@pytest.mark.parametrize("flag", ["--archive-before-ok", "--archive-retention=90d"])
+def test_options_of_archives_need_one(flag: str) -> None:
+    with pytest.raises(Failure, match=f"{flag.partition('=')[0]} needs --archive"):
+        options(flag)
+    options(flag, "--archive=a")
+
+
+def test_a_standby_needs_an_archive() -> None:
+    flags = ["--cluster=prod", "--coordinator=static:", "--restore-after=5s"]
+    with command.make_context("serve", flags) as ctx, pytest.raises(Failure, match="needs --restore-from"):
+        cluster_options(ctx.params)
+
+
 def test_required_tls_needs_a_certificate(tmp_path: Path) -> None:
     assert "--tls-cert" in refusal(tmp_path, "-tls-required")
 

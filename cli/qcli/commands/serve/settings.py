@@ -541,6 +541,9 @@ def broker_options(values: dict[str, Any]) -> BrokerOptions:
     limits = Limits(**fields_of(Limits, values))
     if limits.min_output_buffer_timeout_ms > limits.max_output_buffer_timeout_ms:
         raise Failure("--min-output-buffer-timeout is longer than --max-output-buffer-timeout.")
+    for name in ("archive_before_ok", "archive_retention_ms"):  # it would promise what is not done
+        if values[name] and not values["archive"]:
+            raise Failure(f"--{name.removesuffix('_ms').replace('_', '-')} needs --archive.")
     defaults = TopicSettings(**fields_of(TopicSettings, values))
     return BrokerOptions(limits=limits, topic_defaults=defaults, **fields_of(BrokerOptions, values))
 
@@ -559,6 +562,8 @@ def cluster_options(values: dict[str, Any]) -> ClusterOptions | None:
         if values["restore_after_ms"] != RESTORE_AFTER_MS:
             raise Failure("--restore-after needs --cluster.")
         return None
+    if values["restore_after_ms"] != RESTORE_AFTER_MS and not values["restore_from"]:
+        raise Failure("--restore-after needs --restore-from.")
     if not values["coordinator"]:
         raise Failure("--cluster needs --coordinator.")
     limited = {"catch_up_rate": max(0, values["catch_up_rate"])}  # below 0: unlimited
