@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -128,6 +129,32 @@ async def in_sync(leader: Process, members: int) -> None:
             await trio.sleep(0.05)
 
 
+async def leader_of(*processes: Process) -> Process | None:
+    for each in processes:
+        try:
+            if (await each.about())["role"] == "leader":
+                return each
+        except NoAnswer:
+            each.check()
+    return None
+
+
+async def reason_of(process: Process) -> str:
+    """Return why a member does not lead; empty if it does not answer yet."""
+    try:
+        return str((await process.about())["reason"])
+    except NoAnswer:
+        process.check()
+        return ""
+
+
+async def refused_promotion(process: Process) -> bytes:
+    async with httpx.AsyncClient(base_url=f"http://{process.http_address}", timeout=PATIENCE_S) as client:
+        answer = await client.post("/cluster/promote")
+    assert answer.status_code == 409
+    return answer.content
+
+
 async def test_an_empty_disk_takes_over_and_nothing_acknowledged_is_lost(
     tmp_path: Path,
     etcd_member: Etcd,  # noqa: F811
@@ -163,6 +190,42 @@ async def test_an_empty_disk_takes_over_and_nothing_acknowledged_is_lost(
         first.start()
         await in_sync(second, 2)
         assert await bodies(first) == [*found, "after"]
+
+
+async def test_all_disks_are_lost_and_an_empty_member_is_promoted(
+    tmp_path: Path,
+    etcd_member: Etcd,  # noqa: F811
+) -> None:
+    """Two were in sync, so none is restored by itself. The one that is promoted does not lead without messages."""
+    etcd_member.remove("/trio-nsq/prod/")
+    async with standbys(tmp_path, *with_etcd(tmp_path, etcd_member), "--archive-before-ok") as members:
+        first, second = members.start("first"), members.start("second")
+        with trio.fail_after(2 * PATIENCE_S):
+            while (leader := await leader_of(first, second)) is None:
+                await trio.sleep(0.05)
+        await leads(leader)
+        await in_sync(leader, 2)
+        await may_be_replaced(leader)
+        for body in (sent := [str(number) for number in range(10)]):
+            assert await publish(leader, body)
+        lost = {(await each.about())["id"] for each in (first, second)}
+        leader.kill()
+        for each in (first, second):  # before the lease of the leader ends: none is in sync alone
+            each.kill()
+            each.end()
+        etcd_member.revoke_leases()
+        third = members.start("third")
+        with trio.fail_after(PATIENCE_S):
+            while not lost <= set(re.findall("[0-9a-f]{16}", await reason_of(third))):
+                await trio.sleep(0.05)
+        assert "qcli cluster promote" in await reason_of(third)
+        (tmp_path / "archive").rename(tmp_path / "away")
+        assert b"is no archive of a broker" in await refused_promotion(third)
+        (tmp_path / "away").rename(tmp_path / "archive")
+        assert await third.ask("POST", "/cluster/promote") == b""
+        await leads(third)
+        assert await bodies(third) == sent
+        assert await publish(third, "after")
 
 
 @pytest.mark.slow

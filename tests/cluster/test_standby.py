@@ -165,3 +165,61 @@ async def test_an_archive_that_cannot_be_read(member: _Member, archive: str, tmp
     assert not await other.is_ready(other.lost(nothing))
     assert "is no archive of a broker" in other.standby.reason
     assert other.opened == 0, "the folder stays as it is"
+
+
+@pytest.mark.parametrize("others", ["another one is in sync", "none is known"])
+async def test_a_member_that_an_administrator_asks_is_restored_first(member: _Member, others: str) -> None:
+    """Whoever was in sync, and without a wait."""
+    state = None
+    if others != "none is known":
+        state = member.lost("").joined("other", ()).synced("other")
+    member.standby.is_asked = True
+    assert await member.is_ready(state)
+    assert member.standby.restored_after == (0 if state is None else EPOCH)
+    assert [each.name for each in (member.path / "topics").iterdir()] == ["t.topic"]
+
+
+async def test_an_asked_member_does_not_lead_empty_unless_the_archive_has_not_begun(tmp_path: Path) -> None:
+    nothing = str(tmp_path / "nothing")
+    member = _Member(tmp_path / "member", nothing, restore_after_ms=3_600_000)
+    member.standby.is_asked = True
+    assert await member.is_ready(member.lost(""))
+    assert (member.opened, member.standby.restored_after) == (0, None)
+    assert not await member.is_ready(member.lost(nothing)), "it had begun, and is not there now"
+    assert "is no archive of a broker" in member.standby.reason
+    assert member.standby.reason.endswith("promote it again")
+
+
+async def test_the_last_failure_stays_until_a_restore_works(tmp_path: Path, archive: str) -> None:
+    place = tmp_path / "archive"
+    place.symlink_to(tmp_path / "nothing")
+    member = _Member(tmp_path / "member", str(place))
+    state = member.lost(str(place))
+    for _ in range(2):
+        assert not await member.is_ready(state)
+        assert "is no archive of a broker" in member.standby.reason
+        assert "; next try in " in member.standby.reason
+    place.unlink()
+    place.symlink_to(archive)
+    member.standby.is_asked = True  # at once
+    assert await member.is_ready(state)
+    assert member.standby.restored_after == EPOCH
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state.joined("other", ()).synced("other"), "qcli cluster promote"),
+        (lambda state: state.archived(""), "the lost leader L did not record"),
+        (lambda state: state, ""),
+    ],
+    ids=["another one is in sync", "not recorded", "it may be restored"],
+)
+async def test_it_says_why_it_is_not_restored(
+    member: _Member, archive: str, change: Callable[[ClusterState], ClusterState], reason: str
+) -> None:
+    member.standby.see(Observation(change(member.lost(archive)), is_held=False))
+    found = member.standby.why_not
+    assert (reason in found, archive in found) == (True, bool(reason))
+    member.standby.see(Observation(change(member.lost(archive)), is_held=True))
+    assert not member.standby.why_not

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from ..broker.errors import StartupError
-from ..broker.storage.data_folder import end_following
+from ..broker.storage.data_folder import BROKER_FILE, end_following
 from ..coordination import CoordinatorError, NotInSync, Observation, StateError
 from ..coordination.static import StaticCoordinator
 from ..event_loop.retries import Delays
@@ -33,6 +33,8 @@ _SILENCE_S: Final = 5.0
 _LINK_S: Final = _SILENCE_S + 1.0
 """A link that does not come about ends in this time."""
 _ASK_S: Final = 0.5
+_ANSWER_S: Final = 20.0
+"""A promotion is answered in this time, also if it still restores the folder."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 REPLICATE = "/cluster/replicate"
 NOT_ASKED = "the coordinator was not asked yet"
@@ -113,10 +115,11 @@ class Following:
         """Lead although the coordinator does not elect this member: an administrator has confirmed it.
 
         Returns:
-            Why that is not possible; empty: this member leads.
+            Why that is not possible; empty: this member leads, or is still restored from the archive before.
         """
         promotion = self._promotion = self._promotion or _Promotion()
-        await promotion.done.wait()
+        with trio.move_on_after(_ANSWER_S):
+            await promotion.done.wait()
         return promotion.refusal
 
     async def run(self) -> int:
@@ -311,6 +314,9 @@ class Following:
             return None
         if self.is_connected:
             epoch, refusal = None, "this member follows a leader, which runs: stop that one first"
+        elif promotion is not None and self._standby is not None and seen.is_held:
+            # It may be over before the coordinator is asked again, and the archive would not be looked at.
+            epoch, refusal = None, "another member leads"
         else:
             # No catch-up may begin while the folder is a candidate.
             with trio.move_on_after(_LINK_S) as waiting:
@@ -319,9 +325,14 @@ class Following:
                 return None  # a link has come about meanwhile, or ends: see what the coordinator says then
             self._is_confirmed, self._lead_after = promotion is not None, None
             try:
-                if promotion is None and (await self._gives_way(seen) or not await self._is_restored()):
+                if promotion is None and await self._gives_way(seen):
                     return None
-                epoch, refusal = await self._win()
+                if await self._is_restored(seen, is_promoted=promotion is not None):
+                    epoch, refusal = await self._win()
+                elif promotion is None:
+                    return None
+                else:
+                    epoch, refusal = None, self.reason
             finally:
                 self._linking.release()
         if promotion is not None:
@@ -363,7 +374,10 @@ class Following:
         try:
             epoch = await self._elected()
         except StateError as exc:
-            if (refusal := str(exc)) != self.reason:
+            refusal = str(exc)
+            if self._standby is not None and self._standby.why_not:
+                refusal = f"{refusal}; {self._standby.why_not}"
+            if refusal != self.reason:
                 logger.warning("this member cannot lead: %s", refusal)
             self.reason = refusal
             return None, refusal
@@ -382,15 +396,29 @@ class Following:
             return await context.ask(coordinator.promote, context.candidate)
         return await context.ask(coordinator.campaign, context.candidate, found=True, after=self._lead_after)
 
-    async def _is_restored(self) -> bool:
-        """Restore the folder from the archive, if that is due; returns False if this member must not try to lead."""
-        if (standby := self._standby) is None:
+    async def _is_restored(self, seen: Observation, *, is_promoted: bool) -> bool:
+        """Restore the folder from the archive, if that is due; returns False if this member must not try to lead.
+
+        Args:
+            is_promoted: An administrator lets it lead: as it is, or from the archive if it has nothing.
+        """
+        standby = self._standby
+        if standby is None or (is_promoted and not self._has_nothing):
             return True
+        standby.is_asked = is_promoted
+        standby.see(seen)
         if not await standby.is_ready(self._usable):
             self.reason = standby.reason
             return False
-        self._is_confirmed, self._lead_after = standby.restored_after is not None, standby.restored_after
+        if standby.restored_after is not None:
+            self._is_confirmed, self._lead_after = True, standby.restored_after
         return True
+
+    @property
+    def _has_nothing(self) -> bool:
+        """Whether the folder has no state of a leader, or of a broker that begins the cluster."""
+        path = self._context.path
+        return not (self._is_complete and ((path / BROKER_FILE).exists() or topics_in(path)))
 
     @property
     def _is_complete(self) -> bool:

@@ -16,7 +16,7 @@ import trio
 from ..archive.restore import RestorePlan, shown_time
 from ..broker.restoring import is_begun, write_folder
 from ..broker.storage.data_folder import BROKER_FILE
-from ..coordination import CoordinatorError, Observation
+from ..coordination import ClusterState, CoordinatorError, Observation
 from ..protocol.errors import NSQError
 from ..replication.replica import Replica
 from ..storage import shown_place, storage_at
@@ -26,6 +26,7 @@ logger = logging.getLogger("trio_nsq.cluster")
 
 _PAUSE_S: Final = 10.0
 """After a restore that failed."""
+_EMPTY: Final = ". To let it lead without any message, start it without --restore-from, and promote it again"
 
 
 class _Superseded(Exception):
@@ -42,11 +43,18 @@ class Standby:
         restored_after: The folder was restored, and may lead after this epoch; 0: after none. None: it was not, or
             there was a leader since then.
         reason: Why it waits, or what it does; empty: nothing.
+        why_not: Why this member is not restored although it may not lead either; empty: there is no such reason.
+        is_asked: An administrator lets this member lead, and its folder has nothing. So it is restored first, at once,
+            also if others were in sync. Set it before `see`.
     """
 
     def __init__(self, context: MemberContext) -> None:
         self.restored_after: int | None = None
-        self.reason = ""
+        self.reason = self.why_not = ""
+        self.is_asked = False
+        self._failure = ""
+        self._said = ""
+        self._is_recorded = False
         self._context = context
         self._url = context.options.restore_from
         self._archive = shown_place(self._url)
@@ -59,18 +67,37 @@ class Standby:
         if after != self._after:
             patience_s = self._context.options.restore_after_ms / 1000
             self._after, self._due_s, self.restored_after = after, trio.current_time() + patience_s, None
+        if seen.is_held:
+            self._failure = ""
+        self._is_recorded = seen.state is not None and seen.state.archive == self._archive
+        self.why_not = "" if after is not None or seen.is_held else self._failure or self._why_not(seen.state)
 
     def _replaceable(self, seen: Observation) -> int | None:
         """Return the last epoch, 0 if there was none, if no member may lead but one that is restored; else None."""
         state, context = seen.state, self._context
         if seen.is_held:
             return None
+        if self.is_asked:
+            return 0 if state is None else state.epoch
         if state is None:
             about = context.membership
             is_new = about.epoch == 0 and (about.is_copy or not (context.path / BROKER_FILE).exists())
             return 0 if is_new else None
         is_lost = state.in_sync == {state.leader} and state.leader != context.folder
         return state.epoch if is_lost and state.archive == self._archive else None
+
+    def _why_not(self, state: ClusterState | None) -> str:
+        if state is None or self._context.folder in state.in_sync:
+            return ""
+        if state.in_sync != {state.leader}:
+            return (
+                f"it is not restored from {self._archive}, because these have everything. If all of them are lost for "
+                "good, 'qcli cluster promote' restores a member with an empty folder"
+            )
+        return (
+            f"it is not restored from {self._archive}, because the lost leader {state.leader} did not record that this "
+            "archive is current: it ran without --restore-from, with another --archive, or was behind"
+        )
 
     async def is_ready(self, replica: Callable[[], Replica]) -> bool:
         """Restore the folder if that is due; return whether this member may try to lead: restored, or as it is.
@@ -82,29 +109,38 @@ class Standby:
         if after is None or after == self.restored_after:
             return True
         try:
-            if after == 0 and not await trio.to_thread.run_sync(is_begun, self._url):
-                return True  # a new cluster, whose archive begins now
-            if trio.current_time() < self._due_s:
-                self._say(f"no other member may lead: waiting before restoring {self._archive}")
+            if not (self._is_recorded or await trio.to_thread.run_sync(is_begun, self._url)):
+                return True  # the archive begins with this member
+            if not self.is_asked and (wait_s := self._due_s - trio.current_time()) > 0:
+                waiting = f"no other member may lead: waiting before restoring {self._archive}"
+                self._say(
+                    self._failure or waiting,
+                    f"; {'next try' if self._failure else 'it begins'} in {wait_s:.0f} s",
+                )
                 return False
             await self._restore(replica, after)
         except _Superseded:
             self._say("there was a leader while the archive was restored")
         except (NSQError, OSError) as exc:
-            self._say(f"cannot restore {self._archive}: {exc}")
+            self._failure = f"cannot restore {self._archive}: {exc}"
+            self._say(self._failure, _EMPTY if self.is_asked else f"; next try in {_PAUSE_S:.0f} s")
             self._due_s = trio.current_time() + _PAUSE_S
         return self.restored_after is not None
 
-    def _say(self, reason: str) -> None:
-        if reason != self.reason:
+    def _say(self, reason: str, when: str = "") -> None:
+        """Set the reason, and log it unless it is the one that was logged last; `when` is not logged."""
+        if reason != self._said:
             logger.warning("%s", reason)
-        self.reason = reason
+        self._said, self.reason = reason, reason + when
 
     async def _restore(self, replica: Callable[[], Replica], after: int) -> None:
         """Raises _Superseded, NSQError, OSError."""
-        self._say(f"no other member may lead: restoring {self._archive}")
+        if self._failure:
+            self._say(self._failure, "; it is tried again now")
+        else:
+            self._say(f"no other member may lead: restoring {self._archive}")
         await trio.to_thread.run_sync(self._restore_now, replica, after)
-        self.restored_after = after
+        self.restored_after, self._failure = after, ""
 
     def _restore_now(self, replica: Callable[[], Replica], after: int) -> None:
         storage = storage_at(self._url)

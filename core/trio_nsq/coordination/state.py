@@ -107,6 +107,11 @@ class ClusterState:
         """Return the members in sync that did not lead, except one."""
         return self.in_sync - {folder, self.leader}
 
+    def shown(self, folder: str) -> str:
+        """Return the id of a member with its first address, for messages."""
+        addresses = self.members.get(folder, ())
+        return f"{folder} ({addresses[0].rpartition('://')[2]})" if addresses else folder
+
     def joined(self, folder: str, addresses: Iterable[str]) -> "ClusterState":
         """Return the value with a member and its addresses. A new member is not in sync."""
         return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
@@ -222,11 +227,11 @@ class ClusterState:
             raise StateError(f"{folder} is not a member of the cluster {self.cluster}")
 
     def _check_in_sync(self, folder: str) -> None:
-        self._check_member(folder)
         if folder not in self.in_sync:
+            what = "in sync with" if folder in self.members else "a member of"
             raise NotInSync(
-                f"{folder} is not in sync with the cluster {self.cluster}, so it may lack messages and cannot lead; in "
-                f"sync: {', '.join(sorted(self.in_sync))}"
+                f"{folder} is not {what} the cluster {self.cluster}, so it may lack messages and cannot lead; it waits "
+                f"for a member in sync: {' or '.join(self.shown(each) for each in sorted(self.in_sync))}"
             )
 
     def _check_not_leader(self, folder: str) -> None:

@@ -103,9 +103,10 @@ def switch(to: str | None, brokers: Brokers, timeout: int, yes: bool) -> None:
 
 
 _MEANING = (
-    "The member becomes the leader without an election, with the messages that it has. Messages that only the lost "
-    "leader had are lost. Nothing keeps the lost leader from serving clients, too: it must not run, and must not be "
-    "started as anything but a member of this cluster, when it follows, and what only it had is set aside."
+    "The member becomes the leader without an election, with the messages that it has. If it has none, it restores "
+    "the archive of --restore-from first. Messages that only the lost leader had are lost. Nothing keeps the lost "
+    "leader from serving clients, too: it must not run, and must not be started as anything but a member of this "
+    "cluster, when it follows, and what only it had is set aside."
 )
 
 
