@@ -11,7 +11,7 @@ import trio
 
 from broker.metrics import OPENMETRICS, described, documented
 from broker.support import PATIENCE_S, connected, dpub, mpub, pub, refusal, running_broker
-from trio_nsq.archive.manifest import LEASE
+from trio_nsq.archive.manifest import LEASE, read_manifest
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.broker.startup_check import startup_problems
@@ -28,6 +28,11 @@ async def _archived(client: httpx.AsyncClient) -> dict[str, object]:
             if found["state"] == "archiving" and not found["lag_operations"]:
                 return found
             await trio.sleep(0.02)
+
+
+async def _archive_of(client: httpx.AsyncClient) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.get("/stats?format=json")).json()["archive"]
+    return found
 
 
 def _client(address: object) -> httpx.AsyncClient:
@@ -50,6 +55,33 @@ async def test_what_a_broker_tells_of_its_archive(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "without") as bound, _client(bound.http_address) as client:
         assert "archive" not in (await client.get("/stats?format=json")).json()
         assert "X-NSQ-Archive-Lag" not in (await client.get("/ping")).headers
+
+
+async def test_a_broker_does_not_write_to_the_archive_of_another_one(tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    for name in ("one", "one"):  # its own again
+        async with running_broker(tmp_path / name, archive=archive, archive_interval_ms=10) as bound:
+            async with _client(bound.http_address) as client, connected(bound.tcp_address) as nsq:
+                await nsq.publish("t", b"one")
+                await _archived(client)
+    before = read_manifest(LocalStorage(tmp_path / "archive"))[0]
+    pacing = Pacing(archive_stop_s=0.1)
+    async with running_broker(tmp_path / "two", archive=archive, pacing=pacing) as bound:
+        async with _client(bound.http_address) as client, connected(bound.tcp_address) as nsq:
+            await nsq.publish("other", b"two")
+            with trio.fail_after(PATIENCE_S):
+                while "is the archive of another broker" not in (await _archive_of(client))["error"]:
+                    await trio.sleep(0.02)
+    assert read_manifest(LocalStorage(tmp_path / "archive"))[0] == before
+    restore_folder(archive, tmp_path / "restored")
+    async with (
+        running_broker(tmp_path / "restored", archive=archive) as bound,
+        _client(bound.http_address) as client,
+    ):
+        await _archived(client)
+        assert [each["topic_name"] for each in (await client.get("/stats?format=json")).json()["topics"]] == [
+            "t"
+        ]
 
 
 async def test_everything_is_restored(tmp_path: Path) -> None:

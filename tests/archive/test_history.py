@@ -260,6 +260,22 @@ async def test_segments_that_the_archive_has_lost_are_gaps(tmp_path: Path) -> No
         assert await consume(api, len(wanted)) == wanted
 
 
+async def test_a_segment_with_the_content_of_another_one_is_a_gap(tmp_path: Path) -> None:
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        await finish_all(api)
+        await until_only_archived(data, 80)
+    _, second, third, *_ = sorted(archive.glob("t/*/*.seg"))
+    second.write_bytes(third.read_bytes())
+    async with running_api(data, **SMALL, archive=str(archive)) as api:
+        wanted = [*range(12), *range(24, COUNT)]
+        found = await numbers_read(api, **{"from": "0"})
+        assert found == [*range(12), "damaged", *range(24, COUNT)]
+        await api.client.post("/channel/seek?topic=t&channel=c&to=0")
+        await api.tcp.subscribe("t", "c", 100)
+        assert await consume(api, len(wanted)) == wanted
+
+
 async def test_retention_waits_for_the_archive(tmp_path: Path) -> None:
     """Another broker writes to the archive: files stay on the disk, although the channel has passed them."""
     data, archive = tmp_path / "data", tmp_path / "archive"

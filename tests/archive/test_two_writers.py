@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copy
 from threading import Event
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 
 from archive.folders import PATIENCE_S, restore, until_archived, writer_of
 from replication.leader import RandomChanges, tree_of
+from trio_nsq.archive import OWNER_FILE
 from trio_nsq.archive.manifest import MANIFEST
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.storage import Lease, LeaseLost, LocalStorage
@@ -99,6 +101,7 @@ async def test_a_writer_that_wakes_after_another_one_has_begun(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(former.run)
         await until_archived(former)
+        copy(one / OWNER_FILE, two)  # as the members of a cluster have it
         storage.where, storage.skipped = where, skipped
         with trio.fail_after(PATIENCE_S):
             while not storage.is_paused.is_set():

@@ -10,6 +10,7 @@ import trio
 
 from broker.support import connected, running_broker
 from trio_nsq.access.secret import NO_SECRET
+from trio_nsq.archive.manifest import read_manifest
 from trio_nsq.cluster.context import MemberContext
 from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
@@ -19,6 +20,7 @@ from trio_nsq.coordination.state import Candidate, ClusterState, founded
 from trio_nsq.coordination.static import StaticCoordinator
 from trio_nsq.log import Files
 from trio_nsq.replication.replica import Replica
+from trio_nsq.storage import LocalStorage
 
 LEADER = Candidate("L", ())
 EPOCH = 7
@@ -69,7 +71,9 @@ class _Member:
 
     def lost(self, archive: str) -> ClusterState:
         """Return the value of a leader that was alone."""
-        return founded("prod", LEADER, "s", EPOCH).joined(self.context.folder, ()).archived(archive)
+        owner = read_manifest(LocalStorage(Path(archive)))[0].owner
+        state = founded("prod", LEADER, "s", EPOCH).joined(self.context.folder, ())
+        return state.archived(f"{archive} {owner}")
 
     async def is_ready(self, state: ClusterState | None, *, is_held: bool = False) -> bool:
         self.coordinator.seen = Observation(state, is_held)
@@ -107,7 +111,7 @@ async def test_a_member_is_restored_once_and_keeps_what_it_had(member: _Member, 
         lambda state, member: state.synced(member.folder),
         lambda state, member: state.joined("other", ()).synced("other"),
         lambda state, member: state.archived(""),
-        lambda state, member: state.archived("s3://elsewhere"),
+        lambda state, member: state.archived("s3://elsewhere 1234"),
         lambda state, member: founded("prod", member.candidate, "s", EPOCH).archived(state.archive),
     ],
     ids=[
@@ -157,6 +161,13 @@ async def test_a_leader_that_comes_back_ends_the_restore(member: _Member, archiv
     replica.close()
     assert await member.is_ready(state), "the leader is lost again"
     assert member.standby.restored_after == EPOCH
+
+
+async def test_the_archive_of_another_cluster_is_not_restored(member: _Member, archive: str) -> None:
+    """By mistake, another cluster has the same archive, and has written there since the leader was lost."""
+    assert not await member.is_ready(member.lost(archive).archived(f"{archive} of-mine"))
+    assert f"{archive} is the archive of another broker or cluster" in member.standby.reason
+    assert member.standby.restored_after is None
 
 
 async def test_an_archive_that_cannot_be_read(member: _Member, archive: str, tmp_path: Path) -> None:

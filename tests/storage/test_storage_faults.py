@@ -270,6 +270,7 @@ def test_when_a_holder_has_ended(tmp_path: Path, s3: Store, place: str) -> None:
         assert not is_free(pid=ended.pid, machine="of another start")
     assert not is_free()
     assert is_free(started="another time")  # the number of a process that has ended is used again
+    unknown: object
     for unknown in (None, "x", -(10**30), 10**30, [], 0):
         assert not is_free(pid=unknown)
     assert not is_free(machine=None)

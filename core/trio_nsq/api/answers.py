@@ -138,6 +138,7 @@ class ArchiveProgress(TypedDict, total=False):
     object_bytes: int
     segments: int
     conflicts: int
+    owner: str
 
 
 class ArchiveStats(ArchiveProgress, total=False):

@@ -2,3 +2,8 @@
 
 docs/reference/archive.md describes its objects.
 """
+
+from typing import Final
+
+OWNER_FILE: Final = "archive.json"
+"""The file of a data folder with the id that it shares with its archive: see `owner`."""

@@ -25,6 +25,7 @@ from .manifest import (
     read_manifest,
     stream_folder,
 )
+from .owner import take_ownership
 from .pruning import prune, prune_segments
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
 
@@ -45,6 +46,7 @@ class Checkpoints:
         newest: The last one of this run; None: none yet.
         segments: The archived segments that the data folder has.
         count: How many were written.
+        owner: The id of the data folder; empty: not known yet.
         needs_after: A checkpoint that is being written needs the operations after this one; None: none is.
     """
 
@@ -54,6 +56,7 @@ class Checkpoints:
         self.newest: Checkpoint | None = None
         self.segments = ArchivedSegments(files, storage, {})
         self.count = 0
+        self.owner = ""
         self.needs_after: int | None = None
         self._files = files
         self._operations = operations
@@ -67,10 +70,11 @@ class Checkpoints:
         """Learn what the archive has; the next checkpoint is the first one of a chain.
 
         Raises:
-            ArchiveDamaged: Its manifest cannot be understood.
+            ArchiveError: It is the archive of another data folder. ArchiveDamaged: its manifest cannot be understood.
             StorageError, OSError: It cannot be read.
         """
         self.newest = self._next_id = None
+        self.owner = take_ownership(self._files, self._files.root, self._storage)
         manifest, _ = read_manifest(self._storage)
         known = {}
         if manifest.checkpoints:
@@ -179,7 +183,7 @@ class Checkpoints:
 
     def _with_next_id(self, step: int, manifest: Manifest) -> Manifest:
         self._check_alone(manifest)
-        return replace(manifest, next_id=manifest.next_id + step)
+        return replace(manifest, next_id=manifest.next_id + step, owner=self.owner)
 
     def _with_checkpoint(self, manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
         self._check_alone(manifest)

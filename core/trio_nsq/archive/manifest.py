@@ -79,11 +79,13 @@ class Manifest:
         next_id: Of the next checkpoint; those that were not finished have one, too.
         checkpoints: Those that are complete, oldest first.
         first_id: Of those with lower ids, nothing is left.
+        owner: See `owner`; empty: a version before has written it.
     """
 
     next_id: int = 1
     checkpoints: tuple[Checkpoint, ...] = ()
     first_id: int = 1
+    owner: str = ""
 
     def encode(self) -> bytes:
         content = {"version": _VERSION, **asdict(self)}
@@ -129,7 +131,7 @@ def read_manifest(storage: Storage) -> tuple[Manifest, str | None]:
             )
         checkpoints = tuple(_checkpoint(each) for each in content["checkpoints"])
         next_id, first_id = (_number(content[name]) for name in ("next_id", "first_id"))
-        return Manifest(next_id, checkpoints, first_id), found.version
+        return Manifest(next_id, checkpoints, first_id, str(content.get("owner", ""))), found.version
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ArchiveDamaged(f"{storage.url_of(MANIFEST)} is damaged") from exc
 

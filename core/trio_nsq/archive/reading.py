@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Final
 
 from ..log.disk.history import ArchivedFile
-from ..log.errors import LogReadError, UnusableSegmentError
+from ..log.errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..log.files import OpenFiles
 from ..log.segment.format import segment_path
 from ..log.segment.identity import FILE_NAME as INCARNATION_FILE
@@ -72,7 +72,7 @@ class ArchiveReader:
         """Return None if the archive does not have the segment, or nothing in it can be read. Raises LogReadError."""
         try:
             return Segment.open(self._open_files, path, identity)
-        except UnusableSegmentError as exc:
+        except (UnusableSegmentError, NotASegmentError) as exc:
             url = self._storage.url_of(path.parent.as_posix())
             logger.error("%s: %s; its messages are skipped", url, exc.reason)
             self._files.missing.add(path)

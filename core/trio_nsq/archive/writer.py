@@ -61,6 +61,7 @@ class ArchiveStatus:
         checkpoint_time_ms: When the last one was finished, Unix milliseconds; 0: none yet.
         objects, object_bytes: The objects with operations that this run has written.
         segments: How many segments of the data folder are archived.
+        owner: The id that the data folder and its archive share; empty: not known yet.
         conflicts: Under the names of so many others, the archive has other messages: the folder was restored from an
             older state. They stay on the disk.
     """
@@ -77,6 +78,7 @@ class ArchiveStatus:
     object_bytes: int = 0
     segments: int = 0
     conflicts: int = 0
+    owner: str = ""
 
 
 class ArchiveWriter:
@@ -154,6 +156,7 @@ class ArchiveWriter:
             object_bytes=self._object_bytes,
             segments=len(self._checkpoints.segments.found),
             conflicts=len(self._checkpoints.segments.conflicts),
+            owner=self._checkpoints.owner,
         )
 
     def has(self, path: Path, incarnation: bytes, next_sequence: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import trio
 
+from ..archive.writer import ArchiveStatus
 from ..broker.errors import ClusterRefusal
 from ..broker.replication import FollowerStatus, Replication
 from ..broker.storage.disk_reserve import StorageFailure
@@ -171,15 +172,16 @@ class Leading:
             is_current = status is not None and status.state == "archiving" and status.lag_s < LATE_S
             if is_current != recorded:
                 recorded, self._is_replaceable = None, True
-                if await self._record_archive(is_current=is_current):
+                if await self._record_archive(status, is_current=is_current):
                     recorded = self._is_replaceable = is_current
             await trio.sleep(_CHECK_S)
 
-    async def _record_archive(self, *, is_current: bool) -> bool:
+    async def _record_archive(self, status: ArchiveStatus | None, *, is_current: bool) -> bool:
         """Record whether a member may be restored; returns False if it is unknown whether that is done."""
         archive = shown_place(self._context.options.restore_from)
+        place = f"{archive} {status.owner}" if status is not None else ""  # see `ClusterState.archive`
         try:
-            await self._change(lambda state: state.archived(archive if is_current else ""))
+            await self._change(lambda state: state.archived(place if is_current else ""))
         except (CoordinatorError, StateError) as exc:
             logger.warning("cannot record whether a member may be restored from %s: %s", archive, exc)
             return False

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from ..archive.owner import check_owner
 from ..archive.restore import RestorePlan, shown_time
 from ..broker.restoring import is_begun, write_folder
 from ..broker.storage.data_folder import BROKER_FILE
@@ -58,6 +59,7 @@ class Standby:
         self._context = context
         self._url = context.options.restore_from
         self._archive = shown_place(self._url)
+        self._owner = ""  # the id of the archive, if the lost leader has recorded it
         self._after: int | None = None
         self._due_s = 0.0
 
@@ -84,7 +86,8 @@ class Standby:
             is_new = about.epoch == 0 and (about.is_copy or not (context.path / BROKER_FILE).exists())
             return 0 if is_new else None
         is_lost = state.in_sync == {state.leader} and state.leader != context.folder
-        return state.epoch if is_lost and state.archive == self._archive else None
+        place, _, self._owner = state.archive.rpartition(" ")
+        return state.epoch if is_lost and place == self._archive else None
 
     def _why_not(self, state: ClusterState | None) -> str:
         if state is None or self._context.folder in state.in_sync:
@@ -144,6 +147,8 @@ class Standby:
 
     def _restore_now(self, replica: Callable[[], Replica], after: int) -> None:
         storage = storage_at(self._url)
+        if self._owner:
+            check_owner(storage, self._owner)
         plan = RestorePlan(storage)
         look_s = 0.0
 

@@ -75,9 +75,9 @@ class ClusterState:
         instances: The processes that the members in sync had when they were recorded, by the ids of their data folders.
             An older copy of a folder, such as a backup, does not know the name.
         successor: The member to which the leader has handed over; empty: none.
-        archive: The archive from which a member without messages may be restored, and lead, if the leader is the only
-            member in sync and its lease is over: it has all but the last seconds, and the leader acknowledges nothing
-            without its lease. Empty: there is none.
+        archive: The archive, and its id after a blank, from which a member without messages may be restored, and lead,
+            if the leader is the only member in sync and its lease is over: it has all but the last seconds, and the
+            leader acknowledges nothing without its lease. Empty: there is none.
         unknown: Fields of newer versions. They are kept.
     """
 

@@ -5,6 +5,7 @@ broker.json                     {"crc32": C, "format": F, "next_id": N}: message
 broker.json.copy                a copy, used if broker.json is damaged
 cluster.json                    in the folder of a member of a cluster: see `trio_nsq.cluster.membership`
 cluster-state.json              of the coordinator `static:`
+archive.json                    the id that the folder shares with its archive: see `trio_nsq.archive.owner`
 restore-incomplete              there while the folder is restored from an archive
 replica-journal.N               of a follower: see `trio_nsq.replication.journal`
 diverged-EPOCH/                 what a former leader had and the next one has not
@@ -36,6 +37,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, NewType
 
+from ...archive import OWNER_FILE
 from ...log import Files, LogReadError, OpenFiles, is_disk_full, reasonable_limit
 from ...log.files import NO_FILE, temporary_of
 from ...log.write_ahead import write_ahead_files
@@ -95,6 +97,7 @@ def is_own_name(name: str) -> bool:
         NSQD_FILE,
         MEMBER_FILE,
         RESTORING_FILE,
+        OWNER_FILE,
     )
     return name in names or bool(write_ahead_files(Path(), [name]))
 
