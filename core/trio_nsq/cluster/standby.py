@@ -55,7 +55,7 @@ class Standby:
         self.is_asked = False
         self._failure = ""
         self._said = ""
-        self._is_recorded = False
+        self._is_recorded = False  # the lost leader has recorded this archive
         self._context = context
         self._url = context.options.restore_from
         self._archive = shown_place(self._url)
@@ -65,13 +65,15 @@ class Standby:
 
     def see(self, seen: Observation) -> None:
         """Note what the coordinator says; call it with each observation."""
+        place, _, owner = ("" if seen.state is None else seen.state.archive).rpartition(" ")
+        self._is_recorded = place == self._archive
+        self._owner = owner if self._is_recorded else ""
         after = self._replaceable(seen)
         if after != self._after:
             patience_s = self._context.options.restore_after_ms / 1000
             self._after, self._due_s, self.restored_after = after, trio.current_time() + patience_s, None
         if seen.is_held:
             self._failure = ""
-        self._is_recorded = seen.state is not None and seen.state.archive == self._archive
         self.why_not = "" if after is not None or seen.is_held else self._failure or self._why_not(seen.state)
 
     def _replaceable(self, seen: Observation) -> int | None:
@@ -86,8 +88,7 @@ class Standby:
             is_new = about.epoch == 0 and (about.is_copy or not (context.path / BROKER_FILE).exists())
             return 0 if is_new else None
         is_lost = state.in_sync == {state.leader} and state.leader != context.folder
-        place, _, self._owner = state.archive.rpartition(" ")
-        return state.epoch if is_lost and place == self._archive else None
+        return state.epoch if is_lost and self._is_recorded else None
 
     def _why_not(self, state: ClusterState | None) -> str:
         if state is None or self._context.folder in state.in_sync:
