@@ -40,7 +40,7 @@ def take_ownership(files: Files, root: Path, storage: Storage) -> str:
 
 def check_owner(storage: Storage, owner: str) -> None:
     """Check that an archive is that of a data folder. Raises ArchiveError, ArchiveDamaged, StorageError, OSError."""
-    if read_manifest(storage)[0].owner != owner:
+    if read_manifest(storage)[0].owner not in ("", owner):
         raise ArchiveError(f"{storage.shown} is the archive of another broker or cluster")
 
 
