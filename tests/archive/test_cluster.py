@@ -1,6 +1,7 @@
 """A cluster with an archive: the leader writes it, and the next leader goes on with it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,23 @@ async def test_oks_wait_for_members_and_the_archive(
             assert about["lag_operations"] > 0
         assert (await one.publish("t", b"2")).text == "OK"
         assert (await one.bodies("t"))[-1] == "2"
+
+
+async def test_a_leader_that_gave_way_does_not_call_the_archive_slow(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    etcd_member: Member,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    archive = tmp_path / "archive"
+    async with running_members(tmp_path, url, cluster) as members:
+        with LocalStorage(archive).hold(LEASE, lambda holder: StorageError(holder)):
+            one = await members.start("one", archive=str(archive))
+            await one.leads()
+            assert (await one.publish("t", b"1")).text == "OK"
+            etcd_member.revoke_leases()
+            with trio.fail_after(PATIENCE_S):
+                while not (said := re.findall("the archive lacks the last .*", caplog.text)):
+                    await trio.sleep(0.02)
+            assert said[0].endswith(": this member no longer leads")

@@ -300,6 +300,17 @@ def test_a_lease_that_was_taken_over_is_lost(s3: Store, place: str) -> None:
             until(lambda: _is_lost(lease))
 
 
+def test_a_lease_that_was_removed_is_not_called_taken_over(s3: Store, place: str) -> None:
+    with s3.here():
+        storage = storage_at(place)
+        lease = ObjectLease(storage, "lock")
+        assert lease.find_holder() is None
+        assert lease.take()
+        storage.remove(["lock"])
+        with pytest.raises(LeaseLost, match=r"/lock, the lease of this process, was removed"):
+            lease.renew()
+
+
 def test_a_renewal_whose_answer_was_lost_keeps_the_lease(s3: Store, place: str) -> None:
     def about() -> dict[str, object]:
         found = storage.read("lock")

@@ -233,9 +233,7 @@ class ArchiveWriter:
     def _report(self, reason: str) -> None:
         if reason != self._error:
             self._error = reason
-            logger.warning(
-                "the archive %s is not written, and publishing goes on: %s", self._storage.shown, reason
-            )
+            logger.warning("the archive %s is not written: %s", self._storage.shown, reason)
 
     def _archive(self, lease: Lease) -> None:
         """Copy the folder, and archive operations until it is over.

@@ -204,6 +204,6 @@ class Archiving:
         self.segments.close()
         lag = self.status()
         if lag.lag_operations:
-            logger.warning(
-                "the archive lacks the last %d operations: %s", lag.lag_operations, lag.error or "it is slow"
-            )
+            is_fenced = self._replication is not None and self._replication.fenced_because
+            reason = "this member no longer leads" if is_fenced else lag.error or "it is slow"
+            logger.warning("the archive lacks the last %d operations: %s", lag.lag_operations, reason)

@@ -126,7 +126,12 @@ class ObjectLease:
                 return
             except ChangedMeanwhile:
                 found = self._storage.read(self._name)
-                if found is None or (_parse(found) or {}).get("token") != self._about["token"]:
+                if found is None:
+                    raise LeaseLost(
+                        f"{self._storage.url_of(self._name)}, the lease of this process, was removed: nothing but its "
+                        "holder may change what is in this place"
+                    ) from None
+                if (_parse(found) or {}).get("token") != self._about["token"]:
                     raise LeaseLost(
                         f"another process has taken over {self._storage.shown}, because this one did not run for "
                         f"{self._ttl_s:.0f} s or could not reach the store: it has written nothing since"
