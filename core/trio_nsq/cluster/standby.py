@@ -148,9 +148,9 @@ class Standby:
 
     def _restore_now(self, replica: Callable[[], Replica], after: int) -> None:
         storage = storage_at(self._url)
+        plan = RestorePlan(storage)  # first: where there is no archive, there is none of others
         if self._owner:
             check_owner(storage, self._owner)
-        plan = RestorePlan(storage)
         look_s = 0.0
 
         def on_read(size: int) -> None:
