@@ -223,9 +223,9 @@ async def test_all_disks_are_lost_and_an_empty_member_is_promoted(
         etcd_member.revoke_leases()
         third = members.start("third")
         with trio.fail_after(PATIENCE_S):
-            while not lost <= set(re.findall("[0-9a-f]{16}", await reason_of(third))):
+            while not lost <= set(re.findall("[0-9a-f]{16}", reason := await reason_of(third))):
                 await trio.sleep(0.05)
-        assert "qcli cluster promote" in await reason_of(third)
+        assert "qcli cluster promote" in reason
         (tmp_path / "archive").rename(tmp_path / "away")
         assert b"is no archive of a broker" in await refused_promotion(third)
         (tmp_path / "away").rename(tmp_path / "archive")
