@@ -53,7 +53,7 @@ async def test_a_broker_works_with_the_greatest_values(
         f"{setting.opts[0]}={greatest(setting)}{'ms' if setting.metavar == 'DURATION' else ''}"
         for setting in NUMERIC
     ]
-    given = options(*flags)
+    given = options(*flags, f"--archive={tmp_path / 'archive'}")
     fields: dict[str, Any] = {
         field.name: getattr(given, field.name)
         for field in dataclasses.fields(given)

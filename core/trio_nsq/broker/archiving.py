@@ -29,6 +29,8 @@ _BEFORE_OK_S: Final = 0.1
 _LOOK_S: Final = 0.5
 _SEGMENTS_INTERVALS: Final = 10
 """Segments are archived at this many intervals: each look lists the folders of all topics."""
+_SEGMENTS_MOST_S: Final = 60.0
+"""But at least so often: retention waits for it."""
 _NEXT_LEADER_S: Final = 1.0
 """A leader that stops archives for this time: the next one has all operations, and archives them."""
 
@@ -95,7 +97,7 @@ class Archiving:
             options.data_path,
             files=replication.files if replication is not None else None,
             interval_s=interval_s,
-            segments_s=_SEGMENTS_INTERVALS * interval_s,
+            segments_s=min(_SEGMENTS_INTERVALS * interval_s, _SEGMENTS_MOST_S),
             retention_s=options.archive_retention_ms / 1000,
         )
         self.files: Files = self._writer.files
