@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import subprocess
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from interop.build import go_program
@@ -160,17 +162,18 @@ def goload(command: str, address: str, **flags: object) -> dict[str, float]:
     Raises:
         RuntimeError: It failed.
     """
-    return _go_load("goload", command, address, flags)
+    return run_program(go_program("goload"), command, address, flags)
 
 
 def gonsqload(command: str, address: str, **flags: object) -> dict[str, float]:
     """Run a loop of tests/interop/gonsqload: `publish`, `async` or `consume`; as `goload`."""
-    return _go_load("gonsqload", command, address, flags)
+    return run_program(go_program("gonsqload"), command, address, flags)
 
 
-def _go_load(program: str, command: str, address: str, flags: dict[str, object]) -> dict[str, float]:
+def run_program(program: Path, command: str, address: str, flags: Mapping[str, object]) -> dict[str, float]:
+    """Run a load of a Go program, and return its figures. Raises RuntimeError: it failed."""
     words = [
-        str(go_program(program)),
+        str(program),
         command,
         f"--addr={address}",
         f"--timeout={PATIENCE_S}s",

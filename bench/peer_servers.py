@@ -5,14 +5,13 @@ contenders. `bench/peers`, a Go program, publishes to them and to this broker.
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bench.loads import PATIENCE_S
+from bench.loads import run_program
 
 from interop.build import PeerUnavailable, etcd_of, go_module, installed_program
 from interop.peers import Child, free_ports
@@ -68,18 +67,7 @@ def publish(command: str, servers: Servers, **flags: object) -> dict[str, float]
         PeerUnavailable: It cannot be built here.
         RuntimeError: It failed.
     """
-    words = [
-        str(_programs() / "peers"),
-        command,
-        f"--addr={','.join(servers.addresses)}",
-        f"--timeout={PATIENCE_S}s",
-        *(f"--{name}={value}" for name, value in flags.items()),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S + 30)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    return run_program(_programs() / "peers", command, ",".join(servers.addresses), flags)
 
 
 def _nats_server() -> Path:
