@@ -12,10 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    ("qcli", "pyspark_nsq"),
+    ("qcli", "pyspark_nsq", "pytest_trio_nsq"),
     ("trio_nsq.spark",),
     ("trio_nsq",),  # only its `__init__.py`: the public names
-    ("trio_nsq.connectors", "trio_nsq.console", "trio_nsq.sync", "trio_nsq.nsqd_import", "trio_nsq.cluster"),
+    (
+        "trio_nsq.connectors",
+        "trio_nsq.console",
+        "trio_nsq.sync",
+        "trio_nsq.nsqd_import",
+        "trio_nsq.cluster",
+        "trio_nsq.testing",
+    ),
     ("trio_nsq.fleet",),
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
