@@ -19,6 +19,7 @@ LAYERS = (
         "trio_nsq.connectors",
         "trio_nsq.console",
         "trio_nsq.sync",
+        "trio_nsq.integrations",
         "trio_nsq.nsqd_import",
         "trio_nsq.cluster",
         "trio_nsq.testing",

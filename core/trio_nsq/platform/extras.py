@@ -9,6 +9,7 @@ _PACKAGES = {
     "keyring": ("keyring",),
     "zstd": ("zstandard",),
     "admin": ("starlette", "jinja2", "python-multipart"),
+    "taskiq": ("taskiq",),
 }
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
@@ -20,7 +21,7 @@ def install_hint(extra: str) -> str:
     `trio-nsq[EXTRA]` needs an index with trio-nsq.
 
     Args:
-        extra: `spark`, `delta`, `iceberg`, `keyring`, `zstd` or `admin`.
+        extra: The name of the extra, such as `spark`.
     """
     try:
         required = importlib.metadata.requires("trio-nsq") or []

@@ -1,0 +1,169 @@
+"""A broker for taskiq: tasks are messages of one NSQ topic, workers share one channel of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Unpack
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from ..client.arguments import check_name
+from ..client.consuming.consumer import Consumer
+from ..client.consuming.message import Message
+from ..client.discovery.options import DiscoveryOptions
+from ..client.publishing.producer import Producer
+from ..protocol.limits import SECOND_MS
+from ..text.arguments import check_seconds
+
+DELAY_LABEL = "delay"
+_MIN_TOUCH_INTERVAL_S = 0.1
+"""A lower bound, whatever timeout a broker announces."""
+
+
+class NSQBroker(AsyncBroker):
+    """Sends and receives the tasks of a topic; both ends run under asyncio.
+
+        broker = NSQBroker("127.0.0.1:4150", topic="jobs")
+
+        @broker.task
+        async def add(left: int, right: int) -> int: ...
+
+    A task is acknowledged when taskiq says so (`--ack-type`, or the label `ack_type`). A worker that stops returns its
+    unacknowledged tasks, and the tasks of a worker that is killed are delivered again, so a task may run twice. While
+    a task runs, the worker extends the message timeout (TOUCH), up to the broker's `--max-msg-timeout` in total, 15
+    minutes by default; then the broker delivers the task to another worker, too.
+
+    The label `delay` defers a task: `add.kicker().with_labels(delay=2.5).kiq(1, 2)`. Its value is seconds, at most what
+    the broker allows: one year by default, or one hour for nsqd. Labels are part of the message.
+
+    Args:
+        nsqd_tcp_addresses, lookupd_http_addresses: See `Producer` and `Consumer`.
+        topic: The topic of the tasks.
+        channel: The channel that the workers share. Another channel gets all tasks, too.
+        max_in_flight: Unacknowledged tasks of one worker process, at least 1. If the worker is started with
+            `--max-async-tasks` or `--max-prefetch`, give their sum: what the process cannot start times out.
+        options: See `DiscoverySettings` and `ConnectionSettings`.
+
+    Raises:
+        TypeError: An option is unknown or has another type.
+        ValueError: An address, a name or an option is invalid.
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: str | Sequence[str] | None = None,
+        *,
+        lookupd_http_addresses: str | Sequence[str] = (),
+        topic: str = "taskiq",
+        channel: str = "taskiq",
+        max_in_flight: int = 100,
+        **options: Unpack[DiscoveryOptions],
+    ) -> None:
+        super().__init__()
+        check_name("topic", topic)
+        self.topic = topic
+        self._new_producer = partial(
+            Producer, nsqd_tcp_addresses, lookupd_http_addresses=lookupd_http_addresses, **options
+        )
+        self._new_consumer = partial(
+            Consumer,
+            topic,
+            channel,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            max_in_flight=max_in_flight,
+            **options,
+        )
+        self._new_producer(), self._new_consumer()  # refuse invalid arguments here
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+        self._opened = AsyncExitStack()
+        self._running: set[Message] = set()
+
+    async def startup(self) -> None:
+        """Connect; a worker process also subscribes.
+
+        Raises:
+            ConnectionFailed: No broker could be reached within `connect_timeout_s`.
+        """
+        async with AsyncExitStack() as opened:
+            self._producer = await opened.enter_async_context(self._new_producer())
+            if self.is_worker_process:
+                self._consumer = await opened.enter_async_context(self._new_consumer())
+                self._consumer.pause()  # until `listen`
+                opened.push_async_callback(_cancel, asyncio.create_task(self._touch_running()))
+            await super().startup()
+            self._opened = opened.pop_all()
+
+    async def shutdown(self) -> None:
+        """Call the shutdown handlers, then return unacknowledged tasks to the broker and disconnect."""
+        try:
+            await super().shutdown()
+        finally:
+            self._producer = self._consumer = None
+            await self._opened.aclose()
+            self._running.clear()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Publish a task and wait until the broker has stored it.
+
+        Raises:
+            PublishFailed: It was not acknowledged; `maybe_stored` says whether it may be stored.
+            RuntimeError: `startup` was not called.
+            TypeError, ValueError: The label `delay` is not a number of seconds, or the message is too long.
+        """
+        if self._producer is None:
+            raise RuntimeError("the broker is not started: await broker.startup() first")
+        delay_s = _seconds(message.labels.get(DELAY_LABEL))
+        await self._producer.publish(self.topic, message.message, defer_ms=round(delay_s * SECOND_MS))
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """Yield tasks; when the generator is closed, the worker gets no more.
+
+        Raises:
+            AuthRefused: A broker refused the secret.
+            RuntimeError: The process is not a worker, or `startup` was not called.
+        """
+        if (consumer := self._consumer) is None:
+            raise RuntimeError("only a worker process listens, after startup()")
+        consumer.unpause()
+        try:
+            async for message in consumer:
+                self._running.add(message)
+                yield AckableMessage(data=message.body, ack=partial(self._finish, message))
+        finally:
+            consumer.pause()
+
+    def _finish(self, message: Message) -> None:
+        self._running.discard(message)
+        if not message.answered:
+            message.finish()
+
+    async def _touch_running(self) -> None:
+        """Touch each task whenever a third of its timeout has passed."""
+        while True:
+            await asyncio.sleep(self._touch_interval_s())
+            for message in [*self._running]:
+                if message.connected:
+                    message.touch()
+                else:  # the broker delivers it again
+                    self._running.discard(message)
+
+    def _touch_interval_s(self) -> float:
+        return max(_MIN_TOUCH_INTERVAL_S, min((each.timeout_s for each in self._running), default=1.0) / 3)
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _seconds(delay: Any) -> float:
+    """Return the value of the label, which may be text. Raises TypeError or ValueError."""
+    if delay is None:
+        return 0.0
+    if isinstance(delay, str):
+        delay = float(delay)
+    check_seconds(DELAY_LABEL, delay)
+    return float(delay)
