@@ -165,7 +165,7 @@ async def test_requests_after_a_publish_wait_for_the_log_and_others_do_not(tmp_p
                     sock.recv(1, socket.MSG_DONTWAIT)
             files.release()
             assert [await raw_answer(client) for _ in range(5)] == [
-                OK, OK, (200, b'{"producer":"p","number":null,"may_be_forgotten":false}'), OK, OK
+                OK, OK, (200, b'{"producer":"p","number":null,"instance":null,"may_be_forgotten":false}'), OK, OK
             ]  # fmt: skip
             assert [await raw_answer(other) for _ in range(2)] == [OK, OK]
 

@@ -8,7 +8,7 @@ import pytest
 from broker.letters import ORIGIN
 from broker.state import SECOND, TIMESTAMP, Fixture, next_record
 from trio_nsq.broker.state import producers as module
-from trio_nsq.broker.state.producers import LastBatch, Producers
+from trio_nsq.broker.state.producers import BatchNumber, LastBatch, Producers
 from trio_nsq.broker.state.topic import StateError
 from trio_nsq.broker.state.version import Version
 from trio_nsq.log.record_metadata import (
@@ -28,18 +28,26 @@ def known(producers: Producers) -> list[str]:
     return [last.producer for last in producers.state()]
 
 
+def rows(producers: Producers) -> list[tuple[str, int, int]]:
+    return [(last.producer, last.number, last.sequence) for last in producers.state()]
+
+
+def published(producers: Producers, name: str, number: int, now_ns: int) -> bool:
+    return producers.has_published(BatchNumber(name, number), now_ns)
+
+
 def test_highest_number_is_kept() -> None:
     producers = Producers(Version())
     for sequence, number in enumerate((3, 7, 5)):
         producers.record(LastBatch("p", number, sequence), NOW_NS)
-    assert producers.state() == [("p", 7, 1)]
-    assert [producers.has_published("p", number, NOW_NS) for number in (0, 6, 7, 8)] == [
+    assert rows(producers) == [("p", 7, 1)]
+    assert [published(producers, "p", number, NOW_NS) for number in (0, 6, 7, 8)] == [
         True,
         True,
         True,
         False,
     ]
-    assert not producers.has_published("q", 0, NOW_NS)
+    assert not published(producers, "q", 0, NOW_NS)
     assert (producers.number_of("p"), producers.number_of("q")) == (7, None)
 
 
@@ -55,7 +63,7 @@ def test_least_recently_used_producer_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert producers.has_room("d", later_ns)
     producers.record(LastBatch("d", 1, 4), later_ns)
     assert known(producers) == ["c", "b", "d"]
-    assert producers.has_published("c", 1, later_ns)  # the batch is sent again
+    assert published(producers, "c", 1, later_ns)  # the batch is sent again
     assert not producers.has_room("e", later_ns)
     assert all(producers.has_room(name, later_ns) for name in "bcd")
     later_ns += HOUR_NS
@@ -126,11 +134,11 @@ def test_restart_uses_the_state_and_later_batches() -> None:
     assert state["producers"] == [["p", 1, 0], ["q", 5, 2]]
     assert state["producers_used"] == [TIMESTAMP // SECOND] * 2
     publish(fixture, "p", 2)
-    assert fixture.restarted(state).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
-    assert fixture.restarted(None).topic.producers.state() == [("q", 5, 2), ("p", 2, 4)]
+    assert rows(fixture.restarted(state).topic.producers) == [("q", 5, 2), ("p", 2, 4)]
+    assert rows(fixture.restarted(None).topic.producers) == [("q", 5, 2), ("p", 2, 4)]
     # Saved by a version without batch numbers.
     del state["producers"]
-    assert fixture.restarted(state).topic.producers.state() == [("p", 2, 4)]
+    assert rows(fixture.restarted(state).topic.producers) == [("p", 2, 4)]
 
 
 def test_restart_records_no_batch_that_the_state_has() -> None:
@@ -151,7 +159,7 @@ def test_producer_is_forgotten_in_the_state_as_in_the_topic() -> None:
     fixture = Fixture()
     for producer in "pqr":
         publish(fixture, producer, 1)
-        assert fixture.topic.producers.has_published(producer, 1, TIMESTAMP + fixture.topic.end * SECOND)
+        assert published(fixture.topic.producers, producer, 1, TIMESTAMP + fixture.topic.end * SECOND)
     before, copy = saved(fixture), fixture.topic.copy(())
     assert copy.snapshot() == before
     copy.producers.forget("q")
@@ -187,7 +195,7 @@ def test_each_change_of_the_saved_state_changes_the_version() -> None:
     producers, seen = Producers(version), {version.number}
     producers.record(LastBatch("p", 1, 0), NOW_NS)
     seen.add(version.number)
-    assert producers.has_published("p", 1, NOW_NS + HOUR_NS)  # a use, whose time is saved
+    assert published(producers, "p", 1, NOW_NS + HOUR_NS)  # a use, whose time is saved
     seen.add(version.number)
     producers.forget("p")
     assert len({version.number, *seen}) == 4

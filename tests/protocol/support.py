@@ -35,11 +35,12 @@ def mpub_body(*bodies: bytes) -> bytes:
 
 
 def reader_in(state: State, limits: Limits = LIMITS) -> CommandReader:
-    """Return a reader of a connection in this state."""
+    """Return a reader of a connection in this state, whose client is a producer with a name."""
     reader = CommandReader(limits)
     reader.receive_data(MAGIC_V2)
     assert reader.next_command() is None
     reader.state = state
+    reader.numbered = True
     return reader
 
 

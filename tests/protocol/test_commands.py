@@ -20,6 +20,7 @@ from trio_nsq.protocol import CommandError, Limits, pack_messages
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.commands import (
     Auth,
+    Claim,
     Command,
     Finish,
     Identify,
@@ -34,6 +35,7 @@ from trio_nsq.protocol.commands import (
 )
 from trio_nsq.protocol.encode import (
     encode_auth,
+    encode_claim,
     encode_cls,
     encode_dpub,
     encode_finish,
@@ -131,6 +133,28 @@ CASES = [
         b"MPUB t\n\0\0\0\x09\0\0\0\1\0\0\0\1a",
         Publish("MPUB", "t", messages(b"a")),
     ),
+    Case("PRODUCER", State.INIT, encode_claim("t"), b"PRODUCER t\n", Claim("t")),
+    Case(
+        "PUB with a number",
+        State.INIT,
+        encode_pub("t", b"x", 17),
+        b"PUB t 17\n\0\0\0\1x",
+        Publish("PUB", "t", messages(b"x"), first=17),
+    ),
+    Case(
+        "DPUB with a number",
+        State.INIT,
+        encode_dpub("t", 5, b"x", 17),
+        b"DPUB t 5 17\n\0\0\0\1x",
+        Publish("DPUB", "t", messages(b"x"), 5, first=17),
+    ),
+    Case(
+        "MPUB with a number",
+        State.INIT,
+        encode_mpub("t", pack_messages([b"a"]), 0),
+        b"MPUB t 0\n\0\0\0\x09\0\0\0\1\0\0\0\1a",
+        Publish("MPUB", "t", messages(b"a"), first=0),
+    ),
     Case("RDY", State.SUBSCRIBED, encode_rdy(2500), b"RDY 2500\n", Ready(2500)),
     Case("RDY 0", State.SUBSCRIBED, encode_rdy(0), b"RDY 0\n", Ready(0)),
     Case("FIN", State.SUBSCRIBED, encode_finish([ID]), b"FIN " + ID + b"\n", finish([ID])),
@@ -206,7 +230,16 @@ def test_pipelined_conversation() -> None:
     expected = [case.command for case in cases]
     for piece_bytes in (1, 2, 3, 7, 64, len(wire)):
         pieces = [wire[i : i + piece_bytes] for i in range(0, len(wire), piece_bytes)]
-        assert read_all(CommandReader(LIMITS), pieces) == expected
+        reader = CommandReader(LIMITS)
+        reader.numbered = True
+        assert read_all(reader, pieces) == expected
+
+
+def unnumbered() -> CommandReader:
+    """Return the reader of a client that is no producer with a name."""
+    reader = reader_in(State.INIT)
+    reader.numbered = False
+    return reader
 
 
 def test_finish_without_ids_is_refused() -> None:
@@ -214,7 +247,7 @@ def test_finish_without_ids_is_refused() -> None:
 
 
 def test_surplus_parameters_are_ignored() -> None:
-    assert read_all(reader_in(State.INIT), [b"NOP x y\nPUB t u v\n\0\0\0\1xSUB t c d\nRDY 5 x\nCLS x\n"]) == [
+    assert read_all(unnumbered(), [b"NOP x y\nPUB t u v\n\0\0\0\1xSUB t c d\nRDY 5 x\nCLS x\n"]) == [
         NoOperation(),
         Publish("PUB", "t", messages(b"x")),
         Subscribe("t", "c"),
@@ -301,7 +334,7 @@ EXAMPLE = {
 
 
 def test_table_of_states_equals_that_of_nsqd() -> None:
-    assert {verb: set(states) for verb, states in LEGAL_STATES.items()} == {
+    assert {verb: set(states) for verb, states in LEGAL_STATES.items() if verb != b"PRODUCER"} == {
         verb: states for verb, (_, states) in EXAMPLE.items()
     }
     assert [(state.name, state.value) for state in State] == [("INIT", 0), ("SUBSCRIBED", 3), ("CLOSING", 4)]

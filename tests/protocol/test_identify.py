@@ -23,6 +23,7 @@ def test_every_field() -> None:
         b'{"client_id":"c","hostname":"h","user_agent":"u","feature_negotiation":true,"heartbeat_interval":1000,'
         b'"output_buffer_size":64,"output_buffer_timeout":25,"tls_v1":true,"snappy":true,"deflate":true,'
         b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"survive_refusals":true,"private_channel":true,'
+        b'"producer":"p","producer_instance":"i",'
         b'"short_id":"c","long_id":7,"other":[{}]}'
     )
     expected = IdentifyRequest(
@@ -32,6 +33,8 @@ def test_every_field() -> None:
         msg_timeout=1000,
         survive_refusals=True,
         private_channel=True,
+        producer="p",
+        producer_instance="i",
     )
     assert parse_identify(body) == expected
     assert all(getattr(expected, field.name) != field.default for field in fields(IdentifyRequest))

@@ -21,6 +21,7 @@ from trio_nsq.protocol import CommandError, FrameError, Limits, MessageSet, is_v
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.commands import (
     Auth,
+    Claim,
     Command,
     Finish,
     Identify,
@@ -35,6 +36,7 @@ from trio_nsq.protocol.commands import (
 )
 from trio_nsq.protocol.encode import (
     encode_auth,
+    encode_claim,
     encode_cls,
     encode_dpub,
     encode_mpub,
@@ -65,12 +67,14 @@ def encode(command: Command) -> bytes:
             return encode_auth(secret)
         case Subscribe(topic, channel):
             return encode_sub(topic, channel)
+        case Claim(topic):
+            return encode_claim(topic)
         case Publish("PUB", topic, messages):
-            return encode_pub(topic, messages.bodies()[0])
+            return encode_pub(topic, messages.bodies()[0], number_of(command))
         case Publish("DPUB", topic, messages, defer_ms):
-            return encode_dpub(topic, defer_ms, messages.bodies()[0])
+            return encode_dpub(topic, defer_ms, messages.bodies()[0], number_of(command))
         case Publish(_, topic, messages):
-            return encode_mpub(topic, messages)
+            return encode_mpub(topic, messages, number_of(command))
         case Ready(count):
             return encode_rdy(count)
         case Finish(lines):
@@ -85,16 +89,28 @@ def encode(command: Command) -> bytes:
             return encode_nop()
 
 
+def number_of(publish: Publish) -> int | None:
+    return None if publish.first < 0 else publish.first
+
+
+NUMBERS = st.one_of(st.just(-1), st.integers(0, 2**62 - 1))
 PUBLISHES = st.one_of(
-    st.builds(lambda t, b: Publish("PUB", t, pack_messages([b])), NAMES, BODIES),
+    st.builds(lambda t, b, n: Publish("PUB", t, pack_messages([b]), first=n), NAMES, BODIES, NUMBERS),
     st.builds(
-        lambda t, b, d: Publish("DPUB", t, pack_messages([b]), d), NAMES, BODIES, st.integers(0, 3_600_000)
+        lambda t, b, d, n: Publish("DPUB", t, pack_messages([b]), d, first=n),
+        NAMES,
+        BODIES,
+        st.integers(0, 3_600_000),
+        NUMBERS,
     ),
     st.builds(
-        lambda t, b: Publish("MPUB", t, pack_messages(b)), NAMES, st.lists(BODIES, min_size=1, max_size=20)
+        lambda t, b, n: Publish("MPUB", t, pack_messages(b), first=n),
+        NAMES,
+        st.lists(BODIES, min_size=1, max_size=20),
+        NUMBERS,
     ),
 )
-ANY_TIME = st.one_of(PUBLISHES, st.just(NoOperation()))
+ANY_TIME = st.one_of(PUBLISHES, st.builds(Claim, NAMES), st.just(NoOperation()))
 BEFORE_SUB = st.one_of(ANY_TIME, st.builds(Identify, BODIES), st.builds(Auth, BODIES))
 ANSWERS = st.one_of(
     st.builds(finish, st.lists(IDS, min_size=1, max_size=5)),
@@ -123,7 +139,9 @@ def test_any_conversation_is_decoded(commands: Sequence[Command], cuts: Sequence
             expected[-1] = Finish(expected[-1].lines + command.lines)
         else:
             expected.append(command)
-    assert read_all(CommandReader(LIMITS), split_at(wire, cuts)) == expected
+    reader = CommandReader(LIMITS)
+    reader.numbered = True
+    assert read_all(reader, split_at(wire, cuts)) == expected
 
 
 NONSENSE = st.lists(

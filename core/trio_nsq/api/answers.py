@@ -356,10 +356,13 @@ class ProducerState(TypedDict, total=False):
 
     Attributes:
         number: The greatest number published; None if there is none.
+        instance: Which run of the producer gave that number; None if it belongs to the content. Older brokers do not
+            tell.
         may_be_forgotten: The broker may have forgotten a number. Older brokers do not tell.
     """
 
     number: Required[int | None]
+    instance: str | None
     may_be_forgotten: bool
 
 

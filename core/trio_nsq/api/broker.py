@@ -302,7 +302,7 @@ move_dead_letters = {
 # ---------------------------------------------------------------------- publishing
 
 publish = Endpoint("POST /pub", raw, "topic defer_ms=defer")
-publish_batch = Endpoint("POST /mpub", raw, "topic producer binary number first defer_ms=defer")
+publish_batch = Endpoint("POST /mpub", raw, "topic producer binary number first defer_ms=defer instance")
 """The body has the number of messages, and then the messages."""
 producer_state = Endpoint("GET /topic/producer", _json(ProducerState), "topic producer")
 forget_producer = Endpoint("POST /topic/producer/forget", raw, "topic producer")

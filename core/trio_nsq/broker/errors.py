@@ -49,11 +49,18 @@ class LimitReached(PublishRefused):
     """A topic, channel or consumer exceeds a limit of the broker's options, which the text names."""
 
 
-class BatchOverlaps(NSQError):
-    """A batch has numbers up to the producer's last one, and greater ones. Nothing of it was stored.
+class BatchRefused(NSQError):
+    """A numbered batch does not follow the producer's last one. Nothing of it was stored.
 
     The text begins with a code.
+
+    Attributes:
+        code: `OVERLAP`, `GAP` or `FENCED`.
     """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
 
 
 class SaveError(NSQError):

@@ -24,6 +24,7 @@ from .dead_letters import DeadLetterMover
 from .delivery import Deliverer
 from .drain import DrainMode
 from .errors import NotLeading, StartupError
+from .ingest.idempotent import IdempotentPublisher
 from .ingest.write_ahead import MOST_BYTES_IN_FILES, WriteAhead
 from .ingest.write_path import WritePath
 from .monitoring.process import ProcessFigures
@@ -133,13 +134,15 @@ class Server:
             nursery,
         )  # fmt: skip
         write_path.on_refused = self.topics.forget_new_soon
+        self.idempotent = IdempotentPublisher(broker, self.topics)
         self.drain_mode = DrainMode(broker, self.topics, write_path)
         self.admin = Admin(broker, clock, delivery, self.checkpointer, self.readers)
         self.moves = Moves(broker, clock, write_path, delivery, self.checkpointer, self.readers)
         self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers, moved_letters)
         self.session_deps = SessionDeps(
-            options, broker, clock, poller, write_path, delivery, self.topics, tls_context, self.authentication.access
+            options, broker, clock, poller, write_path, delivery, self.topics, self.idempotent, tls_context,
+            self.authentication.access,
         )  # fmt: skip
         self.sessions = Sessions(self.session_deps)
         self.members = MemberConnections(self.authentication.access)

@@ -8,8 +8,9 @@
                                                                              reason], ...]}}
         The origins of dead letters, in the order of the messages in the record.
 
-    {"producer": "load-17", "number": 4}
-        The number of an idempotent producer's batch; see `Producers`.
+    {"producer": "load-17", "number": 4, "instance": "5f0e3c9a"}
+        The number of an idempotent producer's batch, and which run of the producer gave it; see `Producers`. Without
+        an instance, the number belongs to the content of the batch.
 
     {"producer": "move-89abcdef01234567", "number": 4, "channel": "billing", "dead_letters": {...}}
         Messages that another broker has moved here, see `Move`: a number, with a channel, origins, or both. The
@@ -104,8 +105,10 @@ def metadata_for_moved(
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def metadata_for_batch(producer: str, number: int) -> bytes:
-    return json.dumps({"producer": producer, "number": number}, separators=(",", ":")).encode()
+def metadata_for_batch(producer: str, number: int, instance: str = "") -> bytes:
+    found: dict[str, Any] = {"producer": producer, "number": number}
+    found |= {"instance": instance} if instance else {}
+    return json.dumps(found, separators=(",", ":")).encode()
 
 
 def batch_number(metadata: bytes) -> tuple[str, int] | None:
@@ -114,6 +117,12 @@ def batch_number(metadata: bytes) -> tuple[str, int] | None:
         return None
     found = _decoded(metadata)
     return found["producer"], found["number"]
+
+
+def batch_instance(metadata: bytes) -> str:
+    """Return which run of a producer gave this batch its number; empty if the number belongs to the content."""
+    instance: str = _decoded(metadata).get("instance", "") if metadata.startswith(_OF_BATCH) else ""
+    return instance
 
 
 def is_about_messages(metadata: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 from .bulk import FINISH_LINE_BYTES, MAX_INT32, walk_publishes
 from .commands import (
     Auth,
+    Claim,
     Command,
     Finish,
     Identify,
@@ -44,6 +45,8 @@ _ID_BYTES: Final = 16
 _NOPS: Final = re.compile(rb"(?:NOP\n){16,}+")
 _MAX_DIGITS: Final = 20
 _TOO_BIG: Final = 2**64
+_NUMBERS: Final = 2**62
+"""Less than the greatest number by far: the sum of a number and a count needs no check."""
 
 _START_CLOSE: Final = StartClose()
 _NOP: Final = NoOperation()
@@ -52,12 +55,13 @@ _NOP: Final = NoOperation()
 class _Body:
     """A command whose line was read and whose body is incomplete."""
 
-    __slots__ = ("count", "defer_ms", "is_longer", "size", "sizes", "topic", "verb", "walked")
+    __slots__ = ("count", "defer_ms", "first", "is_longer", "size", "sizes", "topic", "verb", "walked")
 
-    def __init__(self, verb: str, topic: str = "", defer_ms: int = 0) -> None:
+    def __init__(self, verb: str, topic: str = "", defer_ms: int = 0, first: int = -1) -> None:
         self.verb = verb
         self.topic = topic
         self.defer_ms = defer_ms
+        self.first = first
         self.size = -1  # not yet read
         self.count = -1  # MPUB: not yet read
         self.walked = 0  # MPUB: sizes are checked up to this offset from the first message
@@ -79,6 +83,7 @@ class CommandReader:
         tls_required: Whether only IDENTIFY is legal until the connection is encrypted. The caller sets it.
         auth_required: Whether publishes and SUB are refused because the client has not authenticated. The caller sets
             it. The bodies of such publishes are not read.
+        numbered: Whether the client is a producer with a name, whose publishes may have numbers. The caller sets it.
         missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
         large_bodies: The number of large bodies so far.
         expected_answers: Returns the end of those FIN lines, from an offset of the input on, that answer the client's
@@ -91,6 +96,7 @@ class CommandReader:
         self.heartbeats = True
         self.tls_required = False
         self.auth_required = False
+        self.numbered = False
         self._limits = limits
         self._buffer: bytes | bytearray = b""
         self._position = 0
@@ -256,8 +262,9 @@ class CommandReader:
                 return _NOP
             case b"PUB" | b"MPUB":
                 topic = self._topic(verb.decode(), params)
-                if self.auth_required:
-                    return self._expect_body(_Body(verb.decode(), topic))
+                first = self._first(verb.decode(), params[1:])
+                if self.auth_required or first >= 0:
+                    return self._expect_body(_Body(verb.decode(), topic, first=first))
                 self._publish_topic = topic
                 self._publish_verb = "PUB" if verb == b"PUB" else "MPUB"
                 self._publish_line = raw + b"\n"
@@ -274,6 +281,8 @@ class CommandReader:
                 return Touch(_message_id("TOUCH", params))
             case b"SUB":
                 return self._read_sub(params)
+            case b"PRODUCER":
+                return self._read_producer(params)
             case b"CLS":
                 return _START_CLOSE
             case b"AUTH" if params:
@@ -288,6 +297,22 @@ class CommandReader:
         if not is_valid_name(topic):
             raise CommandError("E_BAD_TOPIC", f"{verb} topic name {quote(topic)} is not valid")
         return topic
+
+    def _first(self, verb: str, params: list[bytes]) -> int:
+        """Return the number of the first message of a publish; -1: it has none."""
+        if not (self.numbered and params):  # as nsqd, ignore what other clients add
+            return -1
+        first = _decimal(params[0]) if params[0] else None
+        if first is None or first >= _NUMBERS:
+            raise CommandError("E_INVALID", f"{verb} could not parse number {_text(params[0])}")
+        return first
+
+    def _read_producer(self, params: list[bytes]) -> Claim:
+        if not self.numbered:
+            raise CommandError("E_INVALID", "invalid command PRODUCER")
+        topic = self._topic("PRODUCER", params)
+        self._check_auth("PRODUCER")
+        return Claim(topic)
 
     def _check_auth(self, verb: str) -> None:
         if self.auth_required:
@@ -313,7 +338,7 @@ class CommandReader:
         biggest = self._limits.max_defer_ms
         if defer_ms > biggest:
             raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
-        return self._expect_body(_Body("DPUB", topic, defer_ms))
+        return self._expect_body(_Body("DPUB", topic, defer_ms, self._first("DPUB", params[2:])))
 
     def _read_rdy(self, params: list[bytes], line: bytes) -> Ready:
         count = _decimal(params[0]) if params else 1
@@ -386,7 +411,7 @@ class CommandReader:
         if body.topic:
             data = self._copied(start, end)
             verb: PublishVerb = "DPUB" if body.verb == "DPUB" else "PUB"
-            return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms)
+            return Publish(verb, body.topic, MessageSet(data, [body.size]), body.defer_ms, first=body.first)
         content = self._copied(start + 4, end)
         return Identify(content) if body.verb == "IDENTIFY" else Auth(content)
 
@@ -423,7 +448,7 @@ class CommandReader:
             body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
             if body.walked == size and len(body.sizes) == body.count:
                 self._position, self._body = start + size, None
-                return Publish("MPUB", body.topic, MessageSet(data, body.sizes))
+                return Publish("MPUB", body.topic, MessageSet(data, body.sizes), first=body.first)
             body.is_longer = True
         # As nsqd, use the sizes of the messages: segmentio/nsq-go says how long all bodies are, without these sizes.
         end = start + available
@@ -433,7 +458,8 @@ class CommandReader:
         left = body.count - len(body.sizes)
         if not left and walked <= end:
             self._position, self._body = walked, None
-            return Publish("MPUB", body.topic, MessageSet(self._copied(start, walked), body.sizes))
+            messages = MessageSet(self._copied(start, walked), body.sizes)
+            return Publish("MPUB", body.topic, messages, first=body.first)
         least = body.walked + _LEAST_MESSAGE_BYTES * left
         what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
         return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", max(size, least) - available)

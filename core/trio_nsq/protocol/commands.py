@@ -46,6 +46,7 @@ class Publish:
 
     Attributes:
         commands: The number of commands, each of which gets its own answer.
+        first: The number that its producer gave to the first message; -1: it has no number.
     """
 
     verb: PublishVerb
@@ -53,15 +54,30 @@ class Publish:
     messages: MessageSet
     defer_ms: int
     commands: int
+    first: int
 
     def __init__(
-        self, verb: PublishVerb, topic: str, messages: MessageSet, defer_ms: int = 0, commands: int = 1
+        self,
+        verb: PublishVerb,
+        topic: str,
+        messages: MessageSet,
+        defer_ms: int = 0,
+        commands: int = 1,
+        first: int = -1,
     ) -> None:
         self.verb = verb
         self.topic = topic
         self.messages = messages
         self.defer_ms = defer_ms
         self.commands = commands
+        self.first = first
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """PRODUCER: the client becomes the only writer of its producer to a topic, and asks for the last number."""
+
+    topic: str
 
 
 @dataclass(init=False, slots=True)
@@ -122,7 +138,19 @@ class NoOperation:
     """NOP."""
 
 
-Command = Identify | Auth | Subscribe | Publish | Ready | Finish | Requeue | Touch | StartClose | NoOperation
+Command = (
+    Identify
+    | Auth
+    | Subscribe
+    | Publish
+    | Claim
+    | Ready
+    | Finish
+    | Requeue
+    | Touch
+    | StartClose
+    | NoOperation
+)
 
 
 class LineTooLong(CommandError):

@@ -1,4 +1,7 @@
-"""Encode a client's commands. Callers check names with `is_valid_name`."""
+"""Encode a client's commands. Callers check names with `is_valid_name`.
+
+`first` is the number of the first message, for a producer with a name; None: no number.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,20 +29,35 @@ def encode_sub(topic: str, channel: str) -> bytes:
     return f"SUB {topic} {channel}\n".encode()
 
 
-def encode_pub(topic: str, body: bytes) -> bytes:
+def encode_pub(topic: str, body: bytes, first: int | None = None) -> bytes:
     """PUB one message."""
-    return b"PUB %s\n%s%s" % (topic.encode(), _INT32.pack(len(body)), body)
+    return b"PUB %s%s\n%s%s" % (topic.encode(), _number(first), _INT32.pack(len(body)), body)
 
 
-def encode_dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
+def encode_dpub(topic: str, defer_ms: int, body: bytes, first: int | None = None) -> bytes:
     """DPUB one message, to be delivered after at least `defer_ms` milliseconds."""
-    return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, _INT32.pack(len(body)), body)
+    return b"DPUB %s %d%s\n%s%s" % (
+        topic.encode(),
+        defer_ms,
+        _number(first),
+        _INT32.pack(len(body)),
+        body,
+    )
 
 
-def encode_mpub(topic: str, messages: MessageSet) -> bytes:
+def encode_mpub(topic: str, messages: MessageSet, first: int | None = None) -> bytes:
     """MPUB a message set, which must not be empty."""
     head = _MPUB_HEAD.pack(4 + len(messages.data), len(messages))
-    return b"MPUB %s\n%s%s" % (topic.encode(), head, messages.data)
+    return b"MPUB %s%s\n%s%s" % (topic.encode(), _number(first), head, messages.data)
+
+
+def encode_claim(topic: str) -> bytes:
+    """PRODUCER: claim a topic for a producer with a name, and ask for its last number."""
+    return b"PRODUCER %s\n" % topic.encode()
+
+
+def _number(first: int | None) -> bytes:
+    return b"" if first is None else b" %d" % first
 
 
 def encode_rdy(count: int) -> bytes:

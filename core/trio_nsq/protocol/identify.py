@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .errors import CommandError
 from .go_json import decode_object
 from .limits import Limits
+from .names import is_valid_producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class IdentifyRequest:
         survive_refusals: Not in nsqd: the broker keeps the connection if it cannot store a publish.
         private_channel: Not in nsqd: a channel that SUB creates starts at the end of the topic and does not count as
             its first channel.
+        producer: Not in nsqd: the client numbers its publishes under this name; empty: it does not.
+        producer_instance: Not in nsqd: a random name of this run of the producer.
     """
 
     client_id: str = ""
@@ -35,6 +38,8 @@ class IdentifyRequest:
     msg_timeout: int = 0
     survive_refusals: bool = False
     private_channel: bool = False
+    producer: str = ""
+    producer_instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +96,15 @@ def parse_identify(body: bytes) -> IdentifyRequest:
             msg_timeout=given.integer("msg_timeout"),
             survive_refusals=given.boolean("survive_refusals"),
             private_channel=given.boolean("private_channel"),
+            producer=given.text("producer"),
+            producer_instance=given.text("producer_instance"),
         )
     except ValueError:
         raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+    if request.producer and not (
+        is_valid_producer(request.producer) and is_valid_producer(request.producer_instance)
+    ):
+        raise CommandError("E_BAD_BODY", "IDENTIFY producer or producer_instance is not valid")
     return request
 
 
@@ -199,4 +210,6 @@ def identify_reply(
         reply["survive_refusals"] = True
     if request.private_channel:
         reply["private_channel"] = True
+    if request.producer:
+        reply["producer"] = request.producer
     return json.dumps(reply, separators=(",", ":")).encode()

@@ -25,6 +25,7 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"PUB": _ANY,
     b"MPUB": _ANY,
     b"DPUB": _ANY,
+    b"PRODUCER": _ANY,  # not in nsqd
     # A client may send RDY before the answer to CLS arrives; it is ignored.
     b"RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"FIN": frozenset({State.SUBSCRIBED, State.CLOSING}),

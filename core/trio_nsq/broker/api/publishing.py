@@ -10,10 +10,11 @@ from ...http import HTTPError, Request, Response, given, valid_name
 from ...log.record_metadata import metadata_for_channel
 from ...protocol import CommandError, MessageSet, pack_messages
 from ...protocol.messages import walk_messages
+from ...protocol.names import is_valid_producer
 from ..errors import PublishRefused
-from ..ingest.idempotent import BatchNumber, IdempotentPublisher
 from ..ingest.publication import Publication, SetsForRecords
 from ..server import Server
+from ..state.producers import BatchNumber
 from .targets import FALSE, find_channel, producer_given
 
 _INT32 = Struct(">i")
@@ -37,7 +38,7 @@ class Publishing:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._idempotent = IdempotentPublisher(server.broker, server.topics)
+        self._idempotent = server.idempotent
         self._limits = server.options.limits
 
     async def pub(self, request: Request) -> Response:
@@ -174,9 +175,12 @@ def _batch_given(request: Request) -> BatchNumber | None:
     if "producer" not in request.query and "number" not in request.query:
         return None
     producer, number = producer_given(request), _number_in(given(request, "number"), "NUMBER", _NUMBERS - 1)
+    instance = request.query.get("instance", "")
+    if instance and not is_valid_producer(instance):
+        raise HTTPError(400, "INVALID_INSTANCE: not 1 to 64 of the characters A-Z a-z 0-9 . _ : -")
     if "first" not in request.query:
-        return BatchNumber(producer, number)
-    return BatchNumber(producer, number, _number_in(request.query["first"], "FIRST", number))
+        return BatchNumber(producer, number, None, instance)
+    return BatchNumber(producer, number, _number_in(request.query["first"], "FIRST", number), instance)
 
 
 def _number_in(text: str, name: str, greatest: int) -> int:

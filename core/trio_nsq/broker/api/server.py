@@ -33,7 +33,7 @@ from ...protocol.address import is_unix_path
 from ...server.body_memory import BodyMemoryLimit
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
-from ..errors import BatchOverlaps, DeletedError, MoveRefused, OtherLog, PublishRefused, SaveError
+from ..errors import BatchRefused, DeletedError, MoveRefused, OtherLog, PublishRefused, SaveError
 from ..options import BrokerOptions
 from ..server import Server
 from ..state.reported_jobs import MAX_REPORT_BYTES
@@ -292,7 +292,7 @@ async def _answer(handler: Handler, request: Request) -> Response:
         raise refusal(exc) from exc
     except SettingsError as exc:
         raise HTTPError(400, f"INVALID_SETTING: {exc}") from exc
-    except (BatchOverlaps, MoveRefused, OtherLog) as exc:
+    except (BatchRefused, MoveRefused, OtherLog) as exc:
         raise HTTPError(409, str(exc)) from exc
     except DeletedError as exc:
         what = "CHANNEL" if "channel" in request.query else "TOPIC"

@@ -70,10 +70,12 @@ async def pause_topic(server: Server, request: Request, *, paused: bool) -> Resp
 async def get_producer(server: Server, request: Request) -> Response:
     """Return the highest batch number of a producer."""
     topic, producer = find_topic(server, request), producer_given(request)
+    last = topic.producers.last_of(producer)
     return Response.json(
         {
             "producer": producer,
-            "number": topic.producers.number_of(producer),
+            "number": None if last is None else last.number,
+            "instance": None if last is None else last.instance or None,
             "may_be_forgotten": topic.producers.may_have_forgotten(producer),
         }
     )

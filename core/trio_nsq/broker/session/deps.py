@@ -10,6 +10,7 @@ from ...event_loop.reactor import Poller
 from ...server.body_memory import BodyMemoryLimit
 from ..clock import BrokerClock
 from ..delivery import Deliverer
+from ..ingest.idempotent import IdempotentPublisher
 from ..ingest.write_path import WritePath
 from ..options import BrokerOptions
 from ..state.broker import Broker
@@ -39,6 +40,7 @@ class SessionDeps:
     write_path: WritePath
     delivery: Deliverer
     topics: TopicRegistry
+    idempotent: IdempotentPublisher
     tls_context: "ServerContext | None" = None
     access: Access = field(default_factory=Access)
     bodies: BodyMemoryLimit = field(default_factory=BodyMemoryLimit)

@@ -15,6 +15,7 @@ from ...protocol.identify import (
     negotiate,
     parse_identify,
 )
+from ..ingest.idempotent import NamedProducer
 from .deps import SessionDeps
 from .transport import Transport
 
@@ -28,6 +29,7 @@ class Handshake:
         identity: The client's IDENTIFY request.
         settings: The negotiated settings, or the defaults.
         upgrades: The layers on the connection: TLS, compression.
+        producer: The client as a producer with a name; None: it has none.
         under_way: A TLS handshake is running: no frames may be sent.
     """
 
@@ -35,6 +37,7 @@ class Handshake:
         self.identity = IdentifyRequest(client_id=host, hostname=host)
         self.settings = self._negotiated = IdentifySettings.default(deps.options.limits)
         self.upgrades = Upgrades()
+        self.producer: NamedProducer | None = None
         self.under_way = False
         self._is_identified = False
         self._deps = deps
@@ -53,6 +56,9 @@ class Handshake:
         if not self._is_identified:  # as in nsqd, a second IDENTIFY is answered but changes nothing
             self._is_identified = True
             self.settings = settings
+            if request.producer and request.feature_negotiation:
+                self.producer = NamedProducer(request.producer, request.producer_instance, deps.idempotent)
+                self._reader.numbered = True
         buffer = self._transport.send_buffer
         if not request.feature_negotiation:
             buffer.put(OK_FRAME)

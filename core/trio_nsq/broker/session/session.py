@@ -15,6 +15,7 @@ from ...protocol import CommandError
 from ...protocol.command_reader import CommandReader
 from ...protocol.commands import (
     Auth,
+    Claim,
     Command,
     Finish,
     Identify,
@@ -27,10 +28,12 @@ from ...protocol.commands import (
 )
 from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
 from ...protocol.states import State
-from ..errors import PublishRefused, TopicFull
+from ..errors import BatchRefused, PublishRefused, TopicFull
+from ..ingest.idempotent import NamedProducer
 from ..ingest.publication import Publication
 from ..state.channel import Channel
 from ..state.consumer import Consumer
+from ..state.topic import Topic
 from .authorizer import Authorizer
 from .deps import SessionDeps
 from .handshake import Handshake
@@ -114,6 +117,8 @@ class Session(PolledEndpoint):
         self._clock = deps.clock
         self._delivery = deps.delivery
         self._pacing = deps.options.pacing
+        # Those of `publishes`, by index, that a producer with a name has stored before (None), or that are refused.
+        self._not_stored: dict[int, PublishRefused | BatchRefused | None] = {}
         self._takes_room = False  # has a reservation in the broker's `BodyMemoryLimit`, or waits for one
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
@@ -301,6 +306,8 @@ class Session(PolledEndpoint):
         topic = self._deps.broker.publishable(name)
         if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
             return BLOCKED
+        if self.handshake.producer is not None:
+            return self._store_numbered(topic, self.handshake.producer)
         try:
             self._deps.write_path.submit(topic, self._publications(), self._complete_publishes)
         except PublishRefused as exc:
@@ -310,10 +317,47 @@ class Session(PolledEndpoint):
 
     def _publications(self) -> list[Publication]:
         """Convert the publishes for the write path."""
-        return [
-            Publication([p.messages], self._clock.now_ns() + p.defer_ms * _NS_PER_MS if p.defer_ms else 0)
-            for p in self.publishes
-        ]
+        return [Publication([p.messages], self._due_ns(p)) for p in self.publishes]
+
+    def _due_ns(self, publish: Publish) -> int:
+        return self._clock.now_ns() + publish.defer_ms * _NS_PER_MS if publish.defer_ms else 0
+
+    def _store_numbered(self, topic: Topic, producer: NamedProducer) -> StopReason:
+        """As `store`, for a client that numbers its publishes: store those that are not stored yet."""
+        if producer.is_busy(topic.name):
+            return BLOCKED
+        publications: list[Publication] = []
+        last = -1  # of the numbered batches in `publications`
+        for index, publish in enumerate(self.publishes):
+            metadata = b""
+            if publish.first >= 0:
+                count = len(publish.messages.sizes)
+                try:
+                    metadata = producer.metadata_if_new(topic.name, publish.first, count, last)
+                except (PublishRefused, BatchRefused) as exc:
+                    self._not_stored[index] = exc
+                    continue
+                if not metadata:
+                    if last < 0:  # otherwise it may repeat one of these publications, and fails with it
+                        self._not_stored[index] = None
+                    continue
+                last = publish.first + count - 1
+            publications.append(Publication([publish.messages], self._due_ns(publish), metadata))
+        if not publications:
+            self.answer_publishes(None)
+            return IDLE
+        try:
+            self._deps.write_path.submit(topic, publications, self._complete_numbered)
+        except PublishRefused as exc:
+            self.answer_publishes(exc)
+            return IDLE
+        producer.begin_storing(topic.name)
+        return STORING
+
+    def _complete_numbered(self, error: PublishRefused | None) -> None:
+        if self.handshake.producer is not None:
+            self.handshake.producer.end_storing(self.publishes[0].topic, error)
+        self._complete_publishes(error)
 
     def _complete_publishes(self, error: PublishRefused | None) -> None:
         """Answer the stored publishes, and continue: wake the task if it has the client, else execute on here."""
@@ -328,10 +372,13 @@ class Session(PolledEndpoint):
         self.poll_again()
 
     def answer_publishes(self, error: PublishRefused | None) -> None:
-        """Answer the publishes with OK or this error, which ends the connection unless `survive_refusals` is set."""
+        """Answer the publishes with OK or this error, which ends the connection unless the client survives refusals.
+
+        Those in `_not_stored` get their own answer.
+        """
         publishes, self.publishes = self.publishes, []
         topic_name = publishes[0].topic
-        if error is None:
+        if error is None and not self._not_stored:
             messages = commands = 0
             for publish in publishes:
                 messages += len(publish.messages.sizes)
@@ -339,17 +386,29 @@ class Session(PolledEndpoint):
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + messages
             self.put_answer(OK_FRAME * commands)
             return
-        errors = [_publish_refusal(p.verb, error) for p in publishes for _ in range(p.commands)]
-        if not self.handshake.identity.survive_refusals:
-            self.next = errors[0]  # raised next, which ends the connection
+        not_stored, self._not_stored = self._not_stored, {}
+        if self.handshake.producer is None and not self.handshake.identity.survive_refusals:
+            assert error is not None
+            self.next = _publish_refusal(publishes[0].verb, error)  # raised next, which ends the connection
             return
-        logger.error("[%s] - %s", self.peer, str(errors[0]))
-        for each in errors:
-            self.put_answer(encode_error(each.wire))
+        told = False
+        for index, publish in enumerate(publishes):
+            reason = not_stored.get(index, error)
+            if reason is not None:
+                refusal = _publish_refusal(publish.verb, reason)
+                if not told:
+                    told = True
+                    logger.error("[%s] - %s", self.peer, str(refusal))
+                self.put_answer(encode_error(refusal.wire) * publish.commands)
+            else:
+                if index not in not_stored:
+                    messages = self.pub_counts.get(topic_name, 0) + len(publish.messages.sizes)
+                    self.pub_counts[topic_name] = messages
+                self.put_answer(OK_FRAME * publish.commands)
 
     def _execute(self, command: Command) -> bool:
         """Execute a command other than a publish. If it has to wait, do nothing and return False."""
-        if isinstance(command, Identify | Subscribe | Auth):
+        if isinstance(command, Identify | Subscribe | Auth | Claim):
             return False
         if self.subscription is not None:  # the state table rejects these commands before SUB
             self._execute_for_consumer(command, self.subscription)
@@ -395,8 +454,10 @@ def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
     )
 
 
-def _publish_refusal(verb: str, reason: PublishRefused) -> CommandError:
+def _publish_refusal(verb: str, reason: PublishRefused | BatchRefused) -> CommandError:
     """Return the error of a refused PUB, MPUB or DPUB."""
+    if isinstance(reason, BatchRefused):
+        return CommandError(f"E_PRODUCER_{reason.code}", f"{verb} failed {reason}")
     # Not nsqd's code: nsqd may have stored some messages when it sends that one.
     code = "E_TOPIC_FULL" if isinstance(reason, TopicFull) else f"E_{verb}_FAILED"
     return CommandError(code, f"{verb} failed {reason}")

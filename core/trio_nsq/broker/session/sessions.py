@@ -1,5 +1,6 @@
 """The connected TCP clients, and the task of each: the part of a session that waits."""
 
+import json
 import logging
 import math
 import socket
@@ -12,7 +13,7 @@ from ...event_loop.reactor import RESTING
 from ...log import LogError
 from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
-from ...protocol.commands import Auth, Identify, LineTooLong, Publish, Subscribe
+from ...protocol.commands import Auth, Claim, Identify, LineTooLong, Publish, Subscribe
 from ...protocol.errors import AuthRequired
 from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
 from ...protocol.spoken import protocol_of
@@ -62,6 +63,8 @@ class ClientTask:
             session.transport.finish_sending()
             session.send_buffer.abandon()
             self._deps.bodies.leave(session)
+            if session.handshake.producer is not None:
+                session.handshake.producer.end()
             try:
                 session.leave_channel()
             finally:
@@ -247,6 +250,8 @@ class ClientTask:
         await session.authorizer.check(first.verb, first.topic)
         try:
             await self._deps.topics.until_publishable(first.topic)
+            if session.handshake.producer is not None:
+                await session.handshake.producer.until_idle(first.topic)
         except PublishRefused as exc:
             session.answer_publishes(exc)
             return
@@ -267,6 +272,22 @@ class ClientTask:
             reply = await session.authorizer.authenticate(command.secret, session.transport.tls)
             session.reader.auth_required = False
             session.answer(encode_response(reply))
+        elif isinstance(command, Claim):
+            await self._claim(command)
+
+    async def _claim(self, command: Claim) -> None:
+        """Answer PRODUCER with the last number of the producer in a topic. Raises CommandError."""
+        session = self._session
+        producer = session.handshake.producer
+        assert producer is not None  # the reader has checked it
+        await session.authorizer.check("PRODUCER", command.topic)
+        last, may_be_forgotten = await producer.claim(command.topic)
+        found: dict[str, object] = {"number": None if last is None else last.number}
+        if last is not None and last.instance:
+            found["instance"] = last.instance
+        if may_be_forgotten:
+            found["may_be_forgotten"] = True
+        session.answer(encode_response(json.dumps(found, separators=(",", ":")).encode()))
 
     async def _identify(self, command: Identify) -> None:
         session, before = self._session, self._session.handshake.settings

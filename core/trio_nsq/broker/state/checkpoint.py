@@ -130,8 +130,8 @@ class Checkpoint:
     without one), distribution_point (the high watermark), end (of the topic), settled (a restart need not check dead
     letters before this sequence), producers_used (see `Producers.used_s`), ephemeral_needed (the oldest sequence that
     the ephemeral channels, which are not saved, may still read), waiting_deferred [[first, after last, due_ns]],
-    followed by the channel if only one gets the messages, producers [`LastBatch`] if there are any, channels (see
-    `ChannelState`).
+    followed by the channel if only one gets the messages, producers [[producer, number, sequence]] if there are any,
+    producer_instances [[producer, instance, 0]] for those that have one, channels (see `ChannelState`).
 
     Args:
         head: The fields from format to producers_used.
@@ -175,8 +175,11 @@ class Checkpoint:
             self.all_needed = min(self.all_needed, lowest)
         producers = ""
         if self.producers:
-            rows, _ = yield from _encode_rows(iter(self.producers), 2)
+            rows, _ = yield from _encode_rows((each[:3] for each in self.producers), 2)
             producers = f',"producers":{rows}'
+        if instances := [(each.producer, each.instance, 0) for each in self.producers if each.instance]:
+            rows, _ = yield from _encode_rows(iter(instances), 2)
+            producers += f',"producer_instances":{rows}'
         self.all_needed = min([self.all_needed, *(channel.cursor for channel in channels)])
         cost = 0
         for channel in channels:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
-from ...log.record_metadata import batch_number, only_channel
+from ...log.record_metadata import batch_instance, batch_number, only_channel
 from ...log.records import RecordHeader
 from ...protocol import is_ephemeral
 from .batch import make_batches
@@ -185,7 +185,8 @@ class Topic:
 
     def _record_metadata(self, metadata: bytes, record: RecordBatch | RecordHeader) -> None:
         if batch := batch_number(metadata):
-            self.producers.record(LastBatch(*batch, record.base_sequence), record.timestamp_ns)
+            last = LastBatch(*batch, record.base_sequence, batch_instance(metadata))
+            self.producers.record(last, record.timestamp_ns)
         elif not record.due_ns:
             self.dead_letters.record_here(metadata, record.base_sequence)
 
@@ -446,7 +447,12 @@ class Topic:
             if first < end:
                 sequences = range(int(first), min(int(after), end))
                 self._undistributed.defer(PendingRange(sequences, int(due_ns), str(*only) if only else None))
-        self.producers.restore(state.get("producers", []), state.get("producers_used", []), end)
+        self.producers.restore(
+            state.get("producers", []),
+            state.get("producers_used", []),
+            end,
+            state.get("producer_instances", []),
+        )
         for channel_state in state["channels"]:
             channel = self._make_channel(str(channel_state["name"]), min(int(channel_state["cursor"]), end))
             channel.restore(channel_state, end)
