@@ -19,6 +19,8 @@ from replication.leader import tree_of
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.serve import listen_at
 from trio_nsq.cluster.member import addresses_of
+from trio_nsq.cluster.membership import Membership
+from trio_nsq.log import Files
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.server.listening import Listening, port_of
 
@@ -417,11 +419,33 @@ async def test_a_switch_without_an_engine(tmp_path: Path) -> None:
         await one.in_sync(2)
 
 
+async def test_a_leader_that_is_refused_again_and_again_is_named_once(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        epoch = (await one.leads())["epoch"]
+        folder = tmp_path / "two"
+        folder.mkdir()
+        Membership(cluster, "two", epoch + 1, is_copy=True).save(Files(), folder)
+        await members.start("two")
+        with trio.fail_after(PATIENCE_S):
+            while caplog.text.count("follower two: catches up") < 4:
+                await trio.sleep(0.02)
+    assert caplog.text.count("another one has replaced that leader") == 1
+    assert caplog.text.count("connected to the leader") == 1
+
+
 async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
     tmp_path: Path,
     url: str,
     cluster: str,  # noqa: F811
     etcd_member: Member,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The coordinator lost its data, and an empty member was started first. An administrator can turn that back."""
     async with running_members(tmp_path, url, cluster) as members:
@@ -438,6 +462,11 @@ async def test_a_cluster_that_began_anew_takes_no_member_of_the_former_one(
         empty = await members.start("empty")
         await empty.leads()
         await two.until(lambda about: "another cluster with the name" in about["reason"])
+        another = await members.start("another")
+        await another.in_sync(2)  # the value changes, and is seen again
+        another.scope.cancel()
+        await empty.in_sync(1)
+        assert caplog.text.count("has another cluster with the name") == 1
         empty.scope.cancel()
         assert (await two.client.post("/cluster/promote")).status_code == 200
         await two.leads()

@@ -93,6 +93,8 @@ class Following:
         self._promotion: _Promotion | None = None
         self._others = OtherMembers(context, _ASK_S)
         self._gave_way_in = 0  # an epoch
+        self._failure = ""  # of the link, as logged
+        self._is_refused = False  # the last link ended soon after it had come about
         self._standby = Standby(context) if context.options.restore_from else None
         self._peers: StaticPeers | None = None
         if isinstance(coordinator := context.coordinator, StaticCoordinator) and coordinator.peers:
@@ -209,8 +211,8 @@ class Following:
                 if self._peers is not None and isinstance(context.coordinator, StaticCoordinator):
                     await self._peers.learn(context.coordinator)
                 seen = await context.wait_for_change(seen)
-                self._coordinator_answers()
                 is_learned = await self._learn(seen)
+                self._coordinator_answers()
                 if self._standby is not None:
                     self._standby.see(seen)
                 self.is_admitted.set()
@@ -437,6 +439,7 @@ class Following:
     async def _follow_leader(self, leader: LeaderTarget, scope: trio.CancelScope) -> None:
         """Follow a leader, and connect again after each failure; runs until cancelled."""
         delays = Delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
+        self._failure, self._is_refused = "", False
         with scope:
             while True:
                 began_s = trio.current_time()
@@ -447,9 +450,9 @@ class Following:
                     leaves = list(leaves_of(group))
                     reason = "; ".join(str(exc) or "the connection is broken" for exc in leaves)
                     reason = f"leader {leader.member} at {leader.url}: {reason}"
-                    if reason != self.reason:
+                    if reason != self._failure:
                         logger.warning("%s", reason)
-                    self.reason = reason
+                    self._failure = self.reason = reason
                     if any(isinstance(exc, UpgradeFailed) and not exc.status for exc in leaves):
                         # Clients that were passed on wait in vain, too; elsewhere, they may find the leader.
                         self._front.end_forwarded()
@@ -469,11 +472,15 @@ class Following:
             leader.url, REPLICATE, secret=context.secret, tls=context.tls, timeout_s=_SILENCE_S
         )
         async with stream:
+            connected_s = trio.current_time()
             try:
                 self.is_connected = True
                 self.reason = ""
-                logger.info(
-                    "connected to the leader %s at %s: epoch %d", leader.member, leader.url, leader.epoch
+                logger.log(
+                    # A leader that refuses is asked again and again.
+                    logging.DEBUG if self._is_refused else logging.INFO,
+                    "connected to the leader %s at %s: epoch %d",
+                    *(leader.member, leader.url, leader.epoch),
                 )
                 # If the former leader is gone without a word, its clients would wait for it.
                 self._front.end_forwarded(leader)
@@ -489,6 +496,9 @@ class Following:
                 )
             finally:
                 self.is_connected = False
+                self._is_refused = trio.current_time() - connected_s < _LONGEST_PAUSE_S
+                if not self._is_refused:
+                    self._failure = ""
 
 
 def link_url(context: MemberContext, addresses: Sequence[str]) -> str | None:
