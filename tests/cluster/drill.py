@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -54,6 +54,7 @@ class Drill:
     Attributes:
         refused: Requests of operators that were refused; that is right while another fault lasts.
         lost_folders: The ids of folders that are gone, of members that are to be removed.
+        has_lost_value: Whether the engine has lost the cluster's value, so that members may wait for an administrator.
         together: How many faults last at once.
         took: For each kind of fault, how many seconds passed until another member gave an OK, and until it delivered.
     """
@@ -77,6 +78,7 @@ class Drill:
         kept = ["--retention-time=forever"] if keeps_log else []
         self.refused: list[str] = []
         self.lost_folders: list[str] = []
+        self.has_lost_value = False
         self.together = 1
         self._to_start: list[Member] = []
         self.engine = engine
@@ -91,6 +93,7 @@ class Drill:
         self._longest_s = longest_s
         self._keeps_log = keeps_log
         self._others = trio.CancelScope()
+        self._consumers: list[trio.CancelScope] = []
         self.epochs = Epochs()
         self.ledger = Ledger(folder / "acknowledged")
         self.clients = Clients(self.cluster, self.ledger, self.chance, pause_s, largest)
@@ -153,7 +156,14 @@ class Drill:
 
     async def _consume(self, nursery: trio.Nursery, topic: str, channel: str) -> None:
         await self.admit("/channel/create", topic=topic, channel=channel)
-        nursery.start_soon(self.clients.consume, self.ledger.channel(topic, channel))
+        scope = trio.CancelScope()
+        self._consumers.append(scope)
+
+        async def consume() -> None:
+            with scope:
+                await self.clients.consume(self.ledger.channel(topic, channel))
+
+        nursery.start_soon(consume)
 
     async def _publish_by_others(self, stock: StockClients) -> None:
         with self._others:
@@ -269,10 +279,25 @@ class Drill:
         with self.cluster.patience("a member does not end"):
             while self._to_start:
                 await self.restart(self._to_start.pop())
+        if self.has_lost_value:
+            await self._promote_last()
+            self.has_lost_value = False
         await self.serves()
         while self.lost_folders:
             await self.admit("/cluster/remove", member=self.lost_folders.pop())
         await self.cluster.wait_in_sync()
+
+    async def _promote_last(self) -> None:
+        """Promote the member that led last, as an administrator does, if members wait for that."""
+        said: list[dict[str, Any]] = []
+        with self.cluster.patience("no member leads, and not all wait for a promotion", lambda: said):
+            while await self.cluster.leader() is None:
+                with suppress(NoAnswer):
+                    said = [await member.about() for member in self.members]
+                    if all("qcli cluster promote" in about["reason"] for about in said):
+                        ranks = [(about["epoch"], not about["is_copy"], about["position"]) for about in said]
+                        await self.cluster.promote(self.members[ranks.index(max(ranks))])
+                await trio.sleep(POLL_S)  # another process: only its answers show progress
 
     async def is_alone(self, leader: Member | None) -> bool:
         """Whether a leader that is lost was the only member in sync: the others were held up when it was lost."""
@@ -313,11 +338,6 @@ class Drill:
         with self.cluster.patience("publishers do not end", self.described):
             await self.clients.publishers_ended()
         leader = await self.cluster.wait_in_sync()
-        logs = {}
-        for topic in sorted({each.topic for each in self.ledger.producers}) if self._keeps_log else ():
-            logs[topic] = Log(self.ledger, topic)
-            async for entries in read_log(leader.http_address, topic):
-                logs[topic].add(entries)
         left: list[str] = []
         with self.cluster.patience("not all is delivered", lambda: left):
             while left := await self._left(leader):
@@ -327,6 +347,14 @@ class Drill:
                 while any(stock.missing().values()):
                     await trio.sleep(POLL_S)  # other processes: only their output shows progress
             print(stock.described())
+        # A publish that a member has passed on late is stored, and delivered, after its client has given up.
+        for consumer in self._consumers:
+            consumer.cancel()
+        logs = {}
+        for topic in sorted({each.topic for each in self.ledger.producers}) if self._keeps_log else ():
+            logs[topic] = Log(self.ledger, topic)
+            async for entries in read_log(leader.http_address, topic):
+                logs[topic].add(entries)
         await self._compare_folders(leader)
         for member in self.members:
             self._look_for_defects(member)
