@@ -1,7 +1,9 @@
-"""Help for tests of programs that use a broker. The pytest plugin has it as fixtures; other runners may use it, too.
+"""Help for tests of programs that publish and consume. The pytest plugin has the broker as fixtures.
 
 NSQServer       a broker in a process of its own, which can be killed and suspended
 NSQ             what a test wants of such a broker: fresh topics, and what became of messages
+FakeProducer    a producer without a broker, whose failures a test orders
+deliver         runs a message handler without a broker; deliver_sync without async code
 """
 
 from importlib import import_module
@@ -9,11 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .broker import NSQ
+    from .delivery import Delivery, deliver, deliver_sync
+    from .fake_producer import FakeMessage, FakeProducer
     from .server import NSQServer, ServerFailed
 
-__all__ = ["NSQ", "NSQServer", "ServerFailed"]
+__all__ = [
+    "NSQ",
+    "Delivery",
+    "FakeMessage",
+    "FakeProducer",
+    "NSQServer",
+    "ServerFailed",
+    "deliver",
+    "deliver_sync",
+]
 
-_MODULES = {"NSQ": ".broker", "NSQServer": ".server", "ServerFailed": ".server"}
+_MODULES = {
+    "NSQ": ".broker",
+    "Delivery": ".delivery",
+    "FakeMessage": ".fake_producer",
+    "FakeProducer": ".fake_producer",
+    "NSQServer": ".server",
+    "ServerFailed": ".server",
+    "deliver": ".delivery",
+    "deliver_sync": ".delivery",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,165 @@
+"""A producer without a broker, whose failures a test orders."""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from trio_nsq.text.arguments import check_int, check_seconds, check_type
+
+from ..client.errors import BrokerError, ConnectionLost, ProducerClosed
+from ..client.publishing.options import ProducerOptions, ProducerSettings
+from ..client.publishing.producer import Producer
+from ..client.publishing.queue import Command, PublishFuture, PublishQueue
+from ..event_loop import runtime
+from ..protocol import NSQError
+
+_ADDRESS = "fake:4150"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeMessage:
+    """A message that a `FakeProducer` has stored.
+
+    Attributes:
+        defer_s: The delay before the delivery, in seconds; 0: no delay.
+    """
+
+    topic: str
+    body: bytes
+    defer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What happens to the next publish: it is stored or not, and fails or not, after a delay."""
+
+    is_stored: bool = True
+    error: NSQError | None = None
+    delay_s: float = 0.0
+
+
+class FakeProducer(Producer):
+    """A `trio_nsq.Producer` that connects to no broker: it stores messages in a list, or fails as a test has ordered.
+
+        producer = FakeProducer()
+        producer.accept(2)
+        producer.refuse()
+        async with producer:
+            await program(producer)
+        assert producer.published("orders") == [b"one", b"two"]
+
+    `accept`, `refuse`, `lose_answer` and `delay` order what happens to the next publishes, one after the other. A call
+    of `publish`, `submit` or `publish_set` is one publish, and so is each part of `publish_many`, which splits long
+    lists. Publishes beyond those that were ordered are accepted.
+
+    All else is that of `Producer`: arguments are checked, and receipts, cancellation and closing work as there.
+
+    Args:
+        options: See `Producer`.
+
+    Attributes:
+        messages: The stored messages, in order.
+    """
+
+    def __init__(self, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(_ADDRESS, **options)
+        self.messages: list[FakeMessage] = []
+        self._steps: deque[_Step] = deque()
+        self._brokers: Any = _Script(self._settings, self.messages, self._steps)
+
+    def published(self, topic: str) -> list[bytes]:
+        """Return the bodies of the messages that are stored in a topic, in order."""
+        return [message.body for message in self.messages if message.topic == topic]
+
+    def accept(self, count: int = 1) -> None:
+        """Store the next publishes, and acknowledge them."""
+        self._order(_Step(), count)
+
+    def refuse(self, count: int = 1, *, error: NSQError | None = None) -> None:
+        """Fail the next publishes with a `PublishFailed` whose `maybe_stored` is False.
+
+        Args:
+            error: Its `__cause__`, such as a `ConnectionFailed`; None: a `BrokerError` with the code E_TOPIC_FULL.
+        """
+        check_type("error", error, NSQError | None)
+        self._order(_Step(False, error or BrokerError(_ADDRESS, "E_TOPIC_FULL", "PUB topic is full")), count)
+
+    def lose_answer(self, count: int = 1, *, stored: bool = True) -> None:
+        """Fail the next publishes with a `PublishFailed` whose `maybe_stored` is True: they are in doubt.
+
+        Args:
+            stored: Whether the messages are stored nevertheless, so that publishing them again duplicates them.
+        """
+        check_type("stored", stored, bool)
+        self._order(_Step(stored, ConnectionLost(_ADDRESS, "the broker closed the connection")), count)
+
+    def delay(self, delay_s: float, count: int = 1) -> None:
+        """Acknowledge the next publishes after a delay, in seconds; `math.inf`: never. Later ones wait behind them."""
+        check_seconds("delay_s", delay_s)
+        self._order(_Step(delay_s=delay_s), count)
+
+    def _order(self, step: _Step, count: int) -> None:
+        check_int("count", count, 1)
+        self._steps.extend([step] * count)
+
+
+class _Script:
+    """Takes the place of the brokers: each command has the outcome of the next step."""
+
+    def __init__(self, settings: ProducerSettings, messages: list[FakeMessage], steps: deque[_Step]) -> None:
+        self.queue = PublishQueue(1, 0, ordered=settings.ordered)  # one command at a time, of one message
+        self.crash: Exception | None = None
+        self._is_ordered = settings.ordered
+        self._messages = messages
+        self._steps = steps
+        self._wanted = runtime.Event()
+
+    def wake(self) -> None:
+        """There is a command: the script is the only link, too."""
+        self._wanted.set()
+
+    def next_link(self, topic: str, without: Collection[str] = ()) -> "_Script":
+        return self
+
+    def send(self, command: Command) -> bool:
+        self.queue.add(command)
+        self.wake()
+        return True
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted = runtime.Event()
+            while self.queue.take():
+                command = self.queue.oldest
+                assert command is not None
+                await self._execute(command, self._steps.popleft() if self._steps else _Step())
+
+    async def _execute(self, command: Command, step: _Step) -> None:
+        if step.delay_s:
+            await runtime.sleep(step.delay_s)
+        if step.is_stored:
+            bodies = command.futures.values() if command.messages is None else command.messages.bodies()
+            self._messages += [FakeMessage(command.topic, body, command.defer_ms / 1000) for body in bodies]
+        if step.error is None:
+            self.queue.acknowledge()
+            return
+        self.queue.refuse()
+        command.fail(step.error, maybe_stored=isinstance(step.error, ConnectionLost))
+        if self._is_ordered:
+            self.fail_all(step.error)
+
+    async def wait_opened(self) -> None:
+        await runtime.checkpoint()
+
+    def crashed(self, error: Exception) -> None:
+        self.crash = error
+        self.fail_all(ProducerClosed(f"the producer failed: {error!r}"))
+
+    def futures(self) -> Iterator[PublishFuture]:
+        yield from self.queue.futures()
+
+    def fail_all(self, reason: NSQError) -> None:
+        for command in self.queue.clear():
+            command.fail(reason, maybe_stored=command.taken)
