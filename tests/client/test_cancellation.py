@@ -1,7 +1,7 @@
 """Cancel each wait of the client's calls, one after the other, under both loops, and compare with the broker's log."""
 
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import count
+from itertools import count, cycle
 
 import pytest
 
@@ -56,6 +56,17 @@ def take_one(consumer: Consumer) -> Callable[[], Awaitable[list[Message]]]:
     return take
 
 
+def take_in_time(consumer: Consumer) -> Callable[[], Awaitable[list[Message]]]:
+    """Wait for a message with timeouts, which may end together with a cancellation."""
+    timeouts_s = cycle([0, 0.0005, 0.002, 60])
+
+    async def take() -> list[Message]:
+        message = await consumer.get(next(timeouts_s))
+        return [] if message is None else [message]
+
+    return take
+
+
 def take_batch(consumer: Consumer) -> Callable[[], Awaitable[list[Message]]]:
     batches = consumer.batches(max_messages=3)
 
@@ -75,7 +86,7 @@ def take_combined(consumer: Consumer) -> Callable[[], Awaitable[list[Message]]]:
 
 
 @ON_ALL
-@pytest.mark.parametrize("taking", [take_one, take_batch, take_combined])
+@pytest.mark.parametrize("taking", [take_one, take_in_time, take_batch, take_combined])
 def test_a_cancelled_wait_takes_no_message(
     loop: Loop,
     is_late: bool,

@@ -6,6 +6,7 @@
     BrokerError         the broker answered with an error; has its code and text
     PublishFailed       messages were not acknowledged; says whether they may be stored
     ProducerClosed      the caller published through a producer that is not open
+    ConsumerClosed      the caller waited for a message of a consumer that is closed
     AlreadyAnswered     the caller answered a message twice
     BrokerUnreachable   an HTTP request got no answer; its subclasses: NotABroker, PublishInDoubt
     RequestRefused      the broker answered an HTTP request with an error
@@ -142,6 +143,10 @@ class PublishFailed(NSQError):
 
 class ProducerClosed(NSQError):
     """The producer is not open. Publish inside its `async with` block."""
+
+
+class ConsumerClosed(NSQError):
+    """The consumer is closed, so no message arrives any more."""
 
 
 class AlreadyAnswered(NSQError):

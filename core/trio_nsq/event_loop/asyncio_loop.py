@@ -49,6 +49,10 @@ class AsyncioLoop:
         return asyncio.get_running_loop().time
 
     @staticmethod
+    def scheduler() -> Callable[[Callable[[], object]], object]:
+        return asyncio.get_running_loop().call_soon_threadsafe
+
+    @staticmethod
     def new_future() -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 

@@ -150,6 +150,16 @@ def clock() -> Callable[[], float]:
     return trio.lowlevel.current_clock().current_time if (other := _other()) is None else other.clock()
 
 
+def scheduler() -> Callable[[Callable[[], object]], object]:
+    """Return a function that has the loop call another one soon; threads and signal handlers may call it, too.
+
+    It raises RuntimeError when the loop has ended.
+    """
+    if (other := _other()) is not None:
+        return other.scheduler()
+    return trio.lowlevel.current_trio_token().run_sync_soon
+
+
 def sleep(seconds: float) -> Awaitable[None]:
     return trio.sleep(seconds) if (other := _other()) is None else other.sleep(seconds)
 

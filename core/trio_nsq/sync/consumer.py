@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, Unpack
+from typing import NoReturn, Self, TypeVar, Unpack, overload
 
 import trio
 
@@ -17,6 +17,7 @@ from ..client.consuming import message as client_message
 from ..client.consuming.consumer import ConsumerStats
 from ..client.consuming.handlers import check_plain, check_result
 from ..client.consuming.options import ConsumerOptions, ConsumerSettings
+from ..client.errors import ConsumerClosed
 from .portal import Portal, PortalClosed, mirrors
 
 _Item = TypeVar("_Item")
@@ -201,6 +202,23 @@ class Consumer:
             # A handler may wait for this thread.
             self._portal.close(self._consumer._settings.close_timeout_s + _RUNNING_HANDLERS_S)
 
+    @mirrors(client.Consumer.close_soon)
+    def close_soon(self) -> None:
+        if not self._portal.is_forked:
+            self._consumer.close_soon()
+
+    @mirrors(client.Consumer.drain)
+    def drain(self, timeout_s: float | None = 30.0) -> None:
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        if getattr(_handling, "portal", None) is self._portal:
+            self._portal.run_sync(self._consumer._drain_in_background, timeout_s)
+            return
+        try:
+            self._portal.call(self._consumer.drain, timeout_s)
+        except PortalClosed:
+            pass  # the consumer is closed
+
     @mirrors(client.Consumer.stats)
     def stats(self) -> ConsumerStats:
         return self._portal.run_sync(self._consumer.stats)
@@ -238,6 +256,21 @@ class Consumer:
 
     def __next__(self) -> Message:
         return Message(self._receive(self._consumer.__anext__, self._idle_timeout_s), self._portal)
+
+    @overload
+    def get(self, timeout_s: None = None) -> Message: ...
+
+    @overload
+    def get(self, timeout_s: float | None) -> Message | None: ...
+
+    @mirrors(client.Consumer.get)
+    def get(self, timeout_s: float | None = None) -> Message | None:
+        self._check_opened()
+        try:
+            message = self._portal.call(self._consumer.get, timeout_s)
+        except PortalClosed:
+            raise ConsumerClosed("the consumer is closed") from None
+        return None if message is None else Message(message, self._portal)
 
     @mirrors(client.Consumer.batches)
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:

@@ -104,6 +104,11 @@ class Portal:
         """Whether `open` was called."""
         return self._thread is not None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether the process has forked since `open`, and has no thread of it."""
+        return self._pid not in (0, os.getpid())
+
     def open(self) -> None:
         """Start the thread; returns when the manager is entered. Raises the errors of entering it."""
         if self._thread is not None:
@@ -201,7 +206,7 @@ class Portal:
 
     def _soon(self, function: Callable[[], object]) -> bool:
         """Schedule a function in the thread; return False if there is no thread."""
-        if self._pid not in (0, os.getpid()):
+        if self.is_forked:
             raise RuntimeError("it was opened before the process forked: open another one in each process")
         if self._token is None:
             return False

@@ -3,9 +3,11 @@
 import math
 import random as random_module
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from trio_nsq.protocol import is_ephemeral
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
@@ -15,7 +17,7 @@ from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import ConnectionSettings, refuse_unknown
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, PublishFailed
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConsumerClosed, PublishFailed
 from ..publishing.producer import Producer
 from ..publishing.queue import accepts_no_publishes
 from .handlers import ActiveHandlers, FailureCounts, GivenUp, Handler, Handling, check_async
@@ -144,6 +146,7 @@ class Consumer:
         self._now: Callable[[], float] = lambda: math.inf  # until it is entered, `_wait` raises
         self._entered = self._closing = False
         self._closed = runtime.Event()
+        self._schedule: Callable[[Callable[[], object]], object] | None = None  # from other threads, too
 
     async def __aenter__(self) -> Self:
         """Connect.
@@ -158,11 +161,13 @@ class Consumer:
             raise RuntimeError("a Consumer can be entered only once; create another one")
         self._entered = True
         self._now = runtime.clock()  # called per message
+        self._schedule = runtime.scheduler()
         await self._background.open(self._subscriptions.run)
         try:
             await self._subscriptions.wait_opened()
         except BaseException:
-            self._queue.close()
+            self._begin_closing()
+            self._closed.set()
             await self._background.close()
             raise
         return self
@@ -187,18 +192,76 @@ class Consumer:
         returns at once, and the handler's message is answered as usual.
         """
         runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        if self._active.include_caller():  # it would wait for itself
+            self._close_in_background()
+            return
+        if self._begin_closing():
+            await self._close()
+        await runtime.shielded(self._closed.wait)
+
+    def close_soon(self) -> None:
+        """Close as `aclose` does, without waiting. Handlers, other threads and signal handlers may call it, too.
+
+        If the consumer is connecting, entering the block returns, and loops end at once. May be called again.
+        """
+        if self._schedule is None:  # not entered: nothing is open
+            self._begin_closing()
+            self._closed.set()
+            return
+        with suppress(RuntimeError):  # the event loop has ended, and the consumer with it
+            self._schedule(self._close_in_background)
+
+    async def drain(self, timeout_s: float | None = 30.0) -> None:
+        """Receive no further messages, wait until all received ones are answered, and close.
+
+        Loops over the consumer, and `run`, get the messages that have been received, and end after the last one. The
+        messages that are not answered after the timeout return to the brokers, as with `aclose`.
+
+        A loop that calls this waits for its own messages: call it beside the loop. A handler of `run` may call it: there
+        it only starts, and returns at once.
+
+        Args:
+            timeout_s: The longest time to wait for answers; None: no limit.
+
+        Raises:
+            ValueError: timeout_s is less than 0.
+        """
+        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        self._check_entered()
+        if self._active.include_caller():
+            self._drain_in_background(timeout_s)
+        else:
+            await self._drain(timeout_s)
+
+    def _drain_in_background(self, timeout_s: float | None) -> None:
+        if not self._closing:
+            self._background.start_soon(partial(self._drain, timeout_s))
+
+    async def _drain(self, timeout_s: float | None) -> None:
+        self._subscriptions.stop()
+        self._flow.stopped = True
+        with runtime.move_on_after(math.inf if timeout_s is None else timeout_s):
+            async with runtime.open_nursery() as nursery:
+                for subscription in self._flow.connections:
+                    nursery.start_soon(subscription.drain)
+        if self._begin_closing():
+            await self._close()
+        await runtime.shielded(self._closed.wait)
+
+    def _begin_closing(self) -> bool:
+        """Stop receiving; return whether this is the first call."""
         first, self._closing = not self._closing, True
         if first:
             self._subscriptions.stop()
             self._flow.stopped = True
             self._queue.close()
-        if self._active.include_caller():  # it would wait for itself
-            if first:
-                self._background.start_soon(self._close)
-            return
-        if first:
-            await self._close()
-        await runtime.shielded(self._closed.wait)
+        return first
+
+    def _close_in_background(self) -> None:
+        if self._begin_closing():
+            self._background.start_soon(self._close)
 
     async def _close(self) -> None:
         await runtime.shielded(self._unsubscribe_all)
@@ -267,6 +330,38 @@ class Consumer:
         while (message := self._queue.take_message()) is None:
             await self._wait()
         return message
+
+    @overload
+    async def get(self, timeout_s: None = None) -> Message: ...
+
+    @overload
+    async def get(self, timeout_s: float | None) -> Message | None: ...
+
+    async def get(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message.
+
+        If cancelled, it takes no message.
+
+        Args:
+            timeout_s: How long to wait; 0: return only what has been received. None: without limit.
+
+        Returns:
+            None: no message came in this time.
+
+        Raises:
+            AuthRefused: A broker refused the secret; see `Consumer`.
+            ConsumerClosed: The consumer is closed.
+            ValueError: timeout_s is less than 0.
+        """
+        try:
+            if timeout_s is None:
+                return await self.__anext__()
+            check_seconds("timeout_s", timeout_s)
+            with runtime.move_on_after(timeout_s):
+                return await self.__anext__()
+        except StopAsyncIteration:
+            raise ConsumerClosed("the consumer is closed") from None
+        return self._queue.take_message()  # it came together with the timeout
 
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> AsyncIterator[MessageBatch]:
         """Iterate over batches of messages that arrived together. Costs much less per message than single messages.

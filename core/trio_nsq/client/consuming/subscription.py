@@ -177,7 +177,9 @@ class Subscription:
         self._held: dict[MessageBatch, None] = {}  # a set that keeps the order of arrival
         self._finished: list[bytes] = []  # ids of single messages, for the next write
         self.live = True
+        self._is_closing = False  # CLS is sent
         self._close_wait = runtime.Event()
+        self._settled = runtime.Event()  # set when all messages are answered, if a task waits for that
 
     async def run(self) -> NSQError:
         """Receive until the connection ends; return the reason."""
@@ -187,6 +189,7 @@ class Subscription:
             self.live = False
             self._held.clear()
             self._close_wait.set()
+            self._settled.set()
 
     @property
     def in_flight(self) -> int:
@@ -252,6 +255,22 @@ class Subscription:
     def release(self, batch: MessageBatch) -> None:
         """Stop tracking a batch: all its messages are answered."""
         self._held.pop(batch, None)
+        if not self._held and self._settled.is_awaited:
+            self._settled.set()
+            self._settled = runtime.Event()
+
+    async def drain(self) -> None:
+        """Have the broker send no more messages, and wait until all received ones are answered."""
+        self._stop_delivery()
+        await self._close_wait.wait()
+        while self._held:
+            await self._settled.wait()
+
+    def _stop_delivery(self) -> None:
+        """Send CLS, once: brokers close the connection at the second one."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._write(encode_cls())
 
     async def unsubscribe(self, timeout_s: float, active: ActiveHandlers) -> None:
         """Requeue all unanswered messages and close the connection.
@@ -263,7 +282,7 @@ class Subscription:
             timeout_s: The longest total time. Half of it is for CLOSE_WAIT and for answers of active handlers.
         """
         with runtime.move_on_after(timeout_s):
-            self._write(encode_cls())
+            self._stop_delivery()
             with runtime.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
                 await active.wait_idle()

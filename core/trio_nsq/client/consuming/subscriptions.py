@@ -81,14 +81,16 @@ class Subscriptions:
         self._queue.close(error)
 
     def stop(self) -> None:
+        """Connect to no broker any more, and end `wait_opened`."""
         self._stopped = True
+        self._settled.set()
 
     async def wait_opened(self) -> None:
-        """Wait until a broker is connected, or discovery services know none. Raises ConnectionFailed."""
+        """Wait until a broker is connected, discovery services know none, or `stop`. Raises ConnectionFailed."""
         await self._settled.wait()
         if self._crash is not None:
             raise self._crash
-        if not self._opened.is_set() and not self._discovery.has_answer:
+        if not self._stopped and not self._opened.is_set() and not self._discovery.has_answer:
             failures = [self._failures[address] for address in self._addresses]
             raise none_reached([*failures, *self._discovery.failures_to_connect()])
         self._opened.set()

@@ -27,7 +27,8 @@ class DiscoverySettings(ConnectionSettings):
 
     Attributes:
         connect_timeout_s: How long entering the block tries again while no broker can be reached, at least 0. With 0,
-            each broker and discovery service is tried once. A refused secret is not tried again.
+            each broker and discovery service is tried once; with `math.inf`, there is no limit. A refused secret is not
+            tried again.
         lookupd_poll_interval_s: The interval between queries of the discovery services, more than 0. They are also
             queried when brokers are lost, and after 1, 2, 4, ... seconds while none knows a broker.
         lookupd_poll_jitter: Up to this fraction of the interval, at random, is added once, before the second query, so
