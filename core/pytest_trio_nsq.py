@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 _launched: "pytest.StashKey[ServerProcess]" = pytest.StashKey()
 
 
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Import the library as it is. Because of this plugin, pytest would rewrite the assertions of all its modules.
+
+    pytest has no API for this. Programs that import the library would take 0.3 s longer for it the first time, and
+    0.02 s later. If pytest keeps the names elsewhere, nothing else changes.
+    """
+    hook = getattr(pluginmanager, "rewrite_hook", None)
+    marked = getattr(hook, "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked -= {"trio_nsq", "qcli", "pyspark_nsq"}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Launch the broker's process if a test needs it: it imports its modules while other tests run."""

@@ -3,16 +3,33 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PATIENCE_S = 240
 
 
-def run_pytest(folder: Path, *options: str, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Write the files of a project and run pytest there, with no other plugins than those that `options` name."""
+def run_pytest(
+    folder: Path, *options: str, files: dict[str, str], before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Write the files of a project and run pytest there, with no other plugins than those that the options name.
+
+    Args:
+        before: Options before the one that loads the plugin.
+    """
     for name, text in files.items():
         (folder / name).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_trio_nsq"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *before,
+        "-p",
+        "pytest_trio_nsq",
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
         [*command, f"--basetemp={folder / 'temporary'}", *options],

@@ -135,18 +135,26 @@ def seen(nsq):
 
 
 def test_project_without_brokers(tmp_path: Path) -> None:
-    """Nothing of the library is imported, and no process starts, if no test needs a broker."""
+    """Nothing of the library is imported, and no process starts, if no test needs a broker.
+
+    pytest rewrites the assertions of all that is installed together with a plugin, but not of this library.
+    """
     source = """
 import sys
 
 def test_it():
     assert not [name for name in sys.modules if name.split(".")[0] in ("trio_nsq", "trio")]
 
+def test_it_is_not_rewritten():
+    import trio_nsq
+    assert type(trio_nsq.__loader__).__name__ == "SourceFileLoader"
+
 def test_chosen(nsq):
     pass
 """
-    done = run_pytest(tmp_path, "-k", "not chosen", files={"test_it.py": source})
-    assert "1 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
+    files = {"early.py": "import pytest\npytest.register_assert_rewrite('trio_nsq')\n", "test_it.py": source}
+    done = run_pytest(tmp_path, "-k", "not chosen", before=["-p", "early"], files=files)
+    assert "2 passed, 1 deselected" in done.stdout, done.stdout + done.stderr
     assert not list(tmp_path.rglob("broker.log"))
 
 
