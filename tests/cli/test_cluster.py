@@ -442,6 +442,44 @@ def test_remove(qcli: Cli, one: ScriptedMember) -> None:
     assert result.err == f"{IDS[2]} (10.0.0.2:4151) removed from the cluster prod.\n"
 
 
+def test_replaced_members_are_named_with_the_command_that_forgets_them(
+    qcli: Cli, one: ScriptedMember
+) -> None:
+    """A member with an empty data folder is a new one, also at the address of the one before."""
+    there = {"addresses": member(0)["addresses"]}
+    gone = [member(1, "disconnected", **there), member(2, "disconnected", **there)]
+    one.say("GET /cluster", cluster(member(0, "leading"), *gone))
+    result = qcli("cluster", "status", "--format", "json")
+    assert result.records[0]["problems"] == [
+        f"the member {gone_id} (10.0.0.0:4151) is disconnected; {IDS[0]} has its address now: if the data "
+        f"folder of {gone_id} is gone, forget it with 'qcli cluster remove {gone_id}'"
+        for gone_id in IDS[1:3]
+    ]
+    command = f"qcli cluster remove {IDS[1]} {IDS[2]}"
+    assert command in qcli("cluster", "status").out.decode()
+    late = qcli("cluster", "wait", "--timeout", "1ms")
+    assert late.err.endswith(f". Forget members that are gone with '{command}'.\n")
+    one.say("POST /cluster/remove", None)
+    result = qcli(*command.split()[1:], "--yes")
+    assert (result.code, one.changes) == (0, [f"/cluster/remove?member={gone_id}" for gone_id in IDS[1:3]])
+    assert result.err.count(" removed from the cluster prod.\n") == 2
+
+
+def test_remove_asks_once(qcli: Cli, one: ScriptedMember) -> None:
+    one.say(
+        "GET /cluster", cluster(member(0, "leading"), member(1, "disconnected"), member(2, "disconnected"))
+    )
+    one.say("POST /cluster/remove", None)
+    with qcli.on_terminal("cluster", "remove", IDS[1], IDS[2], columns=200) as terminal:
+        terminal.expect(
+            f"Remove {IDS[1]} (10.0.0.1:4151), which is disconnected, and {IDS[2]} (10.0.0.2:4151), which is "
+            "disconnected, from the cluster prod? [y/N]: ".encode()
+        )
+        terminal.type(b"y\n")
+        assert terminal.end() == 0
+    assert len(one.changes) == 2
+
+
 def test_remove_while_the_coordinator_does_not_answer(qcli: Cli, one: ScriptedMember) -> None:
     one.refuse("POST /cluster/remove", 503, "COORDINATOR: no endpoint answers")
     result = qcli("cluster", "remove", IDS[2], "--yes")

@@ -56,6 +56,18 @@ def _begins_with(member: ClusterMember, name: str) -> bool:
     return bool(name) and member["id"].startswith(name)
 
 
+def replacement_of(cluster: Cluster, member: ClusterMember) -> ClusterMember | None:
+    """Return the member that runs at the address of a disconnected one, which therefore cannot return there.
+
+    A member with an empty data folder is a new one, also on the machine of an earlier one. None: there is none.
+    """
+    address = address_of(member["addresses"])
+    if member["state"] != "disconnected" or not address:
+        return None
+    connected = (each for each in cluster["members"] if each["state"] != "disconnected")
+    return next((each for each in connected if address_of(each["addresses"]) == address), None)
+
+
 def problems_of(cluster: Cluster) -> Iterator[str]:
     """Yield what is wrong, the worst first; nothing: all members are in sync, and the coordinator answers."""
     if reason := cluster.get("refuses_because"):
@@ -66,10 +78,19 @@ def problems_of(cluster: Cluster) -> Iterator[str]:
         yield f"the leader: {archive.problem}"
     for member in cluster["members"]:
         if not is_in_sync(member):
-            yield f"the member {name_of(member)} is {_state_of(member)}"
+            yield f"the member {name_of(member)} is {_state_of(member)}" + _replaced(cluster, member)
         elif member.get("is_slow"):
             wait_s = member.get("ok_wait_s", 0.0)
             yield f"the member {name_of(member)} is slow: each OK waits for it, about {wait_s:.1f} s"
+
+
+def _replaced(cluster: Cluster, member: ClusterMember) -> str:
+    if (other := replacement_of(cluster, member)) is None:
+        return ""
+    return (
+        f"; {other['id']} has its address now: if the data folder of {member['id']} is gone, forget it with "
+        f"'qcli cluster remove {member['id']}'"
+    )
 
 
 def _state_of(member: ClusterMember) -> str:

@@ -13,6 +13,7 @@ from trio_nsq.fleet.cluster import leader_of, name_of
 from ...broker.address_options import HTTP_OPTION, http_address, unused_tcp_addresses
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.connection_options import http_connection
+from ...broker.refusals import listed
 from ...broker.requests import ask
 from ...contexts.choice import require_address
 from ...framework.command import DocumentedCommand
@@ -184,40 +185,42 @@ def promote(nsqd_http_address: str, timeout: int, yes: bool) -> None:
 @click.command(
     "remove",
     cls=DocumentedCommand,
-    short_help="Forget a member that is gone.",
+    short_help="Forget members that are gone.",
     examples={
         "forget a member whose machine is gone": "qcli cluster remove 3f2a9c0d1e2b4a55",
     },
     exits={
-        ExitCode.OK: "The member was removed.",
-        ExitCode.FAILURE: "Nothing was done: you did not confirm, there is no such member, or it leads or is "
-        "connected.",
+        ExitCode.OK: "The members were removed.",
+        ExitCode.FAILURE: "You did not confirm, there is no such member, or it leads or is connected. Those named "
+        "before one that leads or is connected are removed.",
         ExitCode.UNREACHABLE: _NO_LEADER,
         **UNCONFIRMED,
     },
     details={
         "Effect": "The leader forgets the member: 'status', 'wait' and 'nodes --check' no longer expect it. Its data "
         "folder does not change, and if it is started again, it is a member again. Stop it first.",
-        "Members": "MEMBER is an id, the first characters of one, or an address: see 'qcli cluster status'.",
+        "Members": "Each MEMBER is an id, the first characters of one, or an address: see 'qcli cluster status'.",
         "Access": "The role admin is required.",
     },
 )
-@member_argument("member", "MEMBER", ("disconnected",), required=True)
+@member_argument("members", "MEMBER...", ("disconnected",), required=True, is_repeated=True)
 @broker_http_options
 @yes_option
-def remove(member: str, brokers: Brokers, yes: bool) -> None:
-    """Forget a member that is gone, such as one whose data folder was lost.
+def remove(members: tuple[str, ...], brokers: Brokers, yes: bool) -> None:
+    """Forget members that are gone, such as one whose data folder was lost.
 
     Asks for confirmation on a terminal; elsewhere --yes is required.
     """
     from .views import led, member_named, view_of
 
     view = view_of(brokers)
-    found = member_named(led(view), member)
+    found = {each["id"]: each for each in (member_named(led(view), name) for name in members)}
     if not yes:
+        named = listed([f"{name_of(each)}, which is {each['state']}," for each in found.values()], "and")
         confirm(
-            f"Remove the member {name_of(found)}, {found['state']}, from the cluster {view.name}?",
+            f"Remove {named} from the cluster {view.name}?",
             "'cluster remove' makes a cluster smaller",
         )
-    ask(view.address, api.remove_member(found["id"]))
-    print_diagnostic(f"{name_of(found)} removed from the cluster {view.name}.")
+    for member in found.values():
+        ask(view.address, api.remove_member(member["id"]))
+        print_diagnostic(f"{name_of(member)} removed from the cluster {view.name}.")

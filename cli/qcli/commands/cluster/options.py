@@ -19,12 +19,20 @@ def timeout_option(text: str, default: str | None = None) -> Decorator:
     return option("Options", "--timeout", type=params.positive_duration, default=default, help=text)
 
 
-def member_argument(name: str, metavar: str, states: tuple[str, ...], *, required: bool) -> Decorator:
+def member_argument(
+    name: str, metavar: str, states: tuple[str, ...], *, required: bool, is_repeated: bool = False
+) -> Decorator:
     """Return the argument for a member: its id, the first characters of it, or its address.
+
+    Args:
+        is_repeated: There may be several.
 
     The shell completes the ids of members in these states.
     """
-    return click.argument(name, metavar=metavar, required=required, shell_complete=_complete(states))
+    nargs = -1 if is_repeated else 1
+    return click.argument(
+        name, metavar=metavar, required=required, nargs=nargs, shell_complete=_complete(states)
+    )
 
 
 def _complete(

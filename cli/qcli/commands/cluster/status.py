@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trio_nsq.fleet.archive import Archive
-from trio_nsq.fleet.cluster import address_of, is_in_sync, leader_of, name_of, problems_of, progress_of
+from trio_nsq.fleet.cluster import (
+    address_of,
+    is_in_sync,
+    leader_of,
+    name_of,
+    problems_of,
+    progress_of,
+    replacement_of,
+)
 
 from ...broker.brokers import Brokers, broker_http_options
 from ...framework import output
@@ -52,9 +60,10 @@ _MS_PER_S = 1000
         "over HTTPS, a follower answers nothing itself.",
         "Columns": "member: the id of its data folder. address: where commands reach it. state: leading; in sync: it "
         "has all messages that were acknowledged; catching up: it copies what it lacks, and has so much of the "
-        "leader's files; disconnected. in sync: whether it may lead next. behind: the operations of the leader that it "
-        "has not stored, and their bytes. lag: the age of the oldest one. wait: the time in which it stores them, for "
-        "which OKs wait. for: the time since the state began.",
+        "leader's files; disconnected. If a member with a new data folder runs at the address of a disconnected one, "
+        "the line 'replaced' says how to forget that one. in sync: whether it may lead next. behind: the operations of "
+        "the leader that it has not stored, and their bytes. lag: the age of the oldest one. wait: the time in which "
+        "it stores them, for which OKs wait. for: the time since the state began.",
         "Keys": "An object for each cluster: cluster, epoch (each leader has a higher one), leader (an id; null: "
         "there is none), since (Unix seconds), coordinator, coordinator_error (empty: it answers), "
         "min_in_sync, refuses_because (empty: publishes are accepted), archive (of the leader, as in /stats; absent: "
@@ -138,6 +147,9 @@ def _head(view: View, now_s: float) -> Iterator[tuple[str, str]]:
     for member in view.itself:
         if (reason := member.get("reason")) and member["id"] in away:
             yield member["id"], reason
+    if replaced := [each["id"] for each in cluster["members"] if replacement_of(cluster, each) is not None]:
+        remove = f"qcli cluster remove {' '.join(replaced)}"
+        yield "replaced", f"other members have the addresses. If the data folders are gone: {remove}"
     yield from _diverged(view)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trio_nsq.fleet.cluster import is_in_sync, name_of
+from trio_nsq.fleet.cluster import is_in_sync, name_of, replacement_of
 
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.refusals import listed
@@ -60,6 +60,10 @@ def wait(brokers: Brokers, members: int | None, timeout: int | None) -> None:
             return None
         others = [name_of(each) for each in cluster["members"] if not is_in_sync(each)]
         missing = f" Not in sync: {listed(others, 'and')}." if others else ""
+        if replaced := [
+            each["id"] for each in cluster["members"] if replacement_of(cluster, each) is not None
+        ]:
+            missing += f" Forget members that are gone with 'qcli cluster remove {' '.join(replaced)}'."
         return Failure(
             f"{found} of {wanted} members of the cluster {cluster['cluster']} are in sync.{missing}"
         )
