@@ -27,6 +27,7 @@ ENDPOINTS = {
     ("PUT", "/config/{opt}"): Row("admin", body="--max-msg-size"),
     ("POST", "/pub"): Row("publish", "topic", "--max-msg-size"),
     ("POST", "/mpub"): Row("publish", "topic", "--max-body-size"),
+    ("POST", "/hpub"): Row("publish", "topic", "--max-body-size"),
     ("POST", "/channel/pub"): Row("publish", "topic", "--max-msg-size"),
     ("GET", "/topic/producer"): Row("publish", "topic"),
     ("POST", "/topic/producer/forget"): Row("publish", "topic"),
@@ -88,6 +89,7 @@ COMMANDS = {
     "PUB": Row("publish", "topic"),
     "MPUB": Row("publish", "topic"),
     "DPUB": Row("publish", "topic"),
+    "HPUB": Row("publish", "topic"),
     "SUB": Row("consume", "channel"),
     # Only after SUB.
     "RDY": Row("consume", "channel"),

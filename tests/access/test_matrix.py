@@ -25,6 +25,7 @@ from access.support import (
 )
 from access.table import COMMANDS, ENDPOINTS, Row
 from broker.certificates import Certificates
+from broker.headers import hpub, hpub_body
 from broker.support import RawClient, connected, dpub, mpub, pub, running_broker
 from broker.upgrading import upgrade
 from trio_nsq.broker import BoundAddresses, BrokerOptions
@@ -54,6 +55,7 @@ QUERIES = {
 BODIES = {
     "/pub": b"x",
     "/mpub": b"x\ny",
+    "/hpub": hpub_body((b"x", b"a:1\n")),
     "/channel/pub": b"x",
     "/topic/settings": b"{}",
     "/channel/settings": b"{}",
@@ -416,11 +418,12 @@ def command(verb: str, topic: str, channel: str) -> bytes:
         "PUB": pub(topic, b"x"),
         "MPUB": mpub(topic, b"x", b"y"),
         "DPUB": dpub(topic, 1, b"x"),
+        "HPUB": hpub(topic, (b"x", {"a": "1"})),
         "SUB": f"SUB {topic} {channel}\n".encode(),
     }[verb]
 
 
-VERBS = ("PUB", "MPUB", "DPUB", "SUB")
+VERBS = ("PUB", "MPUB", "DPUB", "HPUB", "SUB")
 AFTER_SUB = {
     "RDY": b"RDY 1\n",
     "FIN": b"FIN 0123456789abcdef\n",

@@ -49,6 +49,9 @@ ELSEWHERE = {
     ("ClientStats", "auth_identity"): "with authentication",
     ("Message", "body_base64"): "if the body is not UTF-8",
     ("Message", "channel"): "of a channel",
+    ("Message", "headers"): "of messages with headers",
+    ("DeadLetter", "headers"): "of messages with headers",
+    ("ChannelMessage", "headers"): "of messages with headers",
     ("DeadLetter", "channel"): "of a channel",
     ("DeadLetter", "body_base64"): "if the body is not UTF-8",
 }

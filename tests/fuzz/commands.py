@@ -20,6 +20,7 @@ from trio_nsq.protocol.commands import (
     StartClose,
     Subscribe,
 )
+from trio_nsq.protocol.headers import decode_headers, encode_headers
 from trio_nsq.protocol.identify import IdentifyRequest, IdentifySettings, negotiate, parse_identify
 from trio_nsq.protocol.limits import MAGIC_V2, MAX_LINE_BYTES
 from trio_nsq.protocol.messages import MessageSet
@@ -27,13 +28,14 @@ from trio_nsq.protocol.states import State
 
 CODES = frozenset(
     {
+        "E_BAD_HEADERS",  # not of NSQ
         *("E_BAD_PROTOCOL", "E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_BAD_BODY", "E_BAD_MESSAGE"),
         *("E_IDENTIFY_FAILED", "E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED", "E_SUB_FAILED"),
         *("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"),
         *("E_AUTH_DISABLED", "E_AUTH_FIRST", "E_AUTH_FAILED", "E_UNAUTHORIZED", "E_AUTH_ERROR"),
     }
 )
-"""All error codes of NSQ."""
+"""All error codes."""
 
 LIMITS = Limits(
     max_msg_size=64, max_body_size=300, max_rdy_count=100, max_req_timeout_ms=1000, max_defer_ms=2000
@@ -46,6 +48,7 @@ LONGEST_ERROR = 100 + 4 * MAX_LINE_BYTES
 NAMES = (b"t", b"a.b-c_D", b"t#ephemeral", b"x" * 64, b"x" * 65, b"", b"a|b", b"#ephemeral", b"\xff", b'"\\')
 IDS = (b"0123456789abcdef", b"ffffffffffffffff", b"0123456789abcde", b"x" * 16)
 TIMES = (b"0", b"1", b"1000", b"1001", b"", b"x")
+TEXTS = (b"", b"a:1\n", b"a:1\n", b"a:1\nb:\xc3\xbc\n", b"a:1\na:2\n", b"A:1\n", b"a:1", b"a:\xff\n")
 FIELDS = {
     "client_id": ("", "it", 5, None),
     "feature_negotiation": (True, False, None, 1),
@@ -57,6 +60,7 @@ FIELDS = {
     "deflate": (True, False),
     "deflate_level": (0, 6, 9, -1),
     "sample_rate": (0, 99, 100, -1),
+    "message_headers": (True, False, None, 1),
     "msg_timeout": (0, 1000, 900000, 999, 900001),
     "MSG_TIMEOUT": (2000, None),
     "unknown": ([[[]]], {"x": 1}),
@@ -79,7 +83,12 @@ def identify(rng: Random) -> bytes:
 
 def publish(rng: Random) -> bytes:
     topic = rng.choice(NAMES[:5])
-    match rng.randrange(3):
+    match rng.randrange(4):
+        case 3:
+            messages = [pack(">H", len(text)) + text + body(rng)[:20] for text in rng.choices(TEXTS, k=3)]
+            defer = rng.choice((b"", b"", b" " + rng.choice(TIMES)))
+            content = pack(">i", len(messages)) + b"".join(map(sized, messages))
+            return b"HPUB " + topic + defer + b"\n" + sized(content)
         case 0:
             return b"PUB " + topic + b"\n" + sized(body(rng))
         case 1:
@@ -200,6 +209,8 @@ def _obey(reader: CommandReader, command: Command) -> None:
         assert b"".join(map(sized, bodies)) == command.messages.data
         assert command.commands == (len(sizes) if command.verb == "PUB" else 1)
         assert 0 <= command.defer_ms <= LIMITS.max_defer_ms
+        assert len(command.headers) == (len(sizes) if command.verb == "HPUB" else 0)
+        assert all(encode_headers(decode_headers(text)) == text for text in command.headers)
     elif isinstance(command, Finish):
         assert reader.state is not State.INIT
         assert command.ids

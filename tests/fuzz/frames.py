@@ -6,6 +6,7 @@ from struct import pack
 from fuzz.engine import ways
 from trio_nsq.protocol import FrameError
 from trio_nsq.protocol.frames import ErrorFrame, FrameReader, MessageRun, ResponseFrame
+from trio_nsq.protocol.headers import decode_headers, encode_headers
 
 MAX_FRAME_BYTES = 200
 DATA = (b"OK", b"CLOSE_WAIT", b"_heartbeat_", b'{"max_rdy_count":2500}', b"", b"x" * 196, b"x" * 197)
@@ -16,6 +17,9 @@ ERRORS = (
     b"",
     b" ",
 )
+
+
+TEXTS = (b"", b"a:1\n", b"a:1\nb:\xc3\xbc\n", b"a:1\na:2\n", b"A:1\n", b"a:1", b"a:\xff\n")
 
 
 def frame(kind: int, data: bytes) -> bytes:
@@ -45,7 +49,11 @@ class Frames:
                     rng.choice((0, 1, 65535)),
                     b"0123456789abcdef",
                 )
-                return frame(2, head + rng.choice((b"", b"x", b"y" * 170, b"y" * 171, rng.randbytes(20))))
+                body = rng.choice((b"", b"x", b"y" * 170, b"y" * 171, rng.randbytes(20)))
+                if rng.random() < 0.5:
+                    return frame(2, head + body)
+                text = rng.choice(TEXTS)
+                return frame(3, head + pack(">H", len(text)) + text + body)
 
     def check(self, data: bytes, rng: Random) -> None:
         whole = read([data])
@@ -76,7 +84,12 @@ def read(pieces: list[bytes]) -> list[object]:
                     assert len(event) > 0
                     assert all(len(message_id) == 16 for message_id in event.ids)
                     assert all(30 + len(body) <= MAX_FRAME_BYTES for body in event.bodies)
-                    found += zip(event.ids, event.bodies, event.timestamps_ns, event.attempts, strict=True)
+                    headers = event.headers or [""] * len(event)
+                    for text in headers:
+                        assert encode_headers(decode_headers(text)) == text
+                    found += zip(
+                        event.ids, event.bodies, event.timestamps_ns, event.attempts, headers, strict=True
+                    )
                 else:
                     assert isinstance(event, ResponseFrame | ErrorFrame)
                     found.append(event)

@@ -39,6 +39,7 @@ from trio_nsq.protocol.encode import (
     encode_cls,
     encode_dpub,
     encode_finish,
+    encode_hpub,
     encode_identify,
     encode_mpub,
     encode_nop,
@@ -48,6 +49,7 @@ from trio_nsq.protocol.encode import (
     encode_sub,
     encode_touch,
 )
+from trio_nsq.protocol.headers import with_prefixes
 from trio_nsq.protocol.limits import MAGIC_V2
 from trio_nsq.protocol.states import LEGAL_STATES, State
 
@@ -154,6 +156,27 @@ CASES = [
         encode_mpub("t", pack_messages([b"a"]), 0),
         b"MPUB t 0\n\0\0\0\x09\0\0\0\1\0\0\0\1a",
         Publish("MPUB", "t", messages(b"a"), first=0),
+    ),
+    Case(
+        "HPUB",
+        State.SUBSCRIBED,
+        encode_hpub("t", with_prefixes([b"a", b"bc"], ["x:1\n", ""])),
+        b"HPUB t 0\n\0\0\0\x17\0\0\0\2\0\0\0\x07\0\4x:1\na\0\0\0\4\0\0bc",
+        Publish("HPUB", "t", messages(b"a", b"bc"), headers=["x:1\n", ""]),
+    ),
+    Case(
+        "HPUB with a number",
+        State.INIT,
+        encode_hpub("t", with_prefixes([b"a"], ["x:1\n"]), 0, 17),
+        b"HPUB t 0 17\n\0\0\0\x0f\0\0\0\1\0\0\0\x07\0\4x:1\na",
+        Publish("HPUB", "t", messages(b"a"), first=17, headers=["x:1\n"]),
+    ),
+    Case(
+        "HPUB for later",
+        State.INIT,
+        encode_hpub("t", with_prefixes([b"a"], ["x:1\n"]), 90),
+        b"HPUB t 90\n\0\0\0\x0f\0\0\0\1\0\0\0\x07\0\4x:1\na",
+        Publish("HPUB", "t", messages(b"a"), 90, headers=["x:1\n"]),
     ),
     Case("RDY", State.SUBSCRIBED, encode_rdy(2500), b"RDY 2500\n", Ready(2500)),
     Case("RDY 0", State.SUBSCRIBED, encode_rdy(0), b"RDY 0\n", Ready(0)),
@@ -323,6 +346,7 @@ EXAMPLE = {
     b"SUB": (b"SUB t c\n", {INIT}),
     b"PUB": (b"PUB t\n\0\0\0\1x", {INIT, SUBSCRIBED, CLOSING}),
     b"MPUB": (b"MPUB t\n" + mpub_body(b"x"), {INIT, SUBSCRIBED, CLOSING}),
+    b"HPUB": (b"HPUB t\n" + mpub_body(b"\0\4a:1\nx"), {INIT, SUBSCRIBED, CLOSING}),
     b"DPUB": (b"DPUB t 1\n\0\0\0\1x", {INIT, SUBSCRIBED, CLOSING}),
     b"RDY": (b"RDY 1\n", {SUBSCRIBED, CLOSING}),
     b"FIN": (b"FIN " + ID + b"\n", {SUBSCRIBED, CLOSING}),
@@ -333,7 +357,7 @@ EXAMPLE = {
 }
 
 
-def test_table_of_states_equals_that_of_nsqd() -> None:
+def test_table_of_states_equals_that_of_nsqd_and_hpub() -> None:
     assert {verb: set(states) for verb, states in LEGAL_STATES.items() if verb != b"PRODUCER"} == {
         verb: states for verb, (_, states) in EXAMPLE.items()
     }

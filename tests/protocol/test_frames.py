@@ -163,7 +163,7 @@ SIZE = "invalid frame size {}: is this an NSQ broker's TCP port?"
             "it answers in HTTP: use the port of the TCP protocol, by default 4150",
         ),
         (b"\x15\x03\x03\0\x02\x02\x50", None),  # a TLS alert, 7 bytes: too short to recognize
-        (int32(4) + int32(3), "unknown frame type 3"),
+        (int32(4) + int32(4), "unknown frame type 4"),
         (int32(100) + int32(-1), "unknown frame type -1"),
         (int32(4) + int32(2), "invalid size 4 of a message frame"),
         (int32(29) + int32(2), "invalid size 29 of a message frame"),

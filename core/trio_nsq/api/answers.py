@@ -188,6 +188,7 @@ class Message(TypedDict, total=False):
     sequence: Required[int]
     due_ns: Required[int | None]
     channel: str
+    headers: dict[str, str]
     body: str
     body_base64: str
 

@@ -304,6 +304,8 @@ move_dead_letters = {
 publish = Endpoint("POST /pub", raw, "topic defer_ms=defer")
 publish_batch = Endpoint("POST /mpub", raw, "topic producer binary number first defer_ms=defer instance")
 """The body has the number of messages, and then the messages."""
+publish_with_headers = Endpoint("POST /hpub", raw, "topic producer number first defer_ms=defer instance")
+"""The body is that of an HPUB, see `protocol/headers.py`. An nsqd and older brokers do not know the path."""
 producer_state = Endpoint("GET /topic/producer", _json(ProducerState), "topic producer")
 forget_producer = Endpoint("POST /topic/producer/forget", raw, "topic producer")
 

@@ -18,7 +18,7 @@ class Field(NamedTuple):
 
     Attributes:
         kind: `str`, `int`, `float`, `bool`, `list` or `dict`.
-        inner: The type of a list's members, or the `TypedDict` of an object.
+        inner: The type of a list's members, the `TypedDict` of an object, or `str` for an object of strings.
     """
 
     name: str
@@ -47,6 +47,9 @@ def _field(name: str, hint: Any, needed: bool) -> Field:
     elif get_origin(kind) is list:
         (inner,) = get_args(kind)
         kind = list
+    elif get_origin(kind) is dict:
+        _, inner = get_args(kind)
+        kind = dict
     return Field(name, kind, inner, needed, len(options) > 1)
 
 
@@ -86,6 +89,8 @@ def _known(value: Any, fields: Sequence[Field]) -> dict[str, Any]:
         inner = by_name[name].inner
         if isinstance(each, str):
             each.encode()  # raises a ValueError for half a surrogate pair
+        elif inner is str and isinstance(each, dict):
+            "".join([*each, *each.values()]).encode()
         elif inner is not None and is_typeddict(inner):
             if isinstance(each, list):
                 found[name] = [_known(member, fields_of(inner)) for member in each]
@@ -106,6 +111,8 @@ def _check(value: Any, fields: Sequence[Field]) -> None:
                 value[name] = []
         elif not _is(found, kind) or (isinstance(found, int) and not -_MAX <= found < _MAX):
             raise ValueError(f"{name} is not {kind.__name__}")
+        elif kind is dict and inner is str:
+            _check_members(name, list(found.values()), str)
         elif kind is dict and inner is not None:
             _check(found, fields_of(inner))
         elif isinstance(found, list) and inner is not None:

@@ -8,7 +8,7 @@ both. So its record in the dead-letter topic names its origin, and a restart fin
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -107,11 +107,9 @@ class DeadLetterMover:
             if error is not None and not letters and not gone:
                 raise error
             if letters:
-                metadata = metadata_for_dead_letters([origin for _, origin, _ in letters])
-                bodies = pack_messages([body for _, _, body in letters])
+                publication = _publication(letters)
                 await self.topics.create(topic_name, DEAD_LETTERS)
-                letter = Publication([bodies], metadata=metadata)
-                await self.topics.publish_durably(topic_name, letter, internal=True)
+                await self.topics.publish_durably(topic_name, publication, internal=True)
         except (PublishRefused, LogError, SaveError) as exc:
             self.delivery.put_back(channel, taken)
             return str(exc)
@@ -120,7 +118,8 @@ class DeadLetterMover:
             raise
         channel.dispose(gone)
         if letters:
-            self.moved_letters.finish(channel, [message for message, _, _ in letters], topic_name, metadata)
+            finished = [letter.message for letter in letters]
+            self.moved_letters.finish(channel, finished, topic_name, publication.metadata)
         self.delivery.put_back(channel, taken)  # the messages beyond _MOVE_BYTES
         return ""
 
@@ -137,15 +136,30 @@ class DeadLetterMover:
         return known | found.again, found.error
 
 
+class _Letter(NamedTuple):
+    """A message on its way to the dead-letter topic; `headers` as `protocol/headers.py` has them."""
+
+    message: WithdrawnMessage
+    origin: Origin
+    body: bytes
+    headers: str
+
+
+def _publication(letters: Sequence[_Letter]) -> Publication:
+    metadata = metadata_for_dead_letters([letter.origin for letter in letters])
+    bodies = pack_messages([letter.body for letter in letters])
+    return Publication([bodies], metadata=metadata, headers=[[letter.headers for letter in letters]])
+
+
 def _read(
     channel: Channel, messages: Iterable[WithdrawnMessage], batches: Mapping[int, Batch | None]
-) -> tuple[list[tuple[WithdrawnMessage, Origin, bytes]], list[WithdrawnMessage]]:
-    """Return the first `_MOVE_BYTES` of these messages with their origins and bodies, and the damaged messages.
+) -> tuple[list[_Letter], list[WithdrawnMessage]]:
+    """Return the first `_MOVE_BYTES` of these messages as letters, and the damaged messages.
 
     Messages without a batch could not be read now; they are skipped, so that they do not block the others.
     """
     topic = channel.topic
-    letters: list[tuple[WithdrawnMessage, Origin, bytes]] = []
+    letters: list[_Letter] = []
     gone: list[WithdrawnMessage] = []
     size = 0
     for message in messages:
@@ -156,8 +170,8 @@ def _read(
             gone.append(message)  # the log has reported the damage
             continue
         index = message.sequence - batch.base_sequence
-        body = batch.body(index)
-        size += len(body)
+        body, headers = batch.body(index), batch.headers(index)
+        size += len(body) + len(headers)
         if letters and size > _MOVE_BYTES:
             break
         origin = Origin(
@@ -169,7 +183,7 @@ def _read(
             timestamp_ns=batch.timestamp_ns(index),
             reason=(message.reason or Reason.REQUEUED).value,
         )
-        letters.append((message, origin, body))
+        letters.append(_Letter(message, origin, body, headers))
     return letters, gone
 
 

@@ -7,8 +7,8 @@
 
 The sizes are unsigned 32-bit integers, big-endian. The header is a JSON object: `first` and `last`, the sequences of
 the first and the last message at the source; `count`; `due_ns`, Unix nanoseconds by the system clock, absent if the
-messages are due; `channel`, absent if all channels get them; `dead_letters`, see `record_metadata`. Groups are in
-ascending order.
+messages are due; `channel`, absent if all channels get them; `dead_letters` and `headers`, see `record_metadata`,
+absent if there are none. Groups are in ascending order.
 """
 
 import json
@@ -21,9 +21,10 @@ from typing import Any
 
 from ..api.answers import Origin
 from ..log import RecordBatch
-from ..log.record_metadata import dead_letters_json, origins
+from ..log.record_metadata import dead_letters_json, headers_in, origins
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ..protocol import MessageSet, is_valid_name
+from ..protocol.headers import is_text
 from ..protocol.limits import Limits
 from ..protocol.messages import walk_messages
 from ..protocol.untrusted_json import decode_json
@@ -33,9 +34,11 @@ _SIZES = Struct(">II")
 _MAX_NUMBER = 2**63
 _HEADER_BYTES = 100
 """About the size of a header with its sizes."""
-_MAX_HEADER_BYTES = 64 * 1024
-"""More than the origins of the dead letters of one record take."""
-_KEYS = {"first", "last", "count", "due_ns", "channel", "dead_letters"}
+_MAX_HEADER_BYTES = 4 * 1024 * 1024
+"""More than the origins and the headers of the messages of one record take."""
+_MAX_LETTERS_BYTES = 64 * 1024
+"""More than the origins take."""
+_KEYS = {"first", "last", "count", "due_ns", "channel", "dead_letters", "headers"}
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -48,6 +51,7 @@ class MovedGroup:
         due_ns: Earliest delivery time, Unix nanoseconds; 0: now.
         channel: The only channel that gets the messages; None: all channels of the topic.
         letters: Their origins, see `record_metadata`; None if they are not dead letters.
+        headers: Those of each message, or one text for all, see `record_metadata`; empty if they have none.
     """
 
     first: int
@@ -56,6 +60,7 @@ class MovedGroup:
     due_ns: int = 0
     channel: str | None = None
     letters: dict[str, Any] | None = None
+    headers: Sequence[str] = ()
 
     def encode(self) -> bytes:
         head: dict[str, Any] = {"first": self.first, "last": self.last, "count": len(self.messages)}
@@ -65,6 +70,8 @@ class MovedGroup:
             head["channel"] = self.channel
         if self.letters is not None:
             head["dead_letters"] = self.letters
+        if self.headers:
+            head["headers"] = self.headers
         header = json.dumps(head, separators=(",", ":")).encode()
         return _SIZES.pack(len(header), len(self.messages.data)) + header + self.messages.data
 
@@ -114,7 +121,12 @@ def _decode_group(header: Any, data: bytes, limits: Limits) -> MovedGroup:
         raise ValueError("a group's messages do not match its count")
     if letters is not None:
         _check_letters(letters, count)
-    return MovedGroup(first, last, MessageSet(data, sizes), due_ns, channel, letters)
+    headers = header.get("headers", ())
+    if headers and not (
+        isinstance(headers, list) and len(headers) in (1, count) and all(map(is_text, headers))
+    ):
+        raise ValueError("a group's headers are not those of its messages")
+    return MovedGroup(first, last, MessageSet(data, sizes), due_ns, channel, letters, headers or ())
 
 
 def _number(header: Mapping[str, Any], name: str) -> int:
@@ -126,8 +138,11 @@ def _number(header: Mapping[str, Any], name: str) -> int:
 
 def _check_letters(letters: Any, count: int) -> None:
     """Raise ValueError if no broker writes such origins: lists of dead letters show them, and requeue uses them."""
+    encoded = json.dumps({"dead_letters": letters}).encode()
+    if len(encoded) > _MAX_LETTERS_BYTES:
+        raise ValueError(f"a group's dead_letters have more than {_MAX_LETTERS_BYTES} bytes")
     try:
-        found = origins(json.dumps({"dead_letters": letters}).encode())
+        found = origins(encoded)
     except (KeyError, TypeError, ValueError) as exc:
         raise ValueError("a group's dead_letters are not origins of messages") from exc
     if len(found) != count or not all(map(_is_origin, found)):
@@ -166,15 +181,18 @@ class GroupBuilder:
         self._done: list[bytes] = []
         self._pieces: list[bytes] = []
         self._sizes: list[int] = []
+        self._headers: list[str] = []
         self._bytes = 0
         self._group: MovedGroup | None = None
 
     def add(self, record: RecordBatch, runs: Sequence[Run]) -> None:
         """Add messages of a record, which is within the limits; `runs` are within it, ascending."""
         found, base = origins(record.metadata) if record.metadata else [], record.base_sequence
+        headers = headers_in(record.metadata, record.count) if record.metadata else ()
         for start, end, broker_due_ns, channel in runs:
             due_ns = max(1, broker_due_ns + self._ahead_ns) if broker_due_ns else 0
-            self._add(record, start, end, due_ns, channel, found[start - base : end - base])
+            texts = headers[start - base : end - base]
+            self._add(record, start, end, due_ns, channel, found[start - base : end - base], texts)
 
     def _add(
         self,
@@ -184,16 +202,18 @@ class GroupBuilder:
         due_ns: int,
         channel: str | None,
         found: Sequence[Origin],
+        headers: Sequence[str],
     ) -> None:
         data, sizes = _cut(record, start - record.base_sequence, end - record.base_sequence)
         letters = dead_letters_json(found) if found else None
+        size = len(data) + sum(map(len, headers))
         group = self._group
         if (
             group is None
             or letters is not None
             or (group.due_ns, group.channel, group.letters) != (due_ns, channel, None)
             or len(self._sizes) + len(sizes) > MAX_RECORD_MESSAGES
-            or self._bytes + len(data) > MAX_RECORD_BYTES
+            or self._bytes + size > MAX_RECORD_BYTES
         ):
             self._end_group()
             self.groups += 1
@@ -202,15 +222,17 @@ class GroupBuilder:
         group.last = end - 1
         self._pieces.append(data)
         self._sizes += sizes
-        self._bytes += len(data)
+        self._headers += headers or [""] * len(sizes)
+        self._bytes += size
         self.count += len(sizes)
-        self.size += len(data)
+        self.size += size
 
     def _end_group(self) -> None:
         if self._group is not None:
             self._group.messages = MessageSet(b"".join(self._pieces), self._sizes)
+            self._group.headers = self._headers if any(self._headers) else ()
             self._done.append(self._group.encode())
-        self._pieces, self._sizes, self._bytes = [], [], 0
+        self._pieces, self._sizes, self._headers, self._bytes = [], [], [], 0
 
     def take(self) -> bytes:
         """Return all groups, encoded."""

@@ -375,5 +375,5 @@ class MovedMessages:
             due_ns = max(IN_SEQUENCE_NS + 1, due_ns - self.topics.clock.ahead_ns())
         elif group.channel is not None:
             due_ns = IN_SEQUENCE_NS
-        metadata = metadata_for_moved(producer, group.last, group.channel, group.letters)
+        metadata = metadata_for_moved(producer, group.last, group.channel, group.letters, group.headers)
         return Publication([group.messages], due_ns, metadata)

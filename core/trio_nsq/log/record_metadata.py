@@ -1,4 +1,4 @@
-"""Record metadata: JSON that the broker stores in a record with its messages. There are four kinds.
+"""Record metadata: JSON that the broker stores in a record with its messages. There are four kinds, and headers.
 
     {"channel": "billing"}
         Only this channel of the topic gets the messages. Their record has a due time, so that other channels do not
@@ -16,7 +16,12 @@
         Messages that another broker has moved here, see `Move`: a number, with a channel, origins, or both. The
         origins are of the other broker; no channel here has these messages.
 
-Metadata is in the same record as its messages, so that both are stored or neither is. Clients do not see it.
+    {..., "headers": ["tenant:7\\n", "", ...]}
+        The headers of the messages in the record, in order, as `protocol/headers.py` has them; one text if all of its
+        messages have the same. Last in each of these kinds, or alone. Versions without headers ignore them: they
+        deliver the messages as to clients that want no headers.
+
+Metadata is in the same record as its messages, so that both are stored or neither is. Clients see headers only.
 """
 
 import json
@@ -32,8 +37,11 @@ IN_SEQUENCE_NS = 1
 
 With another due time, even a past one, each message is an entry among the channel's deferred or requeued messages.
 """
+_OF_LETTERS = b'{"dead_letters":'
 _OF_BATCH = b'{"producer":'
-_OF_MESSAGES = b',"channel":', b',"dead_letters":'
+_HEADERS = b'"headers":['
+_ONLY_HEADERS = b"{" + _HEADERS
+_OF_MESSAGES = b',"channel":', b',"dead_letters":', b"," + _HEADERS
 
 
 class Reason(StrEnum):
@@ -53,7 +61,9 @@ def _decoded(metadata: bytes) -> dict[str, Any]:
 
 def only_channel(metadata: bytes) -> str | None:
     """Return the only channel that gets the messages with this metadata; None: all do. Raises ValueError."""
-    channel: str | None = _decoded(metadata).get("channel") if metadata else None
+    if not metadata or metadata.startswith(_ONLY_HEADERS):
+        return None
+    channel: str | None = _decoded(metadata).get("channel")
     return channel
 
 
@@ -63,7 +73,9 @@ def metadata_for_channel(channel: str) -> bytes:
 
 def origins(metadata: bytes) -> list[Origin]:
     """Return the origins of the messages with this metadata, in order; empty if they are not dead letters."""
-    letters = _decoded(metadata).get("dead_letters") if metadata else None
+    if not metadata or metadata.startswith(_ONLY_HEADERS):
+        return []
+    letters = _decoded(metadata).get("dead_letters")
     if letters is None:
         return []
     topic, channel = letters["topic"], letters["channel"]
@@ -95,14 +107,23 @@ def dead_letters_json(found: Sequence[Origin]) -> dict[str, Any]:
     return {"topic": found[0]["topic"], "channel": found[0]["channel"], "messages": messages}
 
 
+def is_of_dead_letters(metadata: bytes) -> bool:
+    """Whether this is the metadata of dead letters that a channel of this broker had."""
+    return metadata.startswith(_OF_LETTERS)
+
+
 def metadata_for_moved(
-    producer: str, number: int, channel: str | None, letters: dict[str, Any] | None
+    producer: str,
+    number: int,
+    channel: str | None,
+    letters: dict[str, Any] | None,
+    headers: Sequence[str] = (),
 ) -> bytes:
-    """Return the metadata of moved messages; `letters` is the value of `dead_letters`."""
+    """Return the metadata of moved messages; `letters` is the value of `dead_letters`, `headers` of each message."""
     found: dict[str, Any] = {"producer": producer, "number": number}
     found |= {"channel": channel} if channel is not None else {}
     found |= {"dead_letters": letters} if letters is not None else {}
-    return json.dumps(found, separators=(",", ":")).encode()
+    return metadata_with_headers(json.dumps(found, separators=(",", ":")).encode(), headers)
 
 
 def metadata_for_batch(producer: str, number: int, instance: str = "") -> bytes:
@@ -130,3 +151,46 @@ def is_about_messages(metadata: bytes) -> bool:
     if not metadata.startswith(_OF_BATCH):
         return bool(metadata)
     return any(each in metadata for each in _OF_MESSAGES)  # no producer's name has quotes
+
+
+# ---------------------------------------------------------------------- headers
+
+
+def metadata_with_headers(metadata: bytes, headers: Sequence[str]) -> bytes:
+    """Add the headers of messages to their metadata, which may be empty and has none.
+
+    Args:
+        headers: The text of each message, see `protocol/headers.py`; one if all have the same.
+    """
+    if not any(headers):
+        return metadata
+    if len(headers) > 1 and headers.count(headers[0]) == len(headers):
+        headers = headers[:1]
+    encoded = json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    before = metadata[:-1] + b"," if metadata else b"{"
+    return b"%s%s%s}" % (before, _HEADERS, encoded[1:])
+
+
+def has_headers(metadata: bytes) -> bool:
+    """Whether any message with this metadata has headers."""
+    return _HEADERS in metadata and metadata.startswith(b"{")  # what does not begin so is not the broker's
+
+
+def headers_in(metadata: bytes, count: int) -> Sequence[str]:
+    """Return the text of the headers of each of `count` messages with this metadata; empty if none has headers."""
+    if not has_headers(metadata):
+        return ()
+    headers: list[str] = _decoded(metadata)["headers"]
+    return headers * count if len(headers) == 1 else headers
+
+
+def metadata_of_part(metadata: bytes, start: int, stop: int, count: int) -> bytes:
+    """Return the metadata of the messages from `start` up to `stop` of a record with `count` messages."""
+    if not metadata.startswith(b"{") or not is_about_messages(metadata) or (start, stop) == (0, count):
+        return metadata  # what does not begin so is not the broker's
+    found = dict(_decoded(metadata))
+    if (letters := found.get("dead_letters")) is not None:
+        found["dead_letters"] = letters | {"messages": letters["messages"][start:stop]}
+    headers = found.pop("headers", [])
+    encoded = json.dumps(found, separators=(",", ":")).encode() if found else b""
+    return metadata_with_headers(encoded, headers if len(headers) == 1 else headers[start:stop])

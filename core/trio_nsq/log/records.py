@@ -28,6 +28,7 @@ from typing import Final
 from ..platform.checksum import crc32
 from ..protocol.bulk import MAX_INT32
 from ..protocol.messages import MessageSet, read_sizes
+from .record_metadata import metadata_of_part
 
 MAGIC: Final = b"NSQB"
 _HEADER: Final = Struct(">4sIIIIIQQQQ")
@@ -150,11 +151,12 @@ class RecordBatch:
 
 
 def linked_records(
-    first: RecordBatch, rest: Sequence[MessageSet], metadata: bytes = b""
+    first: RecordBatch, rest: Sequence[MessageSet], metadata: Sequence[bytes] = ()
 ) -> list[RecordBatch]:
-    """Return records that recovery keeps together: `first`, and one with this metadata for each set in `rest`.
+    """Return records that recovery keeps together: `first`, and one for each set in `rest`, which must not be empty.
 
-    `rest` must not be empty.
+    Args:
+        metadata: That of each set in `rest`; empty if they have none.
     """
     records = [replace(first, has_next=True)]
     sequence, message_id = first.next_sequence, first.first_id + first.count
@@ -166,7 +168,7 @@ def linked_records(
                 first.timestamp_ns,
                 first.due_ns,
                 messages,
-                metadata,
+                metadata[number - 1] if metadata else b"",
                 has_previous=True,
                 has_next=first.has_next or number < len(rest),
             )
@@ -177,11 +179,18 @@ def linked_records(
 
 
 def split_batch(batch: RecordBatch) -> list[RecordBatch]:
-    """Split a batch into records within the limits, unless one message is larger. Each record has the metadata."""
+    """Split a batch into records within the limits, unless one message is larger. Each has the metadata of its part."""
     sets = batch.messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
     if len(sets) == 1:
         return [batch]
-    return linked_records(replace(batch, messages=sets[0]), sets[1:], batch.metadata)
+    metadata, start = [batch.metadata] * len(sets), 0
+    if batch.metadata:
+        for number, messages in enumerate(sets):
+            stop = start + len(messages)
+            metadata[number] = metadata_of_part(batch.metadata, start, stop, batch.count)
+            start = stop
+    first = replace(batch, messages=sets[0], metadata=metadata[0])
+    return linked_records(first, sets[1:], metadata[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from .commands import (
     finish_run_bytes,
 )
 from .errors import AuthRequired, CommandError, quote
+from .headers import MAX_HPUB_MESSAGES, MAX_PREFIX_BYTES, split_prefixes
 from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
 from .messages import MessageSet, walk_messages
 from .names import is_valid_name
@@ -48,6 +49,9 @@ _TOO_BIG: Final = 2**64
 _NUMBERS: Final = 2**62
 """Less than the greatest number by far: the sum of a number and a count needs no check."""
 
+_SETS: Final = ("MPUB", "HPUB")
+"""The verbs whose body is a set of messages."""
+
 _START_CLOSE: Final = StartClose()
 _NOP: Final = NoOperation()
 
@@ -63,10 +67,11 @@ class _Body:
         self.defer_ms = defer_ms
         self.first = first
         self.size = -1  # not yet read
-        self.count = -1  # MPUB: not yet read
-        self.walked = 0  # MPUB: sizes are checked up to this offset from the first message
+        # Of MPUB and HPUB:
+        self.count = -1  # not yet read
+        self.walked = 0  # sizes are checked up to this offset from the first message
         self.sizes: list[int] | None = None
-        self.is_longer = False  # MPUB: than its size says
+        self.is_longer = False  # than its size says
 
 
 class CommandReader:
@@ -271,6 +276,8 @@ class CommandReader:
                 return self._read_publish()
             case b"DPUB":
                 return self._read_dpub(params)
+            case b"HPUB":
+                return self._read_hpub(params)
             case b"FIN":
                 return Finish(b"FIN %s\n" % _message_id("FIN", params))
             case b"RDY":
@@ -332,13 +339,22 @@ class CommandReader:
 
     def _read_dpub(self, params: list[bytes]) -> Command | None:
         topic = self._topic("DPUB", params)
-        defer_ms = _decimal(params[1])
+        defer_ms = self._defer_ms("DPUB", params[1])
+        return self._expect_body(_Body("DPUB", topic, defer_ms, self._first("DPUB", params[2:])))
+
+    def _read_hpub(self, params: list[bytes]) -> Command | None:
+        topic = self._topic("HPUB", params)
+        defer_ms = self._defer_ms("HPUB", params[1]) if len(params) > 1 else 0
+        return self._expect_body(_Body("HPUB", topic, defer_ms, self._first("HPUB", params[2:])))
+
+    def _defer_ms(self, verb: str, word: bytes) -> int:
+        defer_ms = _decimal(word)
         if defer_ms is None:
-            raise CommandError("E_INVALID", f"DPUB could not parse timeout {_text(params[1])}")
+            raise CommandError("E_INVALID", f"{verb} could not parse timeout {_text(word)}")
         biggest = self._limits.max_defer_ms
         if defer_ms > biggest:
-            raise CommandError("E_INVALID", f"DPUB timeout {defer_ms} out of range 0-{biggest}")
-        return self._expect_body(_Body("DPUB", topic, defer_ms, self._first("DPUB", params[2:])))
+            raise CommandError("E_INVALID", f"{verb} timeout {defer_ms} out of range 0-{biggest}")
+        return defer_ms
 
     def _read_rdy(self, params: list[bytes], line: bytes) -> Ready:
         count = _decimal(params[0]) if params else 1
@@ -398,11 +414,11 @@ class CommandReader:
             body.size = self._body_size(body.verb, _INT32.unpack_from(buffer, self._position)[0])
             if body.topic:
                 self._check_auth(body.verb)  # after the size, as nsqd, and before the body
-            if body.verb == "MPUB":  # a PUB's size stays: it is the message's size field
+            if body.verb in _SETS:  # a PUB's size stays: it is the message's size field
                 self._position += 4
                 available -= 4
-        if body.verb == "MPUB":
-            return self._read_mpub(body, available)
+        if body.verb in _SETS:
+            return self._read_set(body, available)
         if available < 4 + body.size:
             return self._incomplete(*_body_error(body.verb, "body"), 4 + body.size - available)
         start = self._position
@@ -424,7 +440,7 @@ class CommandReader:
                 raise CommandError("E_BAD_MESSAGE", f"{verb} message too big {size} > {biggest}")
         else:
             biggest = self._limits.max_body_size
-            if verb != "MPUB":
+            if verb not in _SETS:
                 biggest = min(biggest, MAX_HANDSHAKE_BYTES)
             if size > biggest:
                 raise CommandError("E_BAD_BODY", f"{verb} body too big {size} > {biggest}")
@@ -432,40 +448,54 @@ class CommandReader:
                 raise CommandError("E_BAD_BODY", f"{verb} invalid body size {size}")
         return size
 
-    def _read_mpub(self, body: _Body, available: int) -> Command | None:
+    def _read_set(self, body: _Body, available: int) -> Command | None:
+        """Read the messages of an MPUB or HPUB."""
+        verb, more = body.verb, MAX_PREFIX_BYTES if body.verb == "HPUB" else 0
         if body.sizes is None:
             if available < 4:
-                return self._incomplete("E_BAD_BODY", "MPUB failed to read message count")
+                return self._incomplete("E_BAD_BODY", f"{verb} failed to read message count")
             body.count = _INT32.unpack_from(self._buffer, self._position)[0]
-            if not 0 < body.count <= (self._limits.max_body_size - 4) // 5:
-                raise CommandError("E_BAD_BODY", f"MPUB invalid message count {body.count}")
+            most = MAX_HPUB_MESSAGES if verb == "HPUB" else (self._limits.max_body_size - 4) // 5
+            if not 0 < body.count <= most:
+                raise CommandError("E_BAD_BODY", f"{verb} invalid message count {body.count}")
             body.sizes = []
             self._position += 4
             available -= 4
         start, size = self._position, max(0, body.size - 4)  # of all messages
         if available >= size and not body.is_longer:
             data = self._copied(start, start + size)
-            body.walked = walk_messages(data, body.walked, size, body.count, self._limits, body.sizes)
+            body.walked = walk_messages(
+                data, body.walked, size, body.count, self._limits, body.sizes, verb, more
+            )
             if body.walked == size and len(body.sizes) == body.count:
                 self._position, self._body = start + size, None
-                return Publish("MPUB", body.topic, MessageSet(data, body.sizes), first=body.first)
+                return self._publish_set(body, MessageSet(data, body.sizes))
             body.is_longer = True
         # As nsqd, use the sizes of the messages: segmentio/nsq-go says how long all bodies are, without these sizes.
         end = start + available
-        walked = walk_messages(self._buffer, start + body.walked, end, body.count, self._limits, body.sizes)
+        walked = walk_messages(
+            self._buffer, start + body.walked, end, body.count, self._limits, body.sizes, verb, more
+        )
         body.walked = walked - start
         self._check_total(body)
         left = body.count - len(body.sizes)
         if not left and walked <= end:
             self._position, self._body = walked, None
-            messages = MessageSet(self._copied(start, walked), body.sizes)
-            return Publish("MPUB", body.topic, messages, first=body.first)
+            return self._publish_set(body, MessageSet(self._copied(start, walked), body.sizes))
         least = body.walked + _LEAST_MESSAGE_BYTES * left
         what = "message body" if walked > end else f"message({len(body.sizes)}) body size"
-        return self._incomplete("E_BAD_MESSAGE", f"MPUB failed to read {what}", max(size, least) - available)
+        return self._incomplete(
+            "E_BAD_MESSAGE", f"{verb} failed to read {what}", max(size, least) - available
+        )
+
+    def _publish_set(self, body: _Body, messages: MessageSet) -> Publish:
+        if body.verb == "MPUB":
+            return Publish("MPUB", body.topic, messages, first=body.first)
+        messages, headers = split_prefixes(messages, self._limits.max_msg_size)
+        return Publish("HPUB", body.topic, messages, body.defer_ms, first=body.first, headers=headers)
 
     def _check_total(self, body: _Body) -> None:
-        """Raise CommandError if the bodies of an MPUB are too long together."""
+        """Raise CommandError if the messages of an MPUB or HPUB are too long together."""
         assert body.sizes is not None
         biggest = self._limits.max_body_size
         if body.walked - 4 * len(body.sizes) > biggest:
@@ -473,7 +503,7 @@ class CommandReader:
             for size in body.sizes:
                 total += size
                 if total > biggest:
-                    raise CommandError("E_BAD_BODY", f"MPUB body too big {total} > {biggest}")
+                    raise CommandError("E_BAD_BODY", f"{body.verb} body too big {total} > {biggest}")
 
     def _incomplete(self, code: str, text: str, missing_bytes: int = 0) -> Command | None:
         """Return None, or raise CommandError if the input has ended."""

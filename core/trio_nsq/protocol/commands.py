@@ -4,6 +4,7 @@ FIN lines are most of a busy consumer's data.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -15,7 +16,7 @@ from .messages import MessageSet
 _FIN_LINES: Final = re.compile(rb"(?:FIN [^ \n]{15}[^ \n\r]\n)*+")
 _HEX_DIGITS: Final = b"0123456789abcdef"
 
-PublishVerb = Literal["PUB", "MPUB", "DPUB"]
+PublishVerb = Literal["PUB", "MPUB", "DPUB", "HPUB"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,12 @@ class Subscribe:
 
 @dataclass(init=False, slots=True)
 class Publish:
-    """MPUB, DPUB, or one or more consecutive PUBs to the same topic; `defer_ms` is 0 except for DPUB.
+    """MPUB, DPUB, HPUB, or one or more consecutive PUBs to the same topic; `defer_ms` is 0 except for DPUB and HPUB.
 
     Attributes:
         commands: The number of commands, each of which gets its own answer.
         first: The number that its producer gave to the first message; -1: it has no number.
+        headers: Of HPUB, the text of the headers of each message, see `headers.py`; empty for the others.
     """
 
     verb: PublishVerb
@@ -55,6 +57,7 @@ class Publish:
     defer_ms: int
     commands: int
     first: int
+    headers: Sequence[str]
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Publish:
         defer_ms: int = 0,
         commands: int = 1,
         first: int = -1,
+        headers: Sequence[str] = (),
     ) -> None:
         self.verb = verb
         self.topic = topic
@@ -71,6 +75,7 @@ class Publish:
         self.defer_ms = defer_ms
         self.commands = commands
         self.first = first
+        self.headers = headers
 
 
 @dataclass(frozen=True, slots=True)

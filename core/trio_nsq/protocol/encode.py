@@ -60,6 +60,12 @@ def _number(first: int | None) -> bytes:
     return b"" if first is None else b" %d" % first
 
 
+def encode_hpub(topic: str, messages: MessageSet, defer_ms: int = 0, first: int | None = None) -> bytes:
+    """HPUB messages that begin with their headers, see `headers.with_prefixes`; at least one."""
+    head = _MPUB_HEAD.pack(4 + len(messages.data), len(messages))
+    return b"HPUB %s %d%s\n%s%s" % (topic.encode(), defer_ms, _number(first), head, messages.data)
+
+
 def encode_rdy(count: int) -> bytes:
     """RDY: at most `count` messages may be in flight."""
     return b"RDY %d\n" % count

@@ -8,8 +8,12 @@
 of a message:     +--------+---------+----------------+------ - -
                   | ts_ns  | attempts|  id (16 hex)   |  body
                   +--------+---------+----------------+------ - -
+
+A message with headers has a frame type of its own, and its headers before the body, as in `headers.py`. Only clients
+get it that have asked for headers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -24,6 +28,7 @@ from .bulk import (
     split_frames,
 )
 from .errors import FrameError
+from .headers import checked_text, split_prefix
 from .limits import MIB
 
 DEFAULT_MAX_FRAME_BYTES: Final = 64 * MIB
@@ -43,6 +48,7 @@ class FrameType(IntEnum):
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
+    MESSAGE_WITH_HEADERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,14 @@ class MessageRun:
         ids: 16 bytes each, ASCII hex digits.
         timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
         attempts: How often each was delivered, including this time; the first delivery is 1.
+        headers: The text of the headers of each, see `headers.py`; empty if none has headers.
     """
 
     ids: list[bytes]
     bodies: list[bytes]
     timestamps_ns: list[int]
     attempts: list[int]
+    headers: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -165,6 +173,8 @@ class FrameReader:
         self._wanted = _HEAD.size
         if frame_type == FrameType.MESSAGE:
             return self._message_run()
+        if frame_type == FrameType.MESSAGE_WITH_HEADERS:
+            return self._message_run_with_headers()
         self._position = end = position + 4 + size
         content = data[position + _HEAD.size : end]
         if frame_type == FrameType.RESPONSE:
@@ -183,7 +193,7 @@ class FrameReader:
             raise FrameError("it answers in HTTP: use the port of the TCP protocol, by default 4150")
         if not 4 <= size <= self._max_frame_bytes:
             raise FrameError(f"invalid frame size {size}: is this an NSQ broker's TCP port?")
-        if frame_type == FrameType.MESSAGE:
+        if frame_type in (FrameType.MESSAGE, FrameType.MESSAGE_WITH_HEADERS):
             if size < MESSAGE_HEAD_BYTES:
                 raise FrameError(f"invalid size {size} of a message frame")
         elif frame_type not in (FrameType.RESPONSE, FrameType.ERROR):
@@ -198,6 +208,33 @@ class FrameReader:
         self._position = _split_frames(
             self._data, self._position, biggest, run.ids, run.bodies, run.timestamps_ns, run.attempts
         )
+        return run
+
+    def _message_run_with_headers(self) -> MessageRun:
+        """As `_message_run`, for messages with headers. Raises FrameError."""
+        data, start, available = self._data, self._position, len(self._data)
+        headers: list[str] = []
+        run = MessageRun([], [], [], [], headers)
+        while available - start >= MESSAGE_FRAME_BYTES:
+            size, frame_type, timestamp_ns, attempts, message_id = _MESSAGE.unpack_from(data, start)
+            end = start + 4 + size
+            if frame_type != FrameType.MESSAGE_WITH_HEADERS or end > available:
+                break
+            try:
+                self._check(size, frame_type)
+                encoded, body = split_prefix(data, start + MESSAGE_FRAME_BYTES, end)
+                headers.append(checked_text(encoded))
+            except (FrameError, ValueError) as exc:
+                if run.ids:
+                    break  # the next call raises this
+                raise (
+                    exc if isinstance(exc, FrameError) else FrameError(f"headers of a message: {exc}")
+                ) from exc
+            run.ids.append(message_id)
+            run.bodies.append(data[body:end])
+            run.timestamps_ns.append(timestamp_ns)
+            run.attempts.append(attempts)
+            self._position = start = end
         return run
 
 

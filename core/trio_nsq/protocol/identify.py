@@ -21,6 +21,7 @@ class IdentifyRequest:
             its first channel.
         producer: Not in nsqd: the client numbers its publishes under this name; empty: it does not.
         producer_instance: Not in nsqd: a random name of this run of the producer.
+        message_headers: Not in nsqd: the client gets messages with their headers, and wants to publish some.
     """
 
     client_id: str = ""
@@ -40,6 +41,7 @@ class IdentifyRequest:
     private_channel: bool = False
     producer: str = ""
     producer_instance: str = ""
+    message_headers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def parse_identify(body: bytes) -> IdentifyRequest:
             private_channel=given.boolean("private_channel"),
             producer=given.text("producer"),
             producer_instance=given.text("producer_instance"),
+            message_headers=given.boolean("message_headers"),
         )
     except ValueError:
         raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
@@ -212,4 +215,6 @@ def identify_reply(
         reply["private_channel"] = True
     if request.producer:
         reply["producer"] = request.producer
+    if request.message_headers:
+        reply["message_headers"] = True
     return json.dumps(reply, separators=(",", ":")).encode()

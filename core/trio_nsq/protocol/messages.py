@@ -142,7 +142,14 @@ read_sizes = walk_sizes if COMPILED else unpack_sizes
 
 
 def walk_messages(
-    data: bytes | bytearray, start: int, end: int, count: int, limits: Limits, sizes: list[int]
+    data: bytes | bytearray,
+    start: int,
+    end: int,
+    count: int,
+    limits: Limits,
+    sizes: list[int],
+    verb: str = "MPUB",
+    more: int = 0,
 ) -> int:
     """Check the sizes of messages from `start` on, as far as the bytes up to `end` allow.
 
@@ -152,14 +159,16 @@ def walk_messages(
         end: The end of the received bytes.
         count: The number of messages in the whole set, including those in `sizes`.
         sizes: The body sizes read so far; extended in place.
+        verb: For errors.
+        more: How much longer a message may be than `max_msg_size`.
 
     Returns:
         The offset of the next size field; greater than `end` if the last body is incomplete.
 
     Raises:
-        CommandError: `E_BAD_MESSAGE`, for a size outside 1..max_msg_size.
+        CommandError: `E_BAD_MESSAGE`, for a size outside 1..max_msg_size + more.
     """
-    biggest = min(limits.max_msg_size, MAX_INT32)
+    biggest = min(limits.max_msg_size + more, MAX_INT32)
     if type(data) is bytes:
         start = read_sizes(data, start, end, count, 1, biggest, sizes)
     else:
@@ -167,6 +176,6 @@ def walk_messages(
     if len(sizes) < count and start <= end - 4:
         (size,) = _INT32.unpack_from(data, start)
         if size <= 0:
-            raise CommandError("E_BAD_MESSAGE", f"MPUB invalid message({len(sizes)}) body size {size}")
-        raise CommandError("E_BAD_MESSAGE", f"MPUB message too big {size} > {biggest}")
+            raise CommandError("E_BAD_MESSAGE", f"{verb} invalid message({len(sizes)}) body size {size}")
+        raise CommandError("E_BAD_MESSAGE", f"{verb} message too big {size} > {biggest}")
     return start

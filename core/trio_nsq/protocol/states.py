@@ -26,6 +26,7 @@ LEGAL_STATES: Mapping[bytes, frozenset[State]] = {
     b"MPUB": _ANY,
     b"DPUB": _ANY,
     b"PRODUCER": _ANY,  # not in nsqd
+    b"HPUB": _ANY,
     # A client may send RDY before the answer to CLS arrives; it is ignored.
     b"RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     b"FIN": frozenset({State.SUBSCRIBED, State.CLOSING}),

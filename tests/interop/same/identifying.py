@@ -124,6 +124,11 @@ SCRIPTS: dict[str, Script] = {
         negotiate(producer="p", producer_instance="i") + END,
         here=[reply(producer="p"), "error E_INVALID invalid command NOPE"],
     ),
+    "a third key of ours": differs(
+        "message-headers",
+        negotiate(message_headers=True) + END,
+        here=[reply(message_headers=True), "error E_INVALID invalid command NOPE"],
+    ),
     "an unknown key with a large number": same(identify_raw(b'{"x":1e999,"feature_negotiation":true}') + END),
     "an unknown key with depth": same(
         identify_raw(b'{"x":' + b"[" * 500 + b"]" * 500 + b',"feature_negotiation":true}') + END

@@ -91,6 +91,14 @@ SCRIPTS: dict[str, Script] = (
             b"DPUB T 18446744073709551617\n" + sized(b"x") + END,
             here=["error E_INVALID DPUB timeout 18446744073709551616 out of range 0-31536000000"],
         ),
+        # -- HPUB
+        "HPUB": differs(
+            "message-headers",
+            SUB + b"RDY 1\nHPUB T\n" + batch(b"\0\4a:1\nx"),
+            3,
+            b"FIN {0}\n" + END,
+            here=["OK", "OK", "message 1 b'x'", "error E_INVALID invalid command NOPE"],
+        ),
         # -- MPUB
         "MPUB": same(
             SUB + b"RDY 3\nMPUB T\n" + batch(b"1", b"22", b"333"), 5, b"FIN {2}\nFIN {0}\nFIN {1}\n" + END

@@ -14,7 +14,7 @@ from ...log import RecordBatch
 from ...log.gaps import Gap
 from ...log.interface import READ_BYTES
 from ...log.positions import EARLIEST, Position, parse_position
-from ...log.record_metadata import only_channel
+from ...log.record_metadata import headers_in, only_channel
 from ...server.body_memory import PieceRoom
 from ..server import Server
 from ..state.batch import Batch
@@ -217,6 +217,7 @@ class _WaitingLines:
         self._records: Sequence[RecordBatch] = []  # the records of the last read
         self._record: RecordBatch | None = None  # the record of `_bodies`
         self._bodies: list[bytes] = []
+        self._headers: Sequence[str] = ()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the lines, several in each piece."""
@@ -235,7 +236,11 @@ class _WaitingLines:
     def _held_line(self, waiting: PeekedMessage, batch: Batch) -> bytes:
         index = waiting.sequence - batch.base_sequence
         return self._message_line(
-            waiting, batch.id(index).decode(), batch.timestamp_ns(index), batch.body(index)
+            waiting,
+            batch.id(index).decode(),
+            batch.timestamp_ns(index),
+            batch.body(index),
+            batch.headers(index),
         )
 
     async def _line(self, waiting: PeekedMessage) -> bytes:
@@ -254,6 +259,7 @@ class _WaitingLines:
             return gap_line(self._topic.name, gap, channel=self._channel, state=waiting.state)
         if record is not self._record:
             self._record, self._bodies = record, record.messages.bodies()
+            self._headers = headers_in(record.metadata, record.count)
         if waiting.state == "fresh" and record.due_ns:  # the channel was moved back over it
             if only_channel(record.metadata) not in (None, self._channel):
                 return b""
@@ -261,7 +267,11 @@ class _WaitingLines:
             waiting = waiting._replace(due_ns=0 if is_due else record.due_ns)
         index = sequence - record.base_sequence
         return self._message_line(
-            waiting, f"{record.first_id + index:016x}", record.timestamp_ns, self._bodies[index]
+            waiting,
+            f"{record.first_id + index:016x}",
+            record.timestamp_ns,
+            self._bodies[index],
+            self._headers[index] if self._headers else "",
         )
 
     def _holding(self, sequence: int) -> RecordBatch | None:
@@ -270,7 +280,9 @@ class _WaitingLines:
         )
         return next(holding, None)
 
-    def _message_line(self, waiting: PeekedMessage, message_id: str, timestamp_ns: int, body: bytes) -> bytes:
+    def _message_line(
+        self, waiting: PeekedMessage, message_id: str, timestamp_ns: int, body: bytes, headers: str
+    ) -> bytes:
         return message_line(
             self._topic.name,
             message_id,
@@ -279,6 +291,7 @@ class _WaitingLines:
             waiting.sequence,
             _by_system_clock(waiting.due_ns, self._ahead_ns),
             body,
+            headers,
             channel=self._channel,
             state=waiting.state,
         )

@@ -20,11 +20,11 @@ from ...api.answers import Origin
 from ...http import HTTPError, Request, Response
 from ...log import RecordBatch
 from ...log.interface import READ_BYTES
-from ...log.record_metadata import Reason, metadata_for_channel, origins
+from ...log.record_metadata import Reason, headers_in, metadata_for_channel, origins
 from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS
 from ..errors import PublishRefused, SaveError
-from ..ingest.publication import Publication
+from ..ingest.publication import Publication, fit_with_headers
 from ..server import Server
 from ..state.channel import Channel
 from ..state.topic import Topic
@@ -58,6 +58,12 @@ class DeadLetter(NamedTuple):
     def body(self) -> bytes:
         """The original body."""
         return self.bodies()[self.place]
+
+    @property
+    def headers(self) -> str:
+        """The text of its headers, see `protocol/headers.py`."""
+        texts = headers_in(self.record.metadata, self.record.count)
+        return texts[self.place] if texts else ""
 
     @property
     def source(self) -> tuple[str | None, str | None]:
@@ -221,12 +227,13 @@ async def _requeue_to(
     if channel.stream is not None:
         raise PublishRefused("the topic is being moved to another broker")
     taken = {message.sequence: message for message in channel.withdraw([each.sequence for each in letters])}
-    bodies = [letter.body for letter in letters if letter.sequence in taken]
-    if not bodies:
+    found = [letter for letter in letters if letter.sequence in taken]
+    if not found:
         return 0
-    publication = Publication([pack_messages(bodies)])
-    if name is not None:
-        publication = Publication(publication.sets, server.clock.now_ns(), metadata_for_channel(name))
+    bodies = pack_messages([letter.body for letter in found])
+    sets, headers = fit_with_headers(bodies, [letter.headers for letter in found])
+    due_ns, metadata = (server.clock.now_ns(), metadata_for_channel(name)) if name is not None else (0, b"")
+    publication = Publication(sets, due_ns, metadata, headers)
     try:
         with trio.CancelScope(shield=True):  # waits only for the disk; stored letters must be dropped here
             await server.topics.publish_durably(topic, publication)
@@ -357,5 +364,6 @@ def _line(topic: str, letter: DeadLetter) -> bytes:
         letter.sequence,
         None,
         letter.body,
+        letter.headers,
         origin=letter.origin,
     )

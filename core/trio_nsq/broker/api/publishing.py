@@ -1,4 +1,8 @@
-"""`/pub`, `/mpub` and `/channel/pub`, with nsqd's parameters, status codes and error strings (NSQ's HTTP API)."""
+"""`/pub`, `/mpub` and `/channel/pub`, with nsqd's parameters, status codes and error strings (NSQ's HTTP API).
+
+Messages have the headers of the request that are for them. With `/hpub`, which nsqd does not have, each message has its
+own.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +12,13 @@ import trio
 
 from ...http import HTTPError, Request, Response, given, valid_name
 from ...log.record_metadata import metadata_for_channel
+from ...log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ...protocol import CommandError, MessageSet, pack_messages
+from ...protocol.headers import MAX_HPUB_MESSAGES, MAX_PREFIX_BYTES, encode_headers, split_prefixes
 from ...protocol.messages import walk_messages
 from ...protocol.names import is_valid_producer
 from ..errors import PublishRefused
-from ..ingest.publication import Publication, SetsForRecords
+from ..ingest.publication import Publication, SetsForRecords, fit_with_headers
 from ..server import Server
 from ..state.producers import BatchNumber
 from .targets import FALSE, find_channel, producer_given
@@ -29,6 +35,9 @@ _AT_ONCE_BYTES = 64 * 1024
 _PIECE_BYTES = 32 * 1024
 _PIECE_MESSAGES = 16 * 1024
 """A larger MPUB is parsed in pieces of some milliseconds each, however small its messages; then other tasks run."""
+_HEADER_PREFIX = "x-nsq-header-"
+_TRACE_HEADERS = frozenset(("traceparent", "tracestate"))
+"""W3C Trace Context: instrumented HTTP clients send these."""
 _SLOW_PARAMETERS = frozenset(("defer", "producer", "number"))
 """Parameters that need a task."""
 
@@ -45,7 +54,7 @@ class Publishing:
         """Publish the body as one message; `defer` in milliseconds."""
         messages = _message(request)
         topic = valid_name(request, "topic", "INVALID_TOPIC")
-        return await self._publish(request, topic, [messages], self._due_ns(request))
+        return await self._publish(request, topic, [messages], self._due_ns(request), _for_all(request, 1))
 
     def begin_pub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
         """As `pub`, without a task. See `Begin`."""
@@ -60,7 +69,22 @@ class Publishing:
         for piece in self._pieces(request):
             gathered.add(piece)
             await trio.lowlevel.checkpoint()
-        return await self._publish(request, topic, gathered.take(), due_ns)
+        sets = gathered.take()
+        return await self._publish(request, topic, sets, due_ns, _for_all(request, len(sets)))
+
+    async def hpub(self, request: Request) -> Response:
+        """Publish many messages, each with its headers, atomically: the body and the limits of the command HPUB.
+
+        `defer` in milliseconds.
+        """
+        topic = valid_name(request, "topic", "INVALID_TOPIC")
+        pieces = list(self._binary(request.body, MAX_HPUB_MESSAGES, MAX_PREFIX_BYTES))
+        try:
+            messages, texts = split_prefixes(MessageSet.join(pieces), self._limits.max_msg_size)
+        except CommandError as exc:
+            raise HTTPError(400, f"BAD_MESSAGE: {exc.text}") from None
+        sets, headers = fit_with_headers(messages, texts)
+        return await self._publish(request, topic, sets, self._due_ns(request), headers)
 
     def begin_mpub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
         """As `mpub`, without a task. See `Begin`."""
@@ -71,7 +95,8 @@ class Publishing:
         messages = _message(request)
         channel = find_channel(self._server, request)
         due_ns = self._due_ns(request) or self._server.clock.now_ns()
-        publication = Publication([messages], due_ns, metadata_for_channel(channel.name))
+        headers = _for_all(request, 1)
+        publication = Publication([messages], due_ns, metadata_for_channel(channel.name), headers)
         await self._server.topics.publish(channel.topic.name, [publication])
         return _OK
 
@@ -91,20 +116,30 @@ class Publishing:
             def answer(error: PublishRefused | None) -> None:
                 on_response(_OK if error is None else refusal(error).response())
 
-            self._server.write_path.submit(topic, [Publication([messages])], answer)
+            publication = Publication([messages])
+            if text := _headers_given(request):
+                sets = messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
+                publication = Publication(sets, headers=[[text]] * len(sets))
+            self._server.write_path.submit(topic, [publication], answer)
             return True
         except PublishRefused as exc:
             raise refusal(exc) from exc
 
     async def _publish(
-        self, request: Request, topic: str, sets: Sequence[MessageSet], due_ns: int
+        self,
+        request: Request,
+        topic: str,
+        sets: Sequence[MessageSet],
+        due_ns: int,
+        headers: Sequence[Sequence[str]],
     ) -> Response:
         batch = _batch_given(request)
         if not sets:
             return _OK
         if batch is not None:
-            return _PUBLISHED if await self._idempotent.publish(topic, batch, sets, due_ns) else _REPEATED
-        await self._server.topics.publish(topic, [Publication(sets, due_ns)])
+            is_new = await self._idempotent.publish(topic, batch, sets, due_ns, headers)
+            return _PUBLISHED if is_new else _REPEATED
+        await self._server.topics.publish(topic, [Publication(sets, due_ns, headers=headers)])
         return _OK
 
     # ------------------------------------------------------------------ reading requests
@@ -139,20 +174,26 @@ class Publishing:
             yield pack_messages(bodies)
             start = end
 
-    def _binary(self, body: bytes) -> Iterator[MessageSet]:
+    def _binary(self, body: bytes, most: int | None = None, more_bytes: int = 0) -> Iterator[MessageSet]:
+        """Yield `int32 count, (int32 size, bytes)*`.
+
+        Args:
+            most: The most messages; None: as many as fit.
+            more_bytes: How much longer a message may be than `max_msg_size`.
+        """
         # nsqd answers malformed batches with 413, and clients may rely on it.
         try:
             (count,) = _INT32.unpack_from(body)
         except error:
             raise HTTPError(413, "BAD_BODY") from None
-        if not 0 < count <= (self._limits.max_body_size - 4) // 5:
+        if not 0 < count <= ((self._limits.max_body_size - 4) // 5 if most is None else most):
             raise HTTPError(413, "BAD_BODY")
         start = 4
         while count:
             sizes: list[int] = []
             some = min(count, _PIECE_MESSAGES)
             try:
-                end = walk_messages(body, start, len(body), some, self._limits, sizes)
+                end = walk_messages(body, start, len(body), some, self._limits, sizes, more=more_bytes)
             except CommandError:
                 raise HTTPError(413, "BAD_MESSAGE") from None
             if len(sizes) != some or end > len(body):
@@ -168,6 +209,32 @@ def _message(request: Request) -> MessageSet:
     if not request.body:
         raise HTTPError(400, "MSG_EMPTY")
     return MessageSet(_INT32.pack(len(request.body)) + request.body, [len(request.body)])
+
+
+def _headers_given(request: Request) -> str:
+    """Return the text of the headers that a request has for its messages; empty if it has none. Raises HTTPError.
+
+    See `protocol/headers.py`.
+    """
+    found = {}
+    for name, value in request.headers.items():
+        if name.startswith(_HEADER_PREFIX):
+            found[name.removeprefix(_HEADER_PREFIX)] = value
+        elif name in _TRACE_HEADERS and value.isprintable():  # a bad one is ignored, as the standard says
+            found[name] = value
+    if not found:
+        return ""
+    try:
+        # HTTP's values are bytes; the parser makes a character of each.
+        return encode_headers({name: value.encode("latin-1").decode() for name, value in found.items()})
+    except ValueError as exc:
+        raise HTTPError(400, f"INVALID_HEADER: {exc}") from None
+
+
+def _for_all(request: Request, sets: int) -> Sequence[Sequence[str]]:
+    """Return the headers for all messages of a request, in so many sets. Raises HTTPError."""
+    text = _headers_given(request)
+    return [[text]] * sets if text else ()
 
 
 def _batch_given(request: Request) -> BatchNumber | None:

@@ -139,7 +139,7 @@ def _held_raw(record: RawRecord) -> int:
 
 def held_as_json(record: RecordBatch) -> int:
     """Return about how much memory a record takes until a client has its lines: they are longer by a third."""
-    return 4 * len(record.messages.data)
+    return 4 * (len(record.messages.data) + len(record.metadata))
 
 
 class _Room:

@@ -53,6 +53,7 @@ _HANDSHAKE_TIMEOUT_S = 5.0
 _UNLOGGED = {
     ("POST", "/pub"),
     ("POST", "/mpub"),
+    ("POST", "/hpub"),
     ("GET", "/topic/producer"),
     ("POST", "/topic/producer/forget"),
     ("POST", "/topic/move/next"),
@@ -261,6 +262,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
         Route(
             "POST", "/mpub", publishing.mpub, body, "BODY_TOO_BIG", begin=publishing.begin_mpub, rule=_PUBLISH
         ),
+        Route("POST", "/hpub", publishing.hpub, body, "BODY_TOO_BIG", rule=_PUBLISH),
         Route("POST", "/channel/pub", publishing.channel_pub, message, "MSG_TOO_BIG", rule=_PUBLISH),
         Route("POST", "/topic/move/store", partial(moves.store, server), body, "BODY_TOO_BIG", rule=_PUBLISH),
         Route("GET", "/jobs", partial(jobs.list_jobs, server), rule=_ANY_ROLE, limiter=slow_limiter),

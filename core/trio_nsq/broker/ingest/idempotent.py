@@ -61,12 +61,20 @@ class IdempotentPublisher:
 
     # ------------------------------------------------------------------ batches
 
-    async def publish(self, topic: str, batch: BatchNumber, sets: Sequence[MessageSet], due_ns: int) -> bool:
+    async def publish(
+        self,
+        topic: str,
+        batch: BatchNumber,
+        sets: Sequence[MessageSet],
+        due_ns: int,
+        headers: Sequence[Sequence[str]] = (),
+    ) -> bool:
         """Store a batch unless it, or a later one, is stored already; returns whether this call stored it.
 
         Args:
             topic: Created if it does not exist.
             due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
+            headers: As of `Publication`.
 
         Raises:
             BatchRefused: The batch does not follow the last one. See `Producers.has_published`.
@@ -86,7 +94,7 @@ class IdempotentPublisher:
             # Shielded, because the batch may be stored already and other calls wait for the result. The disk bounds it.
             with trio.CancelScope(shield=True):
                 metadata = metadata_for_batch(batch.producer, batch.number, batch.instance)
-                await self._topics.publish(topic, [Publication(sets, due_ns, metadata)])
+                await self._topics.publish(topic, [Publication(sets, due_ns, metadata, headers)])
         except PublishRefused as exc:
             error = exc
             raise

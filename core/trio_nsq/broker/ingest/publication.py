@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...log import RecordBatch
-from ...log.record_metadata import is_about_messages
+from ...log.record_metadata import is_about_messages, metadata_with_headers
 from ...log.records import HEADER_BYTES, MAX_RECORD_BYTES, MAX_RECORD_MESSAGES, linked_records
 from ...protocol import MessageSet
 from ..errors import PublishRefused
@@ -21,16 +21,34 @@ class Publication:
             a single set may share a record with other publications. `SetsForRecords` makes sets that fill records.
         due_ns: Earliest delivery time, Unix nanoseconds; 0: at once.
         metadata: Record metadata, see `record_metadata.py`; may be empty.
+        metadata_of_rest: With headers, the metadata of each set but the first, which then take one record each.
+
+    Args:
+        headers: The text of the headers of each message of each set, or one for all messages of a set. The sets must
+            fit in a record each, see `fit_with_headers`. Empty if no message has headers.
     """
 
     sets: Sequence[MessageSet]
     due_ns: int
     metadata: bytes
+    metadata_of_rest: Sequence[bytes]
 
-    def __init__(self, sets: Sequence[MessageSet], due_ns: int = 0, metadata: bytes = b"") -> None:
+    def __init__(
+        self,
+        sets: Sequence[MessageSet],
+        due_ns: int = 0,
+        metadata: bytes = b"",
+        headers: Sequence[Sequence[str]] = (),
+    ) -> None:
         self.sets = sets
         self.due_ns = due_ns
         self.metadata = metadata
+        self.metadata_of_rest = ()
+        if headers:
+            self.metadata = metadata_with_headers(metadata, headers[0])
+            # Each record says which channel gets it; a batch's number is in the first one only.
+            of_rest = metadata if is_about_messages(metadata) else b""
+            self.metadata_of_rest = [metadata_with_headers(of_rest, each) for each in headers[1:]]
 
     @property
     def count(self) -> int:
@@ -40,6 +58,8 @@ class Publication:
     def record_bytes(self) -> int:
         """Maximum bytes in the log: the size if it shares no record."""
         size = len(self.metadata)
+        for metadata in self.metadata_of_rest:
+            size += len(metadata)
         for messages in self.sets:
             own = HEADER_BYTES + len(messages.data)
             if own > MAX_RECORD_BYTES or len(messages.sizes) > MAX_RECORD_MESSAGES:
@@ -49,6 +69,29 @@ class Publication:
                 )
             size += own
         return size
+
+
+def fit_with_headers(
+    messages: MessageSet, headers: Sequence[str]
+) -> tuple[list[MessageSet], list[Sequence[str]]]:
+    """Split messages into sets that fit in a record each, with the text of the headers of each message.
+
+    Returns the sets, and the headers of each, as a `Publication` takes them.
+    """
+    sets: list[MessageSet] = []
+    texts: list[Sequence[str]] = []
+    start = at = first_at = size = 0
+    for index, body_bytes in enumerate(messages.sizes):
+        more = 4 + body_bytes + len(headers[index])
+        if index > start and (index - start >= MAX_RECORD_MESSAGES or size + more > MAX_RECORD_BYTES):
+            sets.append(MessageSet(messages.data[first_at:at], messages.sizes[start:index]))
+            texts.append(headers[start:index])
+            start, first_at, size = index, at, 0
+        size += more
+        at += 4 + body_bytes
+    sets.append(MessageSet(messages.data[first_at:], messages.sizes[start:]))
+    texts.append(headers[start:])
+    return sets, texts
 
 
 class SetsForRecords:
@@ -137,6 +180,8 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
         sets: Sequence[MessageSet] = first.sets
         if len(together) > 1:
             sets = [MessageSet.join([publication.sets[0] for publication in together])]
+        elif first.metadata_of_rest:
+            pass  # each set has a record of its own
         elif is_about_messages(first.metadata):
             sets = [MessageSet.join(sets)]
         else:
@@ -147,7 +192,7 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
         if len(sets) == 1:
             records.append(record)
         else:
-            records += linked_records(record, sets[1:])
+            records += linked_records(record, sets[1:], first.metadata_of_rest)
         sequence += count
     return records
 

@@ -30,7 +30,7 @@ from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
 from ...protocol.states import State
 from ..errors import BatchRefused, PublishRefused, TopicFull
 from ..ingest.idempotent import NamedProducer
-from ..ingest.publication import Publication
+from ..ingest.publication import Publication, fit_with_headers
 from ..state.channel import Channel
 from ..state.consumer import Consumer
 from ..state.topic import Topic
@@ -317,7 +317,10 @@ class Session(PolledEndpoint):
 
     def _publications(self) -> list[Publication]:
         """Convert the publishes for the write path."""
-        return [Publication([p.messages], self._due_ns(p)) for p in self.publishes]
+        return [
+            self._with_headers(p) if p.headers else Publication([p.messages], self._due_ns(p))
+            for p in self.publishes
+        ]
 
     def _due_ns(self, publish: Publish) -> int:
         return self._clock.now_ns() + publish.defer_ms * _NS_PER_MS if publish.defer_ms else 0
@@ -342,7 +345,10 @@ class Session(PolledEndpoint):
                         self._not_stored[index] = None
                     continue
                 last = publish.first + count - 1
-            publications.append(Publication([publish.messages], self._due_ns(publish), metadata))
+            if publish.headers:
+                publications.append(self._with_headers(publish, metadata))
+            else:
+                publications.append(Publication([publish.messages], self._due_ns(publish), metadata))
         if not publications:
             self.answer_publishes(None)
             return IDLE
@@ -358,6 +364,10 @@ class Session(PolledEndpoint):
         if self.handshake.producer is not None:
             self.handshake.producer.end_storing(self.publishes[0].topic, error)
         self._complete_publishes(error)
+
+    def _with_headers(self, publish: Publish, metadata: bytes = b"") -> Publication:
+        sets, headers = fit_with_headers(publish.messages, publish.headers)
+        return Publication(sets, self._due_ns(publish), metadata, headers)
 
     def _complete_publishes(self, error: PublishRefused | None) -> None:
         """Answer the stored publishes, and continue: wake the task if it has the client, else execute on here."""
@@ -455,7 +465,7 @@ def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
 
 
 def _publish_refusal(verb: str, reason: PublishRefused | BatchRefused) -> CommandError:
-    """Return the error of a refused PUB, MPUB or DPUB."""
+    """Return the error of a refused PUB, MPUB, DPUB or HPUB."""
     if isinstance(reason, BatchRefused):
         return CommandError(f"E_PRODUCER_{reason.code}", f"{verb} failed {reason}")
     # Not nsqd's code: nsqd may have stored some messages when it sends that one.

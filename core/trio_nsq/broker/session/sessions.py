@@ -317,6 +317,7 @@ class ClientTask:
             (lambda: 100 * random() < rate) if rate else None,  # nsqd delivers one percent more
             settings.output_buffer_size,
             settings.output_buffer_timeout_ms,
+            wants_headers=session.handshake.identity.message_headers,
         )
         try:
             channel = await self._deps.topics.subscribe(

@@ -7,9 +7,10 @@ from struct import Struct
 from typing import Final
 
 from ...log import RecordBatch
-from ...log.record_metadata import only_channel
+from ...log.record_metadata import has_headers, headers_in, only_channel
 from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES, MESSAGE_FRAME_BYTES, add_frames
 from ...protocol.frames import FrameType
+from ...protocol.headers import prefix_of
 from ...protocol.messages import SizePrefixes
 
 MERGE_MESSAGES = 256  # not Final: tests set it
@@ -24,6 +25,7 @@ _DIGITS: Final = b"".join([b"\n%03x" % number for number in range(_LAST_DIGITS)]
 _SIZE_BYTES: Final = 4
 _FRAME_SIZES: Final = SizePrefixes(MESSAGE_FRAME_BYTES - _SIZE_BYTES)
 _COMMON_HEADER: Final = Struct(">iqH")
+_FRAME_HEAD: Final = Struct(">ii")
 _ATTEMPTS: Final = Struct(">H")
 _TIMESTAMP: Final = Struct(">q")
 _TIMESTAMP_OFFSET: Final = 4 + 4
@@ -51,6 +53,8 @@ class Batch:
 
     __slots__ = (
         "_frames",
+        "_frames_with_headers",
+        "_headers",
         "_lines",
         "_offsets",
         "_records",
@@ -67,9 +71,13 @@ class Batch:
         self.next_sequence = records[-1].next_sequence
         self.due_ns = records[0].due_ns
         self.channel = only_channel(records[0].metadata) if self.due_ns else None
-        self.size_bytes = sum([len(r.messages.data) for r in records]) + _OVERHEAD_BYTES * len(self)
+        self.size_bytes = sum([_record_size(r) for r in records]) + _OVERHEAD_BYTES * len(self)
         self._records: list[RecordBatch] | None = list(records)
         self._frames = b""
+        self._frames_with_headers: tuple[bytes, list[int]] | None = None  # built once a consumer wants them
+        self._headers: list[
+            str
+        ] = []  # of each message, once the frames are built; empty if no message has headers
         self._lines = b""
         self._offsets: list[int] = []
         self._taken_alone = 0
@@ -85,7 +93,7 @@ class Batch:
             delivered.
         """
         count, records = record.count, self._records
-        size_bytes = len(record.messages.data) + _OVERHEAD_BYTES * count
+        size_bytes = _record_size(record) + _OVERHEAD_BYTES * count
         if (
             records is None
             or len(self) + count > max_messages
@@ -102,7 +110,9 @@ class Batch:
         parts: list[bytes] = []
         lines: list[bytes] = []
         offsets = [0]
+        metadata = False
         for record in records:
+            metadata |= bool(record.metadata)
             messages, first_id, count = record.messages, record.first_id, record.count
             lines.append(_finish_lines(first_id, count))
             common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, 1)
@@ -111,19 +121,42 @@ class Batch:
         self._frames = b"".join(parts)
         self._lines = b"".join(lines)
         self._offsets = offsets
+        if metadata and any(has_headers(each.metadata) for each in records):
+            self._headers = [text for each in records for text in _headers(each)]
         self._records = None
+
+    def _build_with_headers(self) -> tuple[bytes, list[int]]:
+        """Return the frames for consumers that want headers, and where each begins, and the last ends."""
+        offsets = [0]
+        parts: list[bytes] = []
+        at = 0
+        for index, text in enumerate(self._headers):
+            frame = self._frames[self._offsets[index] : self._offsets[index + 1]]
+            if text:
+                frame = _add_headers(frame, text)
+            parts.append(frame)
+            at += len(frame)
+            offsets.append(at)
+        return b"".join(parts), offsets
 
     def _locate(self, records: Sequence[RecordBatch], index: int) -> tuple[RecordBatch, int]:
         sequence = self.base_sequence + index
         record = next(record for record in records if sequence < record.next_sequence)
         return record, sequence - record.base_sequence
 
-    def _frame_alone(self, record: RecordBatch, index: int, attempts: int) -> tuple[bytes, bytes]:
+    def _frame_alone(
+        self, record: RecordBatch, index: int, attempts: int, with_headers: bool
+    ) -> tuple[bytes, bytes]:
         message_id, body = b"%016x" % (record.first_id + index), _body(record, index)
         common = _COMMON_HEADER.pack(FrameType.MESSAGE, record.timestamp_ns, min(attempts, _MAX_ATTEMPTS))
-        return message_id, b"%s%s%s%s" % (_FRAME_SIZES[len(body)], common, message_id, body)
+        frame = b"%s%s%s%s" % (_FRAME_SIZES[len(body)], common, message_id, body)
+        if with_headers and record.metadata and (text := _headers(record)[index]):
+            frame = _add_headers(frame, text)
+        return message_id, frame
 
-    def take(self, index: int, count: int, max_bytes: int) -> tuple[bytes, memoryview]:
+    def take(
+        self, index: int, count: int, max_bytes: int, with_headers: bool = False
+    ) -> tuple[bytes, memoryview]:
         """Return up to `count` messages from `index` on, at least one, and beyond that at most `max_bytes` of frames.
 
         Returns:
@@ -131,13 +164,17 @@ class Batch:
         """
         if self._records is not None:
             self._build(self._records)
-        offsets = self._offsets
+        frames, offsets = self._frames, self._offsets
+        if with_headers and self._headers:
+            if self._frames_with_headers is None:
+                self._frames_with_headers = self._build_with_headers()
+            frames, offsets = self._frames_with_headers
         end = min(index + count, len(offsets) - 1)
         start_byte = offsets[index]
         if offsets[end] - start_byte > max_bytes:
             end = max(index + 1, bisect_right(offsets, start_byte + max_bytes, index + 1, end) - 1)
         lines = self._lines[index * FINISH_LINE_BYTES : end * FINISH_LINE_BYTES]
-        return lines, memoryview(self._frames)[start_byte : offsets[end]]
+        return lines, memoryview(frames)[start_byte : offsets[end]]
 
     def id(self, index: int) -> bytes:
         if self._records is not None:
@@ -166,23 +203,56 @@ class Batch:
             return _body(*self._locate(self._records, index))
         return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
 
-    def frame(self, index: int, attempts: int) -> tuple[bytes, bytes]:
+    def headers(self, index: int) -> str:
+        """Return the text of the headers of a message, see `protocol/headers.py`; empty if it has none."""
+        if self._records is not None:
+            record, at = self._locate(self._records, index)
+            return _headers(record)[at]
+        return self._headers[index] if self._headers else ""
+
+    def frame(self, index: int, attempts: int, with_headers: bool = False) -> tuple[bytes, bytes]:
         """Return the id of one message, and its frame with this number of attempts."""
         if self._records is not None:
             if self._taken_alone < _TAKEN_ALONE:
                 self._taken_alone += 1
-                return self._frame_alone(*self._locate(self._records, index), attempts)
+                return self._frame_alone(*self._locate(self._records, index), attempts, with_headers)
             self._build(self._records)
         frames, start, end = self._frames, self._offsets[index], self._offsets[index + 1]
         before, after = start + _ATTEMPTS_OFFSET, start + _ATTEMPTS_OFFSET + _ATTEMPTS.size
         number = _ATTEMPTS.pack(min(attempts, _MAX_ATTEMPTS))
-        return self.id(index), b"%s%s%s" % (frames[start:before], number, frames[after:end])
+        frame = b"%s%s%s" % (frames[start:before], number, frames[after:end])
+        if with_headers and self._headers and (text := self._headers[index]):
+            frame = _add_headers(frame, text)
+        return self.id(index), frame
 
 
 def _body(record: RecordBatch, index: int) -> bytes:
     messages = record.messages
     start = sum(messages.sizes[:index]) + _SIZE_BYTES * (index + 1)
     return messages.data[start : start + messages.sizes[index]]
+
+
+def _record_size(record: RecordBatch) -> int:
+    """Return about the bytes that a batch holds of a record: with headers, there may be two frames of a message."""
+    size, more = len(record.messages.data), len(record.metadata)
+    return 2 * size + 3 * more if more else size
+
+
+def _headers(record: RecordBatch) -> Sequence[str]:
+    """Return the text of the headers of each message."""
+    return headers_in(record.metadata, record.count) or [""] * record.count
+
+
+def _add_headers(frame: bytes, text: str) -> bytes:
+    """Return the frame of a message with its headers."""
+    prefix = prefix_of(text)
+    head = _FRAME_HEAD.pack(len(frame) - _SIZE_BYTES + len(prefix), FrameType.MESSAGE_WITH_HEADERS)
+    return b"%s%s%s%s" % (
+        head,
+        frame[_FRAME_HEAD.size : MESSAGE_FRAME_BYTES],
+        prefix,
+        frame[MESSAGE_FRAME_BYTES:],
+    )
 
 
 def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
@@ -197,14 +267,14 @@ def make_batches(records: Sequence[RecordBatch]) -> list[Batch]:
             group
             and _follows(record, group[-1])
             and messages + record.count <= MERGE_MESSAGES
-            and size + len(record.messages.data) <= MERGE_BYTES
+            and size + _record_size(record) <= MERGE_BYTES
         )
         if group and not fits:
             batches.append(Batch(group))
             group, messages, size = [], 0, 0
         group.append(record)
         messages += record.count
-        size += len(record.messages.data)
+        size += _record_size(record)
     if group:
         batches.append(Batch(group))
     return batches

@@ -30,6 +30,7 @@ class Consumer:
         sample: Decides for each message whether to send it; if not, the channel drops it. None: all are sent.
         buffer_bytes: Output buffer size: messages may wait for more while their frames have fewer bytes than this.
         buffer_ms: Output buffer timeout: the maximum wait, see `Dispatcher.can_wait`; 0: no wait.
+        wants_headers: It gets the headers of messages, in frames that only clients know which asked for them.
 
     Attributes:
         ready_count: RDY: the maximum number of messages in flight.
@@ -47,11 +48,14 @@ class Consumer:
         sample: Callable[[], bool] | None = None,
         buffer_bytes: int = 0,
         buffer_ms: int = 0,
+        *,
+        wants_headers: bool = False,
     ) -> None:
         self.buffer_bytes = buffer_bytes
         self.buffer_ns = buffer_ms * _NS_PER_MS
         self.msg_timeout_ns = msg_timeout_ms * _NS_PER_MS
         self.sample = sample
+        self.wants_headers = wants_headers
         self.subscriber = subscriber
         self.ready_count = 0
         self.closing = False

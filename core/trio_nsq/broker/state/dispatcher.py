@@ -280,7 +280,7 @@ class Dispatcher:
                 if consumer.sample is not None and not consumer.sample():
                     done += 1
                     continue
-                message_id, frame = batch.frame(index, attempts + 1)
+                message_id, frame = batch.frame(index, attempts + 1, consumer.wants_headers)
                 if frames and len(frame) > room:
                     break
                 done += 1
@@ -342,7 +342,7 @@ class Dispatcher:
                 if first == end:
                     continue
                 wanted = 1
-            lines, frames = batch.take(first - batch.base_sequence, wanted, room)
+            lines, frames = batch.take(first - batch.base_sequence, wanted, room, consumer.wants_headers)
             if payloads and len(frames) > room and consumer.sample is None:  # each message is sampled once
                 break
             payloads.append(frames)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
-from ...log.record_metadata import batch_instance, batch_number, only_channel
+from ...log.record_metadata import batch_instance, batch_number, is_of_dead_letters, only_channel
 from ...log.records import RecordHeader
 from ...protocol import is_ephemeral
 from .batch import make_batches
@@ -187,7 +187,7 @@ class Topic:
         if batch := batch_number(metadata):
             last = LastBatch(*batch, record.base_sequence, batch_instance(metadata))
             self.producers.record(last, record.timestamp_ns)
-        elif not record.due_ns:
+        elif is_of_dead_letters(metadata):
             self.dead_letters.record_here(metadata, record.base_sequence)
 
     def _follow_log(self) -> None:

@@ -7,7 +7,7 @@ from ...api import broker as api
 from ...api.request import Procedure, ask
 from ...log.gaps import Gap, Span, gaps
 from ...log.raw import RawStreamReader
-from ...log.record_metadata import only_channel
+from ...log.record_metadata import metadata_of_part, only_channel
 from ...log.records import RecordBatch
 from ...protocol import MessageSet
 
@@ -138,5 +138,5 @@ def _part(batch: RecordBatch, first: int, end: int | None) -> RecordBatch:
         batch.timestamp_ns,
         batch.due_ns,
         MessageSet(data, part),
-        batch.metadata,
+        metadata_of_part(batch.metadata, start, stop, batch.count) if batch.metadata else b"",
     )
