@@ -7,6 +7,7 @@
     PublishFailed       messages were not acknowledged; says whether they may be stored
     ProducerClosed      the caller published through a producer that is not open
     ConsumerClosed      the caller waited for a message of a consumer that is closed
+    ProducerFenced      a producer with the same name, started later, publishes to the topic
     AlreadyAnswered     the caller answered a message twice
     BrokerUnreachable   an HTTP request got no answer; its subclasses: NotABroker, PublishInDoubt
     RequestRefused      the broker answered an HTTP request with an error
@@ -147,6 +148,25 @@ class ProducerClosed(NSQError):
 
 class ConsumerClosed(NSQError):
     """The consumer is closed, so no message arrives any more."""
+
+
+class ProducerFenced(NSQError):
+    """Another producer with the same name, started later, publishes to the topic. This one no longer can.
+
+    Attributes:
+        address: The broker.
+        topic: The topic.
+        name: The name of both producers.
+    """
+
+    def __init__(self, address: str, topic: str, name: str) -> None:
+        super().__init__(
+            f"another producer named {name} has published to topic {topic} on {address}: end one of the two, or give "
+            "each its own name"
+        )
+        self.address = address
+        self.topic = topic
+        self.name = name
 
 
 class AlreadyAnswered(NSQError):

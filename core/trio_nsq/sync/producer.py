@@ -74,6 +74,10 @@ class Producer:
     def publish_set(self, topic: str, messages: MessageSet) -> None:
         self._call(lambda: self._producer.publish_set(topic, messages))
 
+    @mirrors(client.Producer.last_number)
+    def last_number(self, topic: str) -> int | None:
+        return self._call(lambda: self._producer.last_number(topic))
+
     @mirrors(client.Producer.submit)
     def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> "Receipt":
         async def submit() -> client.Receipt:

@@ -64,6 +64,7 @@ async def connect(
     extensions: Collection[str] = (),
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     waits_for_leader: bool = False,
+    producer: tuple[str, str] | None = None,
 ) -> "Connection":
     """Connect and negotiate (magic, IDENTIFY).
 
@@ -72,6 +73,7 @@ async def connect(
         extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`.
         max_frame_bytes: The longest accepted frame.
         waits_for_leader: Wait longer for the first answer; see `LEADER_TIMEOUT_S`. A warning says so.
+        producer: The name and the instance of a producer that numbers its messages; None: it does not.
 
     Returns:
         A connection that the caller must `run`, or close with `close_now`.
@@ -80,7 +82,7 @@ async def connect(
         ConnectionFailed: No broker answers, or the broker refuses the settings.
     """
     connection = Connection(await _open(address, settings), address, settings, max_frame_bytes)
-    await connection.introduce(extensions, waits_for_leader=waits_for_leader)
+    await connection.introduce(extensions, waits_for_leader=waits_for_leader, producer=producer)
     return connection
 
 
@@ -147,15 +149,27 @@ class Connection:
         self._wake = runtime.Event()
         self._at_end = False
 
-    async def introduce(self, extensions: Collection[str] = (), *, waits_for_leader: bool = False) -> None:
+    async def introduce(
+        self,
+        extensions: Collection[str] = (),
+        *,
+        waits_for_leader: bool = False,
+        producer: tuple[str, str] | None = None,
+    ) -> None:
         """Negotiate: magic and IDENTIFY, then TLS, compression and AUTH. See `connect`.
 
         On failure closes the socket and raises ConnectionFailed.
         """
         fields = self._settings.identify() | dict.fromkeys(extensions, True)
+        if producer is not None:
+            fields |= {"producer": producer[0], "producer_instance": producer[1]}
         features = await self.identify(fields, LEADER_TIMEOUT_S if waits_for_leader else HANDSHAKE_TIMEOUT_S)
         self.survives_refusals = features.get("survive_refusals") is True
         self.makes_private_channel = features.get("private_channel") is True
+        if producer is not None and features.get("producer") != producer[0]:
+            raise await self._failed(
+                "it does not support producers with a name, as nsqd; it needs qcli serve"
+            )
         if self._settings.tls_v1:
             if not features.get("tls_v1"):
                 raise await self._failed("it does not offer TLS, and tls_v1 is True")

@@ -9,8 +9,9 @@ from trio_nsq.protocol.limits import KIB
 
 from ...event_loop import runtime
 from ..connection.connection import Connection, Event, connect
-from ..errors import BrokerError, ConnectionFailed, ConnectionLost
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, ProducerFenced
 from .answer_watch import AnswerWatch
+from .numbered_queue import NumberedQueue
 from .options import ProducerSettings
 from .queue import RETRIABLE_CODES, Command, PublishQueue, accepts_no_publishes, may_be_stored
 
@@ -29,14 +30,23 @@ class LinkOwner(Protocol):
     def connected(self, link: "BrokerLink") -> None:
         """A connection was opened."""
 
-    def lost(self, link: "BrokerLink", reason: NSQError) -> None:
-        """Connecting failed or the connection was lost, unless the broker closed it after a refusal."""
+    def lost(self, link: "BrokerLink", reason: NSQError) -> float:
+        """Connecting failed or the connection was lost, unless the broker closed it after a refusal.
+
+        Returns how long to wait before the next attempt, in seconds.
+        """
 
     def refuses(self, link: "BrokerLink", reason: BrokerError) -> None:
         """The broker accepts no publishes: it drains or stops."""
 
     def failed(self, link: "BrokerLink", command: Command, reason: NSQError) -> None:
         """A command was not acknowledged. Called after `lost` and `refuses`."""
+
+    def fenced(self, reason: ProducerFenced) -> None:
+        """Another producer of the same name publishes to a topic."""
+
+    def move_unsent(self, link: "BrokerLink") -> None:
+        """Send what waits and was never sent to other brokers, if any is available."""
 
     def silent(self, link: "BrokerLink") -> None:
         """Publishes are unanswered for `silence_timeout_s`; repeated while they are."""
@@ -57,7 +67,11 @@ class BrokerLink:
 
     def __init__(self, address: str, settings: ProducerSettings, owner: LinkOwner) -> None:
         self.address = address
-        self.queue = PublishQueue(settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered)
+        self.queue = (
+            PublishQueue(settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered)
+            if settings.name is None
+            else NumberedQueue(address, settings.name, settings.max_in_flight_bytes, settings.part_bytes)
+        )
         self._settings = settings
         self._owner = owner
         self._connection: Connection | None = None
@@ -65,6 +79,8 @@ class BrokerLink:
         self._wanted = runtime.Event()
         self._refusal: BrokerError | None = None  # after which the broker closes the connection
         self._retired = False
+        self._failed_claim: str | None = None  # the topic, if the broker has refused to tell its last number
+        self._nursery: runtime.Nursery | None = None
         self._busy = runtime.Event()  # there may be unanswered commands
         shortest_s = min(settings.silence_timeout_s, settings.publish_timeout_s or settings.silence_timeout_s)
         self._watch = AnswerWatch(shortest_s / CHECKS)
@@ -79,14 +95,24 @@ class BrokerLink:
         if self._connection is not None:
             self._connection.wake()
 
+    def fail_topic(self, topic: str, reason: NSQError) -> None:
+        """Fail all commands for a topic. Their answers, if they come, are dropped."""
+        if isinstance(self.queue, NumberedQueue):
+            self.queue.fail_topic(topic, reason)
+
     def retire(self) -> None:
         """Disconnect once all commands are settled: the owner adds no more."""
         self._retired = True
         self._busy.set()
 
+    def keep(self) -> None:
+        """Undo `retire`."""
+        self._retired = False
+
     async def run(self) -> None:
         """Connect on demand and send the queue; runs until cancelled, or retired and settled."""
         async with runtime.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._send)
             await self._watch_answers()
             nursery.cancel_scope.cancel()
@@ -102,6 +128,7 @@ class BrokerLink:
                     extensions=[] if self._settings.ordered else ["survive_refusals"],
                     max_frame_bytes=MAX_ANSWER_BYTES,
                     waits_for_leader=True,
+                    producer=self.queue.identity,
                 )
             except ConnectionFailed as error:
                 self._wanted = runtime.Event()
@@ -153,6 +180,11 @@ class BrokerLink:
     def _handle(self, event: Event) -> None:
         if isinstance(event, ErrorFrame):
             self._refuse(BrokerError(self.address, event.code, event.text))
+        elif isinstance(self.queue, NumberedQueue) and event != _OK and isinstance(event, ResponseFrame):
+            try:
+                self.queue.claimed(event.data)
+            except ProducerFenced as fenced:
+                self._owner.fenced(fenced)
         elif not (event == _OK and self.queue.acknowledge()):
             raise FrameError(f"it sent an unexpected response: {event!r:.100}")
         if self.queue:
@@ -161,6 +193,8 @@ class BrokerLink:
     def _refuse(self, error: BrokerError) -> None:
         """Fail the oldest command in flight; raise the error unless the connection survives the refusal."""
         assert self._connection is not None
+        if isinstance(self.queue, NumberedQueue):
+            self._refuse_numbered(self.queue, error)
         command = self.queue.refuse()
         if command is None:
             raise error
@@ -171,6 +205,28 @@ class BrokerLink:
             self._owner.refuses(self, error)
         self._owner.failed(self, command, error)
         if not survives:
+            raise error
+
+    def _refuse_numbered(self, queue: NumberedQueue, error: BrokerError) -> None:
+        """Raise the error, which ends the connection, if the refused command is to be sent again, or never.
+
+        What follows the refused command is refused, too, so it is not worth to read on.
+        """
+        if queue.is_claim_refused(error.text):
+            topic = queue.oldest_claim
+        elif (command := queue.oldest_sent) is not None:
+            topic = command.topic
+        else:
+            return
+        if error.code == "E_PRODUCER_FENCED":
+            self._owner.fenced(ProducerFenced(self.address, topic, self._settings.name or ""))
+            raise error
+        if queue.is_claim_refused(error.text):
+            self._failed_claim = topic
+            raise error
+        if accepts_no_publishes(error):
+            self._owner.refuses(self, error)
+        if error.code in RETRIABLE_CODES or error.code.startswith("E_PRODUCER_"):
             raise error
 
     def _lost(self, reason: NSQError) -> None:
@@ -189,8 +245,31 @@ class BrokerLink:
             self._owner.refuses(self, refusal)
 
     def _give_up(self, reason: NSQError) -> None:
-        self._owner.lost(self, reason)
-        self._fail_all(reason)
+        delay_s = self._owner.lost(self, reason)
+        if isinstance(self.queue, NumberedQueue) and not isinstance(reason, AuthRefused):
+            self._try_again(self.queue, reason, delay_s)
+        else:
+            self._fail_all(reason)
+
+    def _try_again(self, queue: NumberedQueue, reason: NSQError, delay_s: float) -> None:
+        """Keep what may be stored here for the next connection, until it is overdue."""
+        queue.put_back()
+        failed = queue.take_overdue(runtime.current_time(), self._settings.patience_s)
+        if self._failed_claim is not None:
+            failed += queue.take_topics([self._failed_claim])
+            self._failed_claim = None
+        for command in failed:
+            command.fail(reason)
+        self._owner.move_unsent(self)
+        if queue:
+            self._wanted = runtime.Event()
+            assert self._nursery is not None
+            self._nursery.start_soon(self._wake_after, min(delay_s, self._settings.reconnect_max_s))
+
+    async def _wake_after(self, delay_s: float) -> None:
+        await runtime.sleep(delay_s)
+        if self.queue:
+            self.wake()
 
     def _fail_all(self, reason: NSQError) -> None:
         for command in self.queue.clear():

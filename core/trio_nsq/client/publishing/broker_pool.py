@@ -9,7 +9,7 @@ from trio_nsq.protocol import NSQError
 from ...event_loop import runtime
 from ...lookup.query import lookup_nodes
 from ..discovery.discovery import Discovery
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, ProducerClosed, none_reached
+from ..errors import AuthRefused, BrokerError, ConnectionFailed, ProducerClosed, ProducerFenced, none_reached
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
 from .options import ProducerSettings
@@ -42,6 +42,7 @@ class BrokerPool:
         self._rotation = BrokerRotation(settings.reconnect_min_s, settings.reconnect_max_s, random)
         self._discovery = Discovery(lookupds, settings, random, lookup_nodes, self._discovered)
         self._nursery: runtime.Nursery | None = None
+        self.fenced_topics: dict[str, ProducerFenced] = {}
         self._links: dict[str, BrokerLink] = {}
         self._retiring: set[BrokerLink] = set()
         self._tombstones: dict[str, set[str]] = {}  # by topic: the brokers where it is being deleted
@@ -106,6 +107,14 @@ class BrokerPool:
 
     def _add(self, address: str) -> None:
         assert self._nursery is not None
+        if self._settings.name is not None:
+            for link in self._retiring:
+                if link.address == address:  # a second link would be another run of the producer
+                    self._links[address] = link
+                    self._rotation.add(address)
+                    self._retiring.discard(link)
+                    link.keep()
+                    return
         link = self._links[address] = BrokerLink(address, self._settings, self)
         self._rotation.add(address)
         self._trying += 1
@@ -193,6 +202,10 @@ class BrokerPool:
             for command in link.queue.clear():
                 command.fail(reason, maybe_stored=command.taken)
 
+    def only_link(self) -> BrokerLink | None:
+        """Return the link of the only broker; None if there are several, or none."""
+        return next(iter(self._links.values())) if len(self._links) == 1 else None
+
     def _move_waiting(self, link: BrokerLink) -> None:
         """Send the commands that wait for this broker to others, if any is available."""
         if self._rotation.has_available and not self._settings.ordered:
@@ -211,7 +224,7 @@ class BrokerPool:
         self._failing = False
         self._settled.set()
 
-    def lost(self, link: BrokerLink, reason: NSQError) -> None:
+    def lost(self, link: BrokerLink, reason: NSQError) -> float:
         now = runtime.current_time()
         until = self._rotation.record_failure(link.address, now) if self._is_current(link) else math.inf
         if not self._opened:
@@ -219,13 +232,14 @@ class BrokerPool:
             if now < self._deadline and not isinstance(reason, AuthRefused):
                 assert self._nursery is not None
                 self._nursery.start_soon(self._wake_at, min(until, self._deadline), link)
-                return
+                return until - now
             self._failures.append(reason)
             self._tried()
         if self._is_current(link):
             is_known, self._failing = self._failing, isinstance(reason, ConnectionFailed)
             is_news = len(self._links) > 1 or not (self._failing and is_known)
             self._excluded(f"{reason}; reconnecting", until - now, is_news=is_news)
+        return until - now
 
     async def _wake_at(self, due: float, link: BrokerLink) -> None:
         await runtime.sleep_until(due)
@@ -239,7 +253,8 @@ class BrokerPool:
 
     def _excluded(self, what: str, excluded_s: float, *, is_news: bool = True) -> None:
         if self._opened and is_news:
-            when = f"after {excluded_s:.1f} s" if len(self._links) > 1 else "at the next publish"
+            waits = len(self._links) > 1 or self._settings.name is not None
+            when = f"after {excluded_s:.1f} s" if waits else "at the next publish"
             _logger.warning("%s %s", what, when)
         if not self._rotation.has_available:
             self._discovery.ask_again()
@@ -253,6 +268,15 @@ class BrokerPool:
         now = runtime.current_time()
         self._try_again(self._rotation.due(now), now)
         self._move_waiting(link)
+
+    def move_unsent(self, link: BrokerLink) -> None:
+        self._move_waiting(link)
+
+    def fenced(self, reason: ProducerFenced) -> None:
+        _logger.error("%s", reason)
+        self.fenced_topics[reason.topic] = reason
+        for link in (*self._links.values(), *self._retiring):
+            link.fail_topic(reason.topic, reason)
 
     def answers(self, link: BrokerLink) -> None:
         if self._is_current(link):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from trio_nsq.protocol import Limits
 from trio_nsq.protocol.limits import MIB
 
-from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
+from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S, PATIENCE_S
+from ..arguments import check_producer
 from ..discovery.options import DiscoveryOptions, DiscoverySettings
 from .limits import PublishLimits
 from .queue import MPUB_TARGET_BYTES
@@ -16,6 +17,8 @@ _NSQD = Limits()
 class ProducerOptions(DiscoveryOptions, total=False):
     """The keyword arguments of `Producer`; see `ProducerSettings`, `DiscoverySettings` and `ConnectionSettings`."""
 
+    name: str | None
+    patience_s: float
     retry: bool
     ordered: bool
     wait_connected: bool
@@ -35,6 +38,10 @@ class ProducerSettings(DiscoverySettings):
     """Settings of a producer.
 
     Attributes:
+        name: The producer numbers its messages under this name, 1 to 64 of A-Z a-z 0-9 . _ : -, so that each is stored
+            once. For `qcli serve` only; not with `retry` or `ordered`. None: no numbers.
+        patience_s: With a name: how long to try a publish again after its first failure, at least 0; math.inf: until
+            the producer is closed.
         retry: If a broker does not acknowledge a publish because the connection is lost or it cannot store it, publish
             again through each other broker once. If the first broker did store it, the message is stored twice.
         ordered: If a publish fails, fail all later ones that are not acknowledged; they are not stored. So the stored
@@ -60,6 +67,8 @@ class ProducerSettings(DiscoverySettings):
         ValueError: A value is invalid.
     """
 
+    name: str | None = None
+    patience_s: float = PATIENCE_S
     retry: bool = False
     ordered: bool = False
     wait_connected: bool = True
@@ -75,6 +84,13 @@ class ProducerSettings(DiscoverySettings):
 
     def __post_init__(self) -> None:
         DiscoverySettings.__post_init__(self)  # super() fails here: slots=True creates a new class
+        if self.name is not None:
+            check_producer(self.name)
+            self._require("retry", not self.retry, "False with a name, which tries again without doubling")
+            self._require(
+                "ordered", not self.ordered, "False with a name, which keeps the order of each topic"
+            )
+        self._require("patience_s", self.patience_s >= 0, "at least 0")
         self._require("max_in_flight_bytes", self.max_in_flight_bytes >= 1, "at least 1")
         self._require("silence_timeout_s", self.silence_timeout_s > 0, "more than 0")
         timeout_s = self.publish_timeout_s

@@ -30,7 +30,13 @@ class Producer:
             await producer.publish("clicks", b"...")
 
     A publish returns once a broker has acknowledged it. Otherwise it raises `PublishFailed`, which says whether the
-    message may be stored. The producer never sends a message twice, unless `retry` is set.
+    message may be stored. The producer never sends a message twice, unless `retry` is set or it has a name.
+
+    With a `name`, the producer numbers its messages, and a broker stores each number once. After a lost connection, or
+    if a broker cannot store a publish now, the producer tries again for `patience_s`. The messages of a topic keep
+    their order on each broker. What was sent to a broker waits for that broker, and is never sent to another one. A
+    program that starts again with the same name takes over: in an earlier one that still runs, publishes fail because
+    of `ProducerFenced`. Connecting to nsqd, which knows no names, fails.
 
     Any number of tasks may publish at the same time. Single messages to one topic that wait for the same write are sent
     as one MPUB. The broker stores all messages of an MPUB or none: if it refuses one, all of them fail.
@@ -297,6 +303,38 @@ class Producer:
                 raise ProducerClosed(f"the producer failed: {crash!r}")
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
         check_name("topic", topic)
+        if (fenced := self._brokers.fenced_topics.get(topic)) is not None:
+            raise PublishFailed(str(fenced), maybe_stored=False) from fenced
+
+    async def last_number(self, topic: str) -> int | None:
+        """Return the number of the last message that this producer, by its name, has stored in a topic.
+
+        A program that publishes the messages of a source in order continues after a restart with the message whose
+        number is one more: the first message has the number 0. It must have no publish to the topic under way.
+
+        Only for a producer with a name and one broker.
+
+        Args:
+            topic: The topic; it need not exist.
+
+        Returns:
+            None if there is none.
+
+        Raises:
+            PublishFailed: The broker did not answer for `patience_s`, or another producer of this name publishes.
+            ProducerClosed: The producer is not open.
+            RuntimeError: The producer has no name, or several brokers.
+            TypeError: The topic is not a string.
+            ValueError: The topic is invalid.
+        """
+        self._check_call(topic)
+        link = self._brokers.only_link()
+        if self._settings.name is None or link is None:
+            raise RuntimeError("last_number needs a producer with a name and one broker")
+        future = link.queue.add(Command(topic, is_question=True))
+        link.wake()
+        await self._settle(future)
+        return link.queue.stored(topic)
 
     def _submit(self, command: Command) -> PublishFuture:
         if self._closing:

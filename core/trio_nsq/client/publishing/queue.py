@@ -6,6 +6,7 @@ the commands, so a reply belongs to the oldest unacknowledged command.
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from math import inf
 
 from trio_nsq.protocol import MessageSet, NSQError, pack_messages
 from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
@@ -107,13 +108,19 @@ class Command:
         taken: The writer has taken the command, so it may be stored.
         failures: The error of each broker where the command failed, by address.
         maybe_stored: A broker may have stored some of the messages.
+        first: Of a producer with a name: the number of the first message when it was sent last; -1: it was not sent.
+        give_up_at: Of a producer with a name: when to give up, by the clock of the event loop.
+        is_question: It has no message. It is settled when the broker has told what is stored in the topic.
     """
 
     __slots__ = (
         "defer_ms",
         "failures",
+        "first",
         "futures",
+        "give_up_at",
         "group",
+        "is_question",
         "maybe_stored",
         "messages",
         "queue",
@@ -130,6 +137,7 @@ class Command:
         body: bytes = b"",
         defer_ms: int = 0,
         group: CommandGroup | None = None,
+        is_question: bool = False,
     ) -> None:
         self.topic = topic
         self.messages = messages
@@ -141,16 +149,20 @@ class Command:
         self.taken = False
         self.failures: dict[str, NSQError] = {}
         self.maybe_stored = False
+        self.first = -1
+        self.give_up_at = inf
+        self.is_question = is_question
 
-    def encode(self) -> bytes:
+    def encode(self, first: int | None = None) -> bytes:
+        """Return the bytes; `first` is the number of the first message, if it has one."""
         if self.messages is not None:
-            return encode_mpub(self.topic, self.messages)
+            return encode_mpub(self.topic, self.messages, first)
         bodies = list(self.futures.values())
         if len(bodies) > 1:
-            return encode_mpub(self.topic, pack_messages(bodies))
+            return encode_mpub(self.topic, pack_messages(bodies), first)
         if self.defer_ms:
-            return encode_dpub(self.topic, self.defer_ms, bodies[0])
-        return encode_pub(self.topic, bodies[0])
+            return encode_dpub(self.topic, self.defer_ms, bodies[0], first)
+        return encode_pub(self.topic, bodies[0], first)
 
     def __len__(self) -> int:
         """How many messages the command has."""
@@ -297,6 +309,15 @@ class PublishQueue:
         self._unacknowledged.clear()
         self._in_flight_bytes = 0
         return commands
+
+    @property
+    def identity(self) -> tuple[str, str] | None:
+        """The name of the producer, and this run of it; None without a name."""
+        return None
+
+    def stored(self, topic: str) -> int | None:
+        """Return the number of the last message that is known to be stored; None without numbers."""
+        return None
 
     def futures(self) -> list[PublishFuture]:
         return [

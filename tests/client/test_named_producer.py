@@ -1,0 +1,397 @@
+"""A producer with a name: each message is stored once, in order, whatever happens to the connection and the broker."""
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import trio
+
+from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, mpub, pub
+from client.support.loops import Loop, on_both, run
+from client.support.producers import Outcome
+from interop.peers import Broker, qcli_serve
+from trio_nsq import ConnectionFailed, Producer, PublishFailed, sync
+from trio_nsq.client import ProducerFenced
+from trio_nsq.protocol import pack_messages
+from trio_nsq.protocol.frames import OK_FRAME, encode_response
+
+_topics = map("topic{}".format, count())
+
+
+def claim(topic: str) -> bytes:
+    return b"PRODUCER %s\n" % topic.encode()
+
+
+def numbered(command: bytes, first: int) -> bytes:
+    line, _, rest = command.partition(b"\n")
+    return b"%s %d\n%s" % (line, first, rest)
+
+
+def last(number: int | None, instance: str = "", **more: object) -> bytes:
+    found: dict[str, object] = {"number": number} | ({"instance": instance} if instance else {}) | more
+    return encode_response(json.dumps(found).encode())
+
+
+async def accept(broker: FakeBroker) -> tuple[Peer, str]:
+    """Accept a connection; return the broker's end, and the instance of the producer."""
+    peer = await broker.accept()
+    fields = await peer.expect_identify()
+    assert fields["producer"] == "writer"
+    await peer.send(identify_reply(producer="writer", survive_refusals=True))
+    return peer, fields["producer_instance"]
+
+
+class Opened:
+    """A producer named `writer` that is connected to a fake broker."""
+
+    def __init__(self, broker: FakeBroker, nursery: trio.Nursery, **options: Any) -> None:
+        fixed: dict[str, Any] = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.001, "name": "writer"}
+        self.producer = Producer(broker.address, **(fixed | options))
+        self._nursery = nursery
+
+    def publish(self, topic: str, *bodies: bytes) -> Outcome:
+        if len(bodies) > 1:
+            return Outcome(self._nursery, self.producer.publish_set, topic, pack_messages(bodies))
+        return Outcome(self._nursery, self.producer.publish, topic, *bodies)
+
+
+async def start(opened: Opened, broker: FakeBroker, nursery: trio.Nursery) -> tuple[Peer, str]:
+    done = trio.Event()
+
+    async def enter() -> None:
+        async with opened.producer:
+            done.set()
+            await trio.sleep_forever()
+
+    nursery.start_soon(enter)
+    found = await accept(broker)
+    await done.wait()
+    return found
+
+
+@bounded
+async def test_messages_are_numbered_per_topic(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        first = opened.publish("t", b"a", b"b")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(mpub("t", b"a", b"b"), 0))
+        await peer.send(OK_FRAME)
+        await first.success()
+        second = opened.publish("u", b"x")
+        await peer.expect(claim("u"))
+        await peer.send(last(6, "other"))
+        await peer.expect(numbered(pub("u", b"x"), 7))
+        third = opened.publish("t", b"c")
+        await peer.expect(numbered(pub("t", b"c"), 2))
+        await peer.send(OK_FRAME * 2)
+        await second.success()
+        await third.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+@pytest.mark.parametrize("stored", [1, 3])
+async def test_what_is_not_stored_is_sent_again_after_a_lost_connection(
+    broker: FakeBroker, stored: int
+) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, instance = await start(opened, broker, nursery)
+        outcomes = [opened.publish("t", b"0", b"1")]
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(mpub("t", b"0", b"1"), 0))
+        outcomes.append(opened.publish("t", b"2", b"3"))
+        await peer.expect(numbered(mpub("t", b"2", b"3"), 2))
+        peer.hang_up()
+        peer, again = await accept(broker)
+        assert again == instance
+        await peer.expect(claim("t"))
+        await peer.send(last(stored, instance))
+        if stored == 1:
+            await outcomes[0].success()
+            await peer.expect(numbered(mpub("t", b"2", b"3"), 2))
+            await peer.send(OK_FRAME)
+        await outcomes[1].success()
+        outcomes.append(opened.publish("t", b"4"))
+        await peer.expect(numbered(pub("t", b"4"), 4))
+        await peer.send(OK_FRAME)
+        await outcomes[2].success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_broker_that_lost_acknowledged_messages_gets_the_rest(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, instance = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0", b"1", b"2")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.receive()
+        await peer.send(OK_FRAME)
+        await outcome.success()
+        outcome = opened.publish("t", b"3")
+        await peer.expect(numbered(pub("t", b"3"), 3))
+        peer.hang_up()
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(0, instance))
+        await peer.expect(numbered(pub("t", b"3"), 1))
+        await peer.send(OK_FRAME)
+        await outcome.success()
+        assert (
+            "lost messages that were acknowledged: it had those of producer writer up to number 2"
+            in caplog.text
+        )
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+@pytest.mark.parametrize("how", ["claim refused", "publish refused", "seen in the answer"])
+async def test_older_run_learns_that_another_one_publishes(broker: FakeBroker, how: str) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0")
+        await peer.expect(claim("t"))
+        await peer.send(last(5, "before"))
+        await peer.expect(numbered(pub("t", b"0"), 6))
+        if how == "publish refused":
+            await peer.send(error("E_PRODUCER_FENCED PUB failed FENCED: another"))
+        else:
+            peer.hang_up()
+            peer, _ = await accept(broker)
+            await peer.expect(claim("t"))
+            refused = error("E_PRODUCER_FENCED PRODUCER failed FENCED: another")
+            await peer.send(refused if how == "claim refused" else last(6, "other"))
+        failure = await outcome.failure()
+        assert isinstance(failure.__cause__, ProducerFenced)
+        assert failure.maybe_stored
+        again = await opened.publish("t", b"1").failure()
+        assert not again.maybe_stored
+        assert isinstance(again.__cause__, ProducerFenced)
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_full_topic_is_tried_again_and_the_order_is_kept(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcomes = [opened.publish("t", b"0")]
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0))
+        outcomes.append(opened.publish("t", b"1"))
+        await peer.expect(numbered(pub("t", b"1"), 1))
+        await peer.send(
+            error("E_TOPIC_FULL PUB failed it is full") + error("E_PRODUCER_GAP PUB failed GAP: 0")
+        )
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0), numbered(pub("t", b"1"), 1))
+        await peer.send(OK_FRAME * 2)
+        for outcome in outcomes:
+            await outcome.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_refused_message_fails_and_the_others_take_its_number(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0))
+        other = opened.publish("t", b"1")
+        await peer.expect(numbered(pub("t", b"1"), 1))
+        await peer.send(error("E_BAD_MESSAGE PUB message too big"))
+        assert not (await outcome.failure()).maybe_stored
+        peer.hang_up()
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"1"), 0))
+        await peer.send(OK_FRAME)
+        await other.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_claim_that_is_not_permitted_fails_only_its_topic(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcomes = [opened.publish("secret", b"x")]
+        await peer.expect(claim("secret"))
+        outcomes.append(opened.publish("t", b"y"))
+        await peer.send(error('E_UNAUTHORIZED AUTH failed for PRODUCER on "secret" ""'))
+        assert not (await outcomes[0].failure()).maybe_stored
+        peer.hang_up()
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"y"), 0))
+        await peer.send(OK_FRAME)
+        await outcomes[1].success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_patience_ends(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery, patience_s=0)
+        peer, _ = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0))
+        peer.hang_up()
+        assert (await outcome.failure()).maybe_stored
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_forgotten_numbers_leave_what_was_sent_in_doubt(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0))
+        peer.hang_up()
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(None, may_be_forgotten=True))
+        assert (await outcome.failure()).maybe_stored
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+@pytest.mark.parametrize("answer", [b"{}x", b'{"number":"1"}', b'{"number":-2}', b"[1]", b'{"number":true}'])
+async def test_garbage_instead_of_a_number_ends_the_connection(broker: FakeBroker, answer: bytes) -> None:
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        outcome = opened.publish("t", b"0")
+        await peer.expect(claim("t"))
+        await peer.send(encode_response(answer))
+        peer, _ = await accept(broker)
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"0"), 0))
+        await peer.send(OK_FRAME)
+        await outcome.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_nsqd_is_refused(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_greet, broker)
+        with pytest.raises(ConnectionFailed, match="it does not support producers with a name, as nsqd"):
+            async with Producer(broker.address, name="writer"):
+                pass
+
+
+async def _greet(broker: FakeBroker) -> None:
+    peer = await broker.accept()
+    await peer.greet()
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "a b"}, {"name": ""}, {"name": "a", "retry": True}, {"name": "a", "ordered": True}]
+)
+def test_invalid_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"name"):
+        Producer("127.0.0.1:1", **options)
+    with pytest.raises(ValueError, match="patience_s"):
+        Producer("127.0.0.1:1", name="a", patience_s=-1)
+
+
+# ---------------------------------------------------------------------- with a real broker
+
+
+@pytest.fixture(scope="module")
+def real_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
+        yield broker
+
+
+def stored(broker: Broker, topic: str) -> list[bytes]:
+    """Return the bodies in a topic's log."""
+    answer = httpx.get(f"http://{broker.http_address}/topic/read", params={"topic": topic})
+    return [json.loads(line)["body"].encode() for line in answer.text.splitlines()]
+
+
+@pytest.mark.slow
+@on_both
+def test_continues_after_a_restart_of_the_program(loop: Loop, real_broker: Broker) -> None:
+    topic = next(_topics)
+
+    async def main() -> None:
+        async with Producer(real_broker.tcp_address, name="writer") as producer:
+            assert await producer.last_number(topic) is None
+            async with anyio.create_task_group() as tasks:
+                for number in range(20):
+                    tasks.start_soon(producer.publish, topic, b"%d" % number)
+            await producer.publish_many(topic, [b"%d" % number for number in range(20, 40)])
+            await producer.publish(topic, b"40", defer_ms=1)
+            assert await producer.last_number(topic) == 40
+        async with Producer(real_broker.tcp_address, name="writer") as producer:
+            assert await producer.last_number(topic) == 40
+            await producer.publish_set(topic, pack_messages([b"41", b"42"]))
+            assert await producer.last_number(topic) == 42
+
+    run(loop, main)
+    assert sorted(map(int, stored(real_broker, topic))) == list(range(43))
+
+
+@pytest.mark.slow
+@on_both
+def test_newer_producer_takes_over(loop: Loop, real_broker: Broker) -> None:
+    topic = next(_topics)
+
+    async def main() -> None:
+        async with Producer(real_broker.tcp_address, name="writer") as old:
+            await old.publish(topic, b"0")
+            async with Producer(real_broker.tcp_address, name="writer") as new:
+                assert await new.last_number(topic) == 0
+                with pytest.raises(PublishFailed) as caught:
+                    await old.publish(topic, b"old")
+                assert isinstance(caught.value.__cause__, ProducerFenced)
+                await new.publish(topic, b"1")
+
+    run(loop, main)
+    assert stored(real_broker, topic) == [b"0", b"1"]
+
+
+@pytest.mark.slow
+def test_synchronous_producer(real_broker: Broker) -> None:
+    topic = next(_topics)
+    for expected in (None, 1):
+        with sync.Producer(real_broker.tcp_address, name="writer") as producer:
+            assert producer.last_number(topic) == expected
+            producer.publish_many(topic, [b"a", b"b"])
+    assert stored(real_broker, topic) == [b"a", b"b"] * 2
+
+
+@pytest.mark.slow
+def test_last_number_needs_a_name(real_broker: Broker) -> None:
+    with sync.Producer(real_broker.tcp_address) as producer:
+        with pytest.raises(RuntimeError, match="a producer with a name and one broker"):
+            producer.last_number("t")
