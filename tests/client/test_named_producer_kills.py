@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -87,7 +88,7 @@ def test_each_message_is_stored_once(loop: Loop, tmp_path: Path) -> None:
                 while any(w.acknowledged == b for w, b in zip(writers, before, strict=True)):
                     await anyio.sleep(0.001)
 
-            options = {"name": "writer", "reconnect_max_s": 0.2, "patience_s": 60.0}
+            options: dict[str, Any] = {"name": "writer", "reconnect_max_s": 0.2, "patience_s": 60.0}
             async with Producer(restarting.address, max_in_flight_bytes=400, **options) as producer:
                 writers.extend(Writer(producer, f"t{number}") for number in range(TOPICS))
                 async with anyio.create_task_group() as tasks:

@@ -37,6 +37,18 @@ def test_every_way_to_publish(loop: Loop) -> None:
 
 
 @on_both
+def test_producer_with_a_name(loop: Loop) -> None:
+    async def main() -> None:
+        async with FakeProducer(name="writer") as producer:
+            assert await producer.last_number("t") is None
+            await producer.publish_many("t", [b"0", b"1"])
+            assert [await producer.last_number(topic) for topic in "tu"] == [1, None]
+        assert producer.published("t") == [b"0", b"1"]
+
+    run(loop, main)
+
+
+@on_both
 def test_failures_come_in_their_order(loop: Loop) -> None:
     async def main() -> None:
         async with FakeProducer() as producer:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
 
-from ..client.errors import BrokerError, ConnectionLost, ProducerClosed
+from ..client.errors import BrokerError, ConnectionLost, ProducerClosed, ProducerFenced
 from ..client.publishing.options import ProducerOptions, ProducerSettings
 from ..client.publishing.producer import Producer
 from ..client.publishing.queue import Command, PublishFuture, PublishQueue
@@ -104,11 +104,24 @@ class FakeProducer(Producer):
         self._steps.extend([step] * count)
 
 
+class _Queue(PublishQueue):
+    """One command at a time, of one message, as each has its own outcome."""
+
+    def __init__(self, messages: list[FakeMessage], *, ordered: bool) -> None:
+        super().__init__(1, 0, ordered=ordered)
+        self._messages = messages
+
+    def stored(self, topic: str) -> int | None:
+        count = sum(message.topic == topic for message in self._messages)
+        return count - 1 if count else None
+
+
 class _Script:
     """Takes the place of the brokers: each command has the outcome of the next step."""
 
     def __init__(self, settings: ProducerSettings, messages: list[FakeMessage], steps: deque[_Step]) -> None:
-        self.queue = PublishQueue(1, 0, ordered=settings.ordered)  # one command at a time, of one message
+        self.queue = _Queue(messages, ordered=settings.ordered)
+        self.fenced_topics: dict[str, ProducerFenced] = {}
         self.crash: Exception | None = None
         self._is_ordered = settings.ordered
         self._messages = messages
@@ -120,6 +133,9 @@ class _Script:
         self._wanted.set()
 
     def next_link(self, topic: str, without: Collection[str] = ()) -> "_Script":
+        return self
+
+    def only_link(self) -> "_Script":
         return self
 
     def send(self, command: Command) -> bool:
@@ -134,6 +150,9 @@ class _Script:
             while self.queue.take():
                 command = self.queue.oldest
                 assert command is not None
+                if command.is_question:
+                    self.queue.acknowledge()
+                    continue
                 await self._execute(command, self._steps.popleft() if self._steps else _Step())
 
     async def _execute(self, command: Command, step: _Step) -> None:
