@@ -59,7 +59,7 @@ class Writer:
         while not until():
             async with anyio.create_task_group() as tasks:
                 for _ in range(5):
-                    tasks.start_soon(self._publish, *self._next(1))
+                    tasks.start_soon(self._publish, self._next(1)[0])
                 tasks.start_soon(self._producer.publish_set, self.topic, pack_messages(self._next(20)))
             await self._producer.publish_many(self.topic, self._next(50))
             self.acknowledged = self.count
