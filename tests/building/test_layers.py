@@ -71,7 +71,7 @@ WITHIN = {
         "errors",
         "publishing",
     },
-    "trio_nsq.client.publishing": {"arguments", "background", "connection", "discovery", "errors"},
+    "trio_nsq.client.publishing": {"arguments", "background", "connection", "discovery", "errors", "topics"},
     "trio_nsq.client.reading": {"arguments", "connection", "errors", "http"},
     "trio_nsq.client.http": {"arguments", "connection", "errors"},
     "trio_nsq.log.files": {"errors"},

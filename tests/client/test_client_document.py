@@ -48,7 +48,7 @@ def source_of(words: str, broker: Broker) -> str:
 def test_all_programs_of_the_page_have_a_test() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in blocks if "import " in block]
-    assert len(programs) == 6  # five have a test below, and one in test_consumer_document.py
+    assert len(programs) == 7  # six have a test below, and one in test_consumer_document.py
 
 
 def test_table_of_producer_options() -> None:
@@ -79,12 +79,16 @@ def channels(broker: Broker) -> None:
 
 @pytest.mark.usefixtures("channels")
 def test_publish(broker: Broker) -> None:
-    assert printed_by("await producer.publish_many", broker) == ""
+    assert printed_by("in a minute", broker) == ""
     stats = broker.channel_stats("clicks", "archive")
     assert (stats["depth"], stats["deferred_count"]) == (1003, 1)
 
 
 @pytest.mark.usefixtures("channels")
+def test_typed_topics(broker: Broker) -> None:
+    assert printed_by("class Order", broker) == "1 tea\n2 milk\n3 sugar\n"
+
+
 def test_without_async_code(broker: Broker) -> None:
     assert printed_by("consumer.batches()", broker).endswith("messages, the first one b'one'\n")
     assert depth(broker, "archive") == 0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ConnectionFailed,
         ConnectionLost,
         ConsumerClosed,
+        DecodeFailed,
         NotABroker,
         ProducerClosed,
         ProducerFenced,
@@ -38,12 +39,15 @@ if TYPE_CHECKING:
     from .publishing.producer import Producer
     from .publishing.receipt import Receipt
     from .reading.topic_reader import TopicReader
+    from .topics import JSON, Codec, Msgspec, Pydantic, Topic
 
 __all__ = [
+    "JSON",
     "AlreadyAnswered",
     "AuthRefused",
     "BrokerError",
     "BrokerUnreachable",
+    "Codec",
     "ConnectionFailed",
     "ConnectionLost",
     "ConnectionOptions",
@@ -53,6 +57,7 @@ __all__ = [
     "ConsumerOptions",
     "ConsumerSettings",
     "ConsumerStats",
+    "DecodeFailed",
     "DiscoveryOptions",
     "DiscoverySettings",
     "Gap",
@@ -60,6 +65,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "MessageSet",
+    "Msgspec",
     "NotABroker",
     "Producer",
     "ProducerClosed",
@@ -69,18 +75,25 @@ __all__ = [
     "PublishFailed",
     "PublishInDoubt",
     "PublishOutcome",
+    "Pydantic",
     "RawStreamError",
     "Receipt",
     "RecordBatch",
     "RequestRefused",
     "TLSFiles",
     "TLSFilesError",
+    "Topic",
     "TopicReader",
     "format_address",
     "parse_address",
 ]
 
 _MODULES = {
+    "Codec": ".topics",
+    "JSON": ".topics",
+    "Msgspec": ".topics",
+    "Pydantic": ".topics",
+    "Topic": ".topics",
     "ConnectionOptions": ".connection.options",
     "ConnectionSettings": ".connection.options",
     "Consumer": ".consuming.consumer",

@@ -9,6 +9,7 @@
     ConsumerClosed      the caller waited for a message of a consumer that is closed
     ProducerFenced      a producer with the same name, started later, publishes to the topic
     AlreadyAnswered     the caller answered a message twice
+    DecodeFailed        the body of a message is not a value of its topic's type
     BrokerUnreachable   an HTTP request got no answer; its subclasses: NotABroker, PublishInDoubt
     RequestRefused      the broker answered an HTTP request with an error
 
@@ -171,6 +172,20 @@ class ProducerFenced(NSQError):
 
 class AlreadyAnswered(NSQError):
     """A message or batch was finished or requeued twice; only the first answer has an effect."""
+
+
+class DecodeFailed(NSQError):
+    """The body of a message is not a value of its topic's type.
+
+    Attributes:
+        topic: The topic.
+        reason: The reason, as text; the codec's error is the `__cause__`.
+    """
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"a message of topic {topic!r} cannot be decoded: {reason}")
+        self.topic = topic
+        self.reason = reason
 
 
 class BrokerUnreachable(NSQError):

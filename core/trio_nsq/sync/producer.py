@@ -3,7 +3,7 @@
 import random as random_module
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import list_of
@@ -12,8 +12,10 @@ from .. import client
 from ..client.errors import ProducerClosed
 from ..client.publishing.options import ProducerOptions
 from ..client.publishing.receipt import PublishState
+from ..client.topics import Topic, encoded
 from .portal import Portal, PortalClosed, mirrors
 
+T = TypeVar("T")
 _Result = TypeVar("_Result")
 
 
@@ -61,12 +63,25 @@ class Producer:
     def close(self) -> None:
         self._portal.close()
 
+    @overload
+    def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None: ...
+
+    @overload
+    def publish(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> None: ...
+
     @mirrors(client.Producer.publish)
-    def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
+    def publish(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> None:
+        topic, body = encoded(topic, body)
         self._call(lambda: self._producer.publish(topic, body, defer_ms=defer_ms))
 
+    @overload
+    def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None: ...
+
+    @overload
+    def publish_many(self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0) -> None: ...
+
     @mirrors(client.Producer.publish_many)
-    def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None:
+    def publish_many(self, topic: str | Topic[Any], bodies: Iterable[Any], *, defer_ms: int = 0) -> None:
         bodies = list_of(bodies)  # in this thread: an iterator may block
         self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms))
 
@@ -78,8 +93,16 @@ class Producer:
     def last_number(self, topic: str) -> int | None:
         return self._call(lambda: self._producer.last_number(topic))
 
+    @overload
+    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> "Receipt": ...
+
+    @overload
+    def submit(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> "Receipt": ...
+
     @mirrors(client.Producer.submit)
-    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> "Receipt":
+    def submit(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> "Receipt":
+        topic, body = encoded(topic, body)
+
         async def submit() -> client.Receipt:
             return self._producer.submit(topic, body, defer_ms=defer_ms)
 

@@ -4,7 +4,7 @@ import random as random_module
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
@@ -17,10 +17,13 @@ from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import ProducerClosed, PublishFailed
+from ..topics import Topic, encoded
 from .broker_pool import BrokerPool
 from .options import ProducerOptions, ProducerSettings
 from .queue import Command, CommandGroup, PublishFuture
 from .receipt import Receipt
+
+T = TypeVar("T")
 
 
 class Producer:
@@ -153,14 +156,20 @@ class Producer:
         self._brokers.fail_all(ProducerClosed("the producer was closed before the broker acknowledged it"))
         self._closed.set()
 
-    async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None:
+    @overload
+    async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None: ...
+
+    @overload
+    async def publish(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> None: ...
+
+    async def publish(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> None:
         """Publish a message and wait for its acknowledgement.
 
         If cancelled, the message is withdrawn unless it was written to the socket; then it may be stored.
 
         Args:
             topic: The topic; created if missing.
-            body: The message, 1 to `max_msg_size` bytes.
+            body: The message, 1 to `max_msg_size` bytes; with a `Topic`, the value that it encodes.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay.
 
         Raises:
@@ -168,10 +177,17 @@ class Producer:
             ProducerClosed: The producer is not open.
             TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
             ValueError: The topic, the message or the delay is invalid.
+            Exception: What the codec of a `Topic` raises; nothing was sent.
         """
-        await self._settle(self._queue(topic, body, defer_ms))
+        await self._settle(self._queue(*encoded(topic, body), defer_ms))
 
-    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> Receipt:
+    @overload
+    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> Receipt: ...
+
+    @overload
+    def submit(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> Receipt: ...
+
+    def submit(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> Receipt:
         """Queue a message without waiting; the receipt tells what becomes of it.
 
         Nothing limits how many messages wait: a program that submits faster than the brokers acknowledge must wait for
@@ -189,7 +205,7 @@ class Producer:
             TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
             ValueError: The topic, the message or the delay is invalid.
         """
-        return Receipt(self._queue(topic, body, defer_ms))
+        return Receipt(self._queue(*encoded(topic, body), defer_ms))
 
     def _queue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
         self._check_call(topic)
@@ -204,7 +220,15 @@ class Producer:
         link.wake()
         return future
 
-    async def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None:
+    @overload
+    async def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None: ...
+
+    @overload
+    async def publish_many(self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0) -> None: ...
+
+    async def publish_many(
+        self, topic: str | Topic[Any], bodies: Iterable[Any], *, defer_ms: int = 0
+    ) -> None:
         """Publish messages in order and wait until all are acknowledged.
 
         They are sent as MPUBs of moderate size, several in flight within `max_in_flight_bytes`, all to one broker
@@ -213,7 +237,8 @@ class Producer:
 
         Args:
             topic: The topic; created if missing.
-            bodies: The messages, 1 to `max_msg_size` bytes each; if empty, nothing is sent.
+            bodies: The messages, 1 to `max_msg_size` bytes each; if empty, nothing is sent. With a `Topic`, the values
+                that it encodes.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. Deferred messages are sent and stored
                 one by one: NSQ has no command to defer several.
 
@@ -224,6 +249,9 @@ class Producer:
             TypeError: `bodies` is not several messages, or a message is not `bytes`; some may be stored.
             ValueError: The topic or a message is invalid; nothing was sent.
         """
+        if isinstance(topic, Topic):
+            bodies = list(map(topic.encode, bodies))
+            topic = topic.name
         self._check_call(topic)
         bodies = list_of(bodies)
         try:
