@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import trio
 
+from client.support.blocking import PATIENCE_S, consumer_of, interrupting, until
 from interop.peers import Broker, qcli_serve
 from trio_nsq import sync
 from trio_nsq.client import AlreadyAnswered, ConnectionFailed, ProducerClosed, PublishFailed
@@ -25,7 +25,6 @@ from trio_nsq.protocol import pack_messages
 
 pytestmark = pytest.mark.slow  # to start a broker
 
-PATIENCE_S = 60.0
 TCP_ESTABLISHED = "01"
 """In /proc/net/tcp."""
 
@@ -66,52 +65,6 @@ def no_thread_is_left() -> Iterator[None]:
     assert left == []
 
 
-def consumer_of(broker: Broker, topic: str, **options: Any) -> sync.Consumer:
-    """Return a consumer of the topic's channel."""
-    defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
-    return sync.Consumer(topic, "c", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-@contextmanager
-def interrupting(when: Callable[[], bool]) -> Iterator[None]:
-    """Raise KeyboardInterrupt in this thread, once, as soon as a condition holds, and not after the block.
-    One signal is not enough: Python misses a signal that arrives just before it waits for a lock.
-    """
-    this = threading.get_ident()
-    interrupted = threading.Event()
-
-    def hear(*_: object) -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-
-    def interrupt() -> None:
-        until(when)
-        while not interrupted.is_set():
-            signal.pthread_kill(this, signal.SIGINT)
-            interrupted.wait(0.1)
-
-    before = signal.signal(signal.SIGINT, hear)
-    try:
-        with ThreadPoolExecutor(1) as executor:
-            future = executor.submit(interrupt)
-            try:
-                yield
-            except BaseException:
-                interrupted.set()
-                raise
-            future.result()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # ------------------------------------------------------------------------------------------------ normal operation
 
 
@@ -150,36 +103,6 @@ def test_receipts(broker: Broker, topic: str) -> None:
         last = producer.submit(topic, b"last")
     last.wait()  # leaving the block has waited for it
     assert last.state == "stored"
-
-
-def test_batch_costs_no_more_than_a_message(
-    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-    hop = trio.lowlevel.TrioToken.run_sync_soon
-
-    def counted(token: trio.lowlevel.TrioToken, work: Callable[[], object]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            calls.append(work)
-        hop(token, work)
-
-    monkeypatch.setattr(trio.lowlevel.TrioToken, "run_sync_soon", counted)
-    with sync.Producer(broker.tcp_address) as producer:
-        producer.publish_many(topic, [b"%d" % number for number in range(1000)])
-    with consumer_of(broker, topic, max_in_flight=2500, idle_timeout_s=0.5) as consumer:
-        calls.clear()
-        received = batches = 0
-        for batch in consumer.batches():
-            assert len(batch) == len(batch.bodies) == batch.unanswered_count == len(batch.unanswered_ids())
-            batch.touch()
-            batch.finish()
-            received += len(batch)
-            batches += 1
-            if received == 1000:
-                break
-        assert batches < 50
-        assert len(calls) == 4 * batches
-        assert consumer.stats().finished == 1000
 
 
 def test_batches_can_be_combined_over_time(broker: Broker, topic: str) -> None:

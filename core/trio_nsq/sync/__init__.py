@@ -8,7 +8,8 @@
 Each runs the async class of the same name in its own thread. The errors are those of `trio_nsq.client`.
 """
 
-from .consumer import Consumer, Handler, Message, MessageBatch
+from .consumer import Consumer, Handler
+from .message import Message, MessageBatch
 from .producer import Producer, Receipt
 
 __all__ = ["Consumer", "Handler", "Message", "MessageBatch", "Producer", "Receipt"]

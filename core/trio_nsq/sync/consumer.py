@@ -1,11 +1,10 @@
 """A consumer for programs without async code, and its messages."""
 
 import random as random_module
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, Unpack, overload
+from typing import Self, TypeVar, Unpack, overload
 
 import trio
 
@@ -15,120 +14,28 @@ from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message
 from ..client.consuming.consumer import ConsumerStats
-from ..client.consuming.handlers import check_plain, check_result
+from ..client.consuming.handlers import check_plain
 from ..client.consuming.options import ConsumerOptions, ConsumerSettings
 from ..client.errors import ConsumerClosed
+from .handlers import ThreadedFunction, ThreadedHandler, is_handling
+from .message import Message, MessageBatch
 from .portal import Portal, PortalClosed, mirrors
+from .shared_queue import SharedQueue
 
 _Item = TypeVar("_Item")
-_handling = threading.local()
 _RUNNING_HANDLERS_S = 1.0
 """After `close_timeout_s`, `close` waits this long for handlers, whose threads cannot be cancelled."""
 
 
-class Message(client_message.Message):
-    """One message. Answer it once, with `finish` or `requeue`; before that, `touch` extends its timeout.
-
-    It is a `trio_nsq.Message` that may be answered in any thread. Answers are queued for the connection's next write;
-    the methods do not wait for it. Once the connection is lost or the consumer is closed, answers have no effect: the
-    broker delivers the message again.
-    """
-
-    __slots__ = ("_portal",)
-
-    def __init__(self, message: client_message.Message, portal: Portal) -> None:
-        super().__init__(message._batch, message._index)
-        self._portal = portal
-
-    @property
-    def received_at(self) -> float:
-        """When the message arrived, in seconds; compare it with other messages of the same consumer only."""
-        return super().received_at
-
-    @mirrors(client_message.Message.finish)
-    def finish(self) -> None:
-        self._portal.run_sync(super().finish)
-
-    @mirrors(client_message.Message.requeue)
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        self._portal.run_sync(partial(super().requeue, delay_ms, backoff=backoff))
-
-    @mirrors(client_message.Message.abandon)
-    def abandon(self) -> None:
-        self._portal.run_sync(super().abandon)
-
-    @mirrors(client_message.Message.touch)
-    def touch(self) -> None:
-        self._portal.run_sync(super().touch)
-
-
-class MessageBatch:
-    """Messages that arrived together: four lists of equal length, oldest first.
-
-    It is a `trio_nsq.MessageBatch` that may be answered in any thread. Answering a whole batch costs as much as
-    answering one message.
-
-    Attributes:
-        bodies: The message bodies.
-        ids: 16 bytes each, ASCII hex digits.
-        timestamps_ns: When each was published, Unix nanoseconds, by the broker's clock.
-        attempts: How often each was delivered, including this time; the first delivery is 1.
-        nsqd_address: The broker, `host:port`; for a batch combined from several brokers: separated by commas.
-    """
-
-    __slots__ = ("_batch", "_portal", "attempts", "bodies", "ids", "nsqd_address", "timestamps_ns")
-
-    def __init__(self, batch: client_message.MessageBatch, portal: Portal) -> None:
-        self.bodies = batch.bodies
-        self.ids = batch.ids
-        self.timestamps_ns = batch.timestamps_ns
-        self.attempts = batch.attempts
-        self.nsqd_address = batch.nsqd_address
-        self._batch = batch
-        self._portal = portal
-
-    def __reduce__(self) -> NoReturn:
-        self._batch.__reduce__()
-
-    def __repr__(self) -> str:
-        return repr(self._batch)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @mirrors(client_message.MessageBatch.__iter__)
-    def __iter__(self) -> Iterator[Message]:
-        return (Message(message, self._portal) for message in self._batch)
-
-    @mirrors(client_message.MessageBatch.finish)
-    def finish(self) -> None:
-        self._portal.run_sync(self._batch.finish)
-
-    @mirrors(client_message.MessageBatch.requeue)
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        self._portal.run_sync(partial(self._batch.requeue, delay_ms, backoff=backoff))
-
-    @mirrors(client_message.MessageBatch.touch)
-    def touch(self) -> None:
-        self._portal.run_sync(self._batch.touch)
-
-    @mirrors(client_message.MessageBatch.unanswered_ids)
-    def unanswered_ids(self) -> list[bytes]:
-        return self._portal.run_sync(self._batch.unanswered_ids)
-
-    @property
-    @mirrors(client_message.MessageBatch.connected)
-    def connected(self) -> bool:
-        return self._batch.connected
-
-    @property
-    @mirrors(client_message.MessageBatch.unanswered_count)
-    def unanswered_count(self) -> int:
-        return self._batch.unanswered_count
-
-
 Handler = Callable[[Message], object]
 GivenUp = Callable[[Message, Exception], object]
+
+
+class _AsyncConsumer(client.Consumer):
+    """The async consumer, whose queue other threads share."""
+
+    _queue_type = SharedQueue
+    _queue: SharedQueue
 
 
 class Consumer:
@@ -139,8 +46,7 @@ class Consumer:
                 store(message.body)
                 message.finish()
 
-    For throughput, use `for batch in consumer.batches(): ...; batch.finish()`. A single message costs two calls into
-    another thread; a batch of hundreds costs the same.
+    For throughput, use `for batch in consumer.batches(): ...; batch.finish()`.
 
     It runs `trio_nsq.Consumer` in its own thread, with the same arguments, methods and errors. That thread answers
     heartbeats and reconnects, whatever the program does meanwhile. Several threads may iterate over one consumer, and
@@ -172,7 +78,7 @@ class Consumer:
         refuse_unknown(Consumer, ConsumerSettings, options)
         if idle_timeout_s is not None:
             check_seconds("idle_timeout_s", idle_timeout_s, positive=True)
-        self._consumer = client.Consumer(
+        self._consumer = _AsyncConsumer(
             topic,
             channel,
             nsqd_tcp_addresses=nsqd_tcp_addresses,
@@ -182,7 +88,9 @@ class Consumer:
             **options,
         )
         self._idle_timeout_s = float("inf") if idle_timeout_s is None else idle_timeout_s
-        self._portal = Portal(self._consumer, f"trio_nsq consumer of {topic}/{channel}")
+        self._queue = self._consumer._queue
+        self._portal = Portal(self._consumer, f"trio_nsq consumer of {topic}/{channel}", self._queue.shut)
+        self._queue.portal = self._portal
 
     @mirrors(client.Consumer.__aenter__)
     def __enter__(self) -> Self:
@@ -196,7 +104,7 @@ class Consumer:
 
     @mirrors(client.Consumer.aclose)
     def close(self) -> None:
-        if getattr(_handling, "portal", None) is self._portal:
+        if is_handling(self._portal):
             self._portal.stop()  # `run` ends when the calling handler returns
         else:
             # A handler may wait for this thread.
@@ -211,7 +119,7 @@ class Consumer:
     def drain(self, timeout_s: float | None = 30.0) -> None:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
-        if getattr(_handling, "portal", None) is self._portal:
+        if is_handling(self._portal):
             self._portal.run_sync(self._consumer._drain_in_background, timeout_s)
             return
         try:
@@ -255,7 +163,18 @@ class Consumer:
         return self
 
     def __next__(self) -> Message:
-        return Message(self._receive(self._consumer.__anext__, self._idle_timeout_s), self._portal)
+        message = self._next_message(self._idle_timeout_s)
+        if message is None:
+            raise StopIteration
+        return message
+
+    def _next_message(self, timeout_s: float) -> Message | None:
+        """Wait for a message; None: none came, or the consumer is closed. Raises AuthRefused."""
+        self._check_opened()
+        message = self._queue.wait_for_message(timeout_s)
+        if message is None and self._queue.error is not None and not self._consumer._closing:
+            raise self._queue.error
+        return message
 
     @overload
     def get(self, timeout_s: None = None) -> Message: ...
@@ -265,12 +184,12 @@ class Consumer:
 
     @mirrors(client.Consumer.get)
     def get(self, timeout_s: float | None = None) -> Message | None:
-        self._check_opened()
-        try:
-            message = self._portal.call(self._consumer.get, timeout_s)
-        except PortalClosed:
-            raise ConsumerClosed("the consumer is closed") from None
-        return None if message is None else Message(message, self._portal)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        message = self._next_message(float("inf") if timeout_s is None else timeout_s)
+        if message is None and self._queue.closed:
+            raise ConsumerClosed("the consumer is closed")
+        return message
 
     @mirrors(client.Consumer.batches)
     def batches(self, max_messages: int | None = None, max_wait_s: float = 0) -> Iterator[MessageBatch]:
@@ -327,37 +246,33 @@ class Consumer:
         check_int("concurrency", concurrency, 1)
         limiter = trio.CapacityLimiter(concurrency)
 
+        threaded = ThreadedHandler(
+            handler,
+            limiter,
+            self._portal,
+            self._queue,
+            self._consumer._failures,
+            goes_on=not auto_touch,  # only the message that the async consumer knows of is touched
+        )
+        give_up = given_up and ThreadedFunction("given_up", given_up, limiter, self._portal)
+
         async def run() -> None:
-            await self._consumer.run(
-                self._in_thread("handler", handler, limiter),
-                concurrency=concurrency,
-                max_attempts=max_attempts,
-                given_up=None if given_up is None else self._in_thread("given_up", given_up, limiter),
-                dead_letter_topic=dead_letter_topic,
-                auto_touch=auto_touch,
-            )
+            try:
+                await self._consumer.run(
+                    threaded,
+                    concurrency=concurrency,
+                    max_attempts=max_attempts,
+                    given_up=give_up,
+                    dead_letter_topic=dead_letter_topic,
+                    auto_touch=auto_touch,
+                )
+            finally:
+                self._queue.put_returned_back()
 
         try:
             self._portal.call(run)
         except PortalClosed:
             pass  # the consumer is closed; `run` returns
-
-    def _in_thread(
-        self, name: str, handler: Callable[..., object], limiter: trio.CapacityLimiter
-    ) -> Callable[..., Awaitable[object]]:
-        def handle(message: Message, *error: Exception) -> None:
-            _handling.portal = self._portal
-            try:
-                result = handler(message, *error)
-            finally:
-                _handling.portal = None
-            if result is not None:
-                check_result(name, handler, result)
-
-        async def hand_over(message: client_message.Message, *error: Exception) -> None:
-            await trio.to_thread.run_sync(handle, Message(message, self._portal), *error, limiter=limiter)
-
-        return hand_over
 
     def _control(self, change: Callable[[], None]) -> None:
         """Change the flow control; does nothing if the consumer is closed."""

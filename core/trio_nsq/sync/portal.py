@@ -4,9 +4,10 @@ import os
 import re
 import threading
 from _thread import start_new_thread
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -75,19 +76,29 @@ class Result(Generic[_Result]):
 class Portal:
     """Runs an async context manager in its own thread; other threads call into it.
 
+    All that other threads want goes through one queue, in order. Posting wakes the thread only if it has not been woken
+    since it last emptied the queue: a thread that waits for nothing pays for an append.
+
     Calls from several threads run concurrently. A KeyboardInterrupt in a thread that waits for a call cancels the call
     and waits until it ends. The thread ends with `close`, or with the program. It does not survive a fork.
 
     Args:
         manager: Entered and left in the thread; before leaving, `aclose` of its result is called.
         name: The name of the thread.
+        ended: Called once the thread runs nothing any more, also if it crashed: wakes the threads that wait for it.
     """
 
-    def __init__(self, manager: AbstractAsyncContextManager[Closable], name: str) -> None:
+    def __init__(
+        self, manager: AbstractAsyncContextManager[Closable], name: str, ended: Callable[[], object]
+    ) -> None:
         self._manager = manager
         self._name = name
+        self._notify_ended = ended
         self._thread: threading.Thread | None = None
-        self._pid = 0
+        self._forks = 0  # of this process, when the thread was started
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_woken = False  # the thread will look at `_posted`
+        self._is_over = False  # the thread will not look at `_posted` any more
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None  # runs the calls; None: no calls are accepted
         self._stop = trio.Event()
@@ -107,14 +118,14 @@ class Portal:
     @property
     def is_forked(self) -> bool:
         """Whether the process has forked since `open`, and has no thread of it."""
-        return self._pid not in (0, os.getpid())
+        return self._thread is not None and self._forks != _forks
 
     def open(self) -> None:
         """Start the thread; returns when the manager is entered. Raises the errors of entering it."""
         if self._thread is not None:
             raise RuntimeError("it can be entered only once; create another one")
         require_epoll()
-        self._pid = os.getpid()
+        self._forks = _forks
         self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             # `Thread.start` waits for the thread with an Event; see `Result`.
@@ -135,10 +146,10 @@ class Portal:
         Args:
             timeout_s: Return after this time although the thread has not ended; it then ends by itself. None: wait.
         """
-        if self._thread is None or self._pid != os.getpid():
+        if self._thread is None or self.is_forked:
             return
         try:
-            self._soon(self._stop.set)
+            self.post(self._request_stop)
             self._wait_ended(timeout_s)
         except BaseException:
             self._cancel()
@@ -152,8 +163,8 @@ class Portal:
 
     def stop(self) -> None:
         """Start to close without waiting, for threads that the portal itself waits for. Does nothing after a fork."""
-        if self._pid == os.getpid():
-            self._soon(self._stop.set)
+        if not self.is_forked:
+            self.post(self._request_stop)
 
     def call(self, function: Callable[..., Awaitable[_Result]], *args: object) -> _Result:
         """Run an async function in the thread and wait for its result.
@@ -181,11 +192,11 @@ class Portal:
                 result.fail(PortalClosed())
 
         try:
-            if not self._soon(start):
+            if not self.post(start):
                 raise PortalClosed
             return result.get()
         except BaseException:
-            if not result.is_set and self._soon(cancel):  # this thread was interrupted
+            if not result.is_set and self.post(cancel):  # this thread was interrupted
                 result.wait()
             raise
 
@@ -202,19 +213,48 @@ class Portal:
             except BaseException as error:
                 result.fail(error)
 
-        return result.get() if self._soon(work) else function(*args)
+        return result.get() if self.post(work) else function(*args)
 
-    def _soon(self, function: Callable[[], object]) -> bool:
-        """Schedule a function in the thread; return False if there is no thread."""
+    def post(self, function: Callable[..., object], *args: Any) -> bool:
+        """Have the thread call a function that raises nothing; return False if the thread has not started.
+
+        Functions are called in the order of the posts. After the thread has ended, they are called here.
+
+        Raises:
+            RuntimeError: The process has forked since the portal was opened.
+        """
+        if (token := self._token) is None:
+            return False
+        self.check_process()
+        self._posted.append((function, args))
+        if self._is_over:
+            self.call_posted()
+        elif not self._is_woken:
+            try:
+                self._is_woken = True
+                token.run_sync_soon(self.call_posted)
+            except trio.RunFinishedError:
+                pass  # the thread is about to look for the last time
+            except BaseException:
+                self._is_woken = False  # interrupted, perhaps before the call: the next post wakes the thread
+                raise
+        return True
+
+    def check_process(self) -> None:
+        """Raise RuntimeError if the process has forked since the portal was opened."""
         if self.is_forked:
             raise RuntimeError("it was opened before the process forked: open another one in each process")
-        if self._token is None:
-            return False
-        try:
-            self._token.run_sync_soon(function)
-        except trio.RunFinishedError:
-            return False
-        return True
+
+    def call_posted(self) -> None:
+        """Call what has been posted, in the thread: for a task that must see what another thread has posted."""
+        self._is_woken = False  # before looking, so that a later post wakes the thread again
+        posted = self._posted
+        for _ in range(len(posted)):
+            try:
+                function, args = posted.popleft()
+            except IndexError:  # another thread takes them, too, once this one is over
+                return
+            function(*args)
 
     def _wait_ended(self, timeout_s: float | None = None) -> None:
         self._ended.wait(timeout_s)
@@ -224,9 +264,17 @@ class Portal:
 
     def _cancel(self) -> None:
         self._cancelled = True
-        self._soon(self._scope.cancel)
+        self.post(self._request_cancel)
 
     # ------------------------------------------------------------------ in the thread
+
+    def _request_stop(self) -> None:
+        if not self._is_over:
+            self._stop.set()
+
+    def _request_cancel(self) -> None:
+        if not self._is_over:
+            self._scope.cancel()
 
     def _start(self, thread: threading.Thread) -> None:
         try:
@@ -247,6 +295,10 @@ class Portal:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        self._nursery = None
+        self._is_over = True
+        self.call_posted()
+        self._notify_ended()
         if error is not None and not self._opened.is_set:
             self._opened.fail(error)
         else:
@@ -284,6 +336,16 @@ async def _fulfil(
     if not result.is_set:
         result.fail(PortalClosed())  # cancelled by the waiting thread
 
+
+_forks = 0  # how often this process is the child of a fork
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 _WORDS = (
     (r"The caller is not a\s+task of trio or asyncio, or the", "The"),

@@ -11,9 +11,11 @@ from trio_nsq.protocol.bodies import list_of
 from .. import client
 from ..client.errors import ProducerClosed
 from ..client.publishing.options import ProducerOptions
+from ..client.publishing.queue import PublishFuture
 from ..client.publishing.receipt import PublishState
 from ..client.topics import Topic, encoded
-from .portal import Portal, PortalClosed, mirrors
+from ..event_loop import runtime
+from .portal import Portal, PortalClosed, Result, mirrors
 
 T = TypeVar("T")
 _Result = TypeVar("_Result")
@@ -47,7 +49,7 @@ class Producer:
         self._producer = client.Producer(
             nsqd_tcp_addresses, lookupd_http_addresses=lookupd_http_addresses, random=random, **options
         )
-        self._portal = Portal(self._producer, "trio_nsq producer")
+        self._portal = Portal(self._producer, "trio_nsq producer", self._wake_all)
 
     @mirrors(client.Producer.__aenter__)
     def __enter__(self) -> Self:
@@ -71,8 +73,13 @@ class Producer:
 
     @mirrors(client.Producer.publish)
     def publish(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> None:
-        topic, body = encoded(topic, body)
-        self._call(lambda: self._producer.publish(topic, body, defer_ms=defer_ms))
+        receipt = self.submit(topic, body, defer_ms=defer_ms)
+        try:
+            receipt._settled.wait_in_thread()
+        except BaseException:  # interrupted
+            receipt.withdraw()
+            raise
+        receipt._check()
 
     @overload
     def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None: ...
@@ -102,40 +109,106 @@ class Producer:
     @mirrors(client.Producer.submit)
     def submit(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> "Receipt":
         topic, body = encoded(topic, body)
+        self._portal.check_process()
+        if self._portal.was_opened:  # otherwise, `_closed` words the error
+            self._producer._check_message(topic, body, defer_ms)
+        receipt = Receipt(self._portal)
+        if not self._portal.post(self._enqueue, receipt, topic, body, defer_ms):
+            raise self._closed()
+        return receipt
 
-        async def submit() -> client.Receipt:
-            return self._producer.submit(topic, body, defer_ms=defer_ms)
+    def _enqueue(self, receipt: "Receipt", topic: str, body: bytes, defer_ms: int) -> None:
+        """In the event loop's thread: queue a message."""
+        try:
+            self._producer._check_call(topic)  # it may have been closed since
+            receipt._set_future(self._producer._enqueue(topic, body, defer_ms))
+        except Exception as error:
+            receipt._fail(error)
 
-        return Receipt(self._call(submit), self._portal)
+    def _wake_all(self) -> None:
+        """Wake the threads that wait, once the event loop has ended. After a crash, some futures are not settled."""
+        for future in self._producer._brokers.futures():
+            if isinstance(future.settled, Settled):
+                future.settled.wake_threads()
 
     def _call(self, publish: Callable[[], Awaitable[_Result]]) -> _Result:
         try:
             return self._portal.call(publish)
         except PortalClosed:
-            if self._portal.was_opened:
-                raise ProducerClosed("the producer is closed") from None
-            raise ProducerClosed("the producer is not open yet: publish inside its `with` block") from None
+            raise self._closed() from None
+
+    def _closed(self) -> ProducerClosed:
+        if self._portal.was_opened:
+            return ProducerClosed("the producer is closed")
+        return ProducerClosed("the producer is not open yet: publish inside its `with` block")
+
+
+class Settled(runtime.Event):
+    """An event that the event loop sets, for which threads may wait, too."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._result: Result[None] = Result()
+
+    def set(self) -> None:
+        super().set()
+        self.wake_threads()
+
+    def wake_threads(self) -> None:
+        if not self._result.is_set:
+            self._result.set(None)
+
+    def wait_in_thread(self) -> None:
+        """Wait until it is set, or the event loop has ended."""
+        if not self._result.is_set:
+            self._result.wait()
 
 
 class Receipt:
     """A message that was given to `Producer.submit`: tells what became of it, and waits for that."""
 
-    def __init__(self, receipt: client.Receipt, portal: Portal) -> None:
-        self._receipt = receipt
+    __slots__ = ("_error", "_future", "_portal", "_settled")
+
+    def __init__(self, portal: Portal) -> None:
         self._portal = portal
+        self._settled = Settled()
+        self._future: PublishFuture | None = None  # None: the message has not reached the event loop
+        self._error: Exception | None = None  # why the event loop did not queue it
 
     @property
     @mirrors(client.Receipt.state)
     def state(self) -> PublishState:
-        return self._portal.run_sync(lambda: self._receipt.state)
+        self._portal.check_process()
+        if self._future is None:
+            return "waiting" if self._error is None else "failed"
+        return client.Receipt(self._future).state
 
     @mirrors(client.Receipt.wait)
     def wait(self) -> None:
-        try:
-            self._portal.call(self._receipt.wait)
-        except PortalClosed:
-            self._portal.run_sync(self._receipt._check)
+        self._portal.check_process()
+        self._settled.wait_in_thread()
+        self._check()
 
     @mirrors(client.Receipt.withdraw)
     def withdraw(self) -> bool:
-        return self._portal.run_sync(self._receipt.withdraw)
+        return self._portal.run_sync(self._withdraw)
+
+    def _withdraw(self) -> bool:
+        return self._future is not None and client.Receipt(self._future).withdraw()
+
+    def _set_future(self, future: PublishFuture) -> None:
+        future.settled = self._settled
+        self._future = future
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._settled.set()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._future is None:  # the thread crashed before it took the message
+            raise ProducerClosed("the producer is closed")
+        client.Receipt(self._future)._check()

@@ -99,6 +99,8 @@ class Consumer:
         ValueError: A name, an address or an option is invalid.
     """
 
+    _queue_type: type[ReceiveQueue] = ReceiveQueue  # `trio_nsq.sync` has its own
+
     def __init__(
         self,
         topic: str,
@@ -123,7 +125,7 @@ class Consumer:
             )
         self.without_private_channels: Callable[[str], Awaitable[None]] = _refuse
         addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
-        self._queue = ReceiveQueue()
+        self._queue = self._queue_type()
         self._chosen_in_flight = max_in_flight is not None  # `run` may not raise the limit
         self._flow = FlowControl(max_in_flight or 1, self._settings, random)
         self._active = ActiveHandlers()

@@ -111,7 +111,7 @@ class MessageBatch:
             AlreadyAnswered: All messages are answered.
             TypeError, ValueError: The delay is not an integer, or is negative.
         """
-        _check_delay(delay_ms)
+        check_delay(delay_ms)
         attempts = self._unanswered(self.attempts)
         self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff)
 
@@ -315,7 +315,7 @@ class Message:
             AlreadyAnswered: The message was finished or requeued before.
             TypeError, ValueError: The delay is not an integer, or is negative.
         """
-        _check_delay(delay_ms)
+        check_delay(delay_ms)
         batch = self._batch
         batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
 
@@ -336,6 +336,7 @@ class Message:
             self._batch._source.touch([self.id])
 
 
-def _check_delay(delay_ms: int | None) -> None:
+def check_delay(delay_ms: int | None) -> None:
+    """Raise TypeError or ValueError unless this can be the delay of a requeue."""
     if delay_ms is not None:
         check_int("delay_ms", delay_ms, 0, MAX_INT)

@@ -208,9 +208,16 @@ class Producer:
         return Receipt(self._queue(*encoded(topic, body), defer_ms))
 
     def _queue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
+        self._check_message(topic, body, defer_ms)
+        return self._enqueue(topic, body, defer_ms)
+
+    def _check_message(self, topic: str, body: bytes, defer_ms: int) -> None:
+        """Raise the errors of `publish` that show before it waits. Any thread may call it."""
         self._check_call(topic)
         self._limits.check_message(body)
         self._limits.check_defer(defer_ms)
+
+    def _enqueue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
         link = self._brokers.next_link(topic)
         assert link is not None  # there is one while the producer is open
         if defer_ms:

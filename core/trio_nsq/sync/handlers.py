@@ -1,0 +1,140 @@
+"""Call the handlers of `Consumer.run` in threads.
+
+The async consumer hands one message to a thread and waits for it. Before the thread returns, it goes on with the
+messages that the queue lends. So a busy handler costs no change of threads per message.
+"""
+
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+
+import trio
+
+from ..client.consuming import message as client_message
+from ..client.consuming.handlers import FailureCounts, check_result
+from .message import Message, MessageBatch
+from .portal import Portal
+from .shared_queue import SharedQueue
+
+_handling = threading.local()
+
+
+def is_handling(portal: Portal) -> bool:
+    """Whether this thread runs a handler of the consumer with this portal."""
+    return getattr(_handling, "portal", None) is portal
+
+
+class ThreadedFunction:
+    """An async function that calls a plain one, with a message, in a thread.
+
+    Args:
+        name: What the function is, for errors.
+        function: Called with a message, and with further arguments.
+        limiter: The threads.
+        portal: The consumer's.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., object], limiter: trio.CapacityLimiter, portal: Portal
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._limiter = limiter
+        self._portal = portal
+
+    async def __call__(self, message: client_message.Message, *args: object) -> None:
+        try:
+            await trio.to_thread.run_sync(self._work, self._shared(message), *args, limiter=self._limiter)
+        finally:
+            self._portal.call_posted()  # an answer of the function
+
+    def _shared(self, message: client_message.Message) -> Message:
+        if isinstance(message, Message):
+            return message
+        batch, index = message._batch, message._index
+        return Message(MessageBatch(batch, self._portal), batch, index, index)
+
+    def _work(self, message: Message, *args: object) -> None:
+        """Call the function, in a thread."""
+        before = getattr(_handling, "portal", None)
+        _handling.portal = self._portal
+        try:
+            result = self._function(message, *args)
+        finally:
+            _handling.portal = before
+        if result is not None:
+            check_result(self._name, self._function, result)
+
+
+class ThreadedHandler(ThreadedFunction):
+    """The same for a handler: its thread goes on with the next messages while all goes well.
+
+    A message that is not finished there, because the handler raised or the message has failed too often before, is
+    returned to the queue. The consumer takes it next, and gets what the handler raised.
+
+    Args:
+        goes_on: Whether it does. If not, it is a `ThreadedFunction`.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[..., object],
+        limiter: trio.CapacityLimiter,
+        portal: Portal,
+        queue: SharedQueue,
+        failures: FailureCounts,
+        *,
+        goes_on: bool,
+    ) -> None:
+        super().__init__("handler", handler, limiter, portal)
+        self._queue = queue
+        self._failures = failures
+        self._goes_on = goes_on
+        self._raised: dict[client_message.Message, BaseException] = {}  # for messages returned to the queue
+
+    async def __call__(self, message: client_message.Message, *args: object) -> None:
+        raised = self._raised.pop(message, None)
+        if raised is not None:
+            raise raised
+        if self._goes_on:
+            self._queue.lend()
+        await super().__call__(message, *args)
+
+    def _work(self, message: Message, *args: object) -> None:
+        if not self._goes_on:
+            super()._work(message, *args)
+            return
+        context = (
+            copy_context()
+        )  # a copy for each message: a handler sees no variable that another one has set
+        context.copy().run(super()._work, message, *args)
+        if not message.answered:
+            message.finish()  # not after the next messages
+        while not _is_cancelled() and (following := self._queue.take_lent()) is not None:
+            if not self._handle(following, context.copy()):
+                self._queue.return_lent(following)
+                return
+
+    def _handle(self, message: Message, context: Context) -> bool:
+        """Handle and finish a message; return False if the consumer must see it."""
+        if self._failures.last_error(message) is not None:
+            return False
+        try:
+            context.run(super()._work, message)
+        except BaseException as error:
+            self._raised[message] = error
+            return False
+        if not message.answered:
+            message.finish()
+        if self._failures.count(message):
+            self._portal.post(self._failures.forget, message)
+        return True
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that waits for this thread is cancelled."""
+    try:
+        trio.from_thread.check_cancelled()
+    except trio.Cancelled:
+        return True
+    return False
