@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import pytest
 import trio
@@ -18,7 +19,13 @@ from broker.support import connected, running_broker
 from client.support.scripted_http import NO_TOPIC, NSQD, OK, OURS, Answer, scripted
 from interop.peers import nsqd, qcli_serve
 from trio_nsq.broker import BoundAddresses
-from trio_nsq.client.errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
+from trio_nsq.client.errors import (
+    BrokerUnreachable,
+    NotABroker,
+    ProducerFenced,
+    PublishInDoubt,
+    RequestRefused,
+)
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer, PublishOutcome
 from trio_nsq.protocol import Limits
 
@@ -55,7 +62,6 @@ async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answ
         (([b"x"], -1), ValueError, "number is -1"),
         (([b"x"], 2**63), ValueError, "number is 9223372036854775808"),
         (([b"x"], "0"), TypeError, "number is '0'; it must be an integer"),
-        (([b"x"], None), TypeError, "number is None"),
         (([b"x"], True), TypeError, "number is True"),
         (([b"x"], 1.5), TypeError, "number is 1.5"),
         (([b"x"], 0, -1), ValueError, "defer_ms is -1"),
@@ -218,6 +224,57 @@ async def test_batch_that_is_published_in_part_is_refused(tmp_path: Path) -> Non
 
     async with running_broker(tmp_path / "d") as bound:
         await beside(bound, publish)
+
+
+async def test_producer_numbers_batches_itself(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound:
+
+        def work(address: str) -> list[object]:
+            found: list[object] = []
+            with IdempotentProducer(address, "t", "p") as producer:
+                found += [producer.sent_number, producer.publish([b"a"]), producer.publish([b"a"])]
+                found += [producer.sent_number, producer.publish([b"a"], 1)]
+            with IdempotentProducer(address, "t", "p") as producer:
+                found += [producer.publish([b"b"]), producer.sent_number, producer.last_number()]
+            return found
+
+        found = await beside(bound, work)
+        assert found == [None, PUBLISHED, PUBLISHED, 1, REPEATED, PUBLISHED, 2, 2]
+
+
+async def test_of_two_that_number_their_batches_the_later_one_is_told(tmp_path: Path) -> None:
+    """A batch of one is never taken for a repetition of a batch of the other."""
+    async with running_broker(tmp_path / "d") as bound:
+
+        def work(address: str) -> None:
+            with (
+                IdempotentProducer(address, "t", "p") as first,
+                IdempotentProducer(address, "t", "p") as second,
+            ):
+                assert second.last_number() is None
+                assert first.publish([b"a"]) is PUBLISHED
+                assert (
+                    second.publish([b"b"]) is PUBLISHED
+                )  # it had nothing in doubt, so it took the next number
+                with pytest.raises(ProducerFenced):
+                    first.publish([b"c"])
+                assert second.publish([b"d"]) is PUBLISHED
+                assert second.sent_number == 2
+
+        await beside(bound, work)
+
+
+def test_number_of_a_batch_in_doubt_is_not_used_for_another() -> None:
+    with scripted(OURS, None, None, (200, "published", b"OK"), (200, "repeated", b"OK")) as script:
+        with IdempotentProducer(script.address, "t", "p", first_retry_s=HASTY_S, patience_s=0) as producer:
+            with pytest.raises(BrokerUnreachable):
+                producer.publish([b"a"])
+            with pytest.raises(BrokerUnreachable):
+                producer.publish([b"a"], producer.sent_number)
+            assert producer.publish([b"b"]) is PUBLISHED
+    queries = [parse_qs(request.partition("?")[2]) for request, _ in script.seen[1:]]
+    assert [query["number"] for query in queries] == [["0"], ["0"], ["1"]]
+    assert len({query["instance"][0] for query in queries}) == 1
 
 
 async def test_deferred_batch(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "MessageSet",
+    "MessagesLost",
     "Msgspec",
     "NotABroker",
     "Producer",

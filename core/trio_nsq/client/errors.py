@@ -7,6 +7,7 @@
     PublishFailed       messages were not acknowledged; says whether they may be stored
     ProducerClosed      the caller published through a producer that is not open
     ConsumerClosed      the caller waited for a message of a consumer that is closed
+    MessagesLost        a broker no longer has messages that it had acknowledged to a producer with a name
     ProducerFenced      a producer with the same name, started later, publishes to the topic
     AlreadyAnswered     the caller answered a message twice
     DecodeFailed        the body of a message is not a value of its topic's type
@@ -149,6 +150,29 @@ class ProducerClosed(NSQError):
 
 class ConsumerClosed(NSQError):
     """The consumer is closed, so no message arrives any more."""
+
+
+class MessagesLost(NSQError):
+    """A broker no longer has messages that it had acknowledged to a producer with a name, or the topic was deleted.
+
+    A power cut can cause that with `--sync=interval`, or a restored backup. The producer has not published since: it
+    fails the publishes that wait, and later ones go on.
+
+    Attributes:
+        address: The broker.
+        topic: The topic.
+        first, last: The numbers of the messages.
+    """
+
+    def __init__(self, address: str, topic: str, first: int, last: int) -> None:
+        super().__init__(
+            f"the broker {address} no longer has messages {first} to {last} of this producer, which it had "
+            f"acknowledged, or topic {topic} was deleted"
+        )
+        self.address = address
+        self.topic = topic
+        self.first = first
+        self.last = last
 
 
 class ProducerFenced(NSQError):

@@ -2,8 +2,8 @@
 
 See docs/how-to/idempotent-publishing.md.
 
-The producer has a name and numbers its batches. `qcli serve` publishes a batch only if its number is greater than all
-earlier numbers of the producer. nsqd ignores the numbers: publishing to it is at least once.
+The producer has a name and numbers its batches, or its caller does. `qcli serve` publishes a batch only if its number
+is greater than all earlier numbers of the producer. nsqd ignores the numbers: publishing to it is at least once.
 """
 
 import http.client
@@ -27,7 +27,7 @@ from ...event_loop.retries import FIRST_DELAY_S, PATIENCE_S, Retry
 from ...protocol.messages import pack_messages
 from ..arguments import check_name, check_producer
 from ..connection.tls import TLSFiles
-from ..errors import BrokerUnreachable, NotABroker, PublishInDoubt, RequestRefused
+from ..errors import BrokerUnreachable, NotABroker, ProducerFenced, PublishInDoubt, RequestRefused
 from .broker_http import BrokerHTTP
 
 BATCH_HEADER = "NSQ-Batch"
@@ -54,10 +54,15 @@ class IdempotentProducer:
     If the broker is unavailable or temporarily cannot store a batch, the producer sends it again. It does so only if
     the broker deduplicates, or if nothing was sent yet.
 
-    Threads may share it: batches are published one after the other. A thread must take its number and publish under one
-    lock, or another one may publish a greater number first; then `publish` raises ValueError. Use a producer with its
-    own name in each thread instead, and in each process: after a fork, every method but `close` raises RuntimeError in
-    the child.
+    It numbers the batches, or the caller does. A caller that can form the same batches again after a restart, such as
+    one that reads a file, gives the numbers: then a batch that is stored is not stored again.
+
+    Under trio and asyncio, use `trio_nsq.Producer` with a name.
+
+    Threads may share it: batches are published one after the other. A thread that gives numbers must take its number
+    and publish under one lock, or another one may publish a greater number first; then `publish` raises ValueError. Use
+    a producer with its own name in each thread instead, and in each process: after a fork, every method but `close`
+    raises RuntimeError in the child.
 
     Args:
         address: `host:port` of the broker's HTTP API, `https://host:port`, or the path of a unix socket.
@@ -116,6 +121,9 @@ class IdempotentProducer:
         self._last = -1  # the greatest number known to be published
         # The number and the digest of the last batch that this producer has sent, published or not.
         self._own: tuple[int, int] | None = None
+        self._instance = os.urandom(8).hex()  # of the numbers that this object chooses
+        self._chosen = -1  # the last one
+        self._has_numbered = False  # the broker may have stored one of them
         self._in_doubt = False  # whether the broker may have stored a batch that it did not acknowledge
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -175,14 +183,20 @@ class IdempotentProducer:
                 self._own = None
 
     def publish(
-        self, bodies: Iterable[bytes], number: int, defer_ms: int = 0, *, first: int | None = None
+        self,
+        bodies: Iterable[bytes],
+        number: int | None = None,
+        defer_ms: int = 0,
+        *,
+        first: int | None = None,
     ) -> PublishOutcome:
         """Publish a batch as a whole; return when it is stored.
 
         Args:
             bodies: The messages, at least one, in total within the broker's --max-body-size.
             number: 0 to 2**63 - 1, greater than the previous number; numbers may be skipped. To send a batch again, use
-                the same number.
+                the same number. None: the producer takes the next number, after the last one that the broker has
+                published; `sent_number` is that number.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. nsqd up to 1.3.0 ignores it.
             first: The batch has the numbers from this one to `number`. For a producer whose batches may end elsewhere
                 after a restart: a batch that is stored in part is refused.
@@ -190,6 +204,7 @@ class IdempotentProducer:
         Raises:
             BrokerUnreachable: The broker was unavailable for longer than `patience_s`.
             NotABroker: The server at the address is not a broker; raised at once by the first request.
+            ProducerFenced: Without a number: another producer of this name has published since.
             PublishInDoubt: The batch may be stored, the broker does not deduplicate, and `max_resends` is exhausted.
             RequestRefused: The broker rejects the batch, for example because it is too large or the topic is full. The
                 text begins with OVERLAP if numbers from `first` on are stored, but not `number`.
@@ -200,9 +215,12 @@ class IdempotentProducer:
                 this one for a repetition, and not store it. The latter is not raised with `first`, which the broker
                 checks, nor after `last_number`.
         """
-        check_int("number", number, 0, MAX_NUMBER)
+        if number is not None:
+            check_int("number", number, 0, MAX_NUMBER)
         check_int("defer_ms", defer_ms, 0)
         if first is not None:
+            if number is None:
+                raise ValueError("first needs a number")
             check_int("first", first, 0, number)
         bodies = list_of(bodies)
         if not bodies:
@@ -213,25 +231,66 @@ class IdempotentProducer:
             check_bytes(bodies)
             raise
         body = b"%s%s" % (pack(">i", len(bodies)), packed)
-        own = number, hash(body)
-        batch = api.publish_batch(
-            self._topic, self._producer, True, number, first, defer_ms or None, body=body
-        )
         with self._locked():
+            if number is None:
+                return self._publish_next(body, len(bodies), defer_ms)
+            own = number, hash(body)
             if first is None and self._own is not None:
                 self._check_order(own, self._own)
-            before, self._own, self._in_doubt = self._own, own, False
+            instance = self._instance if number == self._chosen else None
+            batch = api.publish_batch(
+                self._topic, self._producer, True, number, first, defer_ms or None, instance, body=body
+            )
+            return self._publish_own(batch, own, len(bodies))
+
+    @property
+    def sent_number(self) -> int | None:
+        """The number of the last batch that this object has sent, stored or in doubt; None if it has sent none.
+
+        After an error of `publish` without a number, pass this number to send the same batch again.
+        """
+        return None if self._own is None else self._own[0]
+
+    def _publish_next(self, body: bytes, count: int, defer_ms: int) -> PublishOutcome:
+        """Publish a batch with the next number, which only this object may repeat."""
+        while True:
+            if self._remembers is None:
+                self._retry(self._fetch_last_number)
+            own = -1 if self._own is None else self._own[0]
+            number = self._chosen = max(own, self._last) + 1
+            batch = api.publish_batch(
+                self._topic, self._producer, True, number, None, defer_ms or None, self._instance, body=body
+            )
             try:
-                for _ in range(self._max_resends):
-                    try:
-                        return self._retry(lambda: self._publish(batch, number))
-                    except PublishInDoubt:
-                        self.messages_resent += len(bodies)
-                return self._retry(lambda: self._publish(batch, number))
-            except (BrokerUnreachable, RequestRefused):
-                if not self._in_doubt:
-                    self._own = before
-                raise
+                outcome = self._publish_own(batch, (number, hash(body)), count)
+            except RequestRefused as exc:
+                if not exc.text.startswith("FENCED"):
+                    raise
+                # The request of a predecessor may have arrived late. Nothing of this object is in doubt then.
+                if self._has_numbered:
+                    raise ProducerFenced(self._address, self._topic, self._producer) from exc
+                self._remembers = None
+                continue
+            self._has_numbered = True
+            return outcome
+
+    def _publish_own(self, batch: Request[bytes], own: tuple[int, int], count: int) -> PublishOutcome:
+        """Publish a batch of `count` messages, with its number and digest."""
+        number = own[0]
+        before, self._own, self._in_doubt = self._own, own, False
+        try:
+            for _ in range(self._max_resends):
+                try:
+                    return self._retry(lambda: self._publish(batch, number))
+                except PublishInDoubt:
+                    self.messages_resent += count
+            return self._retry(lambda: self._publish(batch, number))
+        except (BrokerUnreachable, RequestRefused):
+            if not self._in_doubt:
+                self._own = before
+            raise
+        finally:
+            self._has_numbered |= self._in_doubt
 
     @staticmethod
     def _check_order(batch: tuple[int, int], last: tuple[int, int]) -> None:

@@ -4,7 +4,6 @@ See docs/decisions/0039. On each connection, the client claims a topic before it
 number that the broker has stored. Commands up to that number are settled; the others are sent again.
 """
 
-import logging
 import os
 from collections import deque
 from collections.abc import Collection
@@ -13,10 +12,9 @@ from trio_nsq.protocol import FrameError, NSQError
 from trio_nsq.protocol.encode import encode_claim
 
 from ...protocol.untrusted_json import decode_json
-from ..errors import ConnectionLost, ProducerFenced
+from ..errors import ConnectionLost, MessagesLost, ProducerFenced
 from .queue import Command, PublishQueue
 
-_logger = logging.getLogger("trio_nsq.client")
 _HIGHEST = 2**63
 
 
@@ -115,18 +113,17 @@ class NumberedQueue(PublishQueue):
         else:
             if instance != self.instance and stored > position.stored:
                 raise ProducerFenced(self._address, topic, self.name)
-            if stored < position.stored:
-                _logger.warning(
-                    "%s: topic %s was deleted, or has lost messages that were acknowledged: it had those of producer "
-                    "%s up to number %d, now up to %d",
-                    *(self._address, topic, self.name, position.stored, stored),
-                )
             self._settle_stored(topic, stored, is_unknown=is_unknown)
+            if stored < position.stored:
+                lost = MessagesLost(self._address, topic, stored + 1, position.stored)
+                for command in self._publishes_of(topic):
+                    self._remove([command])
+                    command.fail(lost, maybe_stored=False)
             position.stored, position.next = stored, stored + 1
         self._claimed.add(topic)
 
     def _settle_stored(self, topic: str, stored: int, *, is_unknown: bool) -> None:
-        for command in [each for each in self._waiting if each.topic == topic and each.taken]:
+        for command in [each for each in self._publishes_of(topic) if each.taken]:
             if command.first + len(command) - 1 <= stored:
                 del self._waiting[command]
                 command.settle()
@@ -136,6 +133,9 @@ class NumberedQueue(PublishQueue):
                 command.fail(ConnectionLost(self._address, reason), maybe_stored=True)
             else:
                 command.maybe_stored = False
+
+    def _publishes_of(self, topic: str) -> list[Command]:
+        return [each for each in self._waiting if each.topic == topic and not each.is_question]
 
     def is_claim_refused(self, text: str) -> bool:
         """Whether an error with this text answers a claim, and not a publish."""
