@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         ConsumerClosed,
         DecodeFailed,
+        MessagesLost,
         NotABroker,
         ProducerClosed,
         ProducerFenced,
