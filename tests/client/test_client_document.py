@@ -102,7 +102,7 @@ def test_asyncio(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "end"), [("open_signal_receiver", ""), ("default_int_handler", "stopped\n")]
+    ("words", "end"), [("stop_on=(signal.SIGTERM", ""), ("default_int_handler", "stopped\n")]
 )
 @pytest.mark.usefixtures("channels")
 def test_program_stops_in_order(broker: Broker, words: str, end: str) -> None:

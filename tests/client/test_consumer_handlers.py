@@ -608,7 +608,7 @@ async def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="max_attempts is -1"):
         await consumer.run(Works(), max_attempts=-1)
     with pytest.raises(TypeError, match="auto_touch is 'no'"):
-        await consumer.run(Works(), auto_touch="no")  # type: ignore[arg-type]  # this is the mistake
+        await consumer.run(Works(), auto_touch="no")  # type: ignore[call-overload]  # this is the mistake
     await consumer.aclose()
 
 

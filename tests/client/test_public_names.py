@@ -74,6 +74,12 @@ def test_all_errors_are_public() -> None:
 
 
 def test_all_names_can_be_imported() -> None:
-    assert {name: getattr(client, name).__name__ for name in client.__all__} == {
-        name: name for name in client.__all__
-    }
+    for module in (client, trio_nsq, trio_nsq.sync):
+        for name in module.__all__:
+            found = getattr(module, name)
+            assert not inspect.isclass(found) or found.__name__ == name
+
+
+def test_the_package_has_all_names_of_the_client() -> None:
+    assert set(client.__all__) < set(trio_nsq.__all__)
+    assert all(getattr(trio_nsq, name) is getattr(client, name) for name in client.__all__)

@@ -42,10 +42,8 @@ def annotations(function: Any, own: type) -> dict[str, str]:
     found = {}
     for name, annotation in inspect.get_annotations(function).items():
         text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        if (
-            own,
-            name,
-        ) not in ADDED and "Callable[[trio_nsq" not in text:  # the handlers, one of which is async
+        is_handler = "Callable[[trio_nsq" in text or name == "handler"  # one of which is async
+        if (own, name) not in ADDED and not is_handler:
             for word in (
                 "Async",
                 "trio_nsq.",

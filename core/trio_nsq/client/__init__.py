@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ..protocol.messages import MessageSet
     from .connection.options import ConnectionOptions, ConnectionSettings
     from .connection.tls import TLSFiles, TLSFilesError
+    from .consuming.answers import Answer, DeadLetter, Finish, GivenUp, Handler, OnFailure, Retry
     from .consuming.consumer import Consumer, ConsumerStats
     from .consuming.message import Message, MessageBatch
-    from .consuming.options import ConsumerOptions, ConsumerSettings
+    from .consuming.options import ConsumerOptions, ConsumerSettings, RunOptions
     from .discovery.options import DiscoveryOptions, DiscoverySettings
     from .errors import (
         AlreadyAnswered,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JSON",
     "AlreadyAnswered",
+    "Answer",
     "AuthRefused",
     "BrokerError",
     "BrokerUnreachable",
@@ -58,10 +60,14 @@ __all__ = [
     "ConsumerOptions",
     "ConsumerSettings",
     "ConsumerStats",
+    "DeadLetter",
     "DecodeFailed",
     "DiscoveryOptions",
     "DiscoverySettings",
+    "Finish",
     "Gap",
+    "GivenUp",
+    "Handler",
     "IdempotentProducer",
     "Message",
     "MessageBatch",
@@ -69,6 +75,7 @@ __all__ = [
     "MessagesLost",
     "Msgspec",
     "NotABroker",
+    "OnFailure",
     "Producer",
     "ProducerClosed",
     "ProducerFenced",
@@ -82,6 +89,8 @@ __all__ = [
     "Receipt",
     "RecordBatch",
     "RequestRefused",
+    "Retry",
+    "RunOptions",
     "TLSFiles",
     "TLSFilesError",
     "Topic",
@@ -96,19 +105,25 @@ _MODULES = {
     "Msgspec": ".topics",
     "Pydantic": ".topics",
     "Topic": ".topics",
+    "Answer": ".consuming.answers",
     "ConnectionOptions": ".connection.options",
     "ConnectionSettings": ".connection.options",
     "Consumer": ".consuming.consumer",
     "ConsumerOptions": ".consuming.options",
     "ConsumerSettings": ".consuming.options",
     "ConsumerStats": ".consuming.consumer",
+    "DeadLetter": ".consuming.answers",
     "DiscoveryOptions": ".discovery.options",
     "DiscoverySettings": ".discovery.options",
+    "Finish": ".consuming.answers",
     "Gap": "..log.gaps",
+    "GivenUp": ".consuming.answers",
+    "Handler": ".consuming.answers",
     "IdempotentProducer": ".http.idempotent_producer",
     "Message": ".consuming.message",
     "MessageBatch": ".consuming.message",
     "MessageSet": "..protocol.messages",
+    "OnFailure": ".consuming.answers",
     "Producer": ".publishing.producer",
     "ProducerOptions": ".publishing.options",
     "ProducerSettings": ".publishing.options",
@@ -116,6 +131,8 @@ _MODULES = {
     "RawStreamError": "..log.raw",
     "Receipt": ".publishing.receipt",
     "RecordBatch": "..log.records",
+    "Retry": ".consuming.answers",
+    "RunOptions": ".consuming.options",
     "TLSFiles": ".connection.tls",
     "TLSFilesError": ".connection.tls",
     "TopicReader": ".reading.topic_reader",

@@ -9,8 +9,10 @@
     ConsumerClosed      the caller waited for a message of a consumer that is closed
     MessagesLost        a broker no longer has messages that it had acknowledged to a producer with a name
     ProducerFenced      a producer with the same name, started later, publishes to the topic
+
+
+    DecodeFailed        the body of a message could not be decoded
     AlreadyAnswered     the caller answered a message twice
-    DecodeFailed        the body of a message is not a value of its topic's type
     BrokerUnreachable   an HTTP request got no answer; its subclasses: NotABroker, PublishInDoubt
     RequestRefused      the broker answered an HTTP request with an error
 
@@ -199,11 +201,11 @@ class AlreadyAnswered(NSQError):
 
 
 class DecodeFailed(NSQError):
-    """The body of a message is not a value of its topic's type.
+    """The body of a message cannot be decoded: it is not a value of its topic's type, or `decode` of `run` refuses it.
 
     Attributes:
         topic: The topic.
-        reason: The reason, as text; the codec's error is the `__cause__`.
+        reason: The reason, as text; the error of the codec, or of `decode`, is the `__cause__`.
     """
 
     def __init__(self, topic: str, reason: str) -> None:

@@ -8,8 +8,18 @@
 Each runs the async class of the same name in its own thread. The errors are those of `trio_nsq.client`.
 """
 
-from .consumer import Consumer, Handler
+from .consumer import Consumer, GivenUp, Handler, OnFailure, RunOptions
 from .message import Message, MessageBatch
 from .producer import Producer, Receipt
 
-__all__ = ["Consumer", "Handler", "Message", "MessageBatch", "Producer", "Receipt"]
+__all__ = [
+    "Consumer",
+    "GivenUp",
+    "Handler",
+    "Message",
+    "MessageBatch",
+    "OnFailure",
+    "Producer",
+    "Receipt",
+    "RunOptions",
+]

@@ -1,10 +1,10 @@
 """A consumer for programs without async code, and its messages."""
 
 import random as random_module
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import trio
 
@@ -13,9 +13,11 @@ from trio_nsq.text.arguments import check_int, check_seconds
 from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message
+from ..client.consuming.answers import Answer
 from ..client.consuming.consumer import ConsumerStats
-from ..client.consuming.handlers import check_plain
+from ..client.consuming.handlers import check_plain, decoding
 from ..client.consuming.options import ConsumerOptions, ConsumerSettings
+from ..client.consuming.stop_signals import stopping_on
 from ..client.errors import ConsumerClosed
 from .handlers import ThreadedFunction, ThreadedHandler, is_handling
 from .message import Message, MessageBatch
@@ -23,12 +25,28 @@ from .portal import Portal, PortalClosed, mirrors
 from .shared_queue import SharedQueue
 
 _Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
 _RUNNING_HANDLERS_S = 1.0
 """After `close_timeout_s`, `close` waits this long for handlers, whose threads cannot be cancelled."""
 
 
-Handler = Callable[[Message], object]
-GivenUp = Callable[[Message, Exception], object]
+Handler: TypeAlias = Callable[[Message], object]
+"""A function for a message. If it returns an `Answer`, that is done; all other results finish the message."""
+GivenUp: TypeAlias = Callable[[Message, Exception], object]
+OnFailure: TypeAlias = Callable[[Message, Exception], Answer | None]
+"""A function that decides what happens to a message that failed; None: what happens without it."""
+
+
+class RunOptions(TypedDict, total=False):
+    """The keyword arguments of `Consumer.run` besides `decode`; see there."""
+
+    concurrency: int
+    on_failure: OnFailure | None
+    max_attempts: int
+    given_up: GivenUp | None
+    dead_letter_topic: str | None
+    auto_touch: bool
+    stop_on: Iterable[int]
 
 
 class _AsyncConsumer(client.Consumer):
@@ -198,32 +216,53 @@ class Consumer:
         timeout_s = self._idle_timeout_s + max_wait_s
         return _Batches(partial(self._receive, batches.__anext__, timeout_s), self._portal)
 
+    @overload
+    def run(self, handler: Handler, *, decode: None = None, **options: Unpack[RunOptions]) -> None: ...
+
+    @overload
     def run(
         self,
-        handler: Handler,
+        handler: Callable[[Message, _Value], object],
+        *,
+        decode: Callable[[bytes], _Value],
+        **options: Unpack[RunOptions],
+    ) -> None: ...
+
+    def run(
+        self,
+        handler: Callable[..., object],
         *,
         concurrency: int = 1,
+        decode: Callable[[bytes], Any] | None = None,
+        on_failure: OnFailure | None = None,
         max_attempts: int = 0,
         given_up: GivenUp | None = None,
         dead_letter_topic: str | None = None,
         auto_touch: bool = False,
+        stop_on: Iterable[int] = (),
     ) -> None:
         """Call `handler` with every message, in other threads, until the consumer is closed or a KeyboardInterrupt.
 
-        If the handler returns, the message is finished. If it raises an `Exception`, the error is logged and the
-        message is requeued with backoff, for `default_requeue_delay_ms` times its attempts. A handler may also answer
+        If the handler returns `Retry` or `DeadLetter`, that is done; otherwise, the message is finished. If it raises
+        an `Exception`, the message has failed: the error is logged and the message is requeued with backoff, for
+        `default_requeue_delay_ms` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
         the message itself, and may close the consumer. Before it returns, `run` waits for active handlers without
         limit.
 
         Args:
-            handler: A function that takes one message.
+            handler: A function that takes one message, and with `decode` the decoded body after it.
             concurrency: The number of threads, at least 1 and at most `max_in_flight`.
-            max_attempts: A message that `handler` failed this often is given up, at its last failure; 0: no limit. Only
-                errors of `handler` count that this consumer has seen, not deliveries: a message that was returned or
-                timed out before it was handled has not failed. Of 100,000 messages that failed, the count of the one
-                that failed longest ago is forgotten. If `handler` has answered the message itself before its last
-                failure, for example requeued it, the message is given up at its next delivery, and not handled. Without
-                `given_up` and `dead_letter_topic`, the message is logged and discarded.
+            decode: A function that decodes a body, such as `json.loads`. If it raises, the message has failed with
+                `DecodeFailed`.
+            on_failure: A function that is called with a message that failed, and the error. It returns `Finish`,
+                `Retry` or `DeadLetter`; None stands for `Retry()`. If it raises, the message is requeued.
+            max_attempts: A message that `handler` failed this often is given up, at its last failure, unless
+                `on_failure` answers `Finish` or `DeadLetter`; 0: no limit. Only errors of `handler` count that this
+                consumer has seen, not deliveries: a message that was returned or timed out before it was handled has
+                not failed, and one for which the handler returned `Retry` has not either. Of 100,000 messages that
+                failed, the count of the one that failed longest ago is forgotten. If `handler` has answered the message
+                itself before its last failure, for example requeued it, the message is given up at its next delivery,
+                and not handled. Without `given_up` and `dead_letter_topic`, the message is logged and discarded.
             given_up: Called with a message that is given up, and the error, before the message is finished, for example
                 to store it elsewhere. If it raises, the message is requeued like any failed message.
             dead_letter_topic: Instead of `given_up`: publish a message that is given up to this topic, on the broker
@@ -231,18 +270,23 @@ class Consumer:
                 the message is requeued.
             auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
                 minutes by default).
+            stop_on: Signals that close the consumer as `close_soon` does, such as `signal.SIGTERM`; in the main thread
+                only. Until then, they have no other effect; a second signal does what it does without this option.
 
         Raises:
             AuthRefused: A broker refused the secret; see `Consumer`.
-            TypeError: `handler` or `given_up` returns a coroutine or a generator, of which nothing would run. The
-                message is not answered.
-            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, or what
-                should happen to a message that is given up is not clear.
+            TypeError: A function returns a coroutine or a generator, of which nothing would run, or what is no answer.
+                The message is not answered.
+            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, what
+                should happen to a message that is given up is not clear, or a signal of stop_on cannot be handled.
         """
         self._check_opened()
-        check_plain("handler", handler)
-        if given_up is not None:
-            check_plain("given_up", given_up)
+        for name, function in (("handler", handler), ("given_up", given_up), ("on_failure", on_failure)):
+            if function is not None or name == "handler":
+                check_plain(name, function)
+        if decode is not None:
+            check_plain("decode", decode)
+            handler = decoding(handler, decode, self._consumer._topic)
         check_int("concurrency", concurrency, 1)
         limiter = trio.CapacityLimiter(concurrency)
 
@@ -255,12 +299,14 @@ class Consumer:
             goes_on=not auto_touch,  # only the message that the async consumer knows of is touched
         )
         give_up = given_up and ThreadedFunction("given_up", given_up, limiter, self._portal)
+        decide = on_failure and ThreadedFunction("on_failure", on_failure, limiter, self._portal)
 
         async def run() -> None:
             try:
                 await self._consumer.run(
                     threaded,
                     concurrency=concurrency,
+                    on_failure=decide,
                     max_attempts=max_attempts,
                     given_up=give_up,
                     dead_letter_topic=dead_letter_topic,
@@ -269,10 +315,11 @@ class Consumer:
             finally:
                 self._queue.put_returned_back()
 
-        try:
-            self._portal.call(run)
-        except PortalClosed:
-            pass  # the consumer is closed; `run` returns
+        with stopping_on(stop_on, self.close_soon):
+            try:
+                self._portal.call(run)
+            except PortalClosed:
+                pass  # the consumer is closed; `run` returns
 
     def _control(self, change: Callable[[], None]) -> None:
         """Change the flow control; does nothing if the consumer is closed."""

@@ -7,10 +7,12 @@ messages that the queue lends. So a busy handler costs no change of threads per 
 import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from typing import Any
 
 import trio
 
 from ..client.consuming import message as client_message
+from ..client.consuming.answers import Answer, DeadLetter, Retry
 from ..client.consuming.handlers import FailureCounts, check_result
 from .message import Message, MessageBatch
 from .portal import Portal
@@ -42,9 +44,11 @@ class ThreadedFunction:
         self._limiter = limiter
         self._portal = portal
 
-    async def __call__(self, message: client_message.Message, *args: object) -> None:
+    async def __call__(self, message: client_message.Message, *args: object) -> Any:
         try:
-            await trio.to_thread.run_sync(self._work, self._shared(message), *args, limiter=self._limiter)
+            return await trio.to_thread.run_sync(
+                self._work, self._shared(message), *args, limiter=self._limiter
+            )
         finally:
             self._portal.call_posted()  # an answer of the function
 
@@ -54,8 +58,8 @@ class ThreadedFunction:
         batch, index = message._batch, message._index
         return Message(MessageBatch(batch, self._portal), batch, index, index)
 
-    def _work(self, message: Message, *args: object) -> None:
-        """Call the function, in a thread."""
+    def _work(self, message: Message, *args: object) -> object:
+        """Call the function, in a thread; return its result."""
         before = getattr(_handling, "portal", None)
         _handling.portal = self._portal
         try:
@@ -64,13 +68,15 @@ class ThreadedFunction:
             _handling.portal = before
         if result is not None:
             check_result(self._name, self._function, result)
+        return result
 
 
 class ThreadedHandler(ThreadedFunction):
     """The same for a handler: its thread goes on with the next messages while all goes well.
 
-    A message that is not finished there, because the handler raised or the message has failed too often before, is
-    returned to the queue. The consumer takes it next, and gets what the handler raised.
+    A message that is not finished there, because the handler raised or answered something else, or the message has
+    failed too often before, is returned to the queue. The consumer takes it next, and gets what the handler raised or
+    answered.
 
     Args:
         goes_on: Whether it does. If not, it is a `ThreadedFunction`.
@@ -90,39 +96,47 @@ class ThreadedHandler(ThreadedFunction):
         self._queue = queue
         self._failures = failures
         self._goes_on = goes_on
-        self._raised: dict[client_message.Message, BaseException] = {}  # for messages returned to the queue
+        # For messages returned to the queue: what the handler raised or answered.
+        self._ends: dict[client_message.Message, BaseException | Answer] = {}
 
-    async def __call__(self, message: client_message.Message, *args: object) -> None:
-        raised = self._raised.pop(message, None)
-        if raised is not None:
-            raise raised
+    async def __call__(self, message: client_message.Message, *args: object) -> Any:
+        end = self._ends.pop(message, None)
+        if isinstance(end, BaseException):
+            raise end
+        if end is not None:
+            return end
         if self._goes_on:
             self._queue.lend()
-        await super().__call__(message, *args)
+        return await super().__call__(message, *args)
 
-    def _work(self, message: Message, *args: object) -> None:
+    def _work(self, message: Message, *args: object) -> object:
         if not self._goes_on:
-            super()._work(message, *args)
-            return
+            return super()._work(message, *args)
         context = (
             copy_context()
         )  # a copy for each message: a handler sees no variable that another one has set
-        context.copy().run(super()._work, message, *args)
+        result = context.copy().run(super()._work, message, *args)
+        if isinstance(result, Retry | DeadLetter):
+            return result
         if not message.answered:
             message.finish()  # not after the next messages
         while not _is_cancelled() and (following := self._queue.take_lent()) is not None:
             if not self._handle(following, context.copy()):
                 self._queue.return_lent(following)
-                return
+                break
+        return result
 
     def _handle(self, message: Message, context: Context) -> bool:
         """Handle and finish a message; return False if the consumer must see it."""
         if self._failures.last_error(message) is not None:
             return False
         try:
-            context.run(super()._work, message)
+            result = context.run(super()._work, message)
         except BaseException as error:
-            self._raised[message] = error
+            self._ends[message] = error
+            return False
+        if isinstance(result, Retry | DeadLetter):
+            self._ends[message] = result
             return False
         if not message.answered:
             message.finish()

@@ -12,8 +12,9 @@ import trio
 from trio_nsq.protocol.bodies import check_bytes
 from trio_nsq.text.arguments import check_int, check_seconds
 
+from ..client.consuming.answers import GivenUp
 from ..client.consuming.consumer import Consumer
-from ..client.consuming.handlers import ActiveHandlers, GivenUp, Handler, check_async, check_plain
+from ..client.consuming.handlers import ActiveHandlers, check_async, check_plain
 from ..client.consuming.message import Message, MessageBatch
 from ..client.consuming.receive_queue import ReceiveQueue
 from ..event_loop import runtime
@@ -49,7 +50,7 @@ class Delivery:
 
 
 async def deliver(
-    handler: Handler,
+    handler: Callable[..., Awaitable[object]],
     *bodies: bytes,
     attempts: int = 1,
     deliveries: int | None = None,
@@ -91,8 +92,8 @@ async def deliver(
     source = _Source(consumer, bodies, attempts, deliveries, msg_timeout_s)
 
     @wraps(handler)
-    def call(message: Message) -> Awaitable[object]:
-        work = handler(message)
+    def call(message: Message, *value: Any) -> Awaitable[object]:
+        work = handler(message, *value)
         return source.record(message, work) if inspect.isawaitable(work) else work
 
     async with consumer:
@@ -101,15 +102,15 @@ async def deliver(
     return source.deliveries
 
 
-def deliver_sync(handler: Callable[[Any], object], *bodies: bytes, **options: Any) -> list[Delivery]:
+def deliver_sync(handler: Callable[..., object], *bodies: bytes, **options: Any) -> list[Delivery]:
     """Call a handler without async code with messages, as `trio_nsq.sync.Consumer.run` does, without a broker.
 
     The handler, and `given_up`, run in the calling thread. Arguments and results are those of `deliver`.
     """
     check_plain("handler", handler)
 
-    async def handle(message: Message) -> object:
-        return handler(message)
+    async def handle(message: Message, *value: Any) -> object:
+        return handler(message, *value)
 
     if (given_up := options.get("given_up")) is not None:
         check_plain("given_up", given_up)

@@ -2,12 +2,12 @@
 
 import math
 import random as random_module
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import is_ephemeral
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
@@ -16,16 +16,19 @@ from ...event_loop import runtime
 from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
-from ..connection.options import ConnectionSettings, refuse_unknown
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConsumerClosed, PublishFailed
-from ..publishing.producer import Producer
-from ..publishing.queue import accepts_no_publishes
-from .handlers import ActiveHandlers, FailureCounts, GivenUp, Handler, Handling, check_async
+from ..connection.options import refuse_unknown
+from ..errors import ConnectionFailed, ConsumerClosed
+from .answers import GivenUp, Handler, OnFailure
+from .dead_letters import dead_letter_publisher
+from .handlers import ActiveHandlers, FailureCounts, Handling, check_async, decoding, handle_all
 from .message import Message, MessageBatch
-from .options import ConsumerOptions, ConsumerSettings
+from .options import ConsumerOptions, ConsumerSettings, RunOptions
 from .receive_queue import ReceiveQueue
+from .stop_signals import stopping_on
 from .subscription import FlowControl
 from .subscriptions import Subscriptions
+
+_Value = TypeVar("_Value")
 
 TIME_SLICE_S = 0.01
 """How long a loop over received messages may run before other tasks do: the writer that sends its answers, and the
@@ -219,8 +222,8 @@ class Consumer:
         Loops over the consumer, and `run`, get the messages that have been received, and end after the last one. The
         messages that are not answered after the timeout return to the brokers, as with `aclose`.
 
-        A loop that calls this waits for its own messages: call it beside the loop. A handler of `run` may call it: there
-        it only starts, and returns at once.
+        A loop that calls this waits for its own messages: call it beside the loop. A handler of `run` may call it:
+        there it only starts, and returns at once.
 
         Args:
             timeout_s: The longest time to wait for answers; None: no limit.
@@ -382,34 +385,55 @@ class Consumer:
         check_seconds("max_wait_s", max_wait_s)
         return _Batches(self, max_messages, max_wait_s)
 
+    @overload
+    async def run(self, handler: Handler, *, decode: None = None, **options: Unpack[RunOptions]) -> None: ...
+
+    @overload
     async def run(
         self,
-        handler: Handler,
+        handler: Callable[[Message, _Value], Awaitable[object]],
+        *,
+        decode: Callable[[bytes], _Value],
+        **options: Unpack[RunOptions],
+    ) -> None: ...
+
+    async def run(
+        self,
+        handler: Callable[..., Awaitable[object]],
         *,
         concurrency: int = 1,
+        decode: Callable[[bytes], Any] | None = None,
+        on_failure: OnFailure | None = None,
         max_attempts: int = 0,
         given_up: GivenUp | None = None,
         dead_letter_topic: str | None = None,
         auto_touch: bool = False,
+        stop_on: Iterable[int] = (),
     ) -> None:
         """Call `handler` with every message until the consumer is closed or the task is cancelled.
 
-        If the handler returns, the message is finished. If it raises an `Exception`, the error is logged and the
-        message is requeued with backoff, for `default_requeue_delay_ms` times its attempts. A handler may also answer
+        If the handler returns `Retry` or `DeadLetter`, that is done; otherwise, the message is finished. If it raises
+        an `Exception`, the message has failed: the error is logged and the message is requeued with backoff, for
+        `default_requeue_delay_ms` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
         the message itself.
 
         If the task is cancelled while the handler runs, or the handler raises what is not an `Exception`, such as
         `SystemExit`, then the message is not answered: the next `run`, or the next loop, receives it first.
 
         Args:
-            handler: An async function that takes one message.
+            handler: An async function that takes one message, and with `decode` the decoded body after it.
             concurrency: How many messages to handle at the same time, at least 1 and at most `max_in_flight`.
-            max_attempts: A message that `handler` failed this often is given up, at its last failure; 0: no limit. Only
-                errors of `handler` count that this consumer has seen, not deliveries: a message that was returned or
-                timed out before it was handled has not failed. Of 100,000 messages that failed, the count of the one
-                that failed longest ago is forgotten. If `handler` has answered the message itself before its last
-                failure, for example requeued it, the message is given up at its next delivery, and not handled. Without
-                `given_up` and `dead_letter_topic`, the message is logged and discarded.
+            decode: A function that decodes a body, such as `json.loads`. If it raises, the message has failed with
+                `DecodeFailed`.
+            on_failure: A function, async or not, that is called with a message that failed, and the error. It returns
+                `Finish`, `Retry` or `DeadLetter`; None stands for `Retry()`. If it raises, the message is requeued.
+            max_attempts: A message that `handler` failed this often is given up, at its last failure, unless
+                `on_failure` answers `Finish` or `DeadLetter`; 0: no limit. Only errors of `handler` count that this
+                consumer has seen, not deliveries: a message that was returned or timed out before it was handled has
+                not failed, and one for which the handler returned `Retry` has not either. Of 100,000 messages that
+                failed, the count of the one that failed longest ago is forgotten. If `handler` has answered the message
+                itself before its last failure, for example requeued it, the message is given up at its next delivery,
+                and not handled. Without `given_up` and `dead_letter_topic`, the message is logged and discarded.
             given_up: An async function that is called with a message that is given up, and the error, before the
                 message is finished, for example to store it elsewhere. If it raises, the message is requeued like any
                 failed message.
@@ -418,14 +442,20 @@ class Consumer:
                 the message is requeued.
             auto_touch: Extend the message timeout (TOUCH) while the handler runs, up to the broker's maximum (15
                 minutes by default).
+            stop_on: Signals that close the consumer as `close_soon` does, such as `signal.SIGTERM`; in the main thread
+                only. Until then, they have no other effect; a second signal does what it does without this option.
 
         Raises:
             AuthRefused: A broker refused the secret; see `Consumer`.
-            TypeError: `handler` or `given_up` is not an async function. The message is not answered.
-            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, or what
-                should happen to a message that is given up is not clear.
+            TypeError: `handler` or `given_up` is not an async function, or a function returned what is no answer. The
+                message is not answered.
+            ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, what
+                should happen to a message that is given up is not clear, or a signal of stop_on cannot be handled.
         """
         check_async("handler", handler)
+        for name, function in (("decode", decode), ("on_failure", on_failure)):
+            if function is not None:
+                check_type(name, function, Callable)
         if given_up is not None:
             check_async("given_up", given_up)
         if given_up is None and dead_letter_topic is not None:
@@ -438,41 +468,18 @@ class Consumer:
             raise ValueError("max_attempts is 0, no limit, so no message is given up; it must be at least 1")
         self._make_room_for(concurrency)
         self._check_entered()
-        handling = Handling(self._source, handler, max_attempts, given_up, auto_touch, self._failures)
-
-        ends: list[BaseException] = []  # raised below: the nursery would wrap them in a group
-        unhandled: list[Message] = []  # put back at the end: until then, other handlers would receive them
-
-        async def handle_each() -> None:
-            active = self._active.new_task()
-            try:
-                async for message in self:
-                    if ends:  # this task was awake already
-                        unhandled.append(message)
-                        return
-                    with active:
-                        try:
-                            await handling.handle(message, nursery)
-                        except BaseException:
-                            unhandled.append(message)
-                            raise
-            except AuthRefused as refusal:
-                ends.append(refusal)  # other handlers may finish their messages
-            except BaseException as error:
-                if runtime.is_cancellation(error):
-                    raise
-                ends.append(error)
-                nursery.cancel_scope.cancel()
-
-        try:
-            async with runtime.open_nursery() as nursery:
-                for _ in range(concurrency):
-                    nursery.start_soon(handle_each)
-        finally:
-            for message in reversed(unhandled):
-                self._queue.put_back(message)
-        if ends:
-            raise next((error for error in ends if not isinstance(error, AuthRefused)), ends[0])
+        handling = Handling(
+            self._source,
+            handler if decode is None else decoding(handler, decode, self._topic),
+            on_failure,
+            max_attempts,
+            given_up,
+            self._to_dead_letters,
+            auto_touch,
+            self._failures,
+        )
+        with stopping_on(stop_on, self.close_soon):
+            await handle_all(self, handling, concurrency, self._active, self._queue.put_back)
 
     def _make_room_for(self, concurrency: int) -> None:
         """Have the brokers send enough for this many handlers at a time; raises ValueError."""
@@ -493,25 +500,9 @@ class Consumer:
             raise ValueError(
                 "dead_letter_topic is the topic itself; its dead letters would be delivered again"
             )
-        options: Any = {each.name: getattr(self._settings, each.name) for each in fields(ConnectionSettings)}
-
-        async def publish_to(addresses: Sequence[str], body: bytes) -> None:
-            # The broker has accepted a message of this size before.
-            async with Producer(addresses, max_msg_size=len(body), **options) as producer:
-                await producer.publish(topic, body)
-
-        async def publish(message: Message, _: Exception) -> None:
-            address = message.nsqd_address
-            try:
-                await publish_to([address], message.body)
-            except PublishFailed as failure:
-                cause = failure.__cause__
-                others = [each.address for each in self._flow.connections if each.address != address]
-                if not others or not isinstance(cause, BrokerError) or not accepts_no_publishes(cause):
-                    raise
-                await publish_to(others, message.body)
-
-        return publish
+        return dead_letter_publisher(
+            topic, self._settings, lambda: [each.address for each in self._flow.connections]
+        )
 
     async def _next_batch(self, max_messages: int | None, max_wait_s: float) -> MessageBatch:
         while True:

@@ -1,4 +1,4 @@
-"""Call message handlers: finish the message if the handler returns, requeue it if it raises.
+"""Call message handlers: do what the handler answers, finish the message if it returns, requeue it if it raises.
 
 A message that failed too often is given up. Only failures of the handler count, not deliveries: a message that was
 received and returned without being handled has not failed.
@@ -6,16 +6,16 @@ received and returned without being handled has not failed.
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 from ...event_loop import runtime
+from ..errors import AuthRefused, DecodeFailed
+from .answers import ANSWERS, Answer, DeadLetter, Finish, GivenUp, Handler, OnFailure, Retry
 from .message import Message
-
-Handler = Callable[[Message], Awaitable[object]]
-GivenUp = Callable[[Message, Exception], Awaitable[object]]
 
 MIN_TOUCH_INTERVAL_S = 0.1
 """A lower bound, whatever timeout a broker announces; nsqd's timeouts are at least a second."""
@@ -77,26 +77,31 @@ class Handling:
     Args:
         source: `topic/channel`, for the log.
         handler: Called with each message.
+        on_failure: Called with each message that the handler failed and the error; may decide what happens. None: not
+            given.
         max_attempts: A message that the handler failed this often is given up; 0: no limit.
         given_up: Called with such a message and the last error, before it is finished. None: it is only logged.
+        dead_letters: Returns a function that publishes messages to a topic; may raise ValueError.
         auto_touch: While a handler runs, touch the message whenever half of its timeout has passed.
         failures: The consumer's.
     """
 
     source: str
     handler: Handler
+    on_failure: OnFailure | None
     max_attempts: int
     given_up: GivenUp | None
+    dead_letters: Callable[[str], GivenUp]
     auto_touch: bool
     failures: FailureCounts
 
     async def handle(self, message: Message, nursery: runtime.Nursery) -> None:
-        """Handle a message, then finish it, or requeue it if it failed. Keeps an answer of the handler.
+        """Handle a message, then do what was answered. Keeps an answer that the handler has given by itself.
 
         Args:
             nursery: Runs the task that touches the message. A nursery here would wrap what the handler raises.
 
-        Raises HandlerTypeError: the handler, or `given_up`, is not an async function.
+        Raises HandlerTypeError: a function is not an async one, or its answer has the wrong type.
         """
         if not self.auto_touch:
             await self._handle(message)
@@ -109,87 +114,202 @@ class Handling:
             scope.cancel()
 
     async def _handle(self, message: Message) -> None:
+        answer: Answer
         failure = self.failures.last_error(message) if self.max_attempts else None
         if failure is not None:
-            failure = await self._give_up(message, failure)
+            answer = await self._give_up(message, failure)
         else:
-            failure = await _result_of("handler", partial(self.handler, message))
+            result, failure = await _result_of("handler", partial(self.handler, message))
             if failure is not None:
-                failure = await self._record(message, failure)
-        if failure is None:
+                answer = await self._answer_to(message, failure)
+            else:
+                answer = result if isinstance(result, ANSWERS) else Finish()
+        if isinstance(answer, DeadLetter) and not message.answered:
+            answer = await self._publish(message, answer, failure)
+        if not isinstance(answer, Retry):
             self.failures.forget(message)
         if message.answered:
             return
-        if failure is None:
-            message.finish()
+        if isinstance(answer, Retry):
+            answer.apply_to(message)
         else:
-            message.requeue()
+            message.finish()
 
-    async def _record(self, message: Message, failure: Exception) -> Exception | None:
-        """Log a failure, and give the message up if it was the last one; return why to requeue it, if so."""
-        if not self.max_attempts:
+    async def _answer_to(self, message: Message, failure: Exception) -> Answer:
+        """Log a failure, and decide what happens to the message."""
+        count = self.failures.add(message) if self.max_attempts else 0
+        if self.max_attempts:
+            self._log("%r failed, %d of %d times", message, count, self.max_attempts, error=failure)
+        else:
             self._log("%r failed, attempt %d", message, message.attempts, error=failure)
-            return failure
-        count = self.failures.add(message)
-        self._log("%r failed, %d of %d times", message, count, self.max_attempts, error=failure)
-        if count < self.max_attempts:
-            return failure
+        answer = Retry() if self.on_failure is None else await self._ask(self.on_failure, message, failure)
+        if not isinstance(answer, Retry) or not self.max_attempts or count < self.max_attempts:
+            return answer
         if message.answered:  # if the handler has requeued it, it is delivered again
             self.failures.give_up_later(message, failure)
-            return failure
+            return answer
         if not message.connected:  # it is delivered again, and may succeed
-            return failure
+            return answer
         return await self._give_up(message, failure)
 
-    async def _give_up(self, message: Message, failure: Exception) -> Exception | None:
-        """Give a message up that failed too often; return why to requeue it, if that fails."""
+    async def _ask(self, on_failure: OnFailure, message: Message, failure: Exception) -> Answer:
+        call: partial[Any] = partial(on_failure, message, failure)
+        answer, error = await _result_of("on_failure", call, may_be_plain=True)
+        if error is not None:
+            self._log("on_failure failed for %r, which is requeued", message, error=error)
+        elif isinstance(answer, ANSWERS):
+            return answer
+        elif answer is not None:
+            raise HandlerTypeError(
+                f"on_failure must return Finish, Retry, DeadLetter or None, not {answer!r:.100}"
+            )
+        return Retry()
+
+    async def _give_up(self, message: Message, failure: Exception) -> Finish | Retry:
+        """Give a message up that failed too often; requeue it if that fails."""
         count = self.failures.count(message)
         if self.given_up is None:
             self._log("%r is discarded: it failed %d times", message, count)
-            return None
-        refused = await _result_of("given_up", partial(self.given_up, message, failure))
-        if refused is None:
-            self._log("%r is given up: it failed %d times", message, count)
-        else:
+            return Finish()
+        _, refused = await _result_of("given_up", partial(self.given_up, message, failure))
+        if refused is not None:
             self._log("%r failed %d times and could not be given up", message, count, error=refused)
-        return refused
+            return Retry()
+        self._log("%r is given up: it failed %d times", message, count)
+        return Finish()
+
+    async def _publish(
+        self, message: Message, letter: DeadLetter, failure: Exception | None
+    ) -> Finish | Retry:
+        """Publish a message to a topic of dead letters; requeue it if that fails."""
+        if not message.connected:  # it is delivered again
+            return Retry()
+
+        async def publish() -> None:
+            await self.dead_letters(letter.topic)(message, failure or RuntimeError(letter.reason))
+
+        _, refused = await _result_of("the publish of a dead letter", partial(publish))
+        because = f": {letter.reason}" if letter.reason else ""
+        if refused is not None:
+            self._log("%r could not be published to %s%s", message, letter.topic, because, error=refused)
+            return Retry()
+        _logger.warning("%s: %r is published to %s%s", self.source, message, letter.topic, because)
+        return Finish()
 
     def _log(self, text: str, *args: object, error: Exception | None = None) -> None:
         _logger.error(f"%s: {text}", self.source, *args, exc_info=error)
+
+
+async def handle_all(
+    messages: AsyncIterator[Message],
+    handling: Handling,
+    concurrency: int,
+    active: "ActiveHandlers",
+    put_back: Callable[[Message], None],
+) -> None:
+    """Handle messages with this many tasks, until there are no more.
+
+    Args:
+        put_back: Called at the end with each message that was not handled, the newest first.
+    """
+    ends: list[BaseException] = []  # raised below: the nursery would wrap them in a group
+    unhandled: list[Message] = []  # put back at the end: until then, other handlers would receive them
+
+    async def handle_each() -> None:
+        task = active.new_task()
+        try:
+            async for message in messages:
+                if ends:  # this task was awake already
+                    unhandled.append(message)
+                    return
+                with task:
+                    try:
+                        await handling.handle(message, nursery)
+                    except BaseException:
+                        unhandled.append(message)
+                        raise
+        except AuthRefused as refusal:
+            ends.append(refusal)  # other handlers may finish their messages
+        except BaseException as error:
+            if runtime.is_cancellation(error):
+                raise
+            ends.append(error)
+            nursery.cancel_scope.cancel()
+
+    try:
+        async with runtime.open_nursery() as nursery:
+            for _ in range(concurrency):
+                nursery.start_soon(handle_each)
+    finally:
+        for message in reversed(unhandled):
+            put_back(message)
+    if ends:
+        raise next((error for error in ends if not isinstance(error, AuthRefused)), ends[0])
 
 
 class HandlerTypeError(TypeError):
     """A handler is the wrong kind of function: its message was not handled, and requeueing it would not help."""
 
 
-async def _result_of(name: str, call: partial[Awaitable[object]]) -> Exception | None:
+async def _result_of(
+    name: str, call: partial[Any], *, may_be_plain: bool = False
+) -> tuple[object, Exception | None]:
+    """Call a function; return its result, or None and what it raised."""
     try:
-        work = call()
-        if inspect.isawaitable(work):
-            result = await work
-            if result is not None:
-                check_result(name, call.func, result)
-            return None
+        result = call()
+        if inspect.isawaitable(result):
+            result = await result
+        elif not may_be_plain:
+            raise HandlerTypeError(
+                f"{name} must be an async function; {call.func!r} returned {result!r:.100}"
+            )
+        if result is not None:
+            check_result(name, call.func, result)
+        return result, None
     except HandlerTypeError:
         raise
     except Exception as failure:
-        return failure
+        return None, failure
     except BaseException as error:
         if not runtime.is_stray_cancellation(error):
             raise
         stray = RuntimeError(f"{name} raised CancelledError, but its task was not cancelled")
         stray.__cause__ = error
-        return stray
-    raise HandlerTypeError(f"{name} must be an async function; {call.func!r} returned {work!r:.100}")
+        return None, stray
 
 
 def check_result(name: str, function: object, result: object) -> None:
-    """Check what a handler returned at its end: a coroutine or generator has not run. Raises HandlerTypeError."""
+    """Check what a handler returned at its end. Raises HandlerTypeError.
+
+    A coroutine or generator has not run, and a class is no answer.
+    """
+    if isinstance(result, type) and issubclass(result, ANSWERS):
+        raise HandlerTypeError(
+            f"{name} {function!r} returned the class {result.__name__}, not {result.__name__}(...)"
+        )
     if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that it was never awaited
     raise HandlerTypeError(f"{name} {function!r} returned {result!r:.100}, of which nothing has run")
+
+
+def decoding(
+    handler: Callable[..., Any], decode: Callable[[bytes], object], topic: str
+) -> Callable[[Message], Any]:
+    """Return a handler that calls another one with the message and its decoded body. Raises DecodeFailed."""
+
+    @wraps(handler)
+    def handle(message: Message) -> Any:
+        try:
+            value = decode(message.body)
+        except DecodeFailed:
+            raise
+        except Exception as error:
+            raise DecodeFailed(topic, f"{error!r:.200}") from error
+        return handler(message, value)
+
+    return handle
 
 
 def check_async(name: str, function: object) -> None:

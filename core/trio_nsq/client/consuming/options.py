@@ -1,13 +1,28 @@
 """The options of a consumer, in addition to those of discovery and of every connection."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from trio_nsq.protocol.limits import SECOND_MS
 
 from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ..connection.options import OFF
 from ..discovery.options import MINUTE_S, DiscoveryOptions, DiscoverySettings
+from .answers import GivenUp, OnFailure
+
+
+class RunOptions(TypedDict, total=False):
+    """The keyword arguments of `Consumer.run` besides `decode`; see there."""
+
+    concurrency: int
+    on_failure: OnFailure | None
+    max_attempts: int
+    given_up: GivenUp | None
+    dead_letter_topic: str | None
+    auto_touch: bool
+    stop_on: Iterable[int]
+
 
 BackoffStrategy = Literal["exponential", "full_jitter"]
 

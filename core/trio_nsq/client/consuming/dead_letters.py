@@ -1,0 +1,43 @@
+"""Publish messages that are given up to another topic."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..connection.options import ConnectionSettings
+from ..errors import BrokerError, PublishFailed
+from ..publishing.producer import Producer
+from ..publishing.queue import accepts_no_publishes
+from .message import Message
+
+
+def dead_letter_publisher(
+    topic: str, settings: ConnectionSettings, connected: Callable[[], Sequence[str]]
+) -> Callable[[Message, Exception], Awaitable[None]]:
+    """Return a function that publishes a message to a topic, on the broker that delivered it.
+
+    If this broker drains, another one is used.
+
+    Args:
+        settings: The consumer's.
+        connected: Returns the addresses of the brokers to which the consumer is connected.
+    """
+    options: Any = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
+
+    async def publish_to(addresses: Sequence[str], body: bytes) -> None:
+        # The broker has accepted a message of this size before.
+        async with Producer(addresses, max_msg_size=len(body), **options) as producer:
+            await producer.publish(topic, body)
+
+    async def publish(message: Message, _: Exception) -> None:
+        address = message.nsqd_address
+        try:
+            await publish_to([address], message.body)
+        except PublishFailed as failure:
+            cause = failure.__cause__
+            others = [each for each in connected() if each != address]
+            if not others or not isinstance(cause, BrokerError) or not accepts_no_publishes(cause):
+                raise
+            await publish_to(others, message.body)
+
+    return publish
