@@ -64,7 +64,7 @@ async def test_a_broker_does_not_write_to_the_archive_of_another_one(tmp_path: P
             async with _client(bound.http_address) as client, connected(bound.tcp_address) as nsq:
                 await nsq.publish("t", b"one")
                 await _archived(client)
-    before = read_manifest(LocalStorage(tmp_path / "archive"))[0]
+    before = read_manifest(LocalStorage(tmp_path / "archive")).manifest
     pacing = Pacing(archive_stop_s=0.1)
     async with running_broker(tmp_path / "two", archive=archive, pacing=pacing) as bound:
         async with _client(bound.http_address) as client, connected(bound.tcp_address) as nsq:
@@ -72,7 +72,7 @@ async def test_a_broker_does_not_write_to_the_archive_of_another_one(tmp_path: P
             with trio.fail_after(PATIENCE_S):
                 while "is the archive of another broker" not in (await _archive_of(client))["error"]:
                     await trio.sleep(0.02)
-    assert read_manifest(LocalStorage(tmp_path / "archive"))[0] == before
+    assert read_manifest(LocalStorage(tmp_path / "archive")).manifest == before
     restore_folder(archive, tmp_path / "restored")
     async with (
         running_broker(tmp_path / "restored", archive=archive) as bound,

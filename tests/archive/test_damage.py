@@ -15,7 +15,13 @@ from broker.support import PATIENCE_S, connected, mpub, running_broker
 from cli.support import Cli
 from trio_nsq.archive.content import read_pieces
 from trio_nsq.archive.examination import verify
-from trio_nsq.archive.manifest import MANIFEST, ArchiveDamaged, complete_checkpoints, stream_folder
+from trio_nsq.archive.manifest import (
+    CHECKPOINTS,
+    MANIFEST,
+    ArchiveDamaged,
+    complete_checkpoints,
+    stream_folder,
+)
 from trio_nsq.archive.restore import OperationsDamaged, RestorePlan, shown_time
 from trio_nsq.archive.writer import ArchiveWriter
 from trio_nsq.broker.restoring import restore_folder
@@ -137,6 +143,27 @@ def test_other_objects_are_needed(archive: Path, tmp_path: Path, where: str) -> 
     restore_folder(str(broken), tmp_path / "restored")
 
 
+def test_the_commands_name_a_damaged_manifest_and_prune_writes_it_again(
+    archive: Path, tmp_path: Path
+) -> None:
+    broken = Path(copytree(archive, tmp_path / "broken"))
+    (broken / MANIFEST).write_bytes(b"garbage")
+    verified = OFFLINE("archive", "verify", str(broken))
+    assert (verified.code, f"{MANIFEST} is damaged: the records of checkpoints".encode() in verified.out) == (
+        5,
+        True,
+    )
+    shown = OFFLINE("archive", "status", str(broken), "--format", "json")
+    assert (shown.code, f"{MANIFEST} is damaged" in shown.err) == (5, True)
+    assert len(shown.out.splitlines()) == len(complete_checkpoints(LocalStorage(archive)))
+    restored = OFFLINE("archive", "restore", str(broken), "--data-path", str(tmp_path / "restored"))
+    assert (restored.code, "nothing is lost by that" in restored.err) == (5, True)
+    assert OFFLINE("archive", "prune", str(broken), "--keep", "0s").code == 0
+    assert [OFFLINE("archive", command, str(broken)).code for command in ("verify", "status")] == [0, 0]
+    records = [path.name for path in (broken / CHECKPOINTS).iterdir() if path.is_file()]
+    assert len(records) == 1, "those of removed checkpoints are removed"
+
+
 def test_a_damaged_segment_keeps_no_other_topic_from_being_restored(archive: Path, tmp_path: Path) -> None:
     broken = Path(copytree(archive, tmp_path / "broken"))
     for segment in broken.glob("t/*/*.seg"):
@@ -247,9 +274,9 @@ def test_an_archive_was_copied_over_another_one(long_run: Path, archive: Path, t
     """Objects of the same name that another broker has written are not taken as operations of this one."""
     mixed = copytree(long_run, tmp_path / "mixed")
     run = complete_checkpoints(LocalStorage(archive))[-1].run
-    manifest = (mixed / MANIFEST).read_text()
     mine = complete_checkpoints(LocalStorage(mixed))[-1].run
-    (mixed / MANIFEST).write_text(manifest.replace(mine, run))
+    for path in (mixed / MANIFEST, *mixed.glob("@checkpoints/*.json")):
+        path.write_text(path.read_text().replace(mine, run))
     found = [each.what for each in verify(LocalStorage(mixed), lambda size: None, all_checkpoints=False)]
     assert found
     assert all("another run of a broker has written it" in each for each in found)

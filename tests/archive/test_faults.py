@@ -15,12 +15,12 @@ import httpx
 import pytest
 import trio
 
-from archive.folders import Remembered, number_of, restore, writer_of
+from archive.folders import Remembered, copy_archive, number_of, restore, writer_of
 from broker.support import PATIENCE_S, running_broker
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from storage.stores import Fault, Store, proxy
 from trio_nsq.archive.examination import checkpoints_of, verify
-from trio_nsq.archive.manifest import MANIFEST, list_stream
+from trio_nsq.archive.manifest import CHECKPOINTS, MANIFEST, list_stream
 from trio_nsq.archive.pruning import prune
 from trio_nsq.archive.restore import RestorePlan, Restorer, find_restore_point
 from trio_nsq.archive.writer import ArchiveStatus, ArchiveWriter
@@ -250,8 +250,11 @@ class _TakenLease(Lease):
 
 @pytest.mark.parametrize(
     ("where", "behind"),
-    [("@stream/", ""), ("/0000000001", ""), ("/segments", ""), (MANIFEST, ""), (MANIFEST, "/segments")],
-    ids=["operations", "a part", "segments", "a checkpoint's begin", "a checkpoint's end"],
+    [
+        *(("@stream/", ""), ("/0000000001", ""), ("/segments", ""), (CHECKPOINTS, "/segments")),
+        *((MANIFEST, ""), (MANIFEST, f"{CHECKPOINTS}/")),
+    ],
+    ids=["operations", "a part", "segments", "a record", "a checkpoint's begin", "a checkpoint's end"],
 )
 @pytest.mark.parametrize("after", [1, 2], ids=["early", "later"])
 async def test_a_writer_that_wakes_after_another_one_took_over_changes_no_restore(
@@ -302,6 +305,10 @@ async def test_a_writer_that_wakes_after_another_one_took_over_changes_no_restor
     restore(archive, tmp_path / "restored")
     assert _shared(tree_of(tmp_path / "restored")) == _shared(tree_of(two))
     assert not _findings(archive)
+    without = copy_archive(archive, tmp_path / "without")
+    (without / MANIFEST).unlink()
+    restore(without, tmp_path / "restored-without")
+    assert tree_of(tmp_path / "restored-without") == tree_of(tmp_path / "restored")
     trees, storage = trees_of(remembered.stream()), LocalStorage(archive)
     runs = [each.checkpoint.run for each in checkpoints_of(storage)]
     assert len(list(groupby(runs))) == 2, "no checkpoint of the first one is behind one of the second"

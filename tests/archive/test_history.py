@@ -314,6 +314,32 @@ async def test_verify_knows_what_only_the_archive_has(tmp_path: Path) -> None:
         assert await numbers_read(api, **{"from": "0"}) == ["discarded", *range(disk_files(data)[0], COUNT)]
 
 
+async def test_verify_reads_what_only_the_archive_has(tmp_path: Path) -> None:
+    """Also what was archived and deleted since the last checkpoint, which no checkpoint refers to."""
+    data, archive = tmp_path / "data", tmp_path / "archive"
+    for begin in (0, COUNT):  # the second start writes a checkpoint that knows what only the archive has
+        async with running_api(data, **SMALL, archive=str(archive)) as api:
+            await api.post("/channel/create", topic="t", channel="c")
+            await publish(api, begin, begin + COUNT)
+            await api.tcp.subscribe("t", "c", 100)
+            await consume(api, COUNT)
+            await until_only_archived(data, begin + 80)
+    storage, read = LocalStorage(archive), list[int]()
+    assert not list(verify(storage, read.append, all_checkpoints=True))
+    segments = sorted(archive.glob("t/*/*.seg"))
+    assert sum(read) > sum(path.stat().st_size - 100 for path in segments)
+    for victim in segments[2], segments[len(segments) // 2 + 2]:
+        before = victim.read_bytes()
+        victim.write_bytes(before[:600] + bytes([before[600] ^ 1]) + before[601:])
+        found = [each.what for each in verify(storage, read.append, all_checkpoints=True)]
+        assert [victim.name in what for what in found] == [True]
+        assert found[0].endswith("a record batch does not match its checksum")
+        victim.write_bytes(segments[3].read_bytes())
+        found = [each.what for each in verify(storage, read.append, all_checkpoints=True)]
+        assert any(f"{victim} is damaged at byte 0: not a segment: it was renamed" in what for what in found)
+        victim.write_bytes(before)
+
+
 async def test_a_crash_between_the_list_and_the_deletion(tmp_path: Path) -> None:
     """The file of a list that the broker was killed after is on the disk, too: it is read from there, once."""
     data, archive = tmp_path / "data", tmp_path / "archive"
@@ -351,7 +377,7 @@ async def test_the_archive_keeps_messages_for_a_time(tmp_path: Path) -> None:
         storage = LocalStorage(archive)
         kept = {
             archive / segment.name
-            for checkpoint in read_manifest(storage)[0].checkpoints
+            for checkpoint in read_manifest(storage).manifest.checkpoints
             for segment in read_segments(storage, checkpoint).values()
         }
         return (

@@ -71,7 +71,7 @@ class _Member:
 
     def lost(self, archive: str) -> ClusterState:
         """Return the value of a leader that was alone."""
-        owner = read_manifest(LocalStorage(Path(archive)))[0].owner
+        owner = read_manifest(LocalStorage(Path(archive))).manifest.owner
         state = founded("prod", LEADER, "s", EPOCH).joined(self.context.folder, ())
         return state.archived(f"{archive} {owner}")
 

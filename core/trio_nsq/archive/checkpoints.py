@@ -20,9 +20,11 @@ from .manifest import (
     Manifest,
     change_manifest,
     checkpoint_folder,
+    encode_record,
     list_stream,
     part_name,
     read_manifest,
+    read_record,
     stream_folder,
 )
 from .owner import take_ownership
@@ -75,7 +77,7 @@ class Checkpoints:
         """
         self.newest = self._next_id = None
         self.owner = take_ownership(self._files, self._files.root, self._storage)
-        manifest, _ = read_manifest(self._storage)
+        manifest = read_manifest(self._storage).manifest
         known = {}
         if manifest.checkpoints:
             last = manifest.checkpoints[-1]
@@ -162,6 +164,7 @@ class Checkpoints:
         self._storage.put(checkpoint.segments_name, encode_segments(segments))
         checkpoint = replace(checkpoint, time_ms=self.time_ms())
         check()
+        self._storage.put(checkpoint.record_name, encode_record(checkpoint, self.owner))
         change_manifest(self._storage, lambda found: self._with_checkpoint(found, checkpoint))
         self.newest = checkpoint
         self.count += 1
@@ -170,6 +173,44 @@ class Checkpoints:
             *(checkpoint_id, checkpoint.size_bytes, len(segments)),
         )
         return checkpoint
+
+    def mend(self, check: Callable[[], None]) -> bool:
+        """Look for the manifest and the objects of the newest checkpoint. Write the manifest and the record again if
+        they are missing or damaged; return whether others are missing, so that another checkpoint is needed.
+
+        Raises:
+            LeaseLost: The manifest is an older one, or another broker has written it: begin anew.
+            StorageError, OSError: The archive cannot be read or written.
+        """
+        newest = self.newest
+        assert newest is not None
+        try:
+            read_record(self._storage, newest.record_name)
+        except ArchiveDamaged as exc:
+            check()
+            logger.error("%s: it is written again", exc)
+            self._storage.put(newest.record_name, encode_record(newest, self.owner))
+        found = read_manifest(self._storage)
+        check()
+        if found.damage:
+            logger.error("%s: it is written again", found.damage)
+            change_manifest(self._storage, partial(self._mended, newest))
+        else:
+            self._check_alone(found.manifest)
+        there = self._storage.names(checkpoint_folder(newest.id))
+        missing = {*newest.part_names, newest.segments_name}.difference(there)
+        for name in sorted(missing):
+            logger.error("%s is missing: another checkpoint is written", self._storage.url_of(name))
+        return bool(missing)
+
+    def _mended(self, newest: Checkpoint, manifest: Manifest) -> Manifest:
+        if self._next_id is not None and manifest.next_id <= self._next_id:
+            manifest = replace(manifest, next_id=self._next_id)
+        self._check_alone(manifest)
+        checkpoints = manifest.checkpoints
+        if newest not in checkpoints:
+            checkpoints = (*checkpoints, newest)
+        return replace(manifest, checkpoints=checkpoints, owner=self.owner)
 
     def _take_id(self) -> int:
         """Take an id that no object has: the manifest may have been removed, or be an older one."""

@@ -4,16 +4,19 @@
     @lease                                   held by the broker that writes
     @checkpoints/ID/segments                 the archived segments that the checkpoint refers to, a line of JSON each
     @checkpoints/ID/PART                     the rest of the data folder: pieces of a catch-up
+    @checkpoints/ID.json                     the record of the checkpoint: what the manifest says of it
     @stream/ID/FIRST-LAST-TIME               file operations FIRST to LAST, written while ID was the newest checkpoint
     TOPIC/INCARNATION/FIRST-LAST.seg         archived segments: see `segment_names`
 
-A checkpoint is in the manifest when all its objects are written. No name of a topic begins with `@`. ID and PART have
-10 digits, FIRST and LAST 20, and TIME, Unix milliseconds, 15.
+A checkpoint is in the manifest when all its objects are written, the record last. Without the manifest, the records
+tell the same. No name of a topic begins with `@`. ID and PART have 10 digits, FIRST and LAST 20, and TIME, Unix
+milliseconds, 15.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import inf
@@ -24,6 +27,8 @@ from ..storage import ChangedMeanwhile, Storage
 
 MANIFEST: Final = "@archive.json"
 LEASE: Final = "@lease"
+CHECKPOINTS: Final = "@checkpoints"
+RECORD_SUFFIX: Final = ".json"
 _VERSION: Final = 1
 _MOST: Final = (1 << 63) - 1
 _NUMBERS: Final = ("id", "number", "time_ms", "parts", "size_bytes")
@@ -66,6 +71,11 @@ class Checkpoint:
         return f"{checkpoint_folder(self.id)}/segments"
 
     @property
+    def record_name(self) -> str:
+        """The name of its record."""
+        return f"{checkpoint_folder(self.id)}{RECORD_SUFFIX}"
+
+    @property
     def part_names(self) -> list[str]:
         """The names of its other objects, in order."""
         return [part_name(self.id, part) for part in range(1, self.parts + 1)]
@@ -92,6 +102,22 @@ class Manifest:
         return json.dumps(content, separators=(",", ":")).encode()
 
 
+class FoundManifest(NamedTuple):
+    """The manifest of an archive.
+
+    Attributes:
+        manifest: Empty if there is no archive.
+        version: For `Storage.replace`; None: the object is missing.
+        damage: What is wrong with it, a sentence: the records of the checkpoints tell what it said. Empty: nothing.
+        is_whole: Whether no checkpoint is missing in it, so far as is known.
+    """
+
+    manifest: Manifest
+    version: str | None
+    damage: str = ""
+    is_whole: bool = True
+
+
 def read_object(storage: Storage, name: str) -> bytes:
     """Return the content of an object. Raises ArchiveDamaged: it is missing; StorageError, OSError."""
     found = storage.read(name)
@@ -103,37 +129,106 @@ def read_object(storage: Storage, name: str) -> bytes:
 def complete_checkpoints(storage: Storage) -> tuple[Checkpoint, ...]:
     """Return the checkpoints of an archive, at least one, oldest first.
 
+    Raises: As `begun_manifest`.
+    """
+    return begun_manifest(storage).manifest.checkpoints
+
+
+def begun_manifest(storage: Storage) -> FoundManifest:
+    """Return the manifest of an archive, with at least one checkpoint.
+
     Raises:
-        ArchiveError: It is no archive, or has none; ArchiveDamaged: its manifest cannot be understood.
+        ArchiveError: It is no archive, or has none. ArchiveDamaged: As `read_manifest`.
         StorageError, OSError: It cannot be read.
     """
-    found = read_manifest(storage)[0].checkpoints
-    if not found:
+    found = read_manifest(storage)
+    if not found.manifest.checkpoints:
         raise ArchiveError(f"{storage.shown} is no archive of a broker, or has no complete checkpoint yet")
     return found
 
 
-def read_manifest(storage: Storage) -> tuple[Manifest, str | None]:
-    """Return the manifest of an archive, and its version for `Storage.replace`; an empty one and None if there is none.
+def read_manifest(storage: Storage) -> FoundManifest:
+    """Return the manifest of an archive. If it is missing or damaged, the records of the checkpoints replace it.
 
     Raises:
-        ArchiveDamaged: It cannot be understood.
+        ArchiveDamaged: It is damaged, and there is no record; or a newer trio-nsq has written it.
         StorageError, OSError: It cannot be read.
     """
-    found = storage.read(MANIFEST)
-    if found is None:
-        return Manifest(), None
+    url, found = storage.url_of(MANIFEST), storage.read(MANIFEST)
+    if found is not None:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            return FoundManifest(_decode(found.data, url), found.version)
+    records = list(_read_records(storage))
+    intact = [each for each in records if each is not None]
+    if not intact:
+        if found is None and not records:
+            return FoundManifest(Manifest(), None)
+        raise ArchiveDamaged(
+            f"{url} is {'missing' if found is None else 'damaged'}, and no checkpoint has a record"
+        )
+    checkpoints = tuple(checkpoint for _, checkpoint in intact)
+    first, last = checkpoints[0], checkpoints[-1]
+    is_whole = len(intact) == len(records)
+    loss = (
+        "and nothing is lost by that"
+        if is_whole
+        else "but some are damaged, too: later changes may be missing"
+    )
+    what = f"{url} is {'missing' if found is None else 'damaged'}"
+    damage = f"{what}: the records of checkpoints were read instead, {loss}"
+    first_id = first.id if first.previous is None else first.previous
+    manifest = Manifest(last.id + 1, checkpoints, first_id, intact[-1][0])
+    return FoundManifest(manifest, None if found is None else found.version, damage, is_whole)
+
+
+def _decode(data: bytes, url: str) -> Manifest:
+    """Raises ArchiveDamaged: a newer version has written it; ValueError, KeyError, TypeError, RecursionError."""
+    content = _decode_version(data, url)
+    checkpoints = tuple(_checkpoint(each) for each in content["checkpoints"])
+    next_id, first_id = (_number(content[name]) for name in ("next_id", "first_id"))
+    return Manifest(next_id, checkpoints, first_id, str(content.get("owner", "")))
+
+
+def _decode_version(data: bytes, url: str) -> Any:
+    content = json.loads(data)
+    if _number(content["version"]) > _VERSION:
+        raise ArchiveDamaged(f"{url} has version {content['version']}: a newer trio-nsq has written it")
+    return content
+
+
+def encode_record(checkpoint: Checkpoint, owner: str) -> bytes:
+    """Return the content of the record of a checkpoint. `owner`: see `Manifest`."""
+    content = {"version": _VERSION, "owner": owner, "checkpoint": asdict(checkpoint)}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def read_record(storage: Storage, name: str) -> tuple[str, Checkpoint]:
+    """Return the owner and the checkpoint in a record.
+
+    Raises:
+        ArchiveDamaged: It is missing, cannot be understood, or a newer trio-nsq has written it.
+        StorageError, OSError: It cannot be read.
+    """
+    data, url = read_object(storage, name), storage.url_of(name)
     try:
-        content = json.loads(found.data)
-        if content["version"] != _VERSION:
-            raise ArchiveDamaged(
-                f"{storage.url_of(MANIFEST)} has version {content['version']}: a newer trio-nsq has written it"
-            )
-        checkpoints = tuple(_checkpoint(each) for each in content["checkpoints"])
-        next_id, first_id = (_number(content[name]) for name in ("next_id", "first_id"))
-        return Manifest(next_id, checkpoints, first_id, str(content.get("owner", ""))), found.version
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise ArchiveDamaged(f"{storage.url_of(MANIFEST)} is damaged") from exc
+        content = _decode_version(data, url)
+        checkpoint = _checkpoint(content["checkpoint"])
+        if checkpoint.record_name == name:
+            return str(content["owner"]), checkpoint
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ArchiveDamaged(f"{url} is damaged")
+
+
+def _read_records(storage: Storage) -> Iterator[tuple[str, Checkpoint] | None]:
+    """Yield the owner and the checkpoint of each record, the oldest first; None: it is damaged."""
+    for name in sorted(storage.names(CHECKPOINTS)):
+        if name.endswith(RECORD_SUFFIX):
+            try:
+                yield read_record(storage, name)
+            except ArchiveDamaged:
+                if storage.size(name) is not None:  # otherwise `prune` has removed it meanwhile
+                    yield None
 
 
 def _checkpoint(content: Any) -> Checkpoint:
@@ -158,10 +253,10 @@ def change_manifest(storage: Storage, change: Callable[[Manifest], Manifest]) ->
         StorageError, OSError: It cannot be read or written.
     """
     while True:
-        manifest, version = read_manifest(storage)
-        changed = change(manifest)
+        found = read_manifest(storage)
+        changed = change(found.manifest)
         try:
-            storage.replace(MANIFEST, changed.encode(), version)
+            storage.replace(MANIFEST, changed.encode(), found.version)
         except ChangedMeanwhile:
             continue
         return changed
@@ -169,7 +264,7 @@ def change_manifest(storage: Storage, change: Callable[[Manifest], Manifest]) ->
 
 def checkpoint_folder(checkpoint_id: int) -> str:
     """Return the folder of the objects of a checkpoint."""
-    return f"@checkpoints/{checkpoint_id:010d}"
+    return f"{CHECKPOINTS}/{checkpoint_id:010d}"
 
 
 def part_name(checkpoint_id: int, part: int) -> str:

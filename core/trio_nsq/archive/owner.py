@@ -26,7 +26,7 @@ def take_ownership(files: Files, root: Path, storage: Storage) -> str:
         StorageError, OSError: The archive or the folder cannot be read or written.
     """
     path = root / OWNER_FILE
-    mine, theirs = _read(files, path), read_manifest(storage)[0].owner
+    mine, theirs = _read(files, path), read_manifest(storage).manifest.owner
     if theirs not in ("", mine):
         raise ArchiveError(
             f"{storage.shown} is the archive of another broker or cluster: give --archive another place. If this "
@@ -40,7 +40,7 @@ def take_ownership(files: Files, root: Path, storage: Storage) -> str:
 
 def check_owner(storage: Storage, owner: str) -> None:
     """Check that an archive is that of a data folder. Raises ArchiveError, ArchiveDamaged, StorageError, OSError."""
-    if read_manifest(storage)[0].owner not in ("", owner):
+    if read_manifest(storage).manifest.owner not in ("", owner):
         raise ArchiveError(f"{storage.shown} is the archive of another broker or cluster")
 
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 
 from ..storage import Storage
 from .manifest import (
+    CHECKPOINTS,
+    RECORD_SUFFIX,
+    ArchiveDamaged,
     Checkpoint,
+    FoundManifest,
     Manifest,
     StreamName,
+    begun_manifest,
     change_manifest,
     checkpoint_folder,
-    complete_checkpoints,
     read_manifest,
     stream_folder,
 )
@@ -45,13 +49,17 @@ def prune(storage: Storage, from_ms: int, *, dry_run: bool = False) -> Pruned:
         ArchiveError: It is no archive, or has no complete checkpoint; ArchiveDamaged.
         StorageError, OSError: It cannot be read or written.
     """
-    first = _first_needed(complete_checkpoints(storage), from_ms)
-    manifest, _ = read_manifest(storage)
+    manifest = _whole(begun_manifest(storage))
+    first = _first_needed(manifest.checkpoints, from_ms)
     ids = range(manifest.first_id, first.id)
     if not dry_run:
         # Before the objects are removed: what is in the manifest is complete.
         change_manifest(storage, lambda found: _without_older(found, first))
-    objects = 0
+    records = {f"{checkpoint_folder(each)}{RECORD_SUFFIX}" for each in ids}
+    records.intersection_update(storage.names(CHECKPOINTS))
+    objects = len(records)
+    if not dry_run:
+        storage.remove(records)  # before the others: a checkpoint with a record is complete
     for checkpoint_id in ids:
         names = [
             *storage.names(checkpoint_folder(checkpoint_id)),
@@ -80,7 +88,7 @@ def prune_segments(storage: Storage, from_ms: int, kept: Set[str]) -> int:
         StorageError, OSError: It cannot be read or written.
     """
     kept = set(kept)
-    for checkpoint in read_manifest(storage)[0].checkpoints:
+    for checkpoint in _whole(read_manifest(storage)).checkpoints:
         kept.update(segment.name for segment in read_segments(storage, checkpoint).values())
     old = [
         name
@@ -89,6 +97,13 @@ def prune_segments(storage: Storage, from_ms: int, kept: Set[str]) -> int:
     ]
     storage.remove(old)
     return sum(name.endswith(ARCHIVED_SUFFIX) for name in old)
+
+
+def _whole(found: FoundManifest) -> Manifest:
+    """Return the manifest. Raises ArchiveDamaged: checkpoints may be missing in it, which need objects."""
+    if not found.is_whole:
+        raise ArchiveDamaged(found.damage)
+    return found.manifest
 
 
 def _first_needed(checkpoints: tuple[Checkpoint, ...], from_ms: int) -> Checkpoint:

@@ -18,7 +18,7 @@ from ..log.segment.identity import Identity
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
 from ..log.segment.reader import Segment
 from ..storage import Storage, StorageError
-from .segment_names import ARCHIVED_SUFFIX, segment_object
+from .segment_names import ARCHIVED_SUFFIX, segment_name_of, segment_object
 from .stored_files import ReadableFiles
 
 logger = logging.getLogger("trio_nsq.archive")
@@ -39,7 +39,7 @@ class ArchiveReader:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._files = _ArchivedFiles(storage, _BLOCK_BYTES)
+        self._files = ArchivedFiles(storage)
         self._open_files = OpenFiles(self._files, _OPEN_FILES)
         self._lock = Lock()
         self._known: OrderedDict[Path, Segment] = OrderedDict()
@@ -47,7 +47,7 @@ class ArchiveReader:
     def open(self, folder: Path, identity: Identity, file: ArchivedFile) -> Segment | None:
         """See `SegmentArchive.open`."""
         on_disk = segment_path(folder, file.base_sequence)
-        path = Path(segment_object(on_disk, identity.incarnation, file.next_sequence), on_disk.name)
+        path = path_of(segment_object(on_disk, identity.incarnation, file.next_sequence))
         if path in self._files.missing:
             return None
         with self._lock:
@@ -82,14 +82,14 @@ class ArchiveReader:
         return None
 
 
-class _ArchivedFiles(ReadableFiles):
+class ArchivedFiles(ReadableFiles):
     """The segments of an archive: the path of each is its name, and behind that the name that it had on the disk.
 
     Attributes:
         missing: The paths of segments that the archive does not have any more: their names are not used again.
     """
 
-    def __init__(self, storage: Storage, block_bytes: int) -> None:
+    def __init__(self, storage: Storage, block_bytes: int = _BLOCK_BYTES) -> None:
         super().__init__(storage, block_bytes)
         self.missing: set[Path] = set()
         self._paths: dict[int, Path] = {}
@@ -131,8 +131,15 @@ class _ArchivedFiles(ReadableFiles):
             logger.error("%s is missing; its messages are skipped", self._storage.url_of(_name(path)))
 
 
+def path_of(name: str) -> Path:
+    """Return the path of a segment in `ArchivedFiles`."""
+    return Path(name, segment_name_of(name.rpartition("/")[2]))
+
+
 def _name(path: Path) -> str:
     name = path.parent.as_posix()
+    if path.name == INCARNATION_FILE:
+        return f"{path.parent.parent.as_posix()}/{INCARNATION_FILE}"
     return name.removesuffix(ARCHIVED_SUFFIX) + INDEX_SUFFIX if path.suffix == INDEX_SUFFIX else name
 
 

@@ -18,7 +18,7 @@ from .manifest import (
     Checkpoint,
     Stream,
     StreamObject,
-    complete_checkpoints,
+    begun_manifest,
     later_in_chain,
     list_stream,
     stream_folder,
@@ -87,13 +87,17 @@ class RestorePlan:
     """
 
     def __init__(self, storage: Storage, until_ms: int | None = None, *, before_damage: bool = False) -> None:
-        checkpoints = complete_checkpoints(storage)
+        found = begun_manifest(storage)
+        checkpoints = found.manifest.checkpoints
         usable = [each for each in checkpoints if until_ms is None or each.time_ms <= until_ms]
         if not usable:
             raise ArchiveError(
                 f"the archive {storage.shown} begins later, at {shown_time(checkpoints[0].time_ms)}"
             )
-        self.damage: list[str] = []
+        if not (found.is_whole or before_damage):
+            newest = RestorePoint(checkpoints[-1], {}, list_stream(storage, checkpoints[-1]).objects)
+            raise OperationsDamaged(found.damage, newest.time_ms)
+        self.damage = [found.damage] if found.damage else []
         self.before_damage = before_damage
         self._storage = storage
         self._until_ms = until_ms

@@ -179,7 +179,7 @@ class ArchiveTail:
 
     def _read_new(self) -> None:
         """Raises ArchiveDamaged, StorageError, OSError."""
-        checkpoints = read_manifest(self._storage)[0].checkpoints
+        checkpoints = read_manifest(self._storage).manifest.checkpoints
         if not checkpoints:
             self._state = None
             return
@@ -217,7 +217,7 @@ class ArchiveTail:
             self._follow(state, chain)
             return
         newest = checkpoints[-1].id
-        if any(each.id == newest for each in read_manifest(self._storage)[0].checkpoints):
+        if any(each.id == newest for each in read_manifest(self._storage).manifest.checkpoints):
             self._damaged = newest, damage
         raise ArchiveDamaged(damage)
 

@@ -30,6 +30,7 @@ KEPT_BYTES: Final = 256 * 1024 * 1024
 """Memory for operations that are not archived yet. Beyond it, the folder is copied anew."""
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 SEGMENTS_S: Final = 10.0
+_LOOKS: Final = 6
 _EXPIRY_S: Final = 6 * 3600.0
 _EXPIRIES: Final = 16
 """Old objects are removed this many times in the time for which they are kept, and at least every `_EXPIRY_S`."""
@@ -92,7 +93,8 @@ class ArchiveWriter:
         kept_bytes: See `KEPT_BYTES`.
         object_bytes: See `OBJECT_BYTES`.
         checkpoint_bytes: A checkpoint follows so many bytes of operations, or as many as the checkpoint before had.
-        segments_s: How often it is looked for sealed segments, and whether a checkpoint is due.
+        segments_s: How often it is looked for sealed segments, and whether a checkpoint is due. Each sixth time, it is
+            looked whether the manifest and the newest checkpoint are still there.
         retention_s: How long states and segments are kept; 0: for ever.
 
     Attributes:
@@ -350,6 +352,7 @@ class _Background:
         self._thread = threading.Thread(target=self._run, name="trio-nsq-archive", daemon=True)
         self._begin_bytes = writer._object_bytes
         self._expiry_s = time.monotonic()
+        self._looks = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -392,7 +395,11 @@ class _Background:
                 newest = checkpoints.newest
                 assert newest is not None
                 least = max(self._writer._checkpoint_bytes, newest.size_bytes)
-                if self._writer._object_bytes - self._begin_bytes >= least:
+                self._looks += 1
+                is_due = self._writer._object_bytes - self._begin_bytes >= least
+                if is_due or self._looks % _LOOKS == 0:
+                    is_due |= checkpoints.mend(self._check)
+                if is_due:
                     begin_bytes = self._writer._object_bytes
                     checkpoints.write(self._check)
                     self._begin_bytes = begin_bytes

@@ -30,7 +30,7 @@ def has_data(path: Path) -> bool:
 
 def is_begun(url: str) -> bool:
     """Whether there is an archive at a URL. Raises ArchiveDamaged, StorageError, OSError."""
-    return bool(read_manifest(storage_at(url))[0].checkpoints)
+    return bool(read_manifest(storage_at(url)).manifest.checkpoints)
 
 
 def restore_folder(

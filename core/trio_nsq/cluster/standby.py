@@ -163,7 +163,7 @@ class Standby:
             files, path = self._context.files, self._context.path
             point, damage = write_folder(files, path, storage, plan, lambda: None, on_read=on_read)
             for what in damage:
-                logger.error("%s: messages are missing", what)
+                logger.error("%s", what)
             logger.warning("restored the state of %s from %s", shown_time(point.time_ms), self._archive)
 
         replica().take_copy(after + 1, write)

@@ -9,7 +9,7 @@ import click
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
-from ...framework.output import json_lines, plain_table, size, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
 from .places import archive_errors, storage_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ _LEFT_COLUMNS = 3
     exits={
         ExitCode.OK: "Something can be restored.",
         ExitCode.FAILURE: "There is no archive, or it cannot be read.",
-        ExitCode.DAMAGED: "The manifest, or the list of segments of a checkpoint, is missing or damaged.",
+        ExitCode.DAMAGED: "The manifest, or the list of segments of a checkpoint, is missing or damaged. If it is "
+        "the manifest, the table shows the checkpoints that have a record.",
     },
     details={
         "Columns": "A line for each checkpoint, a copy of the data folder. from and to: it can be restored as it was "
@@ -49,11 +50,17 @@ def command(archive: str, form: str) -> int:
     ARCHIVE is a folder, or a URL such as s3://bucket/nsq, as given to 'qcli serve --archive'.
     """
     from trio_nsq.archive.examination import checkpoints_of
+    from trio_nsq.archive.manifest import begun_manifest
 
     with archive_errors():
-        extents = checkpoints_of(storage_of(archive))
+        storage = storage_of(archive)
+        damage = [begun_manifest(storage).damage]
+        extents = checkpoints_of(storage)
+        damage += [each.damage for each in extents]
     write(json_lines(map(_record, extents)) if form == "json" else _text(extents))
-    return ExitCode.OK
+    for what in filter(None, damage):
+        print_diagnostic(f"Error: {what}.")
+    return ExitCode.DAMAGED if any(damage) else ExitCode.OK
 
 
 def _record(extent: CheckpointExtent) -> dict[str, Any]:

@@ -36,12 +36,19 @@ if TYPE_CHECKING:
     },
 )
 @click.argument("archive", metavar="ARCHIVE")
-@option("Checks", "--all", "all_checkpoints", is_flag=True, help="Check older checkpoints, too.")
+@option(
+    "Checks",
+    "--all",
+    "all_checkpoints",
+    is_flag=True,
+    help="Check older checkpoints, too, and read all archived segments.",
+)
 @output_format("text: a line per finding, and a summary. json: write an object per finding.", "text", "json")
 def command(archive: str, all_checkpoints: bool, form: str) -> int:
     """Read an archive, and check that all objects are there and intact.
 
-    Without --all, it reads what a restore of the newest state reads. A broker may be writing to the archive.
+    Without --all, it reads what a restore of the newest state reads. Of older segments, which only the archive has, it
+    checks that they are there, and their sizes. A broker may be writing to the archive.
     """
     from trio_nsq.archive.examination import checkpoints_of, verify
 
