@@ -1,17 +1,22 @@
 """The broker for tests, without pytest."""
 
+import math
 import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import trio_nsq.testing.server as server_module
 from testing.support import PATIENCE_S
-from trio_nsq.client import BrokerUnreachable
+from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.testing import NSQ, NSQServer, ServerFailed
 from trio_nsq.testing.server import ServerProcess
@@ -78,6 +83,20 @@ def test_every_state_leads_to_a_broker_that_runs(server: NSQServer) -> None:
             assert nsq.published("t") == [b"kept"]
 
 
+def test_threads_may_kill_and_start(server: NSQServer) -> None:
+    def restart() -> None:
+        for _ in range(3):
+            server.kill()
+            server.start()
+
+    with ThreadPoolExecutor() as threads:
+        for done in [threads.submit(restart) for _ in range(3)]:
+            done.result()
+    server.start()
+    assert connects(server)
+    assert "GET" not in server.log
+
+
 def test_broker_that_hangs_accepts_and_does_not_answer(server: NSQServer) -> None:
     with NSQ(server) as nsq:
         server.hang()
@@ -85,6 +104,32 @@ def test_broker_that_hangs_accepts_and_does_not_answer(server: NSQServer) -> Non
             BrokerHTTP(server.http_address, answer_timeout_s=0.1).request("GET", "/ping")
         server.resume()
         assert nsq.topics() == []
+
+
+def test_many_and_large_messages(server: NSQServer) -> None:
+    many = [b"%d" % number for number in range(2500)]
+    large = [bytes([number]) * 900_000 for number in range(1, 5)]
+    with NSQ(server) as nsq:
+        nsq.publish("many", *many)
+        nsq.publish("many")  # none
+        for body in large:
+            nsq.publish("large", body)
+        assert nsq.published("many") == many
+        assert nsq.published("large") == large
+        with pytest.raises(ValueError, match="defer_s is infinite"):
+            nsq.publish("many", b"x", defer_s=math.inf)
+        with pytest.raises(RequestRefused, match="empty"):
+            nsq.publish("many", b"")
+
+
+def test_clock_that_stands_still(server: NSQServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may freeze the clocks of its process."""
+    with NSQ(server) as nsq, monkeypatch.context() as patch:
+        for name in ("time", "monotonic"):
+            patch.setattr(time, name, lambda: 5.0)
+        nsq.publish("t", b"x")
+        with pytest.raises(TimeoutError, match="topic 't' has 1 message; 2 are expected, after"):
+            nsq.wait_published("t", 2, timeout_s=0.05)
 
 
 def test_topics_from_before_stay(server: NSQServer) -> None:
@@ -113,6 +158,25 @@ def test_process_that_is_killed_takes_the_broker_along(tmp_path: Path) -> None:
         while connects(server):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_fork_of_the_tests_does_not_keep_the_broker(tmp_path: Path) -> None:
+    """A program under test may leave a fork behind, which has the pipes to the broker's process, too."""
+    program = """
+import os, pathlib, signal, sys
+from trio_nsq.testing import NSQServer
+
+with NSQServer(pathlib.Path(sys.argv[1])) as server:
+    fork = os.fork()
+    if not fork:
+        signal.pause()
+print("closed", flush=True)
+os.kill(fork, signal.SIGKILL)
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, timeout=PATIENCE_S)
+    assert done.stdout == b"closed\n"
+    assert time.monotonic() - began < server_module.PATIENCE_S, "it was killed instead"
 
 
 def test_outside_its_block(tmp_path: Path) -> None:

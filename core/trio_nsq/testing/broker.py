@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from trio_nsq.text.arguments import check_int, check_seconds
+from trio_nsq.text.wording import count_of
 
 from ..api import broker as api
 from ..api.answers import ChannelStats, TopicStats
@@ -101,6 +102,8 @@ class NSQ:
         """
         check_name("topic", topic)
         check_seconds("defer_s", defer_s)
+        if not math.isfinite(defer_s):
+            raise ValueError("defer_s is infinite; a broker delivers each message at some time")
         if bodies:
             messages: MessageSet = pack_messages(bodies)
             batch = len(messages).to_bytes(4, "big") + messages.data
@@ -196,7 +199,7 @@ class NSQ:
         def look() -> list[bytes]:
             found = self.published(topic)
             if len(found) < count:
-                raise _NotYet(f"topic {topic!r} has {len(found)} messages; {count} are expected")
+                raise _NotYet(f"topic {topic!r} has {count_of(len(found), 'message')}; {count} are expected")
             return found
 
         return look

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +44,7 @@ class ServerProcess:
             start_new_session=True,  # Ctrl+C is for the tests, which may want the broker for their last steps
         )
         self.pid = self._process.pid
+        self._lock = Lock()
         self._addresses: tuple[str, str] | None = None
         self._received = b""
 
@@ -55,7 +57,10 @@ class ServerProcess:
         return self._addresses
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> str:
-        """Start a broker with a folder. Return why it did not start; empty: it has. Raises ServerFailed."""
+        """Start a broker with a folder unless one runs. Return why it does not run; empty: it does.
+
+        Raises ServerFailed.
+        """
         return str(self._ask("start", pickle.dumps((folder, dict(options))))["failure"])
 
     def do(self, command: str) -> bool:
@@ -64,12 +69,16 @@ class ServerProcess:
 
     def _ask(self, command: str, data: bytes = b"") -> dict[str, Any]:
         _ = self.addresses  # its first answer
+        with self._lock:  # a test may kill the broker in another thread
+            self._send(command.encode() + b"\n" + data)
+            return self._answer()
+
+    def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(command.encode() + b"\n" + data)
+            self._process.stdin.write(data)
         except OSError:
             pass  # the process has ended, which the missing answer tells with its reason
-        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -92,6 +101,8 @@ class ServerProcess:
     def close(self) -> None:
         """End the process, and its broker without saving anything. May be called again."""
         process = self._process
+        if process.stdin is not None and not process.stdin.closed:
+            self._send(b"exit\n")  # forks of this process may keep the pipe open
         for pipe in (process.stdin, process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
@@ -159,7 +170,7 @@ class NSQServer:
 
     def start(self) -> None:
         """Start the broker after `stop` or `kill`. Does nothing if it runs. Raises ServerFailed."""
-        if not self.is_running and (failure := self._running.start(self.folder, self._options)):
+        if failure := self._running.start(self.folder, self._options):
             raise ServerFailed(f"the broker did not start: {failure}\n{self.log}")
 
     def stop(self) -> None:

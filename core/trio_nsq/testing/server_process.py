@@ -46,7 +46,9 @@ class Brokers:
         self._pid = 0
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> str:
-        """Start a broker. Return why it did not start; empty: it has."""
+        """Start a broker unless one runs. Return why it did not start; empty: it runs."""
+        if self.is_running():
+            return ""
         reading, writing = os.pipe()
         self._pid = os.fork()
         if not self._pid:
@@ -71,10 +73,13 @@ class Brokers:
             with open(folder / "broker.log", "ab") as log:
                 os.dup2(log.fileno(), 2)
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-            logging.getLogger("trio_nsq.http").setLevel(logging.WARNING)  # not each request of a test
+            logging.root.handlers[0].addFilter(_is_not_of_request)
             trio.run(_serve, options_of(folder, self.addresses, options), writing)
             code = 0
-        except BaseException as error:
+        except BaseException as raised:
+            error = raised
+            while isinstance(error, BaseExceptionGroup):  # of the nursery
+                error = error.exceptions[0]
             if not isinstance(error, StartupError):
                 traceback.print_exc()
             os.write(writing, f"{type(error).__name__}: {error}".encode())
@@ -117,6 +122,11 @@ class Brokers:
         if self._pid:
             os.waitpid(self._pid, 0)
             self._pid = 0
+
+
+def _is_not_of_request(record: logging.LogRecord) -> bool:
+    """Leave the line of each HTTP request out of the log: a test that waits makes many."""
+    return record.levelno > logging.INFO or record.module != "serving"
 
 
 def _bound_socket() -> socket.socket:
@@ -178,6 +188,8 @@ def main() -> None:
     try:
         while command := sys.stdin.buffer.readline():
             name = command.strip().decode()
+            if name == "exit":
+                break
             failure = ""
             if name == "start":
                 folder, options = pickle.load(sys.stdin.buffer)
