@@ -9,8 +9,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from snappy import StreamCompressor, StreamDecompressor
-
 from .errors import NSQError
 from .limits import KIB
 
@@ -52,8 +50,11 @@ class Snappy:
     """The format has no end marker."""
 
     def __init__(self) -> None:
-        self._compressor = StreamCompressor()
-        self._decompressor = StreamDecompressor()
+        import snappy  # here, because its library has 4 MB and most clients do not compress
+
+        self._compressor = snappy.StreamCompressor()
+        self._new_decompressor = snappy.StreamDecompressor
+        self._decompressor = snappy.StreamDecompressor()
         self._incomplete = b""
 
     def encode(self, data: bytes) -> bytes:
@@ -79,7 +80,7 @@ class Snappy:
         try:
             piece = self._decompressor.decompress(chunks) if chunks else b""
         except (OSError, ValueError) as exc:
-            self._decompressor = StreamDecompressor()
+            self._decompressor = self._new_decompressor()
             raise CompressionError(str(exc)) from exc
         for start in range(0, len(piece), MAX_PIECE_BYTES):
             yield piece[start : start + MAX_PIECE_BYTES]
