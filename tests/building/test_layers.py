@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("qcli", "pyspark_nsq", "pytest_trio_nsq"),
-    ("trio_nsq.spark",),
+    ("trio_nsq.spark", "trio_nsq.testing"),
     ("trio_nsq",),  # only its `__init__.py`: the public names
     (
         "trio_nsq.connectors",
@@ -22,7 +22,6 @@ LAYERS = (
         "trio_nsq.integrations",
         "trio_nsq.nsqd_import",
         "trio_nsq.cluster",
-        "trio_nsq.testing",
     ),
     ("trio_nsq.fleet",),
     ("trio_nsq.client", "trio_nsq.broker"),

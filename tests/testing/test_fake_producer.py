@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from client.support.loops import Loop, on_both, run
-from trio_nsq import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed
+from trio_nsq import BrokerError, ConnectionFailed, ConnectionLost, Producer, PublishFailed, sync
 from trio_nsq.client import ProducerClosed
 from trio_nsq.protocol import pack_messages
-from trio_nsq.testing import FakeMessage, FakeProducer
+from trio_nsq.testing import FakeMessage, FakeProducer, FakeSyncProducer
 
 
 @on_both
@@ -147,6 +147,40 @@ def test_checks_are_those_of_the_producer(loop: Loop) -> None:
         assert producer.messages == []
 
     run(loop, main)
+
+
+def test_without_async_code() -> None:
+    producer = FakeSyncProducer()
+    assert isinstance(producer, sync.Producer)
+    with pytest.raises(ProducerClosed):
+        producer.publish("t", b"x")
+    with producer:
+        producer.accept()
+        producer.refuse()
+        producer.lose_answer()
+        producer.delay(0.01)
+        producer.publish("t", b"1")
+        for maybe_stored in (False, True):
+            with pytest.raises(PublishFailed) as failed:
+                producer.publish("t", b"2")
+            assert failed.value.maybe_stored == maybe_stored
+        receipt = producer.submit("t", b"3")
+        receipt.wait()
+        producer.publish_many("t", [b"4", b"5"])
+        producer.publish_set("t", pack_messages([b"6"]))
+        with pytest.raises(ValueError, match="the message is empty"):
+            producer.publish("t", b"")
+    with pytest.raises(ProducerClosed):
+        producer.publish("t", b"x")
+    assert producer.published("t") == [b"%d" % number for number in range(1, 7)]
+
+
+def test_sync_producer_that_gets_no_answer() -> None:
+    with FakeSyncProducer(close_timeout_s=0) as producer:
+        producer.delay(math.inf)
+        receipt = producer.submit("t", b"x")
+    with pytest.raises(PublishFailed):
+        receipt.wait()
 
 
 def test_wrong_orders() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .broker import NSQ
     from .delivery import Delivery, deliver, deliver_sync
-    from .fake_producer import FakeMessage, FakeProducer
+    from .fake_producer import FakeMessage, FakeProducer, FakeSyncProducer
     from .server import NSQServer, ServerFailed
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Delivery",
     "FakeMessage",
     "FakeProducer",
+    "FakeSyncProducer",
     "NSQServer",
     "ServerFailed",
     "deliver",
@@ -31,6 +32,7 @@ _MODULES = {
     "Delivery": ".delivery",
     "FakeMessage": ".fake_producer",
     "FakeProducer": ".fake_producer",
+    "FakeSyncProducer": ".fake_producer",
     "NSQServer": ".server",
     "ServerFailed": ".server",
     "deliver": ".delivery",

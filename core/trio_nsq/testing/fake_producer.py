@@ -7,12 +7,14 @@ from typing import Any, Unpack
 
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
 
+from .. import sync
 from ..client.errors import BrokerError, ConnectionLost, ProducerClosed, ProducerFenced
 from ..client.publishing.options import ProducerOptions, ProducerSettings
 from ..client.publishing.producer import Producer
 from ..client.publishing.queue import Command, PublishFuture, PublishQueue
 from ..event_loop import runtime
 from ..protocol import NSQError
+from ..sync.portal import Portal
 
 _ADDRESS = "fake:4150"
 
@@ -39,34 +41,11 @@ class _Step:
     delay_s: float = 0.0
 
 
-class FakeProducer(Producer):
-    """A `trio_nsq.Producer` that connects to no broker: it stores messages in a list, or fails as a test has ordered.
+class _Orders:
+    """What a test orders and sees of a producer without a broker; see `FakeProducer`."""
 
-        producer = FakeProducer()
-        producer.accept(2)
-        producer.refuse()
-        async with producer:
-            await program(producer)
-        assert producer.published("orders") == [b"one", b"two"]
-
-    `accept`, `refuse`, `lose_answer` and `delay` order what happens to the next publishes, one after the other. A call
-    of `publish`, `submit` or `publish_set` is one publish, and so is each part of `publish_many`, which splits long
-    lists. Publishes beyond those that were ordered are accepted.
-
-    All else is that of `Producer`: arguments are checked, and receipts, cancellation and closing work as there.
-
-    Args:
-        options: See `Producer`.
-
-    Attributes:
-        messages: The stored messages, in order.
-    """
-
-    def __init__(self, **options: Unpack[ProducerOptions]) -> None:
-        super().__init__(_ADDRESS, **options)
-        self.messages: list[FakeMessage] = []
-        self._steps: deque[_Step] = deque()
-        self._brokers: Any = _Script(self._settings, self.messages, self._steps)
+    messages: list[FakeMessage]
+    _steps: deque[_Step]
 
     def published(self, topic: str) -> list[bytes]:
         """Return the bodies of the messages that are stored in a topic, in order."""
@@ -102,6 +81,47 @@ class FakeProducer(Producer):
     def _order(self, step: _Step, count: int) -> None:
         check_int("count", count, 1)
         self._steps.extend([step] * count)
+
+
+class FakeProducer(_Orders, Producer):
+    """A `trio_nsq.Producer` that connects to no broker: it stores messages in a list, or fails as a test has ordered.
+
+        producer = FakeProducer()
+        producer.accept(2)
+        producer.refuse()
+        async with producer:
+            await program(producer)
+        assert producer.published("orders") == [b"one", b"two"]
+
+    `accept`, `refuse`, `lose_answer` and `delay` order what happens to the next publishes, one after the other. A call
+    of `publish`, `submit` or `publish_set` is one publish, and so is each part of `publish_many`, which splits long
+    lists. Publishes beyond those that were ordered are accepted.
+
+    All else is that of `Producer`: arguments are checked, and receipts, cancellation and closing work as there.
+
+    Args:
+        options: See `Producer`.
+
+    Attributes:
+        messages: The stored messages, in order.
+    """
+
+    def __init__(self, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(_ADDRESS, **options)
+        self.messages = []
+        self._steps = deque()
+        self._brokers: Any = _Script(self._settings, self.messages, self._steps)
+
+
+class FakeSyncProducer(_Orders, sync.Producer):
+    """A `trio_nsq.sync.Producer` that connects to no broker; see `FakeProducer`."""
+
+    def __init__(self, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(_ADDRESS, **options)
+        self._producer = producer = FakeProducer(**options)
+        self._portal = Portal(producer, "trio_nsq producer", self._wake_all)
+        self.messages = producer.messages
+        self._steps = producer._steps  # a deque, which threads may share
 
 
 class _Queue(PublishQueue):
