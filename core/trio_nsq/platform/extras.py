@@ -9,6 +9,7 @@ _PACKAGES = {
     "keyring": ("keyring",),
     "zstd": ("zstandard",),
     "admin": ("starlette", "jinja2", "python-multipart"),
+    "celery": ("celery",),
     "taskiq": ("taskiq",),
 }
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""

@@ -1,0 +1,308 @@
+"""A connection to a broker for code without an event loop: the protocol over a socket that never blocks by itself.
+
+It waits with `select.poll` and locks with `threading`, so it works in threads, under gevent and in kombu's event loop.
+"""
+
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection
+
+from ...access.secret import encode_secret, warn_in_clear
+from ...client.connection.codecs import CodecStack
+from ...client.connection.options import ConnectionSettings
+from ...client.errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
+from ...protocol.address import parse_address
+from ...protocol.compression import Codec, CompressionError, Deflate, Snappy
+from ...protocol.encode import encode_auth, encode_identify, encode_nop
+from ...protocol.errors import FrameError, NSQError
+from ...protocol.frames import ErrorFrame, Event, FrameReader, MessageRun, ResponseFrame
+from ...protocol.limits import KIB, MAGIC_V2, MINUTE_MS, SECOND_MS, Limits
+from ...protocol.untrusted_json import decode_json
+from ...tls.client_session import TLSClientSession
+from ...tls.errors import TLSError
+
+READ_BYTES = 256 * KIB
+HANDSHAKE_TIMEOUT_S = 10.0
+
+_open: "weakref.WeakSet[BrokerSocket]" = weakref.WeakSet()
+
+
+class BrokerSocket:
+    """A connection that has introduced itself. Any thread may send; one at a time receives.
+
+    A child process that is forked closes its copy, so that the connection ends with the process that opened it.
+
+    Args:
+        address: `host:port`.
+        extensions: Features to request that nsqd does not know; see `IdentifyRequest`.
+        settings: Without heartbeats, the broker does not notice that this process hangs.
+
+    Attributes:
+        max_rdy_count: The highest RDY count that the broker accepts.
+        msg_timeout_s: The broker's message timeout.
+        max_msg_timeout_s: The broker delivers a message again after this time, however often it is touched.
+        extensions: Those that the broker has.
+
+    Raises:
+        ConnectionFailed: No broker answers, or it refuses the settings. AuthRefused: it refuses the secret.
+    """
+
+    def __init__(self, address: str, settings: ConnectionSettings, extensions: Collection[str] = ()) -> None:
+        self.address = address
+        self.max_rdy_count = Limits().max_rdy_count
+        self.msg_timeout_s = (settings.msg_timeout_ms or MINUTE_MS) / SECOND_MS
+        self.max_msg_timeout_s = Limits().max_msg_timeout_ms / SECOND_MS
+        self.extensions: set[str] = set()
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._reader = FrameReader()
+        self._codecs = CodecStack()
+        self._outgoing = b""
+        self._events: deque[Event] = deque()
+        self._socket: socket.socket | None = self._connect()
+        _open.add(self)
+        try:
+            self._introduce(extensions)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, BrokerError):
+                refused = AuthRefused if is_auth_refusal(error) else ConnectionFailed
+                raise refused(address, f"it answered {error.code} {error.text}".rstrip()) from error
+            if isinstance(error, ConnectionLost):
+                raise ConnectionFailed(address, error.reason) from error
+            raise
+
+    def _connect(self) -> socket.socket:
+        host, port = parse_address(self.address)
+        try:
+            connected = socket.create_connection((host, port), self._settings.dial_timeout_s)
+        except TimeoutError as error:
+            reason = f"no answer within {self._settings.dial_timeout_s:g} s"
+            raise ConnectionFailed(self.address, reason) from error
+        except OSError as error:
+            raise ConnectionFailed(self.address, error.strerror or str(error)) from error
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+
+    def _introduce(self, extensions: Collection[str]) -> None:
+        settings = self._settings
+        deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+        self.send(MAGIC_V2 + encode_identify(settings.identify() | dict.fromkeys(extensions, True)))
+        try:
+            features = decode_json(self._reply(deadline))
+            self.max_rdy_count = int(features["max_rdy_count"])
+            self.msg_timeout_s = int(features["msg_timeout"]) / SECOND_MS
+            self.max_msg_timeout_s = int(features["max_msg_timeout"]) / SECOND_MS
+        except (ValueError, TypeError, LookupError) as error:
+            raise ConnectionFailed(self.address, "it does not answer IDENTIFY as an NSQ broker") from error
+        self.extensions = {name for name in extensions if features.get(name) is True}
+        if settings.tls_v1:
+            if not features.get("tls_v1"):
+                raise ConnectionFailed(self.address, "it does not offer TLS")
+            self._start_tls(deadline)
+        if features.get("snappy") is True:
+            self._upgrade(Snappy(), self._reader.take_buffered(), deadline)
+        elif features.get("deflate") is True:
+            self._upgrade(Deflate(settings.deflate_level), self._reader.take_buffered(), deadline)
+        if features.get("auth_required") is True:
+            self._authenticate(deadline)
+
+    def _start_tls(self, deadline: float) -> None:
+        try:
+            session = TLSClientSession(self._settings.client_context(), parse_address(self.address)[0])
+            received = self._reader.take_buffered()
+            done = False
+            while not done:
+                try:
+                    done = session.handshake(received)
+                finally:  # after a failure, this sends the TLS alert with the reason
+                    self.send(session.outgoing())
+                received = b"" if done else self._read(deadline)
+        except (ValueError, TLSError) as error:
+            raise ConnectionFailed(self.address, str(error)) from error
+        self._upgrade(session, b"", deadline)
+
+    def _upgrade(self, codec: Codec, received: bytes, deadline: float) -> None:
+        self._codecs.add(codec)
+        for piece in codec.decode(received):
+            self._reader.receive_data(piece)
+        if (reply := self._reply(deadline)) != b"OK":
+            raise ConnectionFailed(self.address, f"it answered an upgrade with {reply[:80]!r}")
+
+    def _authenticate(self, deadline: float) -> None:
+        secret = self._settings.secret.read()
+        if not secret:
+            if self._settings.may_have_certificate:
+                return
+            raise AuthRefused(self.address, "it requires authentication: set auth_secret_file or auth_secret")
+        if not self._settings.tls_v1:
+            warn_in_clear(self.address)
+        self.send(encode_auth(encode_secret(secret)))
+        self._reply(deadline)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor. Raises ConnectionLost."""
+        return self._opened().fileno()
+
+    def _opened(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionLost(self.address, "the connection is closed")
+        return self._socket
+
+    def send(self, data: bytes) -> None:
+        """Send, or queue what the kernel does not take now. Once the connection is lost, which receiving tells, data is
+        dropped.
+        """
+        with self._lock:
+            if data:
+                self._outgoing += self._codecs.encode(data)
+            self.flush()
+
+    def flush(self) -> bool:
+        """Send what is queued; return whether nothing is left."""
+        with self._lock:
+            while self._outgoing:
+                try:
+                    self._outgoing = self._outgoing[self._opened().send(self._outgoing) :]
+                except (BlockingIOError, InterruptedError):
+                    return False
+                except (OSError, ConnectionLost):  # what was received before may have the reason
+                    self._outgoing = b""
+            return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to receive, and meanwhile send what is queued. Raises ConnectionLost."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            events = select.POLLIN if self.flush() else select.POLLIN | select.POLLOUT
+            poller = select.poll()
+            poller.register(self.fileno(), events)
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = poller.poll(left_s * SECOND_MS)
+            if any(event & ~select.POLLOUT for _, event in ready):
+                return True
+            if not ready and time.monotonic() >= deadline:
+                return False
+
+    def receive(self) -> list[Event]:
+        """Return what has arrived, without waiting; heartbeats are answered. Raises ConnectionLost."""
+        try:
+            while self._fill():
+                pass
+        except ConnectionLost:
+            if not self._events:  # else the next call raises it: the last event may be the reason
+                raise
+        events = [*self._events]
+        self._events.clear()
+        return events
+
+    def ask(self, command: bytes, timeout_s: float) -> bytes:
+        """Send a command and wait for its answer; nothing else must be expected.
+
+        Raises:
+            BrokerError: The broker refused it.
+            ConnectionLost: There is no answer; it may have been executed.
+        """
+        with self._lock:
+            self.send(command)
+            return self._reply(time.monotonic() + timeout_s)
+
+    def _reply(self, deadline: float) -> bytes:
+        while not self._events:
+            self._decode(self._read(deadline))
+        event = self._events.popleft()
+        if isinstance(event, ErrorFrame):
+            raise BrokerError(self.address, event.code, event.text)
+        if isinstance(event, MessageRun):
+            raise self._lost(FrameError("it sent a message before RDY"))
+        return event.data
+
+    def _read(self, deadline: float) -> bytes:
+        """Wait for data until the deadline."""
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not self.wait(left_s):
+                raise self._lost(TimeoutError("no answer in time"))
+            if (data := self._read_now()) is not None:
+                return data
+
+    def _fill(self) -> bool:
+        """Read once; return whether something came."""
+        data = self._read_now()
+        if data is not None:
+            self._decode(data)
+        return data is not None
+
+    def _read_now(self) -> bytes | None:
+        """Return what the kernel has; None: nothing. Raises ConnectionLost."""
+        try:
+            data = self._opened().recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise self._lost(error) from error
+        if not data:
+            raise self._lost(OSError("the broker closed the connection"))
+        return data
+
+    def _decode(self, data: bytes) -> None:
+        try:
+            for piece in self._codecs.decode(data):
+                self._reader.receive_data(piece)
+            while (event := self._reader.next_event()) is not None:
+                if isinstance(event, ResponseFrame) and event.is_heartbeat:
+                    self.send(encode_nop())
+                else:
+                    self._events.append(event)
+        except (FrameError, CompressionError, TLSError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> ConnectionLost:
+        self.close()
+        text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        return ConnectionLost(self.address, text)
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what is queued and end the connection: the broker reads all before it notices the end."""
+        try:
+            deadline = time.monotonic() + timeout_s
+            with self._lock:
+                self._outgoing += self._codecs.end()
+                while not self.flush() and time.monotonic() < deadline:
+                    self.wait(0.01)
+                self._opened().shutdown(socket.SHUT_WR)
+            while (
+                time.monotonic() < deadline
+            ):  # data that is not read would make the kernel reset the connection
+                if self.wait(deadline - time.monotonic()):
+                    self._read_now()
+        except (NSQError, OSError):
+            pass  # it has ended
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket. May be called again."""
+        closing, self._socket = self._socket, None
+        if closing is not None:
+            closing.close()
+        _open.discard(self)
+
+
+def _close_copies() -> None:
+    """After a fork, in the child: the locks may be held by threads that do not exist here."""
+    for each in [*_open]:
+        each.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)

@@ -1,0 +1,448 @@
+"""Tests for kombu's transport, without Celery, with our broker and with nsqd."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from integrations.support import PATIENCE_S, until
+from interop.peers import Broker, free_address, nsqd, qcli_serve
+from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionSettings
+from trio_nsq.integrations.kombu.envelope import decode, wait_s
+from trio_nsq.integrations.kombu.names import nsq_name
+from trio_nsq.integrations.kombu.subscription import Source, Subscription
+from trio_nsq.protocol import is_valid_name
+
+pytestmark = pytest.mark.slow  # starts a broker
+_numbers = count()
+
+
+on_both = pytest.mark.parametrize("broker", ["qcli", "nsqd"], indirect=True)
+"""Where the brokers differ."""
+
+
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    path = tmp_path_factory.mktemp("broker") / "data"
+    with (
+        qcli_serve(path, "--sync=interval")
+        if getattr(request, "param", "qcli") == "qcli"
+        else nsqd(path) as running
+    ):
+        yield running
+
+
+@pytest.fixture
+def queue() -> Queue:
+    """A queue of this name, with an exchange and a key of its own, that no other test uses."""
+    name = f"queue{next(_numbers)}"
+    return Queue(name, Exchange(f"{name}.exchange"), routing_key="key")
+
+
+@pytest.fixture
+def connect(broker: Broker) -> Iterator[Callable[..., Connection]]:
+    """Opens connections that the test need not close."""
+    opened = []
+
+    def connect(**options: Any) -> Connection:
+        options.setdefault("nsqd_http_address", broker.http_address)
+        opened.append(Connection(f"nsq://{broker.tcp_address}", transport_options=options))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.release()
+
+
+def publish(connection: Connection, body: Any, queue: Queue, **options: Any) -> None:
+    with connection.Producer() as producer:
+        producer.publish(
+            body, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], **options
+        )
+
+
+class Received:
+    """What a consumer has received; it drains its connection until there is enough."""
+
+    def __init__(self, connection: Connection, *queues: Queue, **options: Any) -> None:
+        self.messages: list[Any] = []
+        self.connection = connection
+        self.consumer = Consumer(
+            connection, queues, callbacks=[lambda _, message: self.messages.append(message)], **options
+        )
+        self.consumer.consume()
+
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self.messages]
+
+    def wait_for(self, number: int) -> list[Any]:
+        until_drained = PATIENCE_S
+        while len(self.messages) < number:
+            self.connection.drain_events(timeout=until_drained)
+        return self.messages
+
+    def nothing_more(self) -> None:
+        """See shortly whether more comes: a machine that is held up finds less."""
+        with pytest.raises(TimeoutError):
+            self.connection.drain_events(timeout=0.2)
+
+
+def in_flight(broker: Broker, queue: Queue) -> int:
+    return int(broker.channel_stats(nsq_name(queue.name), "celery")["in_flight_count"])
+
+
+@pytest.mark.parametrize(
+    "name", ["celery", "a b", "w1@host.celery.pidbox", "ünï", "x" * 64, "x" * 65, "a#b", "", "t#ephemeral"]
+)
+def test_names(name: str) -> None:
+    assert is_valid_name(nsq_name(name))
+    assert is_valid_name(nsq_name(name, ephemeral=True))
+    assert nsq_name(name, ephemeral=True).endswith("#ephemeral")
+    assert (nsq_name(name) == name) is is_valid_name(name)
+
+
+def test_similar_names_stay_apart() -> None:
+    names = ["a b", "a@b", "a-b", "x" * 65, "x" * 66]
+    assert len({nsq_name(name) for name in names}) == len(names)
+
+
+def test_messages_of_all_kinds(connect: Callable[..., Connection], queue: Queue) -> None:
+    connection = connect()
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        ({"number": 1, "text": "ü"}, {"serializer": "json", "headers": {"h": "1"}}),
+        ({"number": 2}, {"serializer": "json", "compression": "zlib"}),
+        (b"\x00\xff", {"content_type": "application/data", "content_encoding": "binary"}),
+        ("text", {}),
+    ]
+    for body, options in bodies:
+        publish(connection, body, queue, **options)
+    received = Received(connection, queue)
+    messages = received.wait_for(len(bodies))
+    assert [message.payload for message in messages] == [body for body, _ in bodies]
+    assert messages[0].headers["h"] == "1"
+    assert messages[0].delivery_info["routing_key"] == "key"
+
+
+@on_both
+def test_acknowledged_requeued_and_dropped(
+    connect: Callable[..., Connection], broker: Broker, queue: Queue
+) -> None:
+    connection = connect()
+    for body in ("ack", "requeue", "drop"):
+        publish(connection, body, queue)
+    received = Received(connection, queue)
+    first = {message.payload: message for message in received.wait_for(3)}
+    assert not any(message.delivery_info["redelivered"] for message in first.values())
+    first["ack"].ack()
+    first["drop"].reject()
+    first["requeue"].requeue()
+    again = received.wait_for(4)[-1]
+    assert again.payload == "requeue"
+    assert again.delivery_info["redelivered"]
+    again.ack()
+    until(lambda: broker.is_drained(queue.name, "celery"))
+
+
+def test_prefetch_count_limits_what_is_in_flight(
+    connect: Callable[..., Connection], broker: Broker, queue: Queue
+) -> None:
+    connection = connect()
+    for number in range(5):
+        publish(connection, number, queue)
+    received = Received(connection, queue, prefetch_count=2)
+    received.wait_for(2)
+    received.nothing_more()
+    assert in_flight(broker, queue) == 2
+    received.consumer.qos(prefetch_count=3)
+    received.wait_for(3)
+    received.messages[0].ack()
+    received.wait_for(4)
+    received.nothing_more()
+    for message in received.messages[1:]:
+        message.ack()
+    received.wait_for(5)
+
+
+def test_no_queue_starves(connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    names = [f"queue{next(_numbers)}" for _ in range(4)]
+    queues = [Queue(name, Exchange(name), routing_key=name) for name in names]
+    received = Received(connection, *queues, prefetch_count=1)
+    for queue in reversed(queues):
+        publish(connect(), queue.name, queue)
+    for number in range(4):
+        received.wait_for(number + 1)[number].ack()
+    assert set(received.bodies()) == set(names)
+
+
+@on_both
+def test_closed_connection_returns_its_messages(connect: Callable[..., Connection], queue: Queue) -> None:
+    first, second = connect(), connect()
+    for number in range(3):
+        publish(first, number, queue)
+    received = Received(first, queue)
+    received.wait_for(3)
+    first.close()
+    received.messages[0].ack()  # too late: without effect
+    again = Received(second, queue).wait_for(3)
+    assert {message.payload for message in again} == {0, 1, 2}
+    assert all(message.delivery_info["redelivered"] for message in again)
+
+
+def test_canceled_consumer_may_still_acknowledge(
+    connect: Callable[..., Connection], broker: Broker, queue: Queue
+) -> None:
+    connection = connect()
+    for number in range(3):
+        publish(connection, number, queue)
+    received = Received(connection, queue, prefetch_count=1)
+    received.wait_for(1)
+    received.consumer.cancel()
+    received.messages[0].ack()
+    until(lambda: broker.channel_stats(queue.name, "celery")["depth"] == 2 and not in_flight(broker, queue))
+
+
+@on_both
+def test_fanout_and_topic_exchanges_reach_queues_of_other_connections(
+    connect: Callable[..., Connection],
+) -> None:
+    name = f"exchange{next(_numbers)}"
+    fanout, topics = Exchange(name, "fanout"), Exchange(f"{name}.topic", "topic")
+    first, second = (
+        Received(
+            connect(),
+            Queue(f"{name}@{number}", fanout, auto_delete=True),
+            Queue(f"{name}@{number}.t", topics, routing_key=f"*.{number}", auto_delete=True),
+            no_ack=True,
+        )
+        for number in range(2)
+    )
+    with connect().Producer() as producer:
+        producer.publish("all", exchange=fanout, declare=[fanout])
+        for number in range(2):
+            producer.publish(
+                f"only {number}",
+                exchange=topics,
+                declare=[topics],
+                routing_key=f"a.{number}",
+                delivery_mode=1,
+            )
+    assert {message.payload for message in first.wait_for(2)} == {"all", "only 0"}
+    assert {message.payload for message in second.wait_for(2)} == {"all", "only 1"}
+    first.nothing_more()
+
+
+def test_lasting_queues_of_a_fanout_exchange(connect: Callable[..., Connection]) -> None:
+    name = f"exchange{next(_numbers)}"
+    fanout = Exchange(name, "fanout")
+    queues = [Queue(f"{name}.{number}", fanout) for number in range(2)]
+    received = [Received(connect(), queue) for queue in queues]
+    with connect().Producer() as producer:
+        producer.publish("all", exchange=fanout, declare=[fanout])
+    for each in received:
+        assert [message.payload for message in each.wait_for(1)] == ["all"]
+
+
+@on_both
+def test_old_broadcasts_are_not_for_new_queues(
+    connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a `shutdown` of Celery's remote control that no worker was there to get."""
+    name = f"exchange{next(_numbers)}"
+    fanout = Exchange(name, "fanout")
+    with connect().Producer() as producer:
+        producer.publish("old", exchange=fanout, declare=[fanout])
+        with monkeypatch.context() as later:
+            later.setattr("time.time_ns", lambda: (datetime.now(UTC).timestamp() + 60) * 10**9)
+            received = Received(connect(), Queue(f"{name}@", fanout, auto_delete=True), no_ack=True)
+        received.nothing_more()
+    assert received.bodies() == []
+
+
+def test_messages_of_other_programs(connect: Callable[..., Connection], broker: Broker, queue: Queue) -> None:
+    bodies = [
+        b"\xff\x00",
+        b"plain",
+        b"[]",
+        b'{"properties":{}}',
+        b"[" * 100_000,
+        b'{"body":1,"headers":{},"properties":{"delivery_info":{}}}',
+    ]
+    for body in bodies:
+        broker.post("/pub", body, topic=queue.name)
+    received = Received(connect(), queue)
+    messages = received.wait_for(len(bodies))
+    assert {message.body for message in messages[:5]} >= {b"plain", b"[]"}
+    for message in messages:
+        message.reject()
+    until(lambda: broker.is_drained(queue.name, "celery"))
+
+
+@on_both
+def test_message_that_the_broker_refuses(connect: Callable[..., Connection], queue: Queue) -> None:
+    connection = connect()
+    with pytest.raises(BrokerError, match="E_BAD_MESSAGE"):
+        publish(connection, "x" * 2**20, queue)
+    publish(connection, "small", queue)
+    assert Received(connection, queue).wait_for(1)[0].payload == "small"
+
+
+@on_both
+def test_eta(connect: Callable[..., Connection], broker: Broker, queue: Queue) -> None:
+    connection = connect(max_defer_s=1)
+    eta = (datetime.now(UTC) + timedelta(hours=10)).isoformat()
+    publish(connection, "late", queue, headers={"eta": eta, "task": "t"})
+    publish(connection, "now", queue, headers={"eta": "2020-01-01T00:00:00Z", "task": "t"})
+    received = Received(connection, queue)
+    received.wait_for(1)[0].ack()
+    # Deferred for a second, and then again, as it is not due.
+    while broker.channel_stats(queue.name, "celery")["requeue_count"] < 1:
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.1)
+    assert received.bodies() == ["now"]
+    assert broker.channel_stats(queue.name, "celery")["deferred_count"] == 1
+
+
+@pytest.mark.parametrize("eta", [None, 5, "soon", "2100-01-01T00:00:00", "9999-12-31T23:59:59-23:59", []])
+def test_etas_that_are_none(eta: Any) -> None:
+    assert wait_s({"headers": {"eta": eta}}) in (
+        0.0,
+        pytest.approx(wait_s({"headers": {"eta": eta}}), abs=60),
+    )
+    assert wait_s({"headers": None}) == 0.0
+
+
+def test_body_without_a_message_of_kombu() -> None:
+    assert decode(b"\xff")["properties"]["delivery_info"] == {"exchange": "", "routing_key": ""}
+
+
+@on_both
+def test_sizes_and_purge(connect: Callable[..., Connection], queue: Queue) -> None:
+    connection = connect()
+    simple = connection.SimpleQueue(queue.name)
+    for number in range(3):
+        simple.put(number)
+    until(lambda: simple.qsize() == 3)
+    assert simple.clear() == 3
+    until(lambda: simple.qsize() == 0)
+    simple.close()
+
+
+def test_get(connect: Callable[..., Connection], broker: Broker, queue: Queue) -> None:
+    connection = connect()
+    bound = queue(connection.default_channel)
+    bound.declare()
+    assert bound.get() is None
+    publish(connection, "one", queue)
+    publish(connection, "two", queue)
+    found = [bound.get() for _ in range(2)]
+    assert {message.payload for message in found} == {"one", "two"}
+    for message in found:
+        message.ack()
+    until(lambda: broker.is_drained(queue.name, "celery"))
+
+
+def test_idle_publisher_reconnects(tmp_path: Path, queue: Queue) -> None:
+    address = free_address()
+    with qcli_serve(tmp_path / "data", f"--tcp-address={address}") as first:
+        connection = Connection(f"nsq://{address}")
+        publish(connection, "one", queue)
+        first.process.kill()
+        first.process.wait()
+    with pytest.raises((ConnectionFailed, OperationalError)):
+        publish(connection, "lost", queue)
+    with qcli_serve(tmp_path / "data", f"--tcp-address={address}"):
+        publish(connection, "two", queue)
+        assert {message.payload for message in Received(connection, queue).wait_for(2)} == {"one", "two"}
+        connection.release()
+
+
+def test_messages_in_flight_are_touched(
+    broker: Broker, queue: Queue, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    settings = ConnectionSettings(msg_timeout_ms=60_000, output_buffer_timeout_ms=25)
+    source = Source(queue.name, "celery")
+    subscription = Subscription(broker.tcp_address, settings, source, clock=lambda: now[0])
+    publish(connect(), "long", queue)
+    subscription.set_rdy(1)
+    assert subscription.socket.wait(PATIENCE_S)
+    (message,) = subscription.receive()
+    sent: list[bytes] = []
+    with monkeypatch.context() as during:
+        during.setattr(subscription.socket, "send", sent.append)
+        for _ in range(1000):
+            now[0] += 1
+            subscription.keep_alive()
+    # After 15 minutes, the broker delivers it again whatever happens. Heartbeats are answered without reading them.
+    touch = b"TOUCH %s\n" % message.id
+    assert sent.count(touch) == 44
+    assert sent.count(b"NOP\n") >= 5
+    assert set(sent) == {touch, b"NOP\n"}
+    subscription.close()
+    until(lambda: in_flight(broker, queue) == 0)
+
+
+def test_a_thread_keeps_connections_alive(
+    connect: Callable[..., Connection], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = threading.Event()
+    monkeypatch.setattr(Subscription, "keep_alive", lambda _: called.set())
+    Received(connect(), queue)
+    assert called.wait(PATIENCE_S)
+
+
+def test_child_process_has_no_connection_of_its_parent(
+    connect: Callable[..., Connection], broker: Broker, queue: Queue
+) -> None:
+    connection = connect()
+    publish(connection, "one", queue)
+    received = Received(connection, queue)
+    received.wait_for(1)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)  # lives until the test has looked
+        os._exit(0)
+    try:
+        connection.close()
+        # The child would keep the sockets open.
+        until(lambda: broker.channel_stats(queue.name, "celery")["client_count"] == 0)
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)
+
+
+def test_connection_fails(tmp_path: Path) -> None:
+    with pytest.raises((ConnectionFailed, OperationalError)):
+        Connection(f"nsq://{free_address()}").transport.establish_connection()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        def answer() -> None:
+            accepted, _ = server.accept()
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            accepted.recv(1000)
+            accepted.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises((ConnectionFailed, OperationalError), match="HTTP"):
+            Connection(f"nsq://127.0.0.1:{address[1]}").transport.establish_connection()
+        thread.join()
+
+
+@pytest.mark.parametrize("options", [{"visibility_timeout": 0.1}, {"snappy": 1, "deflate": 1}])
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Connection("nsq://127.0.0.1:1", transport_options=options).connect()
