@@ -8,7 +8,7 @@ import pytest
 
 from coordination.etcd_server import Member, etcd
 from storage.stores import Store
-from trio_nsq.coordination import Candidate, Coordinator
+from trio_nsq.coordination import Candidate, ClusterState, Coordinator
 from trio_nsq.coordination.bucket import BucketCoordinator
 from trio_nsq.coordination.etcd import EtcdCoordinator
 from trio_nsq.storage import Patience, storage_at
@@ -57,6 +57,13 @@ def opened(request: pytest.FixtureRequest, cluster: str) -> Iterator[Callable[..
             return one
 
         yield open_one
+
+
+def led_by(coordinator: Coordinator) -> ClusterState:
+    """Return the value of the leadership of a process."""
+    led = coordinator.led
+    assert led is not None
+    return led
 
 
 def candidate(name: str, epoch: int = 0) -> Candidate:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordination.conftest import candidate
+from coordination.conftest import candidate, led_by
 from trio_nsq.coordination import (
     Coordinator,
     LeadershipLost,
@@ -15,18 +15,11 @@ from trio_nsq.coordination import (
     StateError,
     ValueChanged,
 )
-from trio_nsq.coordination.state import ClusterState
 from trio_nsq.platform.boot_clock import boot_time_s
 
 Open = Callable[..., Coordinator]
 A, B, C = map(candidate, "ABC")
 PATIENCE_S = 60.0
-
-
-def led_by(coordinator: Coordinator) -> ClusterState:
-    led = coordinator.led
-    assert led is not None
-    return led
 
 
 def add(coordinator: Coordinator, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from coordination.conftest import LONG_S, PATIENCE, candidate
+from coordination.conftest import LONG_S, PATIENCE, candidate, led_by
 from coordination.etcd_server import Member, etcd, text
 from spark.support import until
 from storage.stores import Fault, Judge, Proxy, Store, proxy
@@ -21,6 +21,7 @@ from trio_nsq.coordination import (
     Coordinator,
     CoordinatorError,
     LeadershipLost,
+    NotInSync,
     Observation,
     OutdatedState,
     ValueChanged,
@@ -133,8 +134,8 @@ def test_a_lost_answer_of_a_change(
     assert not two.read().is_held
 
 
-def test_a_change_without_any_answer_is_found_later(opened: Open, broken: Proxy, etcd_member: Member) -> None:
-    """The deadline passes after the change was applied: the next renewal finds it."""
+def test_a_change_without_any_answer_is_taken_back(opened: Open, broken: Proxy, etcd_member: Member) -> None:
+    """The deadline passes after the change was applied: the next renewal undoes it. It is made again or given up."""
     one, two = opened(address_of(broken), patience=IMPATIENT), opened(etcd_member.address)
     win(one, "A")
     before = one.led
@@ -144,7 +145,7 @@ def test_a_change_without_any_answer_is_found_later(opened: Open, broken: Proxy,
     assert one.led == before
     broken.judge = lambda method, path: None
     one.renew()
-    assert one.led == two.read().state != before
+    assert one.led == two.read().state == before
 
 
 def test_leadership_is_certain_from_when_the_renewal_was_sent(opened: Open, broken: Proxy) -> None:
@@ -216,6 +217,28 @@ def test_the_leader_writes_keys_again_that_were_removed(
     one.renew()
     one.resign()
     assert win(two, "B") > epoch
+
+
+@pytest.mark.parametrize("keeps_key", [True, False], ids=["leader's key", "no leader's key"])
+def test_an_earlier_value_that_is_put_back_is_replaced(
+    opened: Open, etcd_member: Member, cluster: str, keeps_key: bool
+) -> None:
+    """As by a restored backup. It names a member in sync that has missed messages since."""
+    one, two = opened(etcd_member.address), opened(etcd_member.address)
+    win(one, "A")
+    add(one, "B")
+    led = led_by(one)
+    one.replace(led.unsynced("B"), led)
+    value = text(led.encode().decode())
+    etcd_member.ask("/v3/kv/put", {"key": text(f"/trio-nsq/{cluster}/state"), "value": value})
+    if not keeps_key:
+        etcd_member.remove(f"/trio-nsq/{cluster}/leader")
+    one.renew()
+    assert two.read() == Observation(one.led, is_held=True)
+    assert led_by(one).in_sync == {"A"}
+    one.resign()
+    with pytest.raises(NotInSync):
+        two.campaign(candidate("B", led.epoch))
 
 
 def test_a_candidate_that_was_removed_meanwhile_does_not_win(

@@ -81,14 +81,14 @@ class BucketCoordinator(Coordinator):
         self._sent_s = self._lease.sent_s
         return state, version
 
-    def _renew(self) -> Reading | None:
+    def _renew(self) -> Reading:
         with self._failures():
             try:
                 self._lease.renew()
             except LeaseLost as exc:
                 raise self._lost("another process has taken the lease") from exc
         self._sent_s = self._lease.sent_s
-        return None
+        return self._read()
 
     def _write(self, state: ClusterState, version: Any) -> Any:
         with self._failures():

@@ -200,8 +200,9 @@ class EtcdCoordinator(Coordinator):
         ):
             # No member has won since.
             with suppress(ValueChanged):
-                kept = keys.reading.state or state
-                return keys.reading._replace(state=kept, version=self._write_both(kept, keys.reading.version))
+                return keys.reading._replace(
+                    state=state, version=self._write_both(state, keys.reading.version)
+                )
         raise self._lost("another member has its key")
 
     def _write(self, state: ClusterState, version: Any) -> Any:

@@ -236,13 +236,18 @@ class Coordinator(ABC):
             raise
 
     def _own(self, reading: Reading) -> tuple[ClusterState, Any]:
-        """Return the value of the own leadership from a reading; write it again if it was removed."""
+        """Return the value of the own leadership; write it again if a reading has another one.
+
+        That one was removed, or is an earlier one that was put back, as from a backup, in which members may be in sync
+        that have missed messages since. Or an earlier request without an answer has written it, and is made again.
+        """
         state, _ = self._current()
-        if reading.state is None:
-            return state, self._write(state, reading.version)
-        if reading.state.session != self._session:
-            raise self._lost(f"{reading.state.leader} leads epoch {reading.state.epoch}")
-        return reading.state, reading.version
+        found = reading.state
+        if found == state:
+            return state, reading.version
+        if found is not None and found.session != self._session and found.epoch >= state.epoch:
+            raise self._lost(f"{found.leader} leads epoch {found.epoch}")
+        return state, self._write(state, reading.version)
 
     def _lost(self, reason: str) -> LeadershipLost:
         return LeadershipLost(f"this process no longer leads the cluster {self.cluster}: {reason}")
