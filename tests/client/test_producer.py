@@ -46,7 +46,7 @@ async def publish_deferred(defer_ms: Any, producer: Producer) -> None:
 
 @bounded
 async def test_argument_of_the_wrong_type_is_named(broker: FakeBroker) -> None:
-    wrong: list[tuple[str, Callable[[Any], Awaitable[None]]]] = [
+    wrong: list[tuple[str, Callable[[Any], Awaitable[object]]]] = [
         ("the messages must be a list, .* not bytes", lambda each: each.publish_many("t", b"abc")),
         ("the messages must be a list, .* not str", lambda each: each.publish_many("t", "abc")),
         ("the messages must be a list, .* not int", lambda each: each.publish_many("t", 5)),
@@ -198,7 +198,7 @@ async def test_empty_publish_sends_nothing(broker: FakeBroker) -> None:
 )
 @bounded
 async def test_message_that_brokers_refuse_is_not_sent(
-    broker: FakeBroker, call: Callable[[Producer], Awaitable[None]], reason: str
+    broker: FakeBroker, call: Callable[[Producer], Awaitable[object]], reason: str
 ) -> None:
     limits: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_ms": 1000}
     async with opened(broker, **limits) as (producer, peer, _):

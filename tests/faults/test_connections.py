@@ -241,7 +241,7 @@ class Publisher:
                     self._insist, lambda bodies: self._producer.publish_many(TOPIC, bodies), size
                 )
 
-    async def _insist(self, publish: Callable[[list[bytes]], Awaitable[None]], size: int) -> None:
+    async def _insist(self, publish: Callable[[list[bytes]], Awaitable[object]], size: int) -> None:
         for _ in range(MESSAGES):  # one connection fails, but others may be waiting for it
             bodies = self._new(size)
             began_at = trio.current_time()

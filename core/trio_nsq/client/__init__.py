@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from .http.idempotent_producer import IdempotentProducer, PublishOutcome
     from .publishing.options import ProducerOptions, ProducerSettings
     from .publishing.producer import Producer
-    from .publishing.receipt import Receipt
+    from .publishing.queue import PublishAck
+    from .publishing.receipt import ProducerStats, PublishState, Receipt
     from .reading.topic_reader import TopicReader
     from .topics import JSON, Codec, Msgspec, Pydantic, Topic
 
@@ -81,9 +82,12 @@ __all__ = [
     "ProducerFenced",
     "ProducerOptions",
     "ProducerSettings",
+    "ProducerStats",
+    "PublishAck",
     "PublishFailed",
     "PublishInDoubt",
     "PublishOutcome",
+    "PublishState",
     "Pydantic",
     "RawStreamError",
     "Receipt",
@@ -100,12 +104,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Codec": ".topics",
-    "JSON": ".topics",
-    "Msgspec": ".topics",
-    "Pydantic": ".topics",
-    "Topic": ".topics",
     "Answer": ".consuming.answers",
+    "Codec": ".topics",
     "ConnectionOptions": ".connection.options",
     "ConnectionSettings": ".connection.options",
     "Consumer": ".consuming.consumer",
@@ -120,14 +120,20 @@ _MODULES = {
     "GivenUp": ".consuming.answers",
     "Handler": ".consuming.answers",
     "IdempotentProducer": ".http.idempotent_producer",
+    "JSON": ".topics",
     "Message": ".consuming.message",
     "MessageBatch": ".consuming.message",
     "MessageSet": "..protocol.messages",
+    "Msgspec": ".topics",
     "OnFailure": ".consuming.answers",
     "Producer": ".publishing.producer",
     "ProducerOptions": ".publishing.options",
     "ProducerSettings": ".publishing.options",
+    "ProducerStats": ".publishing.receipt",
+    "PublishAck": ".publishing.queue",
     "PublishOutcome": ".http.idempotent_producer",
+    "PublishState": ".publishing.receipt",
+    "Pydantic": ".topics",
     "RawStreamError": "..log.raw",
     "Receipt": ".publishing.receipt",
     "RecordBatch": "..log.records",
@@ -135,6 +141,7 @@ _MODULES = {
     "RunOptions": ".consuming.options",
     "TLSFiles": ".connection.tls",
     "TLSFilesError": ".connection.tls",
+    "Topic": ".topics",
     "TopicReader": ".reading.topic_reader",
     "format_address": "..protocol.address",
     "parse_address": "..protocol.address",

@@ -128,8 +128,8 @@ class BrokerError(NSQError):
 class PublishFailed(NSQError):
     """Messages were not acknowledged. The caller decides whether to publish them again.
 
-    The `__cause__` is a `ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`. If several brokers
-    were tried, it is the error of the last one.
+    The `__cause__` is a `ConnectionFailed`, `ConnectionLost`, `BrokerError` or `ProducerClosed`, or a `TimeoutError`
+    after the `timeout_s` of the call. If several brokers were tried, it is the error of the last one.
 
     Attributes:
         maybe_stored: True: some unacknowledged messages may be stored, so publishing them again may duplicate them.

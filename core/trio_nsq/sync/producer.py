@@ -7,12 +7,13 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import list_of
+from trio_nsq.text.arguments import check_seconds
 
 from .. import client
 from ..client.errors import ProducerClosed
 from ..client.publishing.options import ProducerOptions
-from ..client.publishing.queue import PublishFuture
-from ..client.publishing.receipt import PublishState
+from ..client.publishing.queue import PublishAck, PublishFuture
+from ..client.publishing.receipt import ProducerStats, PublishState, timed_out
 from ..client.topics import Topic, encoded
 from ..event_loop import runtime
 from .portal import Portal, PortalClosed, Result, mirrors
@@ -66,35 +67,64 @@ class Producer:
         self._portal.close()
 
     @overload
-    def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None: ...
+    def publish(
+        self, topic: str, body: bytes, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck: ...
 
     @overload
-    def publish(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> None: ...
+    def publish(
+        self, topic: Topic[T], body: T, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck: ...
 
     @mirrors(client.Producer.publish)
-    def publish(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> None:
+    def publish(
+        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck:
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, positive=True)
         receipt = self.submit(topic, body, defer_ms=defer_ms)
         try:
-            receipt._settled.wait_in_thread()
+            receipt._settled.wait_in_thread(timeout_s)
         except BaseException:  # interrupted
             receipt.withdraw()
             raise
-        receipt._check()
+        return receipt._result(timeout_s)
 
     @overload
-    def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None: ...
+    def publish_many(
+        self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> None: ...
 
     @overload
-    def publish_many(self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0) -> None: ...
+    def publish_many(
+        self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> None: ...
 
     @mirrors(client.Producer.publish_many)
-    def publish_many(self, topic: str | Topic[Any], bodies: Iterable[Any], *, defer_ms: int = 0) -> None:
+    def publish_many(
+        self,
+        topic: str | Topic[Any],
+        bodies: Iterable[Any],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
         bodies = list_of(bodies)  # in this thread: an iterator may block
-        self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms))
+        self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms, timeout_s=timeout_s))
 
     @mirrors(client.Producer.publish_set)
-    def publish_set(self, topic: str, messages: MessageSet) -> None:
-        self._call(lambda: self._producer.publish_set(topic, messages))
+    def publish_set(
+        self, topic: str, messages: MessageSet, *, timeout_s: float | None = None
+    ) -> PublishAck | None:
+        return self._call(lambda: self._producer.publish_set(topic, messages, timeout_s=timeout_s))
+
+    @mirrors(client.Producer.flush)
+    def flush(self, timeout_s: float | None = None) -> None:
+        self._call(lambda: self._producer.flush(timeout_s))
+
+    @mirrors(client.Producer.stats)
+    def stats(self) -> ProducerStats:
+        return self._portal.run_sync(self._producer.stats)
 
     @mirrors(client.Producer.last_number)
     def last_number(self, topic: str) -> int | None:
@@ -160,10 +190,10 @@ class Settled(runtime.Event):
         if not self._result.is_set:
             self._result.set(None)
 
-    def wait_in_thread(self) -> None:
-        """Wait until it is set, or the event loop has ended."""
+    def wait_in_thread(self, timeout_s: float | None = None) -> None:
+        """Wait until it is set, the event loop has ended, or the timeout. None: no timeout."""
         if not self._result.is_set:
-            self._result.wait()
+            self._result.wait(timeout_s)
 
 
 class Receipt:
@@ -186,10 +216,10 @@ class Receipt:
         return client.Receipt(self._future).state
 
     @mirrors(client.Receipt.wait)
-    def wait(self) -> None:
+    def wait(self) -> PublishAck:
         self._portal.check_process()
         self._settled.wait_in_thread()
-        self._check()
+        return self._check()
 
     @mirrors(client.Receipt.withdraw)
     def withdraw(self) -> bool:
@@ -206,9 +236,21 @@ class Receipt:
         self._error = error
         self._settled.set()
 
-    def _check(self) -> None:
+    def _result(self, timeout_s: float | None) -> PublishAck:
+        """Return where the message is stored, after a wait of this time."""
+        if timeout_s is None or self._settled.is_set():
+            return self._check()
+        return self._portal.run_sync(self._end, timeout_s)
+
+    def _end(self, timeout_s: float) -> PublishAck:
+        """In the event loop's thread: withdraw the message if possible, unless it is settled by now."""
+        if self._future is not None and not self._settled.is_set():
+            raise timed_out([self._future], timeout_s)
+        return self._check()
+
+    def _check(self) -> PublishAck:
         if self._error is not None:
             raise self._error
         if self._future is None:  # the thread crashed before it took the message
             raise ProducerClosed("the producer is closed")
-        client.Receipt(self._future)._check()
+        return client.Receipt(self._future)._check()

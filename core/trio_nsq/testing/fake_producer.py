@@ -12,6 +12,7 @@ from ..client.errors import BrokerError, ConnectionLost, ProducerClosed, Produce
 from ..client.publishing.options import ProducerOptions, ProducerSettings
 from ..client.publishing.producer import Producer
 from ..client.publishing.queue import Command, PublishFuture, PublishQueue
+from ..client.publishing.receipt import ProducerStats
 from ..event_loop import runtime
 from ..protocol import NSQError
 from ..sync.portal import Portal
@@ -128,7 +129,7 @@ class _Queue(PublishQueue):
     """One command at a time, of one message, as each has its own outcome."""
 
     def __init__(self, messages: list[FakeMessage], *, ordered: bool) -> None:
-        super().__init__(1, 0, ordered=ordered)
+        super().__init__(1, 0, ordered=ordered, address=_ADDRESS)
         self._messages = messages
 
     def stored(self, topic: str) -> int | None:
@@ -195,6 +196,11 @@ class _Script:
     def crashed(self, error: Exception) -> None:
         self.crash = error
         self.fail_all(ProducerClosed(f"the producer failed: {error!r}"))
+
+    def stats(self) -> ProducerStats:
+        waiting, sent = self.queue.unsettled()
+        counts = self.queue.counts
+        return ProducerStats(waiting, sent, counts.stored, counts.failed, connections=1)
 
     def futures(self) -> Iterator[PublishFuture]:
         yield from self.queue.futures()

@@ -73,13 +73,15 @@ async def accept(broker: FakeBroker, *, survive_refusals: bool = False) -> Peer:
 class Outcome:
     """Runs a publish as a task and stores its result."""
 
-    def __init__(self, nursery: trio.Nursery, publish: Callable[..., Awaitable[None]], *args: object) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, publish: Callable[..., Awaitable[object]], *args: object
+    ) -> None:
         self.error: Exception | None = None
         self.ended = trio.Event()
         self.scope = trio.CancelScope()
         nursery.start_soon(self._run, publish, args)
 
-    async def _run(self, publish: Callable[..., Awaitable[None]], args: tuple[object, ...]) -> None:
+    async def _run(self, publish: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> None:
         try:
             with self.scope:
                 await publish(*args)

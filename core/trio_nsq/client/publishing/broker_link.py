@@ -68,7 +68,9 @@ class BrokerLink:
     def __init__(self, address: str, settings: ProducerSettings, owner: LinkOwner) -> None:
         self.address = address
         self.queue = (
-            PublishQueue(settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered)
+            PublishQueue(
+                settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered, address=address
+            )
             if settings.name is None
             else NumberedQueue(address, settings.name, settings.max_in_flight_bytes, settings.part_bytes)
         )

@@ -13,7 +13,8 @@ from ..errors import AuthRefused, BrokerError, ConnectionFailed, ProducerClosed,
 from .broker_link import BrokerLink
 from .broker_rotation import BrokerRotation
 from .options import ProducerSettings
-from .queue import RETRIABLE_CODES, Command, PublishFuture, accepts_no_publishes
+from .queue import RETRIABLE_CODES, Command, PublishCounts, PublishFuture, accepts_no_publishes
+from .receipt import ProducerStats
 
 _logger = logging.getLogger("trio_nsq.client")
 
@@ -45,6 +46,7 @@ class BrokerPool:
         self.fenced_topics: dict[str, ProducerFenced] = {}
         self._links: dict[str, BrokerLink] = {}
         self._retiring: set[BrokerLink] = set()
+        self._counts = PublishCounts()
         self._tombstones: dict[str, set[str]] = {}  # by topic: the brokers where it is being deleted
         self._opened = False
         self._failing = False  # the last attempts to connect failed, which is logged once for a single broker
@@ -116,6 +118,7 @@ class BrokerPool:
                     link.keep()
                     return
         link = self._links[address] = BrokerLink(address, self._settings, self)
+        link.queue.counts = self._counts
         self._rotation.add(address)
         self._trying += 1
         link.wake()
@@ -196,6 +199,17 @@ class BrokerPool:
     def futures(self) -> Iterator[PublishFuture]:
         for link in (*self._links.values(), *self._retiring):
             yield from link.queue.futures()
+
+    def stats(self) -> ProducerStats:
+        links = (*self._links.values(), *self._retiring)
+        unsettled = [link.queue.unsettled() for link in links]
+        return ProducerStats(
+            waiting=sum(waiting for waiting, _ in unsettled),
+            sent=sum(sent for _, sent in unsettled),
+            stored=self._counts.stored,
+            failed=self._counts.failed,
+            connections=sum(link.is_connected for link in links),
+        )
 
     def fail_all(self, reason: NSQError) -> None:
         for link in (*self._links.values(), *self._retiring):

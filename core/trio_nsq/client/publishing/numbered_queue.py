@@ -50,7 +50,7 @@ class NumberedQueue(PublishQueue):
     """
 
     def __init__(self, address: str, name: str, max_in_flight_bytes: int, max_joined_bytes: int) -> None:
-        super().__init__(max_in_flight_bytes, max_joined_bytes)
+        super().__init__(max_in_flight_bytes, max_joined_bytes, address=address)
         self._address = address
         self.name = name
         self.instance = os.urandom(8).hex()

@@ -3,13 +3,14 @@
 import random as random_module
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
 from trio_nsq.protocol.bodies import check_bytes, list_of
-from trio_nsq.text.arguments import check_type
+from trio_nsq.text.arguments import check_seconds, check_type
 
 from ...event_loop import runtime
 from ..arguments import check_name
@@ -20,8 +21,8 @@ from ..errors import ProducerClosed, PublishFailed
 from ..topics import Topic, encoded
 from .broker_pool import BrokerPool
 from .options import ProducerOptions, ProducerSettings
-from .queue import Command, CommandGroup, PublishFuture
-from .receipt import Receipt
+from .queue import Command, CommandGroup, PublishAck, PublishFuture
+from .receipt import ProducerStats, Receipt, timed_out
 
 T = TypeVar("T")
 
@@ -145,10 +146,43 @@ class Producer:
         self._closing = True
         try:
             with runtime.move_on_after(self._settings.close_timeout_s):
-                for future in [*self._brokers.futures()]:
-                    await future.settled.wait()
+                await self._settle_all()
         finally:
             await runtime.shielded(self._disconnect)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all messages given to this producer before are acknowledged, or have failed.
+
+        It does not raise the errors of failed messages: their receipts do, and `stats` counts them.
+
+        Args:
+            timeout_s: The longest time to wait; None: no limit.
+
+        Raises:
+            ProducerClosed: The producer is not open.
+            TimeoutError: Some messages are neither acknowledged nor failed after this time. They are still published.
+            ValueError: timeout_s is less than 0.
+        """
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        self._check_open()
+        await runtime.checkpoint()
+        with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
+            await self._settle_all()
+        if scope.cancelled_caught:
+            stats = self.stats()
+            raise TimeoutError(
+                f"{stats.waiting + stats.sent} messages are not acknowledged after {timeout_s:g} s"
+            )
+
+    def stats(self) -> ProducerStats:
+        """Return the counts of this producer."""
+        return self._brokers.stats()
+
+    async def _settle_all(self) -> None:
+        for future in [*self._brokers.futures()]:
+            if not future.settled.is_set():
+                await future.settled.wait()
 
     async def _disconnect(self) -> None:
         if self._entered:
@@ -157,12 +191,18 @@ class Producer:
         self._closed.set()
 
     @overload
-    async def publish(self, topic: str, body: bytes, *, defer_ms: int = 0) -> None: ...
+    async def publish(
+        self, topic: str, body: bytes, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck: ...
 
     @overload
-    async def publish(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> None: ...
+    async def publish(
+        self, topic: Topic[T], body: T, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck: ...
 
-    async def publish(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> None:
+    async def publish(
+        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> PublishAck:
         """Publish a message and wait for its acknowledgement.
 
         If cancelled, the message is withdrawn unless it was written to the socket; then it may be stored.
@@ -171,15 +211,22 @@ class Producer:
             topic: The topic; created if missing.
             body: The message, 1 to `max_msg_size` bytes; with a `Topic`, the value that it encodes.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay.
+            timeout_s: How long to wait for the acknowledgement, more than 0; then the publish fails, and what was not
+                written to the socket is withdrawn. None: the producer's settings decide.
+
+        Returns:
+            Where it is stored.
 
         Raises:
             PublishFailed: The message was not acknowledged.
             ProducerClosed: The producer is not open.
-            TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
-            ValueError: The topic, the message or the delay is invalid.
+            TypeError: The topic is not a string, the message not `bytes`, or a time not a number.
+            ValueError: The topic, the message or a time is invalid.
             Exception: What the codec of a `Topic` raises; nothing was sent.
         """
-        await self._settle(self._queue(*encoded(topic, body), defer_ms))
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, positive=True)
+        return await self._settle(self._queue(*encoded(topic, body), defer_ms), timeout_s)
 
     @overload
     def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> Receipt: ...
@@ -228,13 +275,22 @@ class Producer:
         return future
 
     @overload
-    async def publish_many(self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0) -> None: ...
+    async def publish_many(
+        self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> None: ...
 
     @overload
-    async def publish_many(self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0) -> None: ...
+    async def publish_many(
+        self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0, timeout_s: float | None = None
+    ) -> None: ...
 
     async def publish_many(
-        self, topic: str | Topic[Any], bodies: Iterable[Any], *, defer_ms: int = 0
+        self,
+        topic: str | Topic[Any],
+        bodies: Iterable[Any],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
     ) -> None:
         """Publish messages in order and wait until all are acknowledged.
 
@@ -248,6 +304,8 @@ class Producer:
                 that it encodes.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. Deferred messages are sent and stored
                 one by one: NSQ has no command to defer several.
+            timeout_s: How long to wait for all acknowledgements, more than 0; then the publish fails, and what was not
+                written to the socket is withdrawn. None: the producer's settings decide.
 
         Raises:
             PublishFailed: Not all were acknowledged; `acknowledged` says how many were, from the first on, and
@@ -259,6 +317,8 @@ class Producer:
         if isinstance(topic, Topic):
             bodies = list(map(topic.encode, bodies))
             topic = topic.name
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, positive=True)
         self._check_call(topic)
         bodies = list_of(bodies)
         try:
@@ -283,15 +343,16 @@ class Producer:
                     for part in split_for_mpub(bodies, sizes, self._part_bytes)
                 )
             )
-            for command in commands:
-                while pending and in_flight_bytes + command.size > self._settings.max_in_flight_bytes:
-                    done = await self._settle_first(pending)
-                    acknowledged += len(done)
-                    in_flight_bytes -= done.size
-                pending.append(self._submit(command))
-                in_flight_bytes += command.size
-            while pending:
-                acknowledged += len(await self._settle_first(pending))
+            with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
+                for command in commands:
+                    while pending and in_flight_bytes + command.size > self._settings.max_in_flight_bytes:
+                        done = await self._settle_first(pending)
+                        acknowledged += len(done)
+                        in_flight_bytes -= done.size
+                    pending.append(self._submit(command))
+                    in_flight_bytes += command.size
+                while pending:
+                    acknowledged += len(await self._settle_first(pending))
         except PublishFailed as error:
             maybe_stored = await self._settle_rest(pending)
             raise PublishFailed(
@@ -303,8 +364,12 @@ class Producer:
         finally:
             for future in pending:
                 future.withdraw()
+        if scope.cancelled_caught:
+            raise timed_out(pending, timeout_s, acknowledged)
 
-    async def publish_set(self, topic: str, messages: MessageSet) -> None:
+    async def publish_set(
+        self, topic: str, messages: MessageSet, *, timeout_s: float | None = None
+    ) -> PublishAck | None:
         """Publish packed messages as one MPUB and wait for its acknowledgement.
 
         The broker stores all or none of them (nsqd: unless a disk error occurs half-way). If cancelled, they are
@@ -314,6 +379,11 @@ class Producer:
             topic: The topic; created if missing.
             messages: 1 to `max_msg_size` bytes each, and at most `max_body_size` - 4 bytes in total, size fields
                 included; if empty, nothing is sent.
+            timeout_s: How long to wait for the acknowledgement, more than 0; then the publish fails, and what was not
+                written to the socket is withdrawn. None: the producer's settings decide.
+
+        Returns:
+            Where they are stored; None: there are none.
 
         Raises:
             PublishFailed: The messages were not acknowledged.
@@ -325,21 +395,26 @@ class Producer:
         if not isinstance(messages, MessageSet):
             raise TypeError(f"messages must be the result of pack_messages, not {type(messages).__name__}")
         self._limits.check_set(messages)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, positive=True)
         if messages.sizes:
-            await self._settle(self._submit(Command(topic, messages=messages)))
-        else:
-            await runtime.checkpoint()
+            return await self._settle(self._submit(Command(topic, messages=messages)), timeout_s)
+        await runtime.checkpoint()
+        return None
 
     def _check_call(self, topic: str) -> None:
+        self._check_open()
+        check_name("topic", topic)
+        if (fenced := self._brokers.fenced_topics.get(topic)) is not None:
+            raise PublishFailed(str(fenced), maybe_stored=False) from fenced
+
+    def _check_open(self) -> None:
         if self._closing:
             raise ProducerClosed("the producer is closed")
         if not self._opened:  # it may never open, and the publish would never return
             if (crash := self._brokers.crash) is not None:
                 raise ProducerClosed(f"the producer failed: {crash!r}")
             raise ProducerClosed("the producer is not open yet: publish inside its `async with` block")
-        check_name("topic", topic)
-        if (fenced := self._brokers.fenced_topics.get(topic)) is not None:
-            raise PublishFailed(str(fenced), maybe_stored=False) from fenced
 
     async def last_number(self, topic: str) -> int | None:
         """Return the number of the last message that this producer, by its name, has stored in a topic.
@@ -378,15 +453,22 @@ class Producer:
             self._brokers.send(command)
         return command.first_future()
 
-    async def _settle(self, future: PublishFuture) -> None:
-        """Wait for the outcome; if cancelled, withdraw the message if possible."""
+    async def _settle(self, future: PublishFuture, timeout_s: float | None = None) -> PublishAck:
+        """Wait for the outcome; if cancelled or after the timeout, withdraw the message if possible."""
         try:
-            await future.settled.wait()
+            if timeout_s is None:
+                await future.settled.wait()
+            else:
+                with runtime.move_on_after(timeout_s):
+                    await future.settled.wait()
         except BaseException:
             future.withdraw()
             raise
+        if not future.settled.is_set():
+            raise timed_out([future], timeout_s)
         if future.failure is not None:
             raise future.failure
+        return future.ack
 
     async def _settle_first(self, pending: deque[PublishFuture]) -> Command:
         """Wait for the first of these and remove it; return its command. Raises its failure."""

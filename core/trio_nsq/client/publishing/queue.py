@@ -7,6 +7,7 @@ the commands, so a reply belongs to the oldest unacknowledged command.
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from trio_nsq.protocol import MessageSet, NSQError, pack_messages
 from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
@@ -55,6 +56,27 @@ def may_pass(error: PublishFailed) -> bool:
     return isinstance(cause, ConnectionFailed | ConnectionLost) and not isinstance(cause, AuthRefused)
 
 
+class PublishAck(NamedTuple):
+    """Where a message is stored.
+
+    Attributes:
+        nsqd_address: The broker that acknowledged it, `host:port`.
+        number: The number of the message, or of the first one of several, in the topic of this broker. Only a producer
+            with a `name` has numbers; None without one.
+    """
+
+    nsqd_address: str
+    number: int | None
+
+
+@dataclass(slots=True)
+class PublishCounts:
+    """How many messages were acknowledged, and how many were not."""
+
+    stored: int = 0
+    failed: int = 0
+
+
 class PublishFuture:
     """The outcome of one publish.
 
@@ -62,14 +84,28 @@ class PublishFuture:
         command: The command with its messages.
         settled: Set when the command is acknowledged or has failed.
         failure: Once settled: the error to raise; None: acknowledged.
+        number: Once acknowledged: the number of the first message; None: it has none.
     """
 
-    __slots__ = ("command", "failure", "settled")
+    __slots__ = ("command", "failure", "number", "settled")
 
     def __init__(self, command: "Command") -> None:
         self.command = command
         self.settled = runtime.Event()
         self.failure: PublishFailed | None = None
+        self.number: int | None = None
+
+    @property
+    def ack(self) -> PublishAck:
+        """Where the message is stored; it is acknowledged."""
+        queue = self.command.queue
+        assert queue is not None
+        return queue.ack if self.number is None else PublishAck(queue.ack.nsqd_address, self.number)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the message is acknowledged."""
+        return self.settled.is_set() and self.failure is None and not self.is_withdrawn
 
     @property
     def is_withdrawn(self) -> bool:
@@ -180,11 +216,18 @@ class Command:
 
     def settle(self) -> None:
         """Complete the futures: the command is acknowledged."""
+        if (counts := self._counts()) is not None:
+            counts.stored += len(self)
+        if self.first >= 0:
+            for number, future in enumerate(self.futures, self.first):
+                future.number = number
         for future in self.futures:
             future.settled.set()
 
     def fail(self, cause: NSQError, *, maybe_stored: bool = False) -> None:
         """Complete the futures: the command failed with this cause, and with those in `failures`."""
+        if (counts := self._counts()) is not None:
+            counts.failed += len(self)
         self.maybe_stored |= maybe_stored
         reason = "; ".join(dict.fromkeys(map(str, (*self.failures.values(), cause))))
         if self.group is not None and self.group.failure is None:
@@ -195,6 +238,12 @@ class Command:
             future.failure.__cause__ = cause
             future.settled.set()
 
+    def _counts(self) -> PublishCounts | None:
+        """Return where to count the messages; None: they are counted already, or there are none."""
+        if self.queue is None or self.is_question or self.first_future().settled.is_set():
+            return None
+        return self.queue.counts
+
 
 class PublishQueue:
     """The commands for one broker.
@@ -203,9 +252,18 @@ class PublishQueue:
         max_in_flight_bytes: The limit of unacknowledged bytes; one command is always allowed.
         max_joined_bytes: Combine single messages into an MPUB up to this size.
         ordered: Do not add a message to an MPUB if another command, also for another topic, was queued after it.
+        address: The broker, `host:port`.
+
+    Attributes:
+        ack: For messages without numbers.
+        counts: Of the messages that are settled. The owner may have several queues share them.
     """
 
-    def __init__(self, max_in_flight_bytes: int, max_joined_bytes: int, *, ordered: bool = False) -> None:
+    def __init__(
+        self, max_in_flight_bytes: int, max_joined_bytes: int, *, ordered: bool = False, address: str = ""
+    ) -> None:
+        self.ack = PublishAck(address, None)
+        self.counts = PublishCounts()
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered
@@ -326,6 +384,12 @@ class PublishQueue:
             for c in commands
             for future in c.futures
         ]
+
+    def unsettled(self) -> tuple[int, int]:
+        """Return how many messages wait to be sent, and how many were sent and are not acknowledged."""
+        publishes = [each for each in (*self._waiting, *self._unacknowledged) if not each.is_question]
+        sent = sum(len(each) for each in publishes if each.taken)
+        return sum(map(len, publishes)) - sent, sent
 
     def __len__(self) -> int:
         """How many commands wait to be sent."""

@@ -1,11 +1,33 @@
-"""The receipt of a message that a producer was given."""
+"""What a producer tells of its messages."""
 
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..errors import PublishFailed
-from .queue import PublishFuture
+from .queue import PublishAck, PublishFuture
 
 PublishState: TypeAlias = Literal["waiting", "sent", "stored", "failed", "withdrawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """Counts of messages, and of brokers, by what is known of them; see `Receipt.state`.
+
+    Attributes:
+        waiting: Messages that are not written to a socket now.
+        sent: Messages that are written to a socket, and not acknowledged now.
+        stored: Acknowledged messages, since the producer was opened.
+        failed: Messages that were not acknowledged, since the producer was opened; some may be stored.
+        connections: Brokers that are connected now.
+    """
+
+    waiting: int
+    sent: int
+    stored: int
+    failed: int
+    connections: int
 
 
 class Receipt:
@@ -33,23 +55,51 @@ class Receipt:
             return "sent" if future.command.taken else "waiting"
         return "stored" if future.failure is None else "failed"
 
-    async def wait(self) -> None:
+    async def wait(self) -> PublishAck:
         """Wait for the acknowledgement. If cancelled, the message is published nevertheless, unless it is withdrawn.
+
+        Returns:
+            Where it is stored.
 
         Raises:
             PublishFailed: The message was not acknowledged, or it was withdrawn.
         """
         await self._future.settled.wait()
-        self._check()
+        return self._check()
 
-    def _check(self) -> None:
+    def _check(self) -> PublishAck:
         if not self._future.settled.is_set():  # the thread of a synchronous producer has ended
             raise PublishFailed("the producer is closed", maybe_stored=self._future.command.taken)
         if self._future.is_withdrawn:
             raise PublishFailed("it was withdrawn", maybe_stored=False)
         if self._future.failure is not None:
             raise self._future.failure
+        return self._future.ack
 
     def withdraw(self) -> bool:
         """Withdraw the message, unless it was written to a socket. Return whether it is withdrawn."""
         return self._future.withdraw() or self._future.is_withdrawn
+
+
+def timed_out(
+    pending: Iterable[PublishFuture], timeout_s: float | None, acknowledged: int = 0
+) -> PublishFailed:
+    """Return the error for publishes that are not all settled after a timeout; withdraw those that can be.
+
+    Args:
+        pending: The publishes, in order.
+        acknowledged: How many messages before them are stored.
+    """
+    rest = deque(pending)
+    while rest and rest[0].is_stored:
+        acknowledged += len(rest.popleft().command)
+    maybe_stored = False
+    for future in rest:
+        if future.withdraw() or future.is_withdrawn:
+            maybe_stored |= future.command.maybe_stored
+        else:
+            maybe_stored |= future.failure is None or future.failure.maybe_stored
+    reason = f"no acknowledgement within {timeout_s:g} s"
+    failure = PublishFailed(reason, maybe_stored=maybe_stored, acknowledged=acknowledged)
+    failure.__cause__ = TimeoutError(reason)
+    return failure
