@@ -338,23 +338,12 @@ class Drill:
         with self.cluster.patience("publishers do not end", self.described):
             await self.clients.publishers_ended()
         leader = await self.cluster.wait_in_sync()
-        left: list[str] = []
-        with self.cluster.patience("not all is delivered", lambda: left):
-            while left := await self._left(leader):
-                await trio.sleep(POLL_S)  # another process: only its answers show progress
+        logs = await self._logs(leader)
         if (stock := self._stock) is not None:
             with self.cluster.patience("consumers of others lack messages", stock.described):
                 while any(stock.missing().values()):
                     await trio.sleep(POLL_S)  # other processes: only their output shows progress
             print(stock.described())
-        # A publish that a member has passed on late is stored, and delivered, after its client has given up.
-        for consumer in self._consumers:
-            consumer.cancel()
-        logs = {}
-        for topic in sorted({each.topic for each in self.ledger.producers}) if self._keeps_log else ():
-            logs[topic] = Log(self.ledger, topic)
-            async for entries in read_log(leader.http_address, topic):
-                logs[topic].add(entries)
         await self._compare_folders(leader)
         for member in self.members:
             self._look_for_defects(member)
@@ -363,6 +352,27 @@ class Drill:
         verdict = self.ledger.judge(logs, self.epochs, topics)
         print(verdict, *self.figures(), f"refusals: {dict(self.ledger.refusals)}", sep="\n", flush=True)
         return verdict
+
+    async def _logs(self, leader: Member) -> dict[str, Log]:
+        """Wait until all is delivered, and return the logs of that moment.
+
+        A publish that a member passes on late is stored, and delivered, after its client has given up.
+        """
+        left: list[str] = []
+        while True:
+            with self.cluster.patience("not all is delivered", lambda: left):
+                while left := await self._left(leader):
+                    await trio.sleep(POLL_S)  # another process: only its answers show progress
+            delivered = dict(self.ledger.deliveries)
+            logs = {}
+            for topic in sorted({each.topic for each in self.ledger.producers}) if self._keeps_log else ():
+                logs[topic] = Log(self.ledger, topic)
+                async for entries in read_log(leader.http_address, topic):
+                    logs[topic].add(entries)
+            if not await self._left(leader) and delivered == self.ledger.deliveries:
+                for consumer in self._consumers:
+                    consumer.cancel()
+                return logs
 
     async def _left(self, leader: Member) -> list[str]:
         """Return which channels are not empty."""
