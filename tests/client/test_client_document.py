@@ -48,7 +48,7 @@ def source_of(words: str, broker: Broker) -> str:
 def test_all_programs_of_the_page_have_a_test() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in blocks if "import " in block]
-    assert len(programs) == 7  # six have a test below, and one in test_consumer_document.py
+    assert len(programs) == 8  # seven have a test below, and one in test_consumer_document.py
 
 
 def test_table_of_producer_options() -> None:
@@ -87,6 +87,11 @@ def test_publish(broker: Broker) -> None:
 @pytest.mark.usefixtures("channels")
 def test_typed_topics(broker: Broker) -> None:
     assert printed_by("class Order", broker) == "1 tea\n2 milk\n3 sugar\n"
+
+
+def test_headers(broker: Broker) -> None:
+    printed = printed_by("headers={", broker)
+    assert printed == "b'42' 7\nb'43' 8\nb'44' 8\nb'45' 9\nb'46' None\n"
 
 
 def test_without_async_code(broker: Broker) -> None:

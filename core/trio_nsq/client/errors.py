@@ -4,6 +4,7 @@
     AuthRefused         the same, because the broker refused the secret, or requires one
     ConnectionLost      the broker or the network closed a connection
     BrokerError         the broker answered with an error; has its code and text
+    HeadersRefused      the broker does not know headers of messages; nothing was sent
     PublishFailed       messages were not acknowledged; says whether they may be stored
     ProducerClosed      the caller published through a producer that is not open
     ConsumerClosed      the caller waited for a message of a consumer that is closed
@@ -123,6 +124,22 @@ class BrokerError(NSQError):
         self.address = address
         self.code = code
         self.text = text
+
+
+class HeadersRefused(NSQError):
+    """A message with headers was not sent, because the broker does not know headers.
+
+    The broker is an nsqd, or a `qcli serve` of an earlier version.
+
+    Attributes:
+        address: The broker, `host:port`.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"broker {address}: it does not know headers of messages: it is an nsqd, or an older 'qcli serve'"
+        )
+        self.address = address
 
 
 class PublishFailed(NSQError):

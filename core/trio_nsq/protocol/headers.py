@@ -11,12 +11,15 @@ the frames for clients that asked for headers, the text is before the body:
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from .errors import CommandError
 from .messages import MessageSet, pack_messages
+
+Headers: TypeAlias = Mapping[str, str]
+"""The headers of a message: values by names."""
 
 MAX_HEADERS: Final = 64
 """The most headers of a message."""
@@ -38,7 +41,7 @@ _TEXT: Final = re.compile(rb"(?:%s:[^\x00-\x1f\x7f]*+\n)*+" % _TOKEN.encode())
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def encode_headers(headers: Mapping[str, str]) -> str:
+def encode_headers(headers: Headers) -> str:
     """Return the text of headers.
 
     Raises:
@@ -52,6 +55,42 @@ def encode_headers(headers: Mapping[str, str]) -> str:
     text = "".join([f"{name}:{value}\n" for name, value in headers.items()])
     check_size(len(headers), len(text.encode()))
     return text
+
+
+def encode_headers_of_all(headers: Headers | Sequence[Headers] | None, count: int) -> Sequence[str]:
+    """Return the text of the headers of each of several messages; empty if none has headers.
+
+    Args:
+        headers: Those of all messages, or those of each.
+        count: The number of messages.
+
+    Raises:
+        TypeError, ValueError: See `encode_headers`; or there are not as many headers as messages.
+    """
+    if headers is None:
+        return ()
+    if isinstance(headers, Mapping):
+        texts = [encode_headers(headers)] * count
+    elif isinstance(headers, list | tuple):
+        texts = [encode_headers(each) for each in headers]
+    else:
+        raise TypeError(
+            f"headers must be a mapping, or a list with a mapping for each message, not {type(headers).__name__}"
+        )
+    if len(texts) != count:
+        raise ValueError(f"headers for {len(texts)} messages, but there are {count}")
+    return texts if any(texts) else ()
+
+
+def check_hpub(texts: Sequence[str]) -> None:
+    """Raise ValueError if one HPUB must not have messages with these headers."""
+    if len(texts) > MAX_HPUB_MESSAGES:
+        raise ValueError(
+            f"{len(texts)} messages with headers; a batch must not have more than {MAX_HPUB_MESSAGES}"
+        )
+    size = sum(len(text.encode()) for text in texts)
+    if size > MAX_HPUB_HEADERS_BYTES:
+        raise ValueError(f"headers of {size} bytes; a batch must not have more than {MAX_HPUB_HEADERS_BYTES}")
 
 
 def _check_header(name: object, value: object) -> None:
@@ -136,9 +175,38 @@ def prefix_of(text: str) -> bytes:
     return _SIZE.pack(len(encoded)) + encoded
 
 
+def prefix_bytes(text: str) -> int:
+    """Return the size of `prefix_of`."""
+    return SIZE_BYTES + len(text.encode())
+
+
 def with_prefixes(bodies: Iterable[bytes], texts: Iterable[str]) -> MessageSet:
     """Return the messages of an HPUB: each body after the text of its headers. Raises as `pack_messages`."""
     return pack_messages([prefix_of(text) + body for body, text in zip(bodies, texts, strict=True)])
+
+
+def split_for_hpub(bodies: Sequence[bytes], texts: Sequence[str], max_bytes: int) -> Iterator[MessageSet]:
+    """Split messages with headers into the messages of HPUBs of at most `max_bytes` each.
+
+    A larger message is one by itself. Raises as `pack_messages`.
+    """
+    part: list[bytes] = []
+    size = headers_bytes = 0
+    for body, text in zip(bodies, texts, strict=True):
+        prefix = prefix_of(text)
+        more = 4 + len(prefix) + len(body)
+        if part and (
+            size + more > max_bytes
+            or len(part) == MAX_HPUB_MESSAGES
+            or headers_bytes + len(prefix) > MAX_HPUB_HEADERS_BYTES
+        ):
+            yield pack_messages(part)
+            part, size, headers_bytes = [], 0, 0
+        part.append(prefix + body)
+        size += more
+        headers_bytes += len(prefix)
+    if part:
+        yield pack_messages(part)
 
 
 def split_prefixes(messages: MessageSet, max_msg_size: int) -> tuple[MessageSet, Sequence[str]]:

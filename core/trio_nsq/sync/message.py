@@ -4,7 +4,7 @@ An answer is claimed in the calling thread, so that a second one raises there. I
 which alone changes the client's messages. Nobody waits for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ from .portal import Portal, mirrors
 
 
 class MessageBatch:
-    """Messages that arrived together: four lists of equal length, oldest first.
+    """Messages that arrived together: lists of equal length, oldest first.
 
     It is a `trio_nsq.MessageBatch` that may be answered in any thread. Answering a whole batch costs as much as
     answering one message.
@@ -59,6 +59,11 @@ class MessageBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    @mirrors(client_message.MessageBatch.headers)
+    def headers(self) -> list[Mapping[str, str]]:
+        return self._batch.headers
 
     @mirrors(client_message.MessageBatch.__iter__)
     def __iter__(self) -> Iterator["Message"]:

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import list_of
+from trio_nsq.protocol.headers import Headers
 from trio_nsq.text.arguments import check_seconds
 
 from .. import client
@@ -68,21 +69,39 @@ class Producer:
 
     @overload
     def publish(
-        self, topic: str, body: bytes, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck: ...
 
     @overload
     def publish(
-        self, topic: Topic[T], body: T, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: Topic[T],
+        body: T,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck: ...
 
     @mirrors(client.Producer.publish)
     def publish(
-        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str | Topic[Any],
+        body: Any,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
-        receipt = self.submit(topic, body, defer_ms=defer_ms)
+        receipt = self.submit(topic, body, defer_ms=defer_ms, headers=headers)
         try:
             receipt._settled.wait_in_thread(timeout_s)
         except BaseException:  # interrupted
@@ -92,12 +111,24 @@ class Producer:
 
     @overload
     def publish_many(
-        self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
 
     @overload
     def publish_many(
-        self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: Topic[T],
+        bodies: Iterable[T],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
 
     @mirrors(client.Producer.publish_many)
@@ -108,9 +139,14 @@ class Producer:
         *,
         defer_ms: int = 0,
         timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None:
         bodies = list_of(bodies)  # in this thread: an iterator may block
-        self._call(lambda: self._producer.publish_many(topic, bodies, defer_ms=defer_ms, timeout_s=timeout_s))
+        self._call(
+            lambda: self._producer.publish_many(
+                topic, bodies, defer_ms=defer_ms, timeout_s=timeout_s, headers=headers
+            )
+        )
 
     @mirrors(client.Producer.publish_set)
     def publish_set(
@@ -131,27 +167,36 @@ class Producer:
         return self._call(lambda: self._producer.last_number(topic))
 
     @overload
-    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> "Receipt": ...
+    def submit(
+        self, topic: str, body: bytes, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> "Receipt": ...
 
     @overload
-    def submit(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> "Receipt": ...
+    def submit(
+        self, topic: Topic[T], body: T, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> "Receipt": ...
 
     @mirrors(client.Producer.submit)
-    def submit(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> "Receipt":
+    def submit(
+        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> "Receipt":
         topic, body = encoded(topic, body)
         self._portal.check_process()
-        if self._portal.was_opened:  # otherwise, `_closed` words the error
-            self._producer._check_message(topic, body, defer_ms)
+        if not self._portal.was_opened:
+            raise self._closed()
+        message, has_headers = self._producer._check_message(topic, body, defer_ms, headers)
         receipt = Receipt(self._portal)
-        if not self._portal.post(self._enqueue, receipt, topic, body, defer_ms):
+        if not self._portal.post(self._enqueue, receipt, topic, message, defer_ms, has_headers):
             raise self._closed()
         return receipt
 
-    def _enqueue(self, receipt: "Receipt", topic: str, body: bytes, defer_ms: int) -> None:
+    def _enqueue(
+        self, receipt: "Receipt", topic: str, message: bytes, defer_ms: int, has_headers: bool
+    ) -> None:
         """In the event loop's thread: queue a message."""
         try:
             self._producer._check_call(topic)  # it may have been closed since
-            receipt._set_future(self._producer._enqueue(topic, body, defer_ms))
+            receipt._set_future(self._producer._enqueue(topic, message, defer_ms, has_headers))
         except Exception as error:
             receipt._fail(error)
 

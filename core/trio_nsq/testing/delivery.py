@@ -19,6 +19,7 @@ from ..client.consuming.message import Message, MessageBatch
 from ..client.consuming.receive_queue import ReceiveQueue
 from ..event_loop import runtime
 from ..protocol.frames import MessageRun
+from ..protocol.headers import Headers, encode_headers_of_all
 
 Outcome = Literal["finished", "requeued", "dead-lettered", "unanswered"]
 
@@ -55,6 +56,7 @@ async def deliver(
     attempts: int = 1,
     deliveries: int | None = None,
     msg_timeout_s: float = 60.0,
+    headers: Headers | Sequence[Headers] | None = None,
     **options: Any,
 ) -> list[Delivery]:
     """Call a handler with messages as `Consumer.run` does, without a broker, under trio or asyncio.
@@ -72,13 +74,14 @@ async def deliver(
         deliveries: How often a message is delivered that is requeued, at least 1; None: `max_attempts` if it is given,
             else once.
         msg_timeout_s: The message timeout, more than 0; with `auto_touch`, handlers extend it at half of this time.
+        headers: The headers of all messages, or a list with those of each.
         options: As for `Consumer.run`.
 
     Returns:
         What became of each message, in the order of `bodies`.
 
     Raises:
-        TypeError, ValueError: As from `Consumer.run`, or a message is not `bytes`.
+        TypeError, ValueError: As from `Consumer.run` and `Producer.publish`, or a message is not `bytes`.
         BaseException: What the handler raises that is not an `Exception`.
     """
     check_async("handler", handler)
@@ -89,7 +92,8 @@ async def deliver(
         deliveries = options.get("max_attempts") or 1
     check_int("deliveries", deliveries, 1)
     consumer = _LocalConsumer(max_in_flight=max(1, len(bodies)))
-    source = _Source(consumer, bodies, attempts, deliveries, msg_timeout_s)
+    texts = encode_headers_of_all(headers, len(bodies)) or [""] * len(bodies)
+    source = _Source(consumer, bodies, texts, attempts, deliveries, msg_timeout_s)
 
     @wraps(handler)
     def call(message: Message, *value: Any) -> Awaitable[object]:
@@ -183,6 +187,7 @@ class _Source:
         self,
         consumer: _LocalConsumer,
         bodies: Sequence[bytes],
+        texts: Sequence[str],
         attempts: int,
         most_deliveries: int,
         msg_timeout_s: float,
@@ -191,6 +196,7 @@ class _Source:
         self.last_message_at = 0.0
         self.deliveries = [Delivery(body) for body in bodies]
         self._by_id = {b"%016x" % number: each for number, each in enumerate(self.deliveries)}
+        self._texts = dict(zip(self._by_id, texts, strict=True))
         self._consumer = consumer
         self._before = attempts - 1
         self._most_deliveries = most_deliveries
@@ -208,7 +214,9 @@ class _Source:
         delivery.attempts += 1
         self.last_message_at = runtime.current_time()
         attempts = self._before + delivery.attempts
-        run = MessageRun([message_id], [delivery.body], [time.time_ns()], [attempts])
+        run = MessageRun(
+            [message_id], [delivery.body], [time.time_ns()], [attempts], [self._texts[message_id]]
+        )
         self._consumer._queue.put(MessageBatch(run, self))
 
     async def record(self, message: Message, work: Awaitable[object]) -> object:

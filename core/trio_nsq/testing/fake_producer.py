@@ -1,8 +1,8 @@
 """A producer without a broker, whose failures a test orders."""
 
 from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from trio_nsq.text.arguments import check_int, check_seconds, check_type
@@ -14,7 +14,9 @@ from ..client.publishing.producer import Producer
 from ..client.publishing.queue import Command, PublishFuture, PublishQueue
 from ..client.publishing.receipt import ProducerStats
 from ..event_loop import runtime
-from ..protocol import NSQError
+from ..protocol import NSQError, pack_messages
+from ..protocol.bulk import MAX_INT32
+from ..protocol.headers import Headers, decode_headers, split_prefixes
 from ..sync.portal import Portal
 
 _ADDRESS = "fake:4150"
@@ -26,11 +28,13 @@ class FakeMessage:
 
     Attributes:
         defer_s: The delay before the delivery, in seconds; 0: no delay.
+        headers: As of `trio_nsq.Message`.
     """
 
     topic: str
     body: bytes
     defer_s: float
+    headers: Headers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +184,7 @@ class _Script:
         if step.delay_s:
             await runtime.sleep(step.delay_s)
         if step.is_stored:
-            bodies = command.futures.values() if command.messages is None else command.messages.bodies()
-            self._messages += [FakeMessage(command.topic, body, command.defer_ms / 1000) for body in bodies]
+            self._messages += _messages_of(command)
         if step.error is None:
             self.queue.acknowledge()
             return
@@ -208,3 +211,14 @@ class _Script:
     def fail_all(self, reason: NSQError) -> None:
         for command in self.queue.clear():
             command.fail(reason, maybe_stored=command.taken)
+
+
+def _messages_of(command: Command) -> list[FakeMessage]:
+    messages = command.messages or pack_messages(list(command.futures.values()))
+    texts: Sequence[str] = [""] * len(messages)
+    if command.has_headers:
+        messages, texts = split_prefixes(messages, MAX_INT32)
+    return [
+        FakeMessage(command.topic, body, command.defer_ms / 1000, decode_headers(text))
+        for body, text in zip(messages.bodies(), texts, strict=True)
+    ]

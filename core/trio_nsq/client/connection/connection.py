@@ -70,7 +70,8 @@ async def connect(
 
     Args:
         address: `host:port`.
-        extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`.
+        extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`,
+            `message_headers`.
         max_frame_bytes: The longest accepted frame.
         waits_for_leader: Wait longer for the first answer; see `LEADER_TIMEOUT_S`. A warning says so.
         producer: The name and the instance of a producer that numbers its messages; None: it does not.
@@ -124,6 +125,7 @@ class Connection:
         survives_refusals: If the broker fails to store a publish (`E_PUB_FAILED` and similar), it stores no part of it
             and keeps the connection open.
         makes_private_channel: SUB creates private channels.
+        has_headers: The broker takes messages with headers, and delivers them.
         ended: Set once the connection has ended and its socket is closed.
     """
 
@@ -140,6 +142,7 @@ class Connection:
         self.max_msg_timeout_ms = Limits().max_msg_timeout_ms
         self.survives_refusals = False
         self.makes_private_channel = False
+        self.has_headers = False
         self.ended = runtime.Event()
         self._stream = stream
         self._settings = settings
@@ -166,6 +169,7 @@ class Connection:
         features = await self.identify(fields, LEADER_TIMEOUT_S if waits_for_leader else HANDSHAKE_TIMEOUT_S)
         self.survives_refusals = features.get("survive_refusals") is True
         self.makes_private_channel = features.get("private_channel") is True
+        self.has_headers = features.get("message_headers") is True
         if producer is not None and features.get("producer") != producer[0]:
             raise await self._failed(
                 "it does not support producers with a name, as nsqd; it needs qcli serve"

@@ -1,10 +1,11 @@
 """The messages of a consumer: batches as they were received, and single messages as views of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NoReturn, Protocol, TypeVar
 
 from trio_nsq.protocol.frames import MessageRun
+from trio_nsq.protocol.headers import decode_headers
 from trio_nsq.text.arguments import MAX_INT, check_int
 
 from ..errors import AlreadyAnswered
@@ -38,7 +39,7 @@ class Acknowledger(Protocol):
 
 
 class MessageBatch:
-    """Messages that arrived together on one connection: four lists of equal length, oldest first.
+    """Messages that arrived together on one connection: lists of equal length, oldest first.
 
     Answer all messages with `finish` or `requeue` of the batch, or iterate and answer single ones. An answer to the
     batch applies to the messages that are not answered yet. Answers are queued for the connection's next write; the
@@ -56,6 +57,7 @@ class MessageBatch:
     __slots__ = (
         "_answered",
         "_done",
+        "_headers",
         "_received_at",
         "_source",
         "attempts",
@@ -71,6 +73,7 @@ class MessageBatch:
         self.timestamps_ns = run.timestamps_ns
         self.attempts = run.attempts
         self.nsqd_address = source.address
+        self._headers = run.headers  # the text of each; empty if none has headers
         self._source = source
         self._received_at = source.last_message_at
         self._answered: set[int] = set()  # indexes of the messages answered one by one, or split off
@@ -82,6 +85,11 @@ class MessageBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def headers(self) -> list[Mapping[str, str]]:
+        """The headers of each message; see `Message.headers`."""
+        return [decode_headers(text) for text in self._headers or [""] * len(self.ids)]
 
     def __iter__(self) -> Iterator["Message"]:
         """Iterate over all messages, answered or not."""
@@ -169,7 +177,9 @@ class MessageBatch:
     def _split_off(self, start: int, stop: int) -> "MessageBatch":
         """Make a batch of the messages from `start` up to `stop`; none of them may be answered."""
         cut = slice(start, stop)
-        run = MessageRun(self.ids[cut], self.bodies[cut], self.timestamps_ns[cut], self.attempts[cut])
+        run = MessageRun(
+            self.ids[cut], self.bodies[cut], self.timestamps_ns[cut], self.attempts[cut], self._headers[cut]
+        )
         part = MessageBatch(run, self._source)
         part._received_at = self._received_at
         self._answered.update(range(start, stop))
@@ -190,6 +200,10 @@ class CombinedBatch(MessageBatch):
         self.timestamps_ns = list(chain.from_iterable(part.timestamps_ns for part in parts))
         self.attempts = list(chain.from_iterable(part.attempts for part in parts))
         self.nsqd_address = ", ".join(dict.fromkeys(part.nsqd_address for part in parts))
+        self._headers = ()
+        if any(part._headers for part in parts):
+            texts = (part._headers or [""] * len(part.ids) for part in parts)
+            self._headers = list(chain.from_iterable(texts))
         self._parts = parts
 
     def __iter__(self) -> Iterator["Message"]:
@@ -246,6 +260,12 @@ class Message:
     def body(self) -> bytes:
         """The message body."""
         return self._batch.bodies[self._index]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the message: values by names in lower case. Empty if it has none, or the broker knows none."""
+        headers = self._batch._headers
+        return decode_headers(headers[self._index]) if headers else {}
 
     @property
     def timestamp_ns(self) -> int:

@@ -10,7 +10,7 @@ import http.client
 import os
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from struct import pack
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from trio_nsq.protocol.bodies import check_bytes, list_of
+from trio_nsq.protocol.headers import Headers, check_hpub, encode_headers_of_all, with_prefixes
 from trio_nsq.text.arguments import check_int, check_seconds
 
 from ...access.secret import Secret, StrPath
@@ -189,6 +190,7 @@ class IdempotentProducer:
         defer_ms: int = 0,
         *,
         first: int | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> PublishOutcome:
         """Publish a batch as a whole; return when it is stored.
 
@@ -200,6 +202,8 @@ class IdempotentProducer:
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. nsqd up to 1.3.0 ignores it.
             first: The batch has the numbers from this one to `number`. For a producer whose batches may end elsewhere
                 after a restart: a batch that is stored in part is refused.
+            headers: The headers of all messages, or a list with those of each, see `Producer.publish`. Then the batch
+                has at most 1,024 messages, with at most 1 MiB of headers. A broker that knows no headers refuses it.
 
         Raises:
             BrokerUnreachable: The broker was unavailable for longer than `patience_s`.
@@ -225,23 +229,30 @@ class IdempotentProducer:
         bodies = list_of(bodies)
         if not bodies:
             raise ValueError("the batch is empty; it must have at least one message")
+        texts = encode_headers_of_all(headers, len(bodies))
+        check_hpub(texts)
         try:
-            packed = pack_messages(bodies).data
+            packed = with_prefixes(bodies, texts) if texts else pack_messages(bodies)
         except TypeError:
             check_bytes(bodies)
             raise
-        body = b"%s%s" % (pack(">i", len(bodies)), packed)
+        body = b"%s%s" % (pack(">i", len(bodies)), packed.data)
+
+        def batch_with(number: int, first: int | None, instance: str | None) -> Request[bytes]:
+            numbers = number, first, defer_ms or None, instance
+            if texts:
+                return api.publish_with_headers(self._topic, self._producer, *numbers, body=body)
+            return api.publish_batch(self._topic, self._producer, True, *numbers, body=body)
+
+        digest = hash((body, not texts))
         with self._locked():
             if number is None:
-                return self._publish_next(body, len(bodies), defer_ms)
-            own = number, hash(body)
+                return self._publish_next(batch_with, digest, len(bodies))
+            own = number, digest
             if first is None and self._own is not None:
                 self._check_order(own, self._own)
             instance = self._instance if number == self._chosen else None
-            batch = api.publish_batch(
-                self._topic, self._producer, True, number, first, defer_ms or None, instance, body=body
-            )
-            return self._publish_own(batch, own, len(bodies))
+            return self._publish_own(batch_with(number, first, instance), own, len(bodies))
 
     @property
     def sent_number(self) -> int | None:
@@ -251,18 +262,21 @@ class IdempotentProducer:
         """
         return None if self._own is None else self._own[0]
 
-    def _publish_next(self, body: bytes, count: int, defer_ms: int) -> PublishOutcome:
-        """Publish a batch with the next number, which only this object may repeat."""
+    def _publish_next(
+        self, batch_with: Callable[[int, int | None, str | None], Request[bytes]], digest: int, count: int
+    ) -> PublishOutcome:
+        """Publish a batch with the next number, which only this object may repeat.
+
+        `batch_with` makes the request from the number, the first number and the instance.
+        """
         while True:
             if self._remembers is None:
                 self._retry(self._fetch_last_number)
             own = -1 if self._own is None else self._own[0]
             number = self._chosen = max(own, self._last) + 1
-            batch = api.publish_batch(
-                self._topic, self._producer, True, number, None, defer_ms or None, self._instance, body=body
-            )
+            batch = batch_with(number, None, self._instance)
             try:
-                outcome = self._publish_own(batch, (number, hash(body)), count)
+                outcome = self._publish_own(batch, (number, digest), count)
             except RequestRefused as exc:
                 if not exc.text.startswith("FENCED"):
                     raise

@@ -9,7 +9,14 @@ from trio_nsq.protocol.limits import KIB
 
 from ...event_loop import runtime
 from ..connection.connection import Connection, Event, connect
-from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, ProducerFenced
+from ..errors import (
+    AuthRefused,
+    BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
+    HeadersRefused,
+    ProducerFenced,
+)
 from .answer_watch import AnswerWatch
 from .numbered_queue import NumberedQueue
 from .options import ProducerSettings
@@ -127,7 +134,7 @@ class BrokerLink:
                 connection = await connect(
                     self.address,
                     self._settings,
-                    extensions=[] if self._settings.ordered else ["survive_refusals"],
+                    extensions=["message_headers", *([] if self._settings.ordered else ["survive_refusals"])],
                     max_frame_bytes=MAX_ANSWER_BYTES,
                     waits_for_leader=True,
                     producer=self.queue.identity,
@@ -177,7 +184,13 @@ class BrokerLink:
         if self._connection is None:
             return []
         self._busy.set()
-        return self.queue.take()
+        if self._connection.has_headers:
+            return self.queue.take()
+        refused: list[Command] = []
+        pieces = self.queue.take(refused)
+        for command in refused:
+            self._owner.failed(self, command, HeadersRefused(self.address))
+        return pieces
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, ErrorFrame):

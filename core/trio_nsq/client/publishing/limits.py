@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import check_bytes
+from trio_nsq.protocol.headers import Headers, encode_headers, encode_headers_of_all, prefix_bytes
 from trio_nsq.text.arguments import check_int
 
 from .queue import COUNT_BYTES, SIZE_BYTES
@@ -42,6 +43,26 @@ class PublishLimits:
         if not isinstance(body, bytes) or not 0 < len(body) <= self.max_msg_size:
             check_bytes((body,))
             _check_sizes((len(body),), self.max_msg_size)
+
+    def check_headers(self, headers: Headers, body_bytes: int) -> str:
+        """Return the text of the headers of a message; empty if it has none. See `encode_headers` for the errors."""
+        text = encode_headers(headers)
+        self._check_with_headers(text, body_bytes)
+        return text
+
+    def check_headers_of_all(
+        self, headers: Headers | Sequence[Headers] | None, sizes: Sequence[int]
+    ) -> Sequence[str]:
+        """As `encode_headers_of_all`, for messages whose bodies have these sizes."""
+        texts = encode_headers_of_all(headers, len(sizes))
+        for text, size in zip(texts, sizes, strict=False):
+            self._check_with_headers(text, size)
+        return texts
+
+    def _check_with_headers(self, text: str, body_bytes: int) -> None:
+        size = SIZE_BYTES + prefix_bytes(text) + body_bytes
+        if text and size > self.max_set_bytes:
+            raise ValueError(f"a message of {size} bytes with its headers; the limit is {self.max_set_bytes}")
 
     def check_list(self, sizes: Sequence[int]) -> None:
         _check_sizes(sizes, min(self.max_msg_size, self.max_set_bytes - SIZE_BYTES))

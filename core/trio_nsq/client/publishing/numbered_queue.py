@@ -67,7 +67,7 @@ class NumberedQueue(PublishQueue):
         position = self._positions.get(topic)
         return None if position is None or position.stored < 0 else position.stored
 
-    def take(self) -> list[bytes]:
+    def take(self, refused: list[Command] | None = None) -> list[bytes]:
         pieces: list[bytes] = []
         while self._waiting and self._fits(command := next(iter(self._waiting))):
             if command.topic not in self._claimed:
@@ -79,6 +79,8 @@ class NumberedQueue(PublishQueue):
                 command.fail(command.group.failure)
             elif command.is_question:
                 command.settle()
+            elif command.has_headers and refused is not None:
+                refused.append(command)
             else:
                 position = self._positions[command.topic]
                 command.first = position.next

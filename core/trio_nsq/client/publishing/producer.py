@@ -2,7 +2,7 @@
 
 import random as random_module
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from trio_nsq.protocol import MessageSet, pack_messages
 from trio_nsq.protocol.batcher import split_for_mpub
 from trio_nsq.protocol.bodies import check_bytes, list_of
+from trio_nsq.protocol.headers import Headers, prefix_of, split_for_hpub
 from trio_nsq.text.arguments import check_seconds, check_type
 
 from ...event_loop import runtime
@@ -192,16 +193,34 @@ class Producer:
 
     @overload
     async def publish(
-        self, topic: str, body: bytes, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck: ...
 
     @overload
     async def publish(
-        self, topic: Topic[T], body: T, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: Topic[T],
+        body: T,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck: ...
 
     async def publish(
-        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str | Topic[Any],
+        body: Any,
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | None = None,
     ) -> PublishAck:
         """Publish a message and wait for its acknowledgement.
 
@@ -213,28 +232,37 @@ class Producer:
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay.
             timeout_s: How long to wait for the acknowledgement, more than 0; then the publish fails, and what was not
                 written to the socket is withdrawn. None: the producer's settings decide.
+            headers: Names and values, both strings: names of at most 128 lower-case letters, digits, `-`, `_` and `.`,
+                values without control characters; at most 64, and 16 KiB together. Empty or None: no headers.
 
         Returns:
             Where it is stored.
 
         Raises:
-            PublishFailed: The message was not acknowledged.
+            PublishFailed: The message was not acknowledged. Its `__cause__` is `HeadersRefused` if no broker knows
+                headers; then nothing was sent.
             ProducerClosed: The producer is not open.
-            TypeError: The topic is not a string, the message not `bytes`, or a time not a number.
-            ValueError: The topic, the message or a time is invalid.
+            TypeError: The topic or a header is not a string, the message not `bytes`, or a time not a number.
+            ValueError: The topic, the message, a time or a header is invalid.
             Exception: What the codec of a `Topic` raises; nothing was sent.
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
-        return await self._settle(self._queue(*encoded(topic, body), defer_ms), timeout_s)
+        return await self._settle(self._queue(*encoded(topic, body), defer_ms, headers), timeout_s)
 
     @overload
-    def submit(self, topic: str, body: bytes, *, defer_ms: int = 0) -> Receipt: ...
+    def submit(
+        self, topic: str, body: bytes, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> Receipt: ...
 
     @overload
-    def submit(self, topic: Topic[T], body: T, *, defer_ms: int = 0) -> Receipt: ...
+    def submit(
+        self, topic: Topic[T], body: T, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> Receipt: ...
 
-    def submit(self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0) -> Receipt:
+    def submit(
+        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, headers: Headers | None = None
+    ) -> Receipt:
         """Queue a message without waiting; the receipt tells what becomes of it.
 
         Nothing limits how many messages wait: a program that submits faster than the brokers acknowledge must wait for
@@ -245,43 +273,64 @@ class Producer:
         one.
 
         Args:
-            topic, body, defer_ms: See `publish`.
+            topic, body, defer_ms, headers: See `publish`.
 
         Raises:
             ProducerClosed: The producer is not open.
-            TypeError: The topic is not a string, the message not `bytes`, or the delay not a number.
-            ValueError: The topic, the message or the delay is invalid.
+            TypeError, ValueError: See `publish`.
         """
-        return Receipt(self._queue(*encoded(topic, body), defer_ms))
+        return Receipt(self._queue(*encoded(topic, body), defer_ms, headers))
 
-    def _queue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
-        self._check_message(topic, body, defer_ms)
-        return self._enqueue(topic, body, defer_ms)
+    def _queue(self, topic: str, body: bytes, defer_ms: int, headers: Headers | None) -> PublishFuture:
+        message, has_headers = self._check_message(topic, body, defer_ms, headers)
+        return self._enqueue(topic, message, defer_ms, has_headers)
 
-    def _check_message(self, topic: str, body: bytes, defer_ms: int) -> None:
-        """Raise the errors of `publish` that show before it waits. Any thread may call it."""
+    def _check_message(
+        self, topic: str, body: bytes, defer_ms: int, headers: Headers | None
+    ) -> tuple[bytes, bool]:
+        """Raise the errors of `publish` that show before it waits. Any thread may call it.
+
+        Returns what to enqueue, and whether that begins with headers.
+        """
         self._check_call(topic)
         self._limits.check_message(body)
         self._limits.check_defer(defer_ms)
+        text = "" if headers is None else self._limits.check_headers(headers, len(body))
+        return (prefix_of(text) + body, True) if text else (body, False)
 
-    def _enqueue(self, topic: str, body: bytes, defer_ms: int) -> PublishFuture:
+    def _enqueue(self, topic: str, message: bytes, defer_ms: int, has_headers: bool) -> PublishFuture:
         link = self._brokers.next_link(topic)
         assert link is not None  # there is one while the producer is open
         if defer_ms:
-            future = link.queue.add(Command(topic, body=body, defer_ms=defer_ms))
+            command = Command(topic, body=message, defer_ms=defer_ms, has_headers=has_headers)
+            future = link.queue.add(command)
+        elif has_headers:
+            future = link.queue.add_message_with_headers(topic, message)
         else:
-            future = link.queue.add_message(topic, body)
+            future = link.queue.add_message(topic, message)
         link.wake()
         return future
 
     @overload
     async def publish_many(
-        self, topic: str, bodies: Iterable[bytes], *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
 
     @overload
     async def publish_many(
-        self, topic: Topic[T], bodies: Iterable[T], *, defer_ms: int = 0, timeout_s: float | None = None
+        self,
+        topic: Topic[T],
+        bodies: Iterable[T],
+        *,
+        defer_ms: int = 0,
+        timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
 
     async def publish_many(
@@ -291,6 +340,7 @@ class Producer:
         *,
         defer_ms: int = 0,
         timeout_s: float | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
     ) -> None:
         """Publish messages in order and wait until all are acknowledged.
 
@@ -303,9 +353,10 @@ class Producer:
             bodies: The messages, 1 to `max_msg_size` bytes each; if empty, nothing is sent. With a `Topic`, the values
                 that it encodes.
             defer_ms: The delay before the delivery, in milliseconds; 0: no delay. Deferred messages are sent and stored
-                one by one: NSQ has no command to defer several.
+                one by one: NSQ has no command to defer several. Those with headers are not.
             timeout_s: How long to wait for all acknowledgements, more than 0; then the publish fails, and what was not
                 written to the socket is withdrawn. None: the producer's settings decide.
+            headers: The headers of all messages, or a list with those of each; see `publish`.
 
         Raises:
             PublishFailed: Not all were acknowledged; `acknowledged` says how many were, from the first on, and
@@ -328,23 +379,16 @@ class Producer:
             raise
         self._limits.check_list(sizes)
         self._limits.check_defer(defer_ms)
-        if defer_ms:
+        texts = self._limits.check_headers_of_all(headers, sizes)
+        if defer_ms or texts:
             check_bytes(bodies)
         group = CommandGroup()
         pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
         await runtime.checkpoint()
         try:
-            commands = (
-                (Command(topic, body=body, defer_ms=defer_ms, group=group) for body in bodies)
-                if defer_ms
-                else (
-                    Command(topic, messages=pack_messages(part), group=group)
-                    for part in split_for_mpub(bodies, sizes, self._part_bytes)
-                )
-            )
             with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
-                for command in commands:
+                for command in self._commands(topic, bodies, sizes, texts, defer_ms, group):
                     while pending and in_flight_bytes + command.size > self._settings.max_in_flight_bytes:
                         done = await self._settle_first(pending)
                         acknowledged += len(done)
@@ -366,6 +410,26 @@ class Producer:
                 future.withdraw()
         if scope.cancelled_caught:
             raise timed_out(pending, timeout_s, acknowledged)
+
+    def _commands(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        sizes: Sequence[int],
+        texts: Sequence[str],
+        defer_ms: int,
+        group: CommandGroup,
+    ) -> Iterator[Command]:
+        """Yield the commands that publish messages with the given texts of headers, or without headers."""
+        if texts:
+            for part in split_for_hpub(bodies, texts, self._part_bytes):
+                yield Command(topic, messages=part, defer_ms=defer_ms, group=group, has_headers=True)
+        elif defer_ms:
+            for body in bodies:
+                yield Command(topic, body=body, defer_ms=defer_ms, group=group)
+        else:
+            for bodies_of_part in split_for_mpub(bodies, sizes, self._part_bytes):
+                yield Command(topic, messages=pack_messages(bodies_of_part), group=group)
 
     async def publish_set(
         self, topic: str, messages: MessageSet, *, timeout_s: float | None = None

@@ -10,7 +10,8 @@ from math import inf
 from typing import NamedTuple
 
 from trio_nsq.protocol import MessageSet, NSQError, pack_messages
-from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
+from trio_nsq.protocol.encode import encode_dpub, encode_hpub, encode_mpub, encode_pub
+from trio_nsq.protocol.headers import MAX_HPUB_MESSAGES
 from trio_nsq.protocol.limits import KIB
 
 from ...event_loop import runtime
@@ -24,7 +25,9 @@ COUNT_BYTES = 4
 SIZE_BYTES = 4
 """The size of the message count in an MPUB's body, and of the size field of each message."""
 
-_TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
+_WITH_HEADERS = "\n"
+"""No topic's name has it."""
+_TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED", "E_HPUB_FAILED"})
 """The broker accepted the command and failed to execute it. With all other codes it did not start to execute it."""
 
 RETRIABLE_CODES = _TRIED_CODES | {"E_TOPIC_FULL"}
@@ -132,11 +135,12 @@ class CommandGroup:
 
 
 class Command:
-    """A PUB, DPUB or MPUB that waits to be sent or for its reply.
+    """A PUB, DPUB, MPUB or HPUB that waits to be sent or for its reply.
 
     Attributes:
-        messages: The packed messages of an MPUB; None: `futures` has the messages.
-        defer_ms: Above 0: a DPUB of one message.
+        messages: The packed messages of an MPUB or HPUB; None: `futures` has the messages.
+        defer_ms: Above 0: a DPUB of one message, or an HPUB.
+        has_headers: An HPUB: each message begins with its headers.
         group: The list that the command belongs to; None: no list.
         size: All bodies with their size fields, in bytes, for the window.
         futures: The waiting callers, each with its message; several make an MPUB. With `messages`, a single future with
@@ -156,6 +160,7 @@ class Command:
         "futures",
         "give_up_at",
         "group",
+        "has_headers",
         "is_question",
         "maybe_stored",
         "messages",
@@ -174,8 +179,10 @@ class Command:
         defer_ms: int = 0,
         group: CommandGroup | None = None,
         is_question: bool = False,
+        has_headers: bool = False,
     ) -> None:
         self.topic = topic
+        self.has_headers = has_headers
         self.messages = messages
         self.defer_ms = defer_ms
         self.group = group
@@ -191,6 +198,9 @@ class Command:
 
     def encode(self, first: int | None = None) -> bytes:
         """Return the bytes; `first` is the number of the first message, if it has one."""
+        if self.has_headers:
+            messages = self.messages or pack_messages(list(self.futures.values()))
+            return encode_hpub(self.topic, messages, self.defer_ms, first)
         if self.messages is not None:
             return encode_mpub(self.topic, self.messages, first)
         bodies = list(self.futures.values())
@@ -199,6 +209,11 @@ class Command:
         if self.defer_ms:
             return encode_dpub(self.topic, self.defer_ms, bodies[0], first)
         return encode_pub(self.topic, bodies[0], first)
+
+    @property
+    def join_key(self) -> str:
+        """Which single messages may join the command: those to its topic, with headers or without."""
+        return self.topic + _WITH_HEADERS if self.has_headers else self.topic
 
     def __len__(self) -> int:
         """How many messages the command has."""
@@ -268,7 +283,9 @@ class PublishQueue:
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered
         self._waiting: OrderedDict[Command, None] = OrderedDict()  # an ordered set; any can be removed
-        self._joinable: dict[str, Command] = {}  # by topic: commands in `_waiting` that accept more messages
+        self._joinable: dict[
+            str, Command
+        ] = {}  # by `join_key`: commands in `_waiting` that accept more messages
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
 
@@ -279,6 +296,19 @@ class PublishQueue:
             return command.join(body)
         future = self.add(Command(topic, body=body))
         self._joinable[topic] = future.command
+        return future
+
+    def add_message_with_headers(self, topic: str, message: bytes) -> PublishFuture:
+        """As `add_message`, for a message that begins with its headers; combined with others that do."""
+        command = self._joinable.get(topic + _WITH_HEADERS)
+        if (
+            command is not None
+            and len(command.futures) < MAX_HPUB_MESSAGES
+            and command.size + SIZE_BYTES + len(message) <= self._max_joined_bytes
+        ):
+            return command.join(message)
+        future = self.add(Command(topic, body=message, has_headers=True))
+        self._joinable[future.command.join_key] = future.command
         return future
 
     def add(self, command: Command) -> PublishFuture:
@@ -302,14 +332,22 @@ class PublishQueue:
         future.settled.set()  # other tasks may wait for it
         return True
 
-    def take(self) -> list[bytes]:
-        """Take the commands that fit the window; return their bytes. They now wait for acknowledgement."""
+    def take(self, refused: list[Command] | None = None) -> list[bytes]:
+        """Take the commands that fit the window; return their bytes. They now wait for acknowledgement.
+
+        Args:
+            refused: The broker knows no headers: gets the commands that have some, which are not sent. None: it knows
+                them.
+        """
         pieces = []
         while self._waiting and self._fits(command := next(iter(self._waiting))):
             del self._waiting[command]
             self._close_to_joining(command)
             if command.group is not None and command.group.failure is not None:
                 command.fail(command.group.failure)
+                continue
+            if command.has_headers and refused is not None:
+                refused.append(command)
                 continue
             command.taken = True
             self._unacknowledged.append(command)
@@ -321,8 +359,8 @@ class PublishQueue:
         return not self._unacknowledged or self._in_flight_bytes + command.size <= self._max_in_flight_bytes
 
     def _close_to_joining(self, command: Command) -> None:
-        if self._joinable.get(command.topic) is command:
-            del self._joinable[command.topic]
+        if self._joinable.get(command.join_key) is command:
+            del self._joinable[command.join_key]
 
     def acknowledge(self) -> bool:
         """Settle the oldest command in flight; return False if there is none."""
