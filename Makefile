@@ -43,7 +43,7 @@ pure: $(INSTALLED) ## run the hot path as Python, until make compile, or until a
 	@touch $(READY)
 
 pins: $(INSTALLED) ## renew requirements-dev.txt: the newest versions that pyproject.toml allows
-	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra spark \
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev --extra server --extra spark \
 		--generate-hashes --no-annotate --custom-compile-command 'make pins' --output-file $(PINS) pyproject.toml
 
 peers:          ## install the Debian packages whose programs the tests run, as root

@@ -135,7 +135,7 @@ def check(package: Path, python: Path, environment: Path, form: str, **variables
     uv = PROGRAMS / "uv"
     run(uv, "venv", "--no-project", "--python", python, environment)
     installed = environment / "bin" / "python"
-    run(uv, "pip", "install", "--python", installed, package, **variables)
+    run(uv, "pip", "install", "--python", installed, f"{package}[server]", **variables)
     says = run(environment / "bin" / "qcli", "--version").strip()
     if not says.endswith(f", {form})"):
         raise Failure(f"{package.name} has to be {form}, but qcli --version says {says}")

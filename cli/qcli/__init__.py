@@ -16,6 +16,14 @@ def main() -> NoReturn:
     # Until a command runs, SIGINT ends the process silently. An exception would be raised inside an import, where
     # Python sometimes replaces or drops it.
     signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))  # ExitCode.INTERRUPTED
-    from .app import run_process
+    try:
+        from .app import run_process
+    except ModuleNotFoundError as error:
+        from trio_nsq.platform.extras import server_hint
+
+        if (hint := server_hint(error)) is None:
+            raise
+        os.write(2, f"Error: {hint}\n".encode())
+        os._exit(1)  # ExitCode.FAILURE
 
     run_process()

@@ -109,6 +109,13 @@ def translate(error: BaseException) -> Failure | click.ClickException | OutputCl
         if isinstance(leaf, BrokenPipeError):
             return OutputClosed()
     for leaf in leaf_exceptions(error):
+        if isinstance(leaf, ModuleNotFoundError):
+            from trio_nsq.platform.extras import (
+                server_hint,  # not above: most commands do not import the library
+            )
+
+            if (hint := server_hint(leaf)) is not None:
+                return Failure(hint)
         if isinstance(leaf, OSError) and leaf.errno is not None:
             return Failure(_os_error(leaf))
         # By name, because commands without a broker do not import the library.
