@@ -128,7 +128,7 @@ def test_damage(tmp_path: Path) -> None:
         for source in ("t", "t/c"):
             result = qcli("peek", source, "--format", "raw")
             assert (result.code, result.out) == (5, b"a\nb\nc\n")
-            assert result.err == "Damage: t: messages 2 to 3 are damaged on the broker's disk; skipped.\n"
+            assert result.err == "Damage: t: messages 2 to 3 are damaged or missing in the log; skipped.\n"
 
 
 @pytest.mark.parametrize(

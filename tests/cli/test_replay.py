@@ -176,7 +176,7 @@ def test_damage_is_reported(tmp_path: Path) -> None:
         result = qcli("replay", "t", "copy")
         assert result.code == 5
         told, report = result.err.splitlines()
-        assert told == "Damage: t: messages 2 to 3 are damaged on the broker's disk; skipped."
+        assert told == "Damage: t: messages 2 to 3 are damaged or missing in the log; skipped."
         assert report.startswith("3 messages (3 B) of t published to copy in ")
         assert report.endswith("; sequences 0 to 4; 2 missing")
         assert stored(qcli, "copy") == [b"a", b"b", b"c"]

@@ -205,7 +205,7 @@ def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
         result = qcli("tail", "t", "--to", "latest")
         assert result.code == 5
         assert result.out == lines([b"%d" % number for number in (*range(7), *range(14, 21))])
-        assert result.err == "Damage: t: messages 7 to 13 are damaged on the broker's disk; skipped.\n"
+        assert result.err == "Damage: t: messages 7 to 13 are damaged or missing in the log; skipped.\n"
         assert qcli("tail", "t", "--from", "14", "--to", "latest").code == 0
 
 

@@ -16,11 +16,11 @@ from trio_nsq.cluster.membership import membership_of
 from trio_nsq.cluster.options import ClusterOptions
 from trio_nsq.cluster.standby import Standby
 from trio_nsq.coordination import Observation
-from trio_nsq.coordination.state import Candidate, ClusterState, founded
+from trio_nsq.coordination.state import Candidate, ClusterState, RecordedArchive, founded
 from trio_nsq.coordination.static import StaticCoordinator
 from trio_nsq.log import Files
 from trio_nsq.replication.replica import Replica
-from trio_nsq.storage import LocalStorage
+from trio_nsq.storage import LocalStorage, canonical_place
 
 LEADER = Candidate("L", ())
 EPOCH = 7
@@ -73,7 +73,7 @@ class _Member:
         """Return the value of a leader that was alone."""
         owner = read_manifest(LocalStorage(Path(archive))).manifest.owner
         state = founded("prod", LEADER, "s", EPOCH).joined(self.context.folder, ())
-        return state.archived(f"{archive} {owner}")
+        return state.archived(RecordedArchive(canonical_place(archive), owner))
 
     async def is_ready(self, state: ClusterState | None, *, is_held: bool = False) -> bool:
         self.coordinator.seen = Observation(state, is_held)
@@ -110,8 +110,8 @@ async def test_a_member_is_restored_once_and_keeps_what_it_had(member: _Member, 
     [
         lambda state, member: state.synced(member.folder),
         lambda state, member: state.joined("other", ()).synced("other"),
-        lambda state, member: state.archived(""),
-        lambda state, member: state.archived("s3://elsewhere 1234"),
+        lambda state, member: state.archived(None),
+        lambda state, member: state.archived(RecordedArchive("s3://elsewhere", "1234")),
         lambda state, member: founded("prod", member.candidate, "s", EPOCH).archived(state.archive),
     ],
     ids=[
@@ -165,7 +165,7 @@ async def test_a_leader_that_comes_back_ends_the_restore(member: _Member, archiv
 
 async def test_the_archive_of_another_cluster_is_not_restored(member: _Member, archive: str) -> None:
     """By mistake, another cluster has the same archive, and has written there since the leader was lost."""
-    assert not await member.is_ready(member.lost(archive).archived(f"{archive} of-mine"))
+    assert not await member.is_ready(member.lost(archive).archived(RecordedArchive(archive, "of-mine")))
     assert f"{archive} is the archive of another broker or cluster" in member.standby.reason
     assert member.standby.restored_after is None
 
@@ -221,7 +221,7 @@ async def test_the_last_failure_stays_until_a_restore_works(tmp_path: Path, arch
     ("change", "reason"),
     [
         (lambda state: state.joined("other", ()).synced("other"), "qcli cluster promote"),
-        (lambda state: state.archived(""), "the lost leader L did not record"),
+        (lambda state: state.archived(None), "the lost leader L did not record"),
         (lambda state: state, ""),
     ],
     ids=["another one is in sync", "not recorded", "it may be restored"],

@@ -15,6 +15,7 @@ from trio_nsq.coordination import (
     StateError,
     ValueChanged,
 )
+from trio_nsq.coordination.state import ClusterState, RecordedArchive
 from trio_nsq.platform.boot_clock import boot_time_s
 
 Open = Callable[..., Coordinator]
@@ -147,13 +148,13 @@ def test_a_restored_member_leads_only_after_the_leadership_that_was_lost(opened:
     assert two.campaign(B, found=True, after=7) is None
     lost = one.campaign(A, found=True, after=0)
     assert lost is not None
-    one.replace(led_by(one).archived("s3://archive"), led_by(one))
+    one.replace(led_by(one).archived(RecordedArchive("s3://archive", "1")), led_by(one))
     assert two.campaign(B, found=True, after=lost) is None, "the leader is not lost"
     one.resign()
     for other in (0, lost - 1, lost + 1):
         assert two.campaign(B, found=True, after=other) is None
     assert (two.campaign(B, found=True, after=lost) or 0) > lost
-    assert (led_by(two).in_sync, led_by(two).archive) == (frozenset("B"), "")
+    assert (led_by(two).in_sync, led_by(two).archive) == (frozenset("B"), None)
     with pytest.raises(LeadershipLost):
         one.replace(led_by(two), led_by(two))
 

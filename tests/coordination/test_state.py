@@ -17,6 +17,7 @@ from trio_nsq.coordination.state import (
     ClusterState,
     NotInSync,
     OutdatedState,
+    RecordedArchive,
     StateError,
     check_founder,
     decode,
@@ -38,7 +39,7 @@ def test_the_members_one_of_which_led_before() -> None:
 
 def test_value_is_one_json_object() -> None:
     state = replace(TWO.joined("C", C.addresses), successor="B", unknown={"newer": [1, {"x": None}]})
-    state = state.archived("s3://archive")
+    state = state.archived(RecordedArchive("s3://archive", "1"))
     assert json.loads(state.encode()) == {
         "cluster": "prod",
         "id": "s1",
@@ -48,7 +49,7 @@ def test_value_is_one_json_object() -> None:
         "in_sync": ["A", "B"],
         "members": {"A": ["10.0.0.1:4151"], "B": ["10.0.0.2:4151"], "C": ["10.0.0.3:4151"]},
         "successor": "B",
-        "archive": "s3://archive",
+        "archive": {"place": "s3://archive", "owner": "1"},
         "newer": [1, {"x": None}],
     }
     assert decode(state.encode()) == state

@@ -385,7 +385,7 @@ def test_damage_is_skipped_and_reported(tmp_path: Path) -> None:
     with qcli_serve(data) as broker:
         result = cli_of(broker)("to-parquet", "t", str(tmp_path / "a"))
         assert result.code == 5
-        assert f"Damage: t on {broker.http_address}: message 7 is damaged on the broker's disk" in result.err
+        assert f"Damage: t on {broker.http_address}: message 7 is damaged or missing in the log" in result.err
         assert result.err.rstrip().endswith("; 1 missing")
         assert column(tmp_path / "a", "seq") == [n for n in range(30) if n != 7]
         assert export(cli_of(broker), "t", tmp_path / "a")["messages"] == 0

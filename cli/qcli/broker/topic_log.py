@@ -80,7 +80,7 @@ def report_gap(topic: str, first: int, end: int, reason: str) -> bool:
     many = end - first > 1
     which = f"messages {first} to {end - 1} are" if many else f"message {first} is"
     if reason == "damaged":
-        print_diagnostic(f"Damage: {topic}: {which} damaged on the broker's disk; skipped.")
+        print_diagnostic(f"Damage: {topic}: {which} damaged or missing in the log; skipped.")
         return True
     print_diagnostic(f"Note: {topic}: {which} no longer retained.")
     return False

@@ -4,17 +4,20 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Final
 
 import trio
 
+from ..archive.manifest import CHECKPOINTS, read_manifest
 from ..archive.reading import ArchiveReader
 from ..archive.segment_names import segment_object
 from ..archive.writer import PATIENCE, ArchiveStatus, ArchiveWriter
 from ..event_loop.reactor import Poller
 from ..log import DiskLog, Files
 from ..log.segment.format import segment_path
-from ..protocol.errors import StartupError
+from ..protocol.errors import NSQError, StartupError
 from ..replication.barrier import ReplicationBarrier
 from ..storage import Storage, StorageError, local_path, storage_at
 from .errors import NotArchived
@@ -36,15 +39,47 @@ _NEXT_LEADER_S: Final = 1.0
 
 
 def archive_of(options: BrokerOptions) -> Storage:
-    """Return the place of a broker's archive; nothing is read or written. Raises StartupError: it cannot be used."""
-    local = local_path(options.archive)
-    if local is not None and local.resolve().is_relative_to(options.data_path.resolve()):
-        raise StartupError(
-            f"--archive: {options.archive} is in the data folder, which it would archive: give another one"
-        )
+    """Return the place of a broker's archive; nothing is written. Raises StartupError: it cannot be used."""
     try:
+        local = local_path(options.archive)
+        if local is not None:
+            _check_folder(local, options)
         return storage_at(options.archive, patience=PATIENCE)
-    except StorageError as exc:
+    except (StorageError, OSError) as exc:
+        raise StartupError(f"--archive: {exc}") from exc
+
+
+def _check_folder(archive: Path, options: BrokerOptions) -> None:
+    """Raise StartupError if a folder cannot be an archive; OSError: its name cannot be one."""
+    shown = options.archive
+    if not shown.strip() or not shown.isprintable():
+        raise StartupError(f"--archive: {shown!r} is no name of a folder: give a path or a URL")
+    there, data = archive.resolve(), options.data_path.resolve()
+    if there.is_relative_to(data):
+        raise StartupError(
+            f"--archive: {shown} is in the data folder, which it would archive: give another one"
+        )
+    if data.is_relative_to(there):
+        raise StartupError(f"--archive: {shown} has the data folder in it: give another one")
+    while True:
+        try:
+            is_folder = S_ISDIR(there.stat().st_mode)
+            break
+        except (FileNotFoundError, NotADirectoryError):
+            there = there.parent
+    if not is_folder:
+        raise StartupError(f"--archive: {shown} cannot be a folder: {there} is none")
+
+
+def check_archive(options: BrokerOptions) -> None:
+    """Check that an archive can be read. Raises StartupError."""
+    storage = archive_of(options)
+    try:
+        read_manifest(storage)
+        storage.names(
+            CHECKPOINTS
+        )  # stores answer the same for an object that is missing and for a bucket that is
+    except (NSQError, OSError) as exc:
         raise StartupError(f"--archive: {exc}") from exc
 
 

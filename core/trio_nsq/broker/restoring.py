@@ -10,7 +10,7 @@ from ..archive.manifest import ArchiveDamaged, read_manifest
 from ..archive.restore import OperationsDamaged, RestorePlan, RestorePoint, Restorer
 from ..log import Files
 from ..protocol.errors import StartupError
-from ..storage import Storage, storage_at
+from ..storage import Storage, StorageError, canonical_place, storage_at
 from .storage.data_folder import (
     BROKER_FILE,
     ID_RESERVE,
@@ -26,6 +26,14 @@ _KEPT: Final = ("lost+found",)
 def has_data(path: Path) -> bool:
     """Whether a folder is a broker's, so that nothing may be restored into it; False after an unfinished restore."""
     return (path / BROKER_FILE).exists() and not (path / RESTORING_FILE).exists()
+
+
+def same_place(url: str, other: str) -> bool:
+    """Whether two URLs or paths are the same place. Raises StartupError: one cannot be used."""
+    try:
+        return canonical_place(url) == canonical_place(other)
+    except StorageError as exc:
+        raise StartupError(f"--restore-from or --archive: {exc}") from exc
 
 
 def is_begun(url: str) -> bool:

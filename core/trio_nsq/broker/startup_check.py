@@ -30,7 +30,8 @@ from .storage.data_folder import (
 def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list[str]:
     """Return why a broker, alone or as a member of a cluster, could not start with these options; empty: it could.
 
-    Files are read, and not changed. Whether a port is free, and whether the logs of topics are intact, is not checked.
+    Files and the archive are read, and not changed. Whether a port is free, and whether the logs of topics are intact,
+    is not checked.
     """
     listeners = [("--tcp-address", options.tcp_address), ("--http-address", options.http_address)]
     if options.tls.cert is not None:
@@ -58,9 +59,9 @@ def _check_auth_servers(options: BrokerOptions) -> None:
 
 
 def _check_archive(options: BrokerOptions) -> None:
-    from .archiving import archive_of  # slow to import
+    from .archiving import check_archive  # slow to import
 
-    archive_of(options)
+    check_archive(options)
 
 
 def _check_lookup(options: BrokerOptions) -> None:

@@ -14,12 +14,13 @@ from ..broker.errors import ClusterRefusal
 from ..broker.replication import FollowerStatus, Replication
 from ..broker.storage.disk_reserve import StorageFailure
 from ..coordination import ClusterState, CoordinatorError, LeadershipLost, StateError
+from ..coordination.state import RecordedArchive
 from ..coordination.static import StaticCoordinator
 from ..platform.boot_clock import boot_time_s
 from ..replication.journal import Position
 from ..replication.replica import Replica, ReplicaError
 from ..replication.stream import FormerOperations
-from ..storage import shown_place
+from ..storage import canonical_place
 from .context import RETRY_S, MemberContext, about_member
 from .room import FailingDisk, with_room
 
@@ -178,10 +179,11 @@ class Leading:
 
     async def _record_archive(self, status: ArchiveStatus | None, *, is_current: bool) -> bool:
         """Record whether a member may be restored; returns False if it is unknown whether that is done."""
-        archive = shown_place(self._context.options.restore_from)
-        place = f"{archive} {status.owner}" if status is not None else ""  # see `ClusterState.archive`
+        archive, recorded = canonical_place(self._context.options.restore_from), None
+        if status is not None and is_current:
+            recorded = RecordedArchive(archive, status.owner)
         try:
-            await self._change(lambda state: state.archived(place if is_current else ""))
+            await self._change(lambda state: state.archived(recorded))
         except (CoordinatorError, StateError) as exc:
             logger.warning("cannot record whether a member may be restored from %s: %s", archive, exc)
             return False

@@ -17,6 +17,7 @@ from ..access.policy import Identity
 from ..access.secret import Secret
 from ..broker.addresses import BoundAddresses, Broadcast
 from ..broker.options import BrokerOptions
+from ..broker.restoring import same_place
 from ..broker.serve import listen_at, serve
 from ..broker.storage.data_folder import BROKER_COPY_FILE, BROKER_FILE, FolderLock
 from ..coordination import Coordinator, CoordinatorError, StateError, open_coordinator
@@ -307,7 +308,7 @@ def check_restore(options: BrokerOptions, cluster: ClusterOptions) -> None:
     """Raise StartupError if a member cannot be restored from the archive that is given."""
     if not cluster.restore_from:
         return
-    if cluster.restore_from != options.archive:
+    if not options.archive or not same_place(cluster.restore_from, options.archive):
         raise StartupError(
             "--restore-from: a member of a cluster is restored from the archive that the leader writes: give the same "
             "URL with --archive. To begin a cluster with another one: qcli archive restore"

@@ -20,7 +20,7 @@ from ..broker.storage.data_folder import BROKER_FILE
 from ..coordination import ClusterState, CoordinatorError, Observation
 from ..protocol.errors import NSQError
 from ..replication.replica import Replica
-from ..storage import shown_place, storage_at
+from ..storage import canonical_place, storage_at
 from .context import RETRY_S, MemberContext
 
 logger = logging.getLogger("trio_nsq.cluster")
@@ -58,16 +58,16 @@ class Standby:
         self._is_recorded = False  # the lost leader has recorded this archive
         self._context = context
         self._url = context.options.restore_from
-        self._archive = shown_place(self._url)
+        self._archive = canonical_place(self._url)
         self._owner = ""  # the id of the archive, if the lost leader has recorded it
         self._after: int | None = None
         self._due_s = 0.0
 
     def see(self, seen: Observation) -> None:
         """Note what the coordinator says; call it with each observation."""
-        place, _, owner = ("" if seen.state is None else seen.state.archive).rpartition(" ")
-        self._is_recorded = place == self._archive
-        self._owner = owner if self._is_recorded else ""
+        recorded = None if seen.state is None else seen.state.archive
+        self._is_recorded = recorded is not None and recorded.place == self._archive
+        self._owner = recorded.owner if recorded is not None and self._is_recorded else ""
         after = self._replaceable(seen)
         if after != self._after:
             patience_s = self._context.options.restore_after_ms / 1000

@@ -59,6 +59,18 @@ class Candidate(NamedTuple):
     cluster_id: str = ""
 
 
+class RecordedArchive(NamedTuple):
+    """The archive from which a member may be restored.
+
+    Attributes:
+        place: As of `trio_nsq.storage.canonical_place`.
+        owner: The id that it shares with the data folders of the members.
+    """
+
+    place: str
+    owner: str
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """The value of a cluster.
@@ -75,9 +87,9 @@ class ClusterState:
         instances: The processes that the members in sync had when they were recorded, by the ids of their data folders.
             An older copy of a folder, such as a backup, does not know the name.
         successor: The member to which the leader has handed over; empty: none.
-        archive: The archive, and its id after a blank, from which a member without messages may be restored, and lead,
-            if the leader is the only member in sync and its lease is over: it has all but the last seconds, and the
-            leader acknowledges nothing without its lease. Empty: there is none.
+        archive: The archive from which a member without messages may be restored, and lead, if the leader is the only
+            member in sync and its lease is over: it has all but the last seconds, and the leader acknowledges nothing
+            without its lease. None: there is none.
         unknown: Fields of newer versions. They are kept.
     """
 
@@ -90,7 +102,7 @@ class ClusterState:
     successor: str = ""
     id: str = ""
     instances: Mapping[str, str] = field(default_factory=dict)
-    archive: str = ""
+    archive: RecordedArchive | None = None
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -149,8 +161,8 @@ class ClusterState:
             successor=self._without(folder),
         )
 
-    def archived(self, archive: str) -> "ClusterState":
-        """Return the value with another archive from which a member may be restored."""
+    def archived(self, archive: RecordedArchive | None) -> "ClusterState":
+        """Return the value with another archive from which a member may be restored, or without one."""
         return replace(self, archive=archive)
 
     def handed_over(self, folder: str) -> "ClusterState":
@@ -196,7 +208,7 @@ class ClusterState:
                 members=members,
                 instances=self._instances(candidate.folder, (candidate.instances or ("",))[-1]),
                 successor="",
-                archive="",
+                archive=None,
                 id=(candidate.cluster_id if is_confirmed else "") or self.id,
             )
         )
@@ -250,7 +262,7 @@ class ClusterState:
             "members": {name: list(self.members[name]) for name in sorted(self.members)},
             **({"instances": dict(sorted(self.instances.items()))} if self.instances else {}),
             **({"successor": self.successor} if self.successor else {}),
-            **({"archive": self.archive} if self.archive else {}),
+            **({"archive": self.archive._asdict()} if self.archive is not None else {}),
         }
         data = json.dumps({**self.unknown, **known}).encode()
         if len(data) > MAX_VALUE_BYTES:
@@ -293,6 +305,10 @@ def check_founder(cluster: str, candidate: Candidate) -> None:
         )
 
 
+def _archive(fields: dict[str, Any]) -> RecordedArchive:
+    return RecordedArchive(_get(fields, "place", str), _get(fields, "owner", str))
+
+
 def decode(data: bytes) -> ClusterState:
     """Decode a value. Raises StateError."""
     if len(data) > MAX_VALUE_BYTES:
@@ -312,7 +328,7 @@ def decode(data: bytes) -> ClusterState:
         members={name: _texts(_get(fields, "members", dict), name) for name in _get(fields, "members", dict)},
         successor=_get({"successor": "", **fields}, "successor", str),
         id=_get({"id": "", **fields}, "id", str),
-        archive=_get({"archive": "", **fields}, "archive", str),
+        archive=_archive(_get(fields, "archive", dict)) if "archive" in fields else None,
         instances={
             name: _get(_get({"instances": {}, **fields}, "instances", dict), name, str)
             for name in _get({"instances": {}, **fields}, "instances", dict)

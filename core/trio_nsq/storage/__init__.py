@@ -20,7 +20,7 @@ from .interface import (
 from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
 from .objects import ObjectStorage
 from .opening import storage_at
-from .storage_uri import absolute_place, local_path, shown_place, split_place
+from .storage_uri import absolute_place, canonical_place, local_path, shown_place, split_place
 
 __all__ = [
     "PRIVATE_MODE",
@@ -38,6 +38,7 @@ __all__ = [
     "Stored",
     "StoredFile",
     "absolute_place",
+    "canonical_place",
     "keep_secrets",
     "known_access",
     "local_path",

@@ -120,6 +120,15 @@ def shown_place(place: str) -> str:
     return place if local_path(place) is not None else str(parse_place(place).without_secrets())
 
 
+def canonical_place(place: str) -> str:
+    """Return a place as it is compared with others: absolute, without secrets and slashes at its end.
+
+    Raises StorageError: As `local_path`.
+    """
+    local = local_path(place)
+    return shown_place(place) if local is None else str(local.absolute())
+
+
 def split_place(place: str) -> tuple[str, str]:
     """Return the folder of a file, and its name."""
     if local_path(place) is not None:
