@@ -20,6 +20,7 @@ from .state import ClusterState, decode
 TTL_S = 13.0
 """Shorter than the lease of an export, which may last: a failover takes a second or two more than this."""
 _POLL_S = 1.0
+_PROMPT_S = 1.0
 
 
 class BucketCoordinator(Coordinator):
@@ -81,14 +82,15 @@ class BucketCoordinator(Coordinator):
         self._sent_s = self._lease.sent_s
         return state, version
 
-    def _renew(self) -> Reading:
+    def _renew(self) -> Reading | None:
         with self._failures():
             try:
                 self._lease.renew()
             except LeaseLost as exc:
                 raise self._lost("another process has taken the lease") from exc
         self._sent_s = self._lease.sent_s
-        return self._read()
+        # To read the value is not urgent: in a slow store, it would delay the next renewal.
+        return self._read() if self._clock() - self._sent_s < _PROMPT_S else None
 
     def _write(self, state: ClusterState, version: Any) -> Any:
         with self._failures():
