@@ -50,10 +50,6 @@ class NSQ:
         self.http_address = server.http_address
         self._http = BrokerHTTP(server.http_address, answer_timeout_s=_ANSWER_S, keep_alive_s=_ANSWER_S)
         self._others: set[str] = set()
-        self.kill = server.kill
-        self.restart = server.restart
-        self.hang = server.hang
-        self.resume = server.resume
 
     def __enter__(self) -> Self:
         self._others = set(self.topics())
@@ -87,6 +83,24 @@ class NSQ:
         """Return the topics that were created since the test began, in order of their names."""
         found = {topic["topic_name"] for topic in self._http.ask(api.stats())["topics"]}
         return sorted(found - self._others)
+
+    # ------------------------------------------------------------------ failures
+
+    def kill(self) -> None:
+        """Kill the broker (SIGKILL), also one that hangs. Until `restart`, clients cannot connect."""
+        self.server.kill()
+
+    def restart(self) -> None:
+        """Start the broker with the same addresses and messages; if it runs, stop it gracefully before."""
+        self.server.restart()
+
+    def hang(self) -> None:
+        """Suspend the broker (SIGSTOP): its connections stay open, clients can connect, and it answers nothing."""
+        self.server.hang()
+
+    def resume(self) -> None:
+        """Let a broker that hangs go on. Does nothing if it does not hang."""
+        self.server.resume()
 
     # ------------------------------------------------------------------ messages
 

@@ -94,8 +94,10 @@ class FakeProducer(_Orders, Producer):
         producer = FakeProducer()
         producer.accept(2)
         producer.refuse()
+
         async with producer:
             await program(producer)
+
         assert producer.published("orders") == [b"one", b"two"]
 
     `accept`, `refuse`, `lose_answer` and `delay` order what happens to the next publishes, one after the other. A call
