@@ -1,6 +1,5 @@
 """Kill brokers under a producer with a name: each message is stored once, in order, and none is in doubt."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 
 from client.support.loops import Loop, on_both, run
-from interop.peers import Broker, qcli_serve
+from interop.restarting import Restarting
 from trio_nsq import Producer
 from trio_nsq.protocol import pack_messages
 
@@ -21,29 +19,6 @@ pytestmark = pytest.mark.slow
 
 TOPICS = 3
 FAULTS = 4
-
-
-class Restarting:
-    """A broker that can be killed and started again at the same address."""
-
-    def __init__(self, path: Path, stack: ExitStack, *flags: str) -> None:
-        self._path = path
-        self._stack = stack
-        self._flags = flags
-        self.broker: Broker = stack.enter_context(qcli_serve(path, *flags))
-        self.address = self.broker.tcp_address
-
-    def kill(self) -> None:
-        self.broker.process.kill()
-        self.broker.process.wait()
-
-    def start(self) -> None:
-        opening = qcli_serve(self._path, f"--tcp-address={self.address}", *self._flags)
-        self.broker = self._stack.enter_context(opening)
-
-    def stored(self, topic: str) -> list[int]:
-        answer = httpx.get(f"http://{self.broker.http_address}/topic/read", params={"topic": topic})
-        return [int(json.loads(line)["body"]) for line in answer.text.splitlines()]
 
 
 class Writer:
@@ -107,7 +82,7 @@ def test_each_message_is_stored_once(loop: Loop, tmp_path: Path) -> None:
 
         run(loop, main)
         for writer in writers:
-            found = restarting.stored(writer.topic)
+            found = [int(body) for body in restarting.stored(writer.topic)]
             assert sorted(found) == list(range(writer.count))
             group = 75
             for start in range(0, writer.count, group):

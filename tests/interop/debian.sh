@@ -11,6 +11,7 @@ PROGRAMS=(
     "etcd:etcd-server"
     "systemd-analyze:systemd"
     "jq:jq"
+    "pg_ctlcluster:postgresql"
     "groff:groff"
     "zsh:zsh"
     "fish:fish"
