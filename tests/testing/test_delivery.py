@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from client.support.loops import Loop, on_both, run
-from trio_nsq import Message
+from trio_nsq import JSON, DeadLetter, DecodeFailed, Finish, Message, Retry, Topic
+from trio_nsq.client import Answer
 from trio_nsq.event_loop import runtime
 from trio_nsq.testing import Delivery, deliver, deliver_sync
 
@@ -79,6 +80,31 @@ def test_given_up_and_limits_of_deliveries(loop: Loop) -> None:
         assert (bad.outcome, bad.attempts) == ("requeued", 2)
         [late] = await deliver(handle, b"fail until 7", attempts=7)
         assert late.outcome == "finished"
+
+    run(loop, main)
+
+
+@on_both
+def test_answers_and_decoding(loop: Loop) -> None:
+    numbers = Topic("numbers", JSON())
+    answers: dict[int, Answer] = {1: Finish(), 2: Retry(2.5), 3: DeadLetter("third")}
+
+    async def main() -> None:
+        async def answer(message: Message, number: int) -> Answer | None:
+            return answers.get(number)
+
+        def on_failure(message: Message, error: Exception) -> DeadLetter:
+            return DeadLetter("broken", str(error))
+
+        bodies = b"1", b"2", b"3", b"4", b"{"
+        found = await deliver(answer, *bodies, decode=numbers.decode, on_failure=on_failure)
+        outcomes = ["finished", "requeued", "dead-lettered", "finished", "dead-lettered"]
+        assert [each.outcome for each in found] == outcomes
+        assert [each.dead_letter_topic for each in found] == [None, None, "third", None, "broken"]
+        assert found[1].delay_s == 2.5
+        assert [type(error) for each in found for error in each.errors] == [DecodeFailed]
+        with pytest.raises(TypeError, match="decode"):
+            await deliver(answer, b"1", decode="json")
 
     run(loop, main)
 

@@ -2,7 +2,8 @@
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Literal
@@ -10,11 +11,11 @@ from typing import Any, Literal
 import trio
 
 from trio_nsq.protocol.bodies import check_bytes
-from trio_nsq.text.arguments import check_int, check_seconds
+from trio_nsq.text.arguments import check_int, check_seconds, check_type
 
 from ..client.consuming.answers import GivenUp
 from ..client.consuming.consumer import Consumer
-from ..client.consuming.handlers import ActiveHandlers, check_async, check_plain
+from ..client.consuming.handlers import ActiveHandlers, check_async, check_plain, decoding
 from ..client.consuming.message import Message, MessageBatch
 from ..client.consuming.receive_queue import ReceiveQueue
 from ..event_loop import runtime
@@ -24,6 +25,7 @@ from ..protocol.headers import Headers, encode_headers_of_all
 Outcome = Literal["finished", "requeued", "dead-lettered", "unanswered"]
 
 _ADDRESS = "test:4150"
+_TOPIC = "topic"
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Delivery:
         outcome: `finished`; `requeued` at its last delivery; `dead-lettered`: published to `dead_letter_topic`, and
             finished; `unanswered`: the handler has abandoned it.
         attempts: How often it was delivered.
-        errors: What the handler raised, in order.
+        errors: What the handler raised, or decoding, in order.
         delay_s: The delay with which it was requeued last, in seconds; None: it was not requeued.
         dead_letter_topic: The topic of its dead letter; None: there is none.
         touched: How often its timeout was extended.
@@ -95,9 +97,14 @@ async def deliver(
     texts = encode_headers_of_all(headers, len(bodies)) or [""] * len(bodies)
     source = _Source(consumer, bodies, texts, attempts, deliveries, msg_timeout_s)
 
+    if (decode := options.pop("decode", None)) is not None:  # here, so that its errors are recorded, too
+        check_type("decode", decode, Callable)
+        handler = decoding(handler, decode, _TOPIC)
+
     @wraps(handler)
-    def call(message: Message, *value: Any) -> Awaitable[object]:
-        work = handler(message, *value)
+    def call(message: Message) -> Awaitable[object]:
+        with source.recording(message):
+            work = handler(message)
         return source.record(message, work) if inspect.isawaitable(work) else work
 
     async with consumer:
@@ -131,7 +138,7 @@ class _LocalConsumer(Consumer):
     """A consumer that connects to no broker; its queue is filled by a `_Source`."""
 
     def __init__(self, max_in_flight: int) -> None:
-        super().__init__("topic", "channel", nsqd_tcp_addresses=_ADDRESS, max_in_flight=max_in_flight)
+        super().__init__(_TOPIC, "channel", nsqd_tcp_addresses=_ADDRESS, max_in_flight=max_in_flight)
         self._subscriptions: Any = _NoSubscriptions(self._queue)
         self._active = _EndWhenIdle(self._queue)
         self.dead_lettered: Callable[[Message, str], None] = lambda *_: None
@@ -221,8 +228,14 @@ class _Source:
 
     async def record(self, message: Message, work: Awaitable[object]) -> object:
         """Await the handler, and record what it raises."""
-        try:
+        with self.recording(message):
             return await work
+
+    @contextmanager
+    def recording(self, message: Message) -> Iterator[None]:
+        """Record what the block raises."""
+        try:
+            yield
         except Exception as error:
             self._by_id[message.id].errors.append(error)
             raise
