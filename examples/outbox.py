@@ -25,7 +25,7 @@ BATCH = 500
 _logger = logging.getLogger("outbox")
 
 
-class Outbox(Protocol):
+class OutboxTable(Protocol):
     """The table. Each method is one transaction."""
 
     def number_rows(self, after: int) -> None:
@@ -45,7 +45,7 @@ class RowsMissing(Exception):
     """The broker has lost messages whose rows are deleted."""
 
 
-def relay(outbox: Outbox, address: str, topic: str, name: str, *, once: bool = False) -> int:
+def relay(outbox: OutboxTable, address: str, topic: str, name: str, *, once: bool = False) -> int:
     """Publish the rows of an outbox to a topic, until another relay takes over.
 
     Args:

@@ -46,7 +46,7 @@ def place_order(database: psycopg.Connection, number: int, item: str) -> None:
 
 
 class PostgresOutbox:
-    """See `Outbox`."""
+    """See `OutboxTable`."""
 
     def __init__(self, database: psycopg.Connection) -> None:
         self._database = database

@@ -37,7 +37,7 @@ def place_order(database: sqlite3.Connection, number: int, item: str) -> None:
 
 
 class SQLiteOutbox:
-    """See `Outbox`."""
+    """See `OutboxTable`."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
