@@ -1,6 +1,7 @@
 """Kill brokers under a producer with a name: each message is stored once, in order, and none is in doubt."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from client.support.loops import Loop, on_both, run
+from client.support.loops import Loop, run
 from interop.restarting import Restarting
 from trio_nsq import Producer
 from trio_nsq.protocol import pack_messages
@@ -18,7 +19,7 @@ from trio_nsq.protocol import pack_messages
 pytestmark = pytest.mark.slow
 
 TOPICS = 3
-FAULTS = 4
+FAULTS = 3
 
 
 class Writer:
@@ -47,12 +48,18 @@ class Writer:
         return [b"%d" % number for number in range(self.count - count, self.count)]
 
 
-@on_both
-def test_each_message_is_stored_once(loop: Loop, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("loop", "loses_disk"),
+    [("trio", False), ("asyncio", False), ("trio", True)],
+    ids=["trio", "asyncio", "archive"],
+)
+def test_each_message_is_stored_once(loop: Loop, loses_disk: bool, tmp_path: Path) -> None:
     """No call fails, and no message is stored twice, or missing. Each group of concurrent calls is complete before the
     next one, so the order of the groups is checked."""
+    archive = tmp_path / "archive"
+    flags = [f"--archive={archive}", f"--restore-from={archive}", "--archive-before-ok"] if loses_disk else []
     with ExitStack() as stack:
-        restarting = Restarting(tmp_path / "data", stack)
+        restarting = Restarting(tmp_path / "data", stack, *flags)
         writers: list[Writer] = []
 
         async def main() -> None:
@@ -74,6 +81,8 @@ def test_each_message_is_stored_once(loop: Loop, tmp_path: Path) -> None:
                         if fault == 1:
                             os.kill(restarting.broker.process.pid, signal.SIGSTOP)  # and then killed
                         await anyio.to_thread.run_sync(restarting.kill)
+                        if loses_disk:
+                            shutil.rmtree(tmp_path / "data")
                         await anyio.to_thread.run_sync(restarting.start)
                     await progress()
                     done = True
