@@ -53,7 +53,7 @@ class Drill:
 
     Attributes:
         refused: Requests of operators that were refused; that is right while another fault lasts.
-        lost_folders: The ids of folders that are gone, of members that are to be removed.
+        lost_folders: The ids of folders that are gone: each is forgotten when another folder has its member's address.
         has_lost_value: Whether the engine has lost the cluster's value, so that members may wait for an administrator.
         together: How many faults last at once.
         took: For each kind of fault, how many seconds passed until another member gave an OK, and until it delivered.
@@ -283,9 +283,19 @@ class Drill:
             await self._promote_last()
             self.has_lost_value = False
         await self.serves()
-        while self.lost_folders:
-            await self.admit("/cluster/remove", member=self.lost_folders.pop())
         await self.cluster.wait_in_sync()
+        await self._forgotten(self.lost_folders)
+        self.lost_folders.clear()
+
+    async def _forgotten(self, folders: Sequence[str]) -> None:
+        """Wait until the leader no longer knows members."""
+        known = set(folders)
+        with self.cluster.patience("members are not forgotten", lambda: known):
+            while known.intersection(folders):
+                with suppress(NoAnswer):
+                    status = await self.cluster.status(await self.leader())
+                    known = {member["id"] for member in status["members"]}
+                await trio.sleep(POLL_S)  # another process: only its answers show progress
 
     async def _promote_last(self) -> None:
         """Promote the member that led last, as an administrator does, if members wait for that."""

@@ -419,6 +419,27 @@ async def test_a_switch_without_an_engine(tmp_path: Path) -> None:
         await one.in_sync(2)
 
 
+async def test_a_member_that_was_replaced_is_forgotten(
+    tmp_path: Path,
+    url: str,
+    cluster: str,  # noqa: F811
+) -> None:
+    """Also if it is recorded as in sync when another one takes its place, because nothing was published meanwhile."""
+    async with running_members(tmp_path, url, cluster) as members:
+        one = await members.start("one")
+        await one.leads()
+        tcp, web = (f"127.0.0.1:{port}" for port in free_ports(2))
+        two = await members.start("two", tcp_address=tcp, http_address=web, https_address="")
+        await two.in_sync(2)
+        two.scope.cancel()
+        await one.in_sync(1)
+        three = await members.start("three", tcp_address=tcp, http_address=web, https_address="")
+        await three.in_sync(2)
+        assert {each["id"] for each in (await one.status())["members"]} == {
+            (await each.about())["id"] for each in (one, three)
+        }
+
+
 async def test_a_leader_that_is_refused_again_and_again_is_named_once(
     tmp_path: Path,
     url: str,

@@ -15,7 +15,7 @@ from trio_nsq.coordination import (
     StateError,
     ValueChanged,
 )
-from trio_nsq.coordination.state import ClusterState, RecordedArchive
+from trio_nsq.coordination.state import RecordedArchive
 from trio_nsq.platform.boot_clock import boot_time_s
 
 Open = Callable[..., Coordinator]

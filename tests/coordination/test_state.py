@@ -56,6 +56,27 @@ def test_value_is_one_json_object() -> None:
     assert state.addresses == A.addresses
 
 
+def test_a_member_that_was_replaced_is_forgotten() -> None:
+    """A member with an empty folder is a new one, also at the addresses of the one before."""
+    state = TWO.joined("C", C.addresses)
+    assert state.joined("D", C.addresses).members.keys() == {"A", "B", "D"}
+    assert state.joined("D", B.addresses).members.keys() == {"A", "B", "C", "D"}  # B may lead
+    assert state.unsynced("B").joined("D", B.addresses).members.keys() == {"A", "C", "D"}
+    assert state.joined("D", ()).joined("E", ()).members.keys() == {"A", "B", "C", "D", "E"}  # unknown
+
+
+def test_members_are_forgotten_if_there_are_too_many() -> None:
+    """Otherwise the leader could record nothing any more."""
+    state = TWO
+    for number in range(MAX_MEMBERS):
+        state = state.joined(f"F{number}", (f"10.0.1.{number}:4151",))
+        assert f"F{number}" in state.members
+    assert len(state.members) == MAX_MEMBERS
+    assert {"A", "B"} <= state.members.keys()
+    again = state.synced(f"F{number}").elected(B, "s2", 2)
+    assert again.members == state.members
+
+
 def test_fields_of_newer_versions_survive_all_changes() -> None:
     state = decode(json.dumps({**FIELDS, "newer": 7}).encode())
     state = state.joined("C", ()).synced("C").unsynced("C").removed("C").handed_over("B")

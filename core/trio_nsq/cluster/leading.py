@@ -278,12 +278,13 @@ class Leading:
         await self._change(lambda state: self._with_in_sync(state, followers))
 
     def _with_in_sync(self, state: ClusterState, followers: frozenset[str]) -> ClusterState:
+        # First: one that is gone may be replaced by one that joins.
+        for member in state.in_sync - followers - {state.leader}:
+            state = state.unsynced(member)
         for follower in self.replication.followers():
             if follower.member in followers:
                 state = state.joined(follower.member, follower.addresses)
                 state = state.synced(follower.member, follower.instance)
-        for member in state.in_sync - followers - {state.leader}:
-            state = state.unsynced(member)
         return state
 
     async def _change(self, change: Callable[[ClusterState], ClusterState]) -> None:

@@ -125,8 +125,22 @@ class ClusterState:
         return f"{folder} ({addresses[0].rpartition('://')[2]})" if addresses else folder
 
     def joined(self, folder: str, addresses: Iterable[str]) -> "ClusterState":
-        """Return the value with a member and its addresses. A new member is not in sync."""
-        return _checked(replace(self, members={**self.members, folder: tuple(addresses)}))
+        """Return the value with a member and its addresses. A new member is not in sync.
+
+        Members that are not in sync are forgotten if they had these addresses: this one has replaced them. So are
+        others if there are too many. One that returns joins again.
+        """
+        return _checked(replace(self, members=self._members_with(folder, tuple(addresses))))
+
+    def _members_with(self, folder: str, addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        members = {**self.members, folder: addresses}
+        away = members.keys() - self.in_sync - {folder}
+        # Those that were replaced first: then there may be room for the others.
+        for name in sorted(away, key=lambda name: members[name] != addresses):
+            is_replaced = bool(addresses) and members[name] == addresses
+            if is_replaced or len(members) > MAX_MEMBERS:
+                del members[name]
+        return members
 
     def synced(self, folder: str, instance: str = "") -> "ClusterState":
         """Return the value with a member in sync: it has all acknowledged messages, and gets all others first."""
@@ -197,7 +211,7 @@ class ClusterState:
             self._check_instance(candidate)
         if epoch <= self.epoch:
             raise StateError(f"the epoch {epoch} of a new leader is not above {self.epoch}")
-        members = {**self.members, candidate.folder: candidate.addresses}
+        members = self._members_with(candidate.folder, candidate.addresses)
         return _checked(
             replace(
                 self,
