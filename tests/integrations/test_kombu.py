@@ -1,21 +1,26 @@
 """Tests for kombu's transport, without Celery, with our broker and with nsqd."""
 
 import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from kombu import Connection, Consumer, Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from client.support.tokens import SECRETS, AuthFile
 from integrations.support import PATIENCE_S, until
 from interop.peers import Broker, free_address, nsqd, qcli_serve
-from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionSettings
+from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, ConnectionSettings
 from trio_nsq.integrations.kombu.envelope import decode, wait_s
 from trio_nsq.integrations.kombu.names import nsq_name
 from trio_nsq.integrations.kombu.subscription import Source, Subscription
@@ -400,27 +405,136 @@ def test_a_thread_keeps_connections_alive(
     assert called.wait(PATIENCE_S)
 
 
-def test_child_process_has_no_connection_of_its_parent(
-    connect: Callable[..., Connection], broker: Broker, queue: Queue
+def test_consumer_that_raises_loses_no_message(connect: Callable[..., Connection], queue: Queue) -> None:
+    connection = connect()
+    for number in range(5):
+        publish(connection, number, queue)
+    seen: list[int] = []
+
+    def handle(body: int, message: Any) -> None:
+        seen.append(body)
+        message.ack()
+        if body == 2:
+            raise LookupError("the consumer's own error")
+
+    Consumer(connection, [queue], callbacks=[handle]).consume()
+    while 2 not in seen:
+        with suppress(LookupError):
+            connection.drain_events(timeout=PATIENCE_S)
+    while len(seen) < 5:
+        connection.drain_events(timeout=PATIENCE_S)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+class Interrupted(Exception):
+    """What a signal handler raises, such as Celery's for soft time limits."""
+
+
+def test_interrupted_publish_does_not_leave_its_answer_to_the_next(
+    connect: Callable[..., Connection], queue: Queue, broker: Broker
 ) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    connection = connect()
+    publish(connection, "zero", queue)
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    broker.process.send_signal(signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            publish(connection, "interrupted", queue)
+        # The answer comes when the next publish waits for its own.
+        later = threading.Timer(0.3, broker.process.send_signal, (signal.SIGCONT,))
+        later.start()
+        with pytest.raises(BrokerError, match="E_BAD_MESSAGE"):
+            publish(connection, "x" * 2**20, queue)
+        later.join()
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        broker.process.send_signal(signal.SIGCONT)
+
+
+def test_broker_that_is_silent_counts_as_lost(
+    connect: Callable[..., Connection], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    Received(connection, queue)
+    monotonic = time.monotonic
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.01)
+    with monkeypatch.context() as later:
+        later.setattr(time, "monotonic", lambda: monotonic() + 61)
+        with pytest.raises(ConnectionLost, match="no heartbeat for 60 s"):
+            connection.drain_events(timeout=0.01)
+
+
+@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+def test_tls_secret_and_compression(tmp_path: Path, queue: Queue, compression: str) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    secret = SECRETS["all"]
+    with qcli_serve(
+        tmp_path / "data",
+        f"--tls-cert={tmp_path / 'server.pem'}",
+        f"--tls-key={tmp_path / 'server.pem'}",
+        "--tls-required=true",
+        f"--auth-file={AuthFile(tmp_path).path}",
+    ) as broker:
+        options: dict[str, Any] = {compression: True} if compression else {}
+
+        def connection_with(secret: str, **ssl: Any) -> Connection:
+            url = f"nsq://:{secret}@{broker.tcp_address}"
+            return Connection(url, ssl=ssl or False, transport_options=options)
+
+        ca = str(tmp_path / "ca.pem")
+        for refused in (connection_with("wrong", ca_certs=ca), connection_with(secret)):
+            with pytest.raises(ConnectionFailed):
+                refused.transport.establish_connection()
+        with connection_with(secret, ca_certs=ca) as connection:
+            for body in ("x" * 100_000, "y"):
+                publish(connection, body, queue)
+            received = Received(connection, queue)
+            assert [len(message.payload) for message in received.wait_for(2)] == [100_000, 1]
+            for message in received.messages:
+                message.ack()
+        assert secret not in connection.as_uri()
+
+
+def sockets() -> set[str]:
+    """Return the names of this process's sockets, which copies of them share."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder itself is closed
+            found.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def test_child_process_has_no_connection_of_its_parent(
+    connect: Callable[..., Connection], queue: Queue
+) -> None:
+    before = sockets()
     connection = connect()
     publish(connection, "one", queue)
     received = Received(connection, queue)
     received.wait_for(1)
-    reader, writer = os.pipe()
+    own = sockets() - before
+    assert len(own) == 2
     child = os.fork()
     if not child:
-        os.close(writer)
-        os.read(reader, 1)  # lives until the test has looked
-        os._exit(0)
-    try:
-        connection.close()
-        # The child would keep the sockets open.
-        until(lambda: broker.channel_stats(queue.name, "celery")["client_count"] == 0)
-    finally:
-        os.close(writer)
-        os.close(reader)
-        os.waitpid(child, 0)
+        failed = 100
+        try:
+            failed = len(own & sockets())
+            publish(connection, "by the child", queue)
+            Received(connection, Queue(f"{queue.name}.child"))  # with a thread of its own
+            failed += "trio_nsq kombu" not in {thread.name for thread in threading.enumerate()}
+        finally:
+            os._exit(failed)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    received.messages[0].ack()
+    assert received.wait_for(2)[1].payload == "by the child"
 
 
 def test_connection_fails(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Collection
 
 from ...access.secret import encode_secret, warn_in_clear
@@ -60,10 +59,11 @@ class BrokerSocket:
         self.extensions: set[str] = set()
         self._settings = settings
         self._lock = threading.RLock()
+        self._received_at = time.monotonic()
         self._reader = FrameReader()
         self._codecs = CodecStack()
         self._outgoing = b""
-        self._events: deque[Event] = deque()
+        self._reason = "the connection is closed"
         self._socket: socket.socket | None = self._connect()
         _open.add(self)
         try:
@@ -156,7 +156,7 @@ class BrokerSocket:
 
     def _opened(self) -> socket.socket:
         if self._socket is None:
-            raise ConnectionLost(self.address, "the connection is closed")
+            raise ConnectionLost(self.address, self._reason)
         return self._socket
 
     def send(self, data: bytes) -> None:
@@ -194,33 +194,49 @@ class BrokerSocket:
             if not ready and time.monotonic() >= deadline:
                 return False
 
+    def check_heartbeats(self) -> None:
+        """Raise ConnectionLost if there is nothing to receive, and has not been for two intervals."""
+        timeout_s = self._settings.read_timeout_s
+        if time.monotonic() > self._received_at + timeout_s and not self.wait(0):
+            raise self._lost(TimeoutError(f"no heartbeat for {timeout_s:g} s"))
+
     def receive(self) -> list[Event]:
         """Return what has arrived, without waiting; heartbeats are answered. Raises ConnectionLost."""
+        lost: ConnectionLost | None = None
         try:
-            while self._fill():
-                pass
-        except ConnectionLost:
-            if not self._events:  # else the next call raises it: the last event may be the reason
-                raise
-        events = [*self._events]
-        self._events.clear()
+            while (data := self._read_now()) is not None:
+                self._feed(data)
+        except ConnectionLost as error:
+            lost = error
+        events = []
+        while (event := self._next_event()) is not None:
+            events.append(event)
+        if lost is not None and not events:  # else the next call raises it: the last event may be the reason
+            raise lost
         return events
 
     def ask(self, command: bytes, timeout_s: float) -> bytes:
         """Send a command and wait for its answer; nothing else must be expected.
 
+        If it is interrupted, such as by a timeout of gevent or a signal handler, the connection is closed: the next
+        command would take the answer for its own.
+
         Raises:
             BrokerError: The broker refused it.
             ConnectionLost: There is no answer; it may have been executed.
         """
-        with self._lock:
+        try:
             self.send(command)
             return self._reply(time.monotonic() + timeout_s)
+        except BrokerError:
+            raise
+        except BaseException:
+            self.close()
+            raise
 
     def _reply(self, deadline: float) -> bytes:
-        while not self._events:
-            self._decode(self._read(deadline))
-        event = self._events.popleft()
+        while (event := self._next_event()) is None:
+            self._feed(self._read(deadline))
         if isinstance(event, ErrorFrame):
             raise BrokerError(self.address, event.code, event.text)
         if isinstance(event, MessageRun):
@@ -236,13 +252,6 @@ class BrokerSocket:
             if (data := self._read_now()) is not None:
                 return data
 
-    def _fill(self) -> bool:
-        """Read once; return whether something came."""
-        data = self._read_now()
-        if data is not None:
-            self._decode(data)
-        return data is not None
-
     def _read_now(self) -> bytes | None:
         """Return what the kernel has; None: nothing. Raises ConnectionLost."""
         try:
@@ -253,23 +262,31 @@ class BrokerSocket:
             raise self._lost(error) from error
         if not data:
             raise self._lost(OSError("the broker closed the connection"))
+        self._received_at = time.monotonic()
         return data
 
-    def _decode(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> None:
         try:
             for piece in self._codecs.decode(data):
                 self._reader.receive_data(piece)
-            while (event := self._reader.next_event()) is not None:
-                if isinstance(event, ResponseFrame) and event.is_heartbeat:
-                    self.send(encode_nop())
-                else:
-                    self._events.append(event)
-        except (FrameError, CompressionError, TLSError) as error:
+        except (CompressionError, TLSError) as error:
             raise self._lost(error) from error
+
+    def _next_event(self) -> Event | None:
+        """Return the next event, one at a time: what follows the answer to an upgrade is for its codec."""
+        try:
+            while (event := self._reader.next_event()) is not None:
+                if not (isinstance(event, ResponseFrame) and event.is_heartbeat):
+                    return event
+                self.send(encode_nop())
+        except FrameError as error:
+            raise self._lost(error) from error
+        return None
 
     def _lost(self, error: Exception) -> ConnectionLost:
         self.close()
         text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        self._reason = text
         return ConnectionLost(self.address, text)
 
     def finish(self, timeout_s: float) -> None:
@@ -300,7 +317,7 @@ class BrokerSocket:
 
 
 def _close_copies() -> None:
-    """After a fork, in the child: the locks may be held by threads that do not exist here."""
+    """After a fork, in the child. The locks may be held by threads that do not exist here, so none is used."""
     for each in [*_open]:
         each.close()
 

@@ -11,7 +11,6 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
-from ...client.errors import ConnectionLost
 from ...protocol.names import is_ephemeral
 from . import envelope
 from .names import nsq_name
@@ -47,7 +46,7 @@ class QoS:
         self._unanswered[tag] = subscription, message_id
 
     def ack(self, tag: str) -> None:
-        """Finish the message, unless it is answered. Raises ConnectionLost: it is delivered again."""
+        """Finish the message, unless it is answered."""
         if (found := self._unanswered.pop(tag, None)) is not None:
             subscription, message_id = found
             subscription.finish(message_id)
@@ -183,6 +182,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has few types
             yield self._topic_of(routing_key)
             return
         queues = self._lookup(exchange, routing_key)
+        if not queues and not self._is_shared(exchange):
+            _logger.warning(
+                "exchange %s has no queue for the key %r: a message is dropped", exchange, routing_key
+            )
         transient = {queue for queue in queues if queue in self.connection.transient}
         if not self._is_shared(exchange):
             yield from map(self._topic_of, queues)
@@ -254,10 +257,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has few types
         subscriptions = self._subscribed[consumer.queue]
         if any(each.in_flight for each in subscriptions):
             for each in subscriptions:
-                try:
-                    each.set_rdy(0)
-                except ConnectionLost:
-                    pass  # it receives nothing
+                each.set_rdy(0)
         else:
             self._unsubscribe(consumer.queue)
 
@@ -281,8 +281,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has few types
         with self.connection.lock:
             qos = self.qos
             limited: list[Subscription] = []
-            for queue, consumer in self._handling.items():
-                for subscription in self._subscribed[queue]:
+            for queue, consumer in [*self._handling.items()]:
+                for subscription in self._subscribed.get(queue, ()):
                     if consumer.no_ack:
                         subscription.set_rdy(UNLIMITED_RDY)
                     else:
@@ -325,7 +325,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has few types
         about = raw["properties"]["delivery_info"]
         exchange = subscription.source.exchange
         if exchange and queue not in self.typeof(exchange).lookup(
-            self.get_table(exchange), exchange, about.get("routing_key") or "", None
+            self.get_table(exchange), exchange, str(about.get("routing_key") or ""), None
         ):
             subscription.finish(received.id)
             return None
@@ -364,16 +364,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has few types
             return found
         finally:
             for subscription in subscriptions:
-                if subscription.socket.is_open:
-                    subscription.set_rdy(0)
+                subscription.set_rdy(0)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Finish a message. Raises ConnectionLost: the broker delivers it again."""
+        """Finish a message. If its connection is lost, the broker delivers it again."""
         self.qos.ack(delivery_tag)
         self.set_rdy()
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Requeue a message without delay, or drop it. Raises ConnectionLost."""
+        """Requeue a message without delay, or drop it."""
         self.qos.reject(delivery_tag, requeue=requeue)
         self.set_rdy()
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from ...protocol.encode import (
     encode_sub,
     encode_touch,
 )
+from ...protocol.errors import NON_FATAL_CODES
 from ...protocol.frames import ErrorFrame, MessageRun
 from ...protocol.limits import SECOND_MS
 from ...text.durations import duration_text
@@ -27,7 +29,6 @@ _LINGER_S = 0.05
 """How long to read after CLOSE_WAIT. nsqd may still send a message, which would stay in flight."""
 _CLOCKS_DIFFER_S = 10
 """More than the clocks of two machines differ."""
-_KEEPS_OPEN = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
 _logger = logging.getLogger("trio_nsq.kombu")
 
 
@@ -84,6 +85,7 @@ class Subscription:
         self._settings = settings
         self._rdy = 0
         self._close_wait = False
+        self._arrived: deque[Received] = deque()
         self._nop_sent_at = clock()
         self._in_flight: dict[bytes, _InFlight] = {}
         self.socket = BrokerSocket(address, settings, ("private_channel",) if source.is_new else ())
@@ -103,14 +105,27 @@ class Subscription:
         return len(self._in_flight)
 
     def set_rdy(self, count: int) -> None:
-        """Allow so many messages in flight. Raises ConnectionLost."""
+        """Allow so many messages in flight."""
         count = min(count, self.socket.max_rdy_count)
         if count != self._rdy:
             self._rdy = count
             self.socket.send(encode_rdy(count))
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether messages are left that `receive` has not yielded."""
+        return bool(self._arrived)
+
     def receive(self) -> Iterator[Received]:
-        """Yield the messages that have arrived. Raises ConnectionLost."""
+        """Yield the messages that have arrived; if the caller stops half-way, the others are left.
+
+        Raises ConnectionLost.
+        """
+        self._read()
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def _read(self) -> None:
         for event in self.socket.receive():
             if isinstance(event, MessageRun):
                 now = self._clock()
@@ -121,26 +136,26 @@ class Subscription:
                     if published_ns < self._not_before_ns:
                         self.finish(id_)
                     else:
-                        yield Received(id_, body, attempts)
+                        self._arrived.append(Received(id_, body, attempts))
             elif isinstance(event, ErrorFrame):
-                if event.code not in _KEEPS_OPEN:
+                if event.code not in NON_FATAL_CODES:
                     raise ConnectionLost(self.socket.address, str(event))
                 _logger.info("broker %s: %s", self.socket.address, event)
             elif event.data == b"CLOSE_WAIT":
                 self._close_wait = True
 
     def finish(self, message_id: bytes) -> None:
-        """The broker does not deliver it again. Raises ConnectionLost."""
+        """The broker does not deliver it again, unless the connection is lost."""
         if self._in_flight.pop(message_id, None) is not None:
             self.socket.send(encode_finish([message_id]))
 
     def requeue(self, message_id: bytes, delay_s: float = 0) -> None:
-        """The broker delivers it again after this time. Raises ConnectionLost."""
+        """The broker delivers it again after this time."""
         if self._in_flight.pop(message_id, None) is not None:
             self.socket.send(encode_requeue(message_id, round(delay_s * SECOND_MS)))
 
     def keep_alive(self) -> None:
-        """Send what is due, so that neither the connection nor a message times out. Raises ConnectionLost."""
+        """Send what is due, so that neither the connection nor a message times out."""
         now = self._clock()
         touch_s, longest_s = self.socket.msg_timeout_s / 3, self.socket.max_msg_timeout_s
         due = []
@@ -173,11 +188,11 @@ class Subscription:
             self._drain(_LINGER_S)
         except ConnectionLost:
             pass  # the broker delivers them again
+        self._arrived.clear()
         for message_id in [*self._in_flight]:
             self.requeue(message_id)
-        self.socket.finish(CLOSE_TIMEOUT_S)
+        self.socket.finish(CLOSE_TIMEOUT_S if self._close_wait else 0)
 
     def _drain(self, timeout_s: float) -> None:
         if self.socket.wait(timeout_s):
-            for _ in self.receive():
-                pass  # it is in flight
+            self._read()

@@ -1,9 +1,10 @@
 """The transport: a connection of kombu, with one socket for publishing and one for each source that is consumed."""
 
-import logging
+import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -36,7 +37,6 @@ PUBLISH_TIMEOUT_S = 30.0
 _SLICE_S = 1.0
 """How long a wait does not notice new subscriptions, and lost connections that another thread has noticed."""
 _TLS_NAMES = {"ca_certs": "tls_root_ca_file", "certfile": "tls_cert", "keyfile": "tls_key"}
-_logger = logging.getLogger("trio_nsq.kombu")
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
@@ -91,7 +91,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
     def __init__(self, client: Any, **arguments: Any) -> None:
         super().__init__(client, **arguments)
         options = client.transport_options
-        self.lock = threading.RLock()
+        self._start_threads_anew()
         self.transient: set[str] = set()  # the queues that delete themselves
         self.nsq_channel: str = options.get("channel", DEFAULT_CHANNEL)
         self.max_defer_s = float(options.get("max_defer_s", Limits().max_req_timeout_ms / SECOND_MS))
@@ -102,8 +102,19 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         self._receiving: dict[Subscription, NSQChannel] = {}
         self._registered: dict[int, Subscription] = {}  # in the event loop, by descriptor
         self._loop: Any = None
+        _all.add(self)
+
+    def _start_threads_anew(self) -> None:
+        self.lock = threading.RLock()
+        self._publish_lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
+
+    def forget_parent(self) -> None:
+        """After a fork, in the child: the parent's threads do not exist here, and may have held the locks."""
+        self._receiving.clear()
+        self._registered.clear()
+        self._start_threads_anew()
 
     def driver_version(self) -> str:
         return __version__
@@ -148,7 +159,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         """
         defer_ms = round(min(wait_s, self.max_defer_s) * SECOND_MS)
         command = encode_dpub(topic, defer_ms, body) if defer_ms else encode_pub(topic, body)
-        with self.lock:
+        with self._publish_lock:
             publisher = self._live_publisher()
             try:
                 publisher.ask(command, self._publish_timeout_s)
@@ -165,10 +176,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         publisher = self._publisher
         if publisher is not None and publisher.is_open:
             try:
-                if publisher.wait(0):
-                    publisher.receive()
+                if publisher.wait(0):  # only its end can arrive, as it was idle
+                    publisher.close()
             except ConnectionLost:
-                pass  # it was idle: nothing is lost
+                pass
         if publisher is None or not publisher.is_open:
             self._publisher = publisher = self._connect_publisher()
         return publisher
@@ -200,19 +211,19 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
             interval_s = _SLICE_S
             for subscription in [*self._receiving]:
                 interval_s = min(interval_s, subscription.socket.msg_timeout_s / 6)
-                try:
-                    subscription.keep_alive()
-                except ConnectionLost:
-                    pass  # the thread that receives notices it
+                subscription.keep_alive()
 
     def wait(self, subscriptions: Sequence[Subscription], timeout_s: float) -> list[Subscription]:
         """Wait until something has arrived; return where. Raises ConnectionLost."""
         if not subscriptions:
             time.sleep(timeout_s)
             return []
+        if ready := [each for each in subscriptions if each.has_arrived]:
+            return ready
         poller = select.poll()
         by_descriptor = {}
         for subscription in subscriptions:
+            subscription.socket.check_heartbeats()
             subscription.socket.flush()
             descriptor = subscription.socket.fileno()
             by_descriptor[descriptor] = subscription
@@ -251,8 +262,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
                 loop.on_tick.discard(register)
                 return
             for subscription in [*self._receiving]:
-                descriptor = subscription.socket.fileno()
+                if subscription.has_arrived:
+                    self._receive(subscription)
+                    continue
+                subscription.socket.check_heartbeats()
                 subscription.socket.flush()
+                descriptor = subscription.socket.fileno()
                 if self._registered.get(descriptor) is not subscription or descriptor not in loop.readers:
                     self._registered[descriptor] = subscription
                     loop.add_reader(descriptor, self._receive, subscription)
@@ -311,6 +326,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         return BrokerHTTP(address, settings.tls_context or tls, settings.secret)
 
 
+_all: "weakref.WeakSet[Transport]" = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for transport in [*_all]:
+        transport.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)
+
+
 def _settings_of(client: Any) -> ConnectionSettings:
     """Return the settings of consumers. Raises TypeError or ValueError."""
     options = client.transport_options
@@ -321,7 +347,7 @@ def _settings_of(client: Any) -> ConnectionSettings:
     found.setdefault("output_buffer_timeout_ms", 25)
     if (visible_s := options.get("visibility_timeout")) is not None:
         found["msg_timeout_ms"] = round(visible_s * SECOND_MS)
-    if (secret := client.password or client.userid) and "auth_secret_file" not in found:
+    if (secret := client.password) and "auth_secret_file" not in found:
         found.setdefault("auth_secret", secret)
     if client.ssl:
         found["tls_v1"] = True
