@@ -404,6 +404,68 @@ async def test_log_that_lost_its_end(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert warning.startswith(f"{address}: topic t went back from sequence 99 to ")
 
 
+@pytest.mark.parametrize("lost", [1, 7])
+async def test_log_with_other_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int) -> None:
+    """As after a restore that lacks the last messages: others have their sequences, and the reader reports it."""
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+    async with broker(tmp_path / "after") as (_, client, _):
+        await publish(client, 10 - lost)
+        await publish(client, lost + 5, start=10 - lost)
+    async with trio.open_nursery() as nursery:
+        read, found = trio.Event(), []
+
+        async def follow(address: str) -> None:
+            async with TopicReader(address, "t", follow=True) as reader:
+                while reader.position < 15:
+                    found.extend(await reader.receive())
+                    if reader.position == 10:
+                        read.set()
+
+        async with broker(tmp_path / "before") as (address, client, _):
+            await publish(client, 10)
+            nursery.start_soon(follow, address)
+            await read.wait()
+        async with broker(tmp_path / "after", http_address=address):
+            with trio.fail_after(PATIENCE_S):
+                while len(found) < 2 or found[-1].next_sequence < 15:
+                    await trio.sleep(0.01)
+    assert [each.next_sequence for each in found] == [10, 15]
+    assert isinstance(found[1], RecordBatch)
+    assert found[1].base_sequence == 9, "the other message at the last sequence is read"
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "another message" in record.getMessage()
+    ]
+    assert warning.startswith(
+        f"{address}: topic t has another message than before at sequence 9: it was recreated"
+    )
+
+
+async def test_the_same_log_after_a_lost_connection_repeats_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trio.open_nursery() as nursery:
+        read, found = trio.Event(), []
+
+        async def follow(address: str) -> None:
+            async with TopicReader(address, "t", follow=True, max_messages=12) as reader:
+                while reader.position < 12:
+                    found.extend(await reader.receive())
+                    read.set()
+
+        async with broker(tmp_path) as (address, client, _):
+            await publish(client, 10)
+            nursery.start_soon(follow, address)
+            await read.wait()
+        async with broker(tmp_path, http_address=address) as (_, client, _):
+            await publish(client, 2, start=10)
+            with trio.fail_after(PATIENCE_S):
+                while found[-1].next_sequence < 12:
+                    await trio.sleep(0.01)
+    assert [each.base_sequence for each in found if isinstance(each, RecordBatch)][:2] == [0, 10]
+    assert "another message" not in caplog.text
+
+
 async def test_deleted_topic(tmp_path: Path) -> None:
     async with broker(tmp_path) as (address, client, _):
         await publish(client, 1)

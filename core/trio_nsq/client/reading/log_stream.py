@@ -29,6 +29,10 @@ class LogStream:
         begins, ends: Where the answer begins, and where it ends at the latest; None: that is open.
         incarnation: The identity of the log; None: unknown.
         position, end: What is left of the range.
+        known: A sequence that the answer repeats, and the id of its message as it was read before; None: nothing is
+            compared. `position` is behind it.
+        is_another: Whether the message there was another one: the log is another one, or has lost its last messages.
+            `position` goes back to it.
 
     Raises:
         ValueError: The headers are not those of a broker.
@@ -40,6 +44,8 @@ class LogStream:
         self.ends = None if ends is None and span is None else int(ends or "")
         self.incarnation = header("x-nsq-incarnation")
         self.position, self.end = span or (self.begins, self.ends)
+        self.known: tuple[int, str] | None = None
+        self.is_another = False
         self._topic = topic
         self._decoder = RawStreamReader()
 
@@ -51,10 +57,19 @@ class LogStream:
         found: list[RecordBatch] = []
         at = self.position
         for record in self._decoder.receive_data(data):
+            if self.known is not None and self._is_another(record, *self.known):
+                self.position = at = self.known[0]
+                self.is_another, self.known = True, None
             if at < record.next_sequence and (self.end is None or record.base_sequence < self.end):
                 found.append(record)
                 at = record.next_sequence
         return found
+
+    @staticmethod
+    def _is_another(record: RecordBatch, sequence: int, message_id: str) -> bool:
+        return (
+            record.base_sequence <= sequence < record.next_sequence and record.id_of(sequence) != message_id
+        )
 
     def receive(self, data: bytes) -> Procedure[list[Found]]:
         """Take bytes and return what they complete of the range, with the gaps before. Raises RawStreamError."""

@@ -56,7 +56,9 @@ class TopicReader:
                 ...
 
     Reading does not affect any channel. If the connection is lost, the reader reconnects without limit and continues at
-    its position: it neither skips nor repeats messages.
+    its position: it neither skips nor repeats messages. If the log has another message there than before, such as after
+    a restore of the broker that lacks the last messages, a warning is logged: other messages have sequences that were
+    read, and are not read.
 
     Args:
         nsqd_http_address: The broker: `host:port`, `https://host:port`, or the path of a unix socket.
@@ -136,6 +138,8 @@ class TopicReader:
         self._delays = reconnect_delays(reconnect_min_s, reconnect_max_s, random.random)
         self._failures = 0
         self._told_lost = False
+        self._last: tuple[int, str] | None = None  # the sequence and the id of the last message that was read
+        self._compares = False  # the next answer begins with the last message
 
     async def __aenter__(self) -> Self:
         """Connect and request the start of the range.
@@ -187,7 +191,7 @@ class TopicReader:
                     self._until = None
                     await self._drop_answer()
                 if self._answer is None:
-                    await self._ask(self.position, self._until)
+                    await self._continue()
                 assert self._answer is not None
                 answer, stream = self._answer
                 if data := await self._receive(answer):
@@ -204,17 +208,29 @@ class TopicReader:
 
     # ------------------------------------------------------------------ requests and answers
 
-    async def _ask(self, start: int | str, end: int | str | None) -> None:
+    async def _continue(self) -> None:
+        """Ask for the rest; after a lost connection also for the last message, to see whether it is the same log."""
+        known = self._last if self._compares else None
+        if known is None or known[0] + 1 != self.position:
+            await self._ask(self.position, self._until)
+        else:
+            await self._ask(self.position, self._until, known)
+        self._compares = False
+
+    async def _ask(
+        self, start: int | str, end: int | str | None, known: tuple[int, str] | None = None
+    ) -> None:
         waits = f"{WAIT_S}s" if end is None else None
-        most = None if self._left == math.inf else max(1, int(self._left))
-        answer = await self._get(api.log(self._topic, start, end, "raw", waits, most))
+        most = None if self._left == math.inf else max(1, int(self._left)) + (known is not None)
+        first = start if known is None else known[0]
+        answer = await self._get(api.log(self._topic, first, end, "raw", waits, most))
         try:
-            await self._begin(answer, start)
+            await self._begin(answer, start, known)
         except BaseException:
             await answer.aclose()
             raise
 
-    async def _begin(self, answer: Answer, start: int | str) -> None:
+    async def _begin(self, answer: Answer, start: int | str, known: tuple[int, str] | None) -> None:
         try:
             stream = LogStream(self._topic, answer.headers.get)
         except ValueError:
@@ -227,13 +243,13 @@ class TopicReader:
             self._until = min(self._until, ends)
         if not isinstance(start, int):
             self.position = begins
-        elif begins < start:
+        elif begins < (start if known is None else known[0]):
             _logger.warning(
                 "%s: topic %s went back from sequence %d to %d", self._address, self._topic, start, begins
             )
             self.position = begins
             self._until = self.end_sequence
-        stream.position, stream.end = self.position, self._until
+        stream.position, stream.end, stream.known = self.position, self._until, known
         self._answer, self._began_at = (answer, stream), self.position
         if self._told_lost:
             self._told_lost = False
@@ -278,6 +294,16 @@ class TopicReader:
             await self._drop_answer()  # its data was not returned; request it again
             raise
         self.first_sequence, self.position = stream.kept_from, stream.position
+        if stream.is_another:
+            stream.is_another = False
+            _logger.warning(
+                "%s: topic %s has another message than before at sequence %d: it was recreated, or lost its last "
+                "messages. Other messages have sequences before, and are not read",
+                *(self._address, self._topic, self._last[0] if self._last is not None else 0),
+            )
+        for each in found[-1:]:
+            if isinstance(each, RecordBatch):
+                self._last = each.next_sequence - 1, each.id_of(each.next_sequence - 1)
         self._left -= sum(each.count for each in found if isinstance(each, RecordBatch))
         return found
 
@@ -296,6 +322,7 @@ class TopicReader:
         """Wait before the next attempt, except after the first failure: the client itself may have been too slow."""
         await self._drop_answer()
         self.connections_lost += 1
+        self._compares = True
         self._failures += 1
         if self._failures == 2:
             self._told_lost = True
