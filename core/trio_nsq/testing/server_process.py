@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,8 +63,17 @@ class Brokers:
         return report.decode(errors="replace") or "its process ended"
 
     def _serve(self, folder: Path, options: Mapping[str, Any], writing: int) -> NoReturn:
-        """Be the broker; in the fork."""
+        """Be the broker; in the fork. `writing` is closed after the report, and its number is another file's then."""
         code = 1
+        has_reported = False
+
+        def report(what: bytes) -> None:
+            nonlocal has_reported
+            if not has_reported:
+                has_reported = True
+                os.write(writing, what)
+                os.close(writing)
+
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             with open(os.devnull, "r+b") as null:  # otherwise it keeps the pipes of this process open
@@ -74,7 +83,7 @@ class Brokers:
                 os.dup2(log.fileno(), 2)
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
             logging.root.handlers[0].addFilter(_is_not_of_request)
-            trio.run(_serve, options_of(folder, self.addresses, options), writing)
+            trio.run(_serve, options_of(folder, self.addresses, options), lambda: report(_STARTED))
             code = 0
         except BaseException as raised:
             error = raised
@@ -82,7 +91,7 @@ class Brokers:
                 error = error.exceptions[0]
             if not isinstance(error, StartupError):
                 traceback.print_exc()
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
+            report(f"{type(error).__name__}: {error}".encode())
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -161,13 +170,12 @@ def options_of(folder: Path, addresses: list[str], options: Mapping[str, Any]) -
     return BrokerOptions(**{"topic_defaults": topics, "limits": limits, **parts[BrokerOptions]})
 
 
-async def _serve(options: BrokerOptions, writing: int) -> None:
+async def _serve(options: BrokerOptions, started: Callable[[], None]) -> None:
     options.data_path.mkdir(parents=True, exist_ok=True)
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await nursery.start(_serve_alone, options)
-            os.write(writing, _STARTED)
-            os.close(writing)
+            started()
             async for _ in signals:
                 nursery.cancel_scope.cancel()
                 break
