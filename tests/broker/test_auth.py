@@ -15,6 +15,7 @@ from broker.auth_server import (
     running_auth_server,
 )
 from broker.certificates import Certificates
+from broker.headers import hpub
 from broker.support import connected, dpub, identify, mpub, pub, running_broker, settle
 from broker.upgrading import negotiate, upgrade
 from trio_nsq.http import Response
@@ -45,7 +46,13 @@ async def test_allowed_commands_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "command"),
-    [("PUB", pub("t", b"x")), ("MPUB", mpub("t", b"x")), ("DPUB", dpub("t", 1, b"x")), ("SUB", b"SUB t c\n")],
+    [
+        ("PUB", pub("t", b"x")),
+        ("MPUB", mpub("t", b"x")),
+        ("DPUB", dpub("t", 1, b"x")),
+        ("HPUB", hpub("t", (b"x", {"a": "1"}))),
+        ("SUB", b"SUB t c\n"),
+    ],
 )
 async def test_commands_before_auth_are_refused(tmp_path: Path, verb: str, command: bytes) -> None:
     async with running_auth_server() as server, running_broker(tmp_path / "d", **options(server)) as bound:

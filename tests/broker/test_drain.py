@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from broker.api import OK, Api, running_api
+from broker.headers import hpub
 from broker.letters import client_of, configure, fail, take
 from broker.support import (
     BOTH_SYNCS,
@@ -24,7 +25,12 @@ from client.support.tokens import SECRETS, AuthFile
 
 TEXT = "DRAINING: this broker accepts no publishes; publish to another broker"
 REFUSED = (503, TEXT)
-PUBLISHES = {"PUB": pub("t", b"x"), "MPUB": mpub("t", b"x", b"y"), "DPUB": dpub("t", 10, b"x")}
+PUBLISHES = {
+    "PUB": pub("t", b"x"),
+    "MPUB": mpub("t", b"x", b"y"),
+    "DPUB": dpub("t", 10, b"x"),
+    "HPUB": hpub("t", (b"x", {"a": "1"})),
+}
 
 
 async def drain(api: Api, value: bytes = b"true") -> None:

@@ -23,6 +23,7 @@ from broker.moving import Mover, waiting
 from broker.retention import FAST, fill
 from broker.support import BOTH_SYNCS, PATIENCE_S, RawClient, dpub, identify, mpub, pub, record_counts, until
 from trio_nsq.broker.moved_groups import MovedGroup
+from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.broker.storage import retention
 from trio_nsq.log.disk.carried_forward import FILE_NAME
 from trio_nsq.protocol import Limits, pack_messages
@@ -163,6 +164,30 @@ async def test_carried_forward_messages_keep_headers(tmp_path: Path, monkeypatch
         assert [each.get("headers") for each in await waiting(api, "t", "c")] == [TRACE, None, OTHER]
 
 
+async def test_headers_in_an_archive(tmp_path: Path) -> None:
+    """It is a link to a follower, recorded: followers store the same bytes."""
+    archive = str(tmp_path / "archive")
+    async with running_api(tmp_path / "d", archive=archive, archive_before_ok=True) as api:
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.send(hpub("t", *THREE) + hpub("t", (b"4", OTHER), defer_ms=3_600_000))
+        await api.tcp.ok()
+        await api.tcp.ok()
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            await client.message()
+            with trio.fail_after(PATIENCE_S):
+                while (await api.channel("t", "c")).get("dead_letter_count") != 1:
+                    await trio.lowlevel.checkpoint()
+        assert (
+            await api.post("/pub", b"end", topic="t")
+        ) == OK  # after the letter, which the archive has then, too
+    restore_folder(archive, tmp_path / "restored")
+    async with running_api(tmp_path / "restored") as api:
+        assert await read_headers(api, "t") == [TRACE, {}, OTHER, OTHER, {}]
+        assert (await letters(api))[0]["headers"] == TRACE  # others follow when the client is gone
+
+
 @BOTH_SYNCS
 async def test_numbered_publishes_with_headers_are_stored_once(tmp_path: Path, sync: str) -> None:
     """Also those that need several records, and after a kill."""
@@ -225,6 +250,25 @@ async def test_dead_letters_keep_headers_and_requeued_ones_too(tmp_path: Path, s
         assert got == [(b"1", TRACE), (b"2", None), (b"3", OTHER)]
 
 
+async def test_large_letters_return_to_their_channel_only(tmp_path: Path) -> None:
+    """Several records store them, each for this channel."""
+    messages = [(b"%d" % n + bytes(100_000), {"n": str(n)}) for n in range(6)]
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "other")
+        await configure(api, "t", "c", max_attempts=1, dead_letter_topic="dead")
+        await api.tcp.send(hpub("t", *messages))
+        await api.tcp.ok()
+        async with client_of(api) as client:
+            await client.subscribe("t", "c", 6)
+            await fail(client, 6)
+            with trio.fail_after(PATIENCE_S):
+                while (await api.channel("t", "c")).get("dead_letter_count") != 6:
+                    await trio.lowlevel.checkpoint()
+        assert (await api.send("POST", "/dead_letters/requeue?topic=dead")).json()["requeued"] == 6
+        assert [each["headers"] for each in await waiting(api, "t", "c")] == [each for _, each in messages]
+        assert (await api.channel("t", "other"))["depth"] == 6
+
+
 @pytest.mark.parametrize("max_bytes", [None, 1])
 async def test_moved_messages_keep_headers(tmp_path: Path, max_bytes: int | None) -> None:
     async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
@@ -275,6 +319,7 @@ async def test_http_publishes_with_headers(tmp_path: Path) -> None:
 
 async def test_http_bad_headers(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
+        assert await api.post("/pub", b"x", topic="t") == OK  # so that the next ones need no task
         for name, value, reason in (
             ("X-NSQ-Header-", "1", "name"),
             ("X-NSQ-Header-a", "1\t2", "control character"),
@@ -288,9 +333,13 @@ async def test_http_bad_headers(tmp_path: Path) -> None:
             assert answer.json()["message"].startswith("INVALID_HEADER: "), answer.text
             assert reason in answer.json()["message"]
         # Other programs' trace headers never make a publish fail.
-        answer = await api.client.post("/pub?topic=t", headers=[(b"traceparent", b"a\tb")], content=b"x")
+        for bad in (b"a\tb", b"\xff", b"x" * 2000):
+            answer = await api.client.post("/pub?topic=t", headers=[(b"tracestate", bad)], content=b"x")
+            assert (answer.status_code, answer.text) == OK
+        own = [(b"traceparent", b"1"), (b"X-NSQ-Header-Traceparent", b"2"), (b"traceparent", b"3")]
+        answer = await api.client.post("/pub?topic=t", headers=own, content=b"x")
         assert (answer.status_code, answer.text) == OK
-        assert await read_headers(api, "t") == [{}]
+        assert await read_headers(api, "t") == [{}, {}, {}, {}, {"traceparent": "2"}]
 
 
 async def test_hpub_over_http(tmp_path: Path) -> None:

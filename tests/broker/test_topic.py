@@ -1,11 +1,13 @@
 """Tests for topics and their channels."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.state import CountingLog, Fixture, Received, disk_log
 from trio_nsq.log import MemoryLog
+from trio_nsq.log.record_metadata import metadata_with_headers
 
 
 def test_messages_wait_in_the_topic_until_it_has_a_channel() -> None:
@@ -458,3 +460,11 @@ def test_received_equals_published() -> None:
     fixture.publish(bytes(range(256)))
     (message,) = subscriber.receive()
     assert message == Received(message.id, bytes(range(256)), 1, message.timestamp_ns)
+
+
+def test_a_record_with_headers_is_not_taken_for_dead_letters() -> None:
+    """After a start, letters are looked for in the channel of their origin."""
+    fixture = Fixture()
+    (record,) = fixture.store(b"a")
+    fixture.topic.accept([replace(record, metadata=metadata_with_headers(b"", ["a:1\n"]))])
+    assert not fixture.topic.dead_letters.unconfirmed

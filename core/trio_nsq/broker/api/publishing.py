@@ -38,6 +38,8 @@ _PIECE_MESSAGES = 16 * 1024
 _HEADER_PREFIX = "x-nsq-header-"
 _TRACE_HEADERS = frozenset(("traceparent", "tracestate"))
 """W3C Trace Context: instrumented HTTP clients send these."""
+_MAX_TRACE_BYTES = 1024
+"""More than the standard has programs pass on. Longer ones are ignored: no publish fails because of its trace."""
 _SLOW_PARAMETERS = frozenset(("defer", "producer", "number"))
 """Parameters that need a task."""
 
@@ -220,8 +222,8 @@ def _headers_given(request: Request) -> str:
     for name, value in request.headers.items():
         if name.startswith(_HEADER_PREFIX):
             found[name.removeprefix(_HEADER_PREFIX)] = value
-        elif name in _TRACE_HEADERS and value.isprintable():  # a bad one is ignored, as the standard says
-            found[name] = value
+        elif name in _TRACE_HEADERS and len(value) <= _MAX_TRACE_BYTES and _is_plain(value):
+            found.setdefault(name, value)  # a bad one is ignored, as the standard says
     if not found:
         return ""
     try:
@@ -229,6 +231,10 @@ def _headers_given(request: Request) -> str:
         return encode_headers({name: value.encode("latin-1").decode() for name, value in found.items()})
     except ValueError as exc:
         raise HTTPError(400, f"INVALID_HEADER: {exc}") from None
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 def _for_all(request: Request, sets: int) -> Sequence[Sequence[str]]:
