@@ -127,7 +127,7 @@ soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=
 	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
-		$(BIN)/pytest tests/archive tests/faults tests/recipes tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
+		$(BIN)/pytest tests/archive tests/faults tests/integrations tests/recipes tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
 	$(MAKE) etcds
 
 # `make test` runs Debian's etcd; these are built from Go modules, which takes minutes the first time.

@@ -1,8 +1,11 @@
 """Celery's workers as processes: what they do, and that kills of workers and of the broker lose no task."""
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 from celery import Celery
@@ -110,3 +113,56 @@ def test_workers_and_kills(app: Celery, ledger: Ledger, env: dict[str, str], tmp
         assert counts(broker) == (0, 0, 1)
     assert "done in ten hours" not in ledger.lines()
     assert ledger.lines().count("done soon") == 1
+
+
+KILLS = int(os.environ.get("FAULT_KILLS", "0"))
+"""Of workers, at random times; the broker is killed half as often."""
+
+
+@pytest.mark.skipif(not KILLS, reason="minutes; make soak runs it")
+@pytest.mark.timeout(0)
+def test_many_kills(app: Celery, ledger: Ledger, env: dict[str, str], tmp_path: Path) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "7"))
+    print(f"seed {seed}")
+    random = Random(seed)
+    sent: list[str] = []
+    stopping = threading.Event()
+
+    def send() -> None:
+        while not stopping.wait(0.005):
+            word = str(len(sent))
+            app.send_task(
+                "late", [word], countdown=random.choice([None, None, 0.5]), retry=True, retry_policy=forever
+            )
+            sent.append(word)
+
+    forever = {"max_retries": None, "interval_start": 0.05, "interval_max": 0.2}
+    with ExitStack() as stack:
+        broker = stack.enter_context(serving(tmp_path / "data", env))
+        broker.create("celery", "celery")
+        sender = threading.Thread(target=send)
+        sender.start()
+        stack.callback(sender.join)
+        stack.callback(stopping.set)
+        for number in range(KILLS):
+            pool = random.choice(["prefork", "gevent", "threads"])
+            begun = len(ledger.lines())
+            with worker(pool, f"worker{number}", env, tmp_path) as process:
+                until(lambda: len(ledger.lines()) > begun + random.randrange(200))  # noqa: B023  # called at once
+                if random.random() < 0.5:
+                    broker.process.kill()
+                    broker.process.wait()
+                    broker = stack.enter_context(serving(tmp_path / "data", env))
+                    until(lambda: broker.channel_stats("celery", "celery")["client_count"] > 0)  # noqa: B023
+                process.kill()
+        stopping.set()
+        sender.join()
+        with worker("prefork", "last", env, tmp_path) as process:
+            ledger.wait_for(*(f"end {word}" for word in sent))
+            until(lambda: counts(broker) == (0, 0, 0))
+            assert process.stop() == 0
+    ends = [line for line in ledger.lines() if line.startswith("end ")]
+    print(
+        f"{len(sent)} tasks, {KILLS} kills: {len(set(ends))} done, {len(ends) - len(set(ends))} of them again"
+    )
+    assert set(ends) == {f"end {word}" for word in sent}
