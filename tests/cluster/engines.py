@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from cluster.ledger import Epochs
-from coordination.etcd_server import Member, etcd
+from coordination.etcd_server import Member, etcd, text
 from spark.support import until
 from storage.stores import Fault, Proxy, Store, proxy, versitygw
 from trio_nsq.coordination.bucket import BucketCoordinator
@@ -23,6 +23,7 @@ from trio_nsq.storage import Patience, StorageError, storage_at
 from trio_nsq.storage.lease import LEASE_S
 
 CLUSTER = "prod"
+_VALUE = text(f"/trio-nsq/{CLUSTER}/state")
 _PATIENCE = Patience(attempt_s=5.0, deadline_s=10.0)
 
 
@@ -103,6 +104,15 @@ class Etcd(Engine):
     def remove_keys(self) -> None:
         """Remove all keys of the cluster."""
         self.servers[0].remove(f"/trio-nsq/{CLUSTER}/")
+
+    def value(self) -> str:
+        """Return the value of the cluster, as `put_back` takes it."""
+        (found,) = self.servers[0].ask("/v3/kv/range", {"key": _VALUE})["kvs"]
+        return str(found["value"])
+
+    def put_back(self, value: str) -> None:
+        """Replace the value of the cluster by an earlier one, as a restored backup does."""
+        self.servers[0].ask("/v3/kv/put", {"key": _VALUE, "value": value})
 
     def leader(self) -> Member:
         """Return the member of etcd that leads the others."""

@@ -495,6 +495,25 @@ async def remove_keys(drill: Drill) -> AsyncIterator[Outcome]:
     yield Outcome()
 
 
+@_fault(
+    "an earlier value is put back at etcd, in which a follower that is away is in sync",
+    kind="etcd",
+    in_pairs=False,
+)
+async def put_back_value(drill: Drill) -> AsyncIterator[Outcome]:
+    etcd = _etcd(drill)
+    value = await trio.to_thread.run_sync(etcd.value)
+    _, follower = await drill.roles()
+    await drill.kill(follower)
+    await drill.cluster.wait_not_in_sync(follower)
+    await trio.to_thread.run_sync(etcd.put_back, value)
+    with drill.cluster.patience("the leader does not write its value again"):
+        while await trio.to_thread.run_sync(etcd.value) == value:
+            await trio.sleep(POLL_S)  # another process: only its answers show progress
+    yield Outcome()
+    await drill.restart(follower)
+
+
 @_fault("all leases are revoked", kind="etcd")
 async def revoke_leases(drill: Drill) -> AsyncIterator[Outcome]:
     await trio.to_thread.run_sync(_etcd(drill).revoke_leases)
