@@ -141,6 +141,20 @@ def test_restart_uses_the_state_and_later_batches() -> None:
     assert rows(fixture.restarted(state).topic.producers) == [("p", 2, 4)]
 
 
+def test_restart_knows_which_run_gave_the_number() -> None:
+    fixture = Fixture()
+    for producer, instance in (("p", "i1"), ("q", "")):
+        metadata = metadata_for_batch(producer, 0, instance)
+        record = next_record(fixture.topic, pack_messages([b"a"]), fixture.ids.take(1), metadata=metadata)
+        fixture.log.append([record], sync=False)
+        fixture.topic.accept([record])
+    state = saved(fixture)
+    assert state["producer_instances"] == [["p", "i1", 0]]
+    for after in (fixture.restarted(state), fixture.restarted(None)):
+        found = {each.producer: each.instance for each in after.topic.producers.state()}
+        assert found == {"p": "i1", "q": ""}
+
+
 def test_restart_records_no_batch_that_the_state_has() -> None:
     """It reads the log from the first dead letter on that may also be in its channel."""
     fixture = Fixture()
@@ -181,6 +195,7 @@ def test_numbered_batches_are_not_dead_letters() -> None:
     [
         *({"producers": each} for each in (5, [["p"]], [["p", "one", 2]], [["p", 1, None]])),
         *({"producers_used": each} for each in (5, ["x"], [None])),
+        *({"producer_instances": each} for each in (5, ["x"], [None])),
     ],
 )
 def test_invalid_state(wrong: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, mpub, pub
 from client.support.loops import Loop, on_both, run
@@ -310,6 +311,58 @@ async def test_nsqd_is_refused(broker: FakeBroker) -> None:
 async def _greet(broker: FakeBroker) -> None:
     peer = await broker.accept()
     await peer.greet()
+
+
+@bounded
+async def test_what_was_sent_waits_for_its_broker_and_the_rest_goes_to_another(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    fixed: dict[str, Any] = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.001, "random": lambda: 0.0}
+    async with trio.open_nursery() as nursery:
+        found: dict[FakeBroker, tuple[Peer, str]] = {}
+        greeted = trio.Event()
+
+        async def greet(each: FakeBroker) -> None:
+            found[each] = await accept(each)
+            if len(found) == 2:
+                greeted.set()
+
+        for each in (broker, other_broker):
+            nursery.start_soon(greet, each)
+        addresses = [broker.address, other_broker.address]
+        async with Producer(addresses, name="writer", max_in_flight_bytes=1, **fixed) as producer:
+            await greeted.wait()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            with pytest.raises(RuntimeError, match="one broker"):
+                await producer.last_number("t")
+            sent = Outcome(nursery, producer.publish_set, "t", pack_messages([b"a", b"b"]))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            ((lost, (peer, instance)),) = [each for each in found.items() if each[1][0].receive_nowait()]
+            used = other_broker if lost is broker else broker
+            assert instance != found[used][1]  # for the case that both are the same broker
+            await peer.send(last(None))
+            await peer.expect(numbered(mpub("t", b"a", b"b"), 0))
+            # These wait behind it, or go to the other broker at once.
+            waiting = [Outcome(nursery, producer.publish, "t", body) for body in (b"c", b"d")]
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            peer.hang_up()
+            other, _ = found[used]
+            await other.expect(claim("t"))
+            await other.send(last(None))
+            for number in range(2):
+                command = await other.receive_line()
+                assert command == b"PUB t %d\n" % number
+                assert (await other.receive())[:4] == b"\0\0\0\1"
+                await other.send(OK_FRAME)
+            for outcome in waiting:
+                await outcome.success()
+            peer, _ = await accept(lost)
+            await peer.expect(claim("t"))
+            await peer.send(last(None))
+            await peer.expect(numbered(mpub("t", b"a", b"b"), 0))
+            await peer.send(OK_FRAME)
+            await sent.success()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
