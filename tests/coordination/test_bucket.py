@@ -284,6 +284,28 @@ def test_an_earlier_value_that_is_put_back_is_replaced(
         two.campaign(candidate("B", epoch=1))
 
 
+def test_a_former_leader_does_not_replace_the_value_of_a_leader_with_a_lower_epoch(
+    opened: Open, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier value was put back, and a member that knew no later one was elected with that."""
+    monkeypatch.setattr("secrets.randbelow", lambda below: 0)  # each epoch is one above the one before
+    one, two = opened(), opened()
+    win(one, "A")
+    add(one, "B")
+    earlier = storage.read(STATE)
+    assert earlier is not None
+    for _ in range(2):
+        one.resign()
+        win(one, "A")
+    storage.put(STATE, earlier.data)
+    storage.remove([LEADER])
+    assert win(two, "B") < led_by(one).epoch
+    led = led_by(two)
+    with pytest.raises(LeadershipLost):
+        add(one, "C")
+    assert two.read() == Observation(led, is_held=True)
+
+
 @pytest.mark.parametrize("header", ["if-none-match", "if-match"])
 def test_a_store_that_ignores_conditions_is_refused(moto_s3: Store, header: str) -> None:
     with proxy(moto_s3) as running, moto_s3.behind(running.endpoint).here():

@@ -151,7 +151,7 @@ class Coordinator(ABC):
         """Keep the lease. Raises LeadershipLost."""
         reading = self._leading(self._renew)
         if reading is not None:
-            self._led = self._leading(lambda: self._own(reading))
+            self._led = self._leading(lambda: self._own(reading, is_held=True))
 
     def read(self) -> Observation:
         """Return what the engine says now."""
@@ -232,20 +232,26 @@ class Coordinator(ABC):
         try:
             return state, self._write(state, version)
         except ValueChanged:
-            self._led = self._own(self._read())  # an earlier request without an answer may have changed it
+            self._led = self._own(
+                self._read(), is_held=False
+            )  # an earlier request without an answer may have changed it
             raise
 
-    def _own(self, reading: Reading) -> tuple[ClusterState, Any]:
+    def _own(self, reading: Reading, *, is_held: bool) -> tuple[ClusterState, Any]:
         """Return the value of the own leadership; write it again if a reading has another one.
 
         That one was removed, or is an earlier one that was put back, as from a backup, in which members may be in sync
         that have missed messages since. Or an earlier request without an answer has written it, and is made again.
+
+        Args:
+            is_held: This process has just renewed its lease, so that no other member has won.
         """
         state, _ = self._current()
         found = reading.state
         if found == state:
             return state, reading.version
-        if found is not None and found.session != self._session and found.epoch >= state.epoch:
+        is_earlier = found is not None and is_held and found.epoch < state.epoch
+        if found is not None and found.session != self._session and not is_earlier:
             raise self._lost(f"{found.leader} leads epoch {found.epoch}")
         return state, self._write(state, reading.version)
 
