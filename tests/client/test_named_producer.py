@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from client.support.fake_broker import FakeBroker, Peer, bounded, error, identify_reply, mpub, pub
+from client.support.lookupds import fake_lookupd
 from client.support.loops import Loop, on_both, run
 from client.support.producers import Outcome
 from interop.peers import Broker, qcli_serve
@@ -362,6 +363,44 @@ async def test_what_was_sent_waits_for_its_broker_and_the_rest_goes_to_another(
             await peer.expect(numbered(mpub("t", b"a", b"b"), 0))
             await peer.send(OK_FRAME)
             await sent.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_broker_that_leaves_the_services_and_returns_is_used_by_the_same_run(
+    broker: FakeBroker, other_broker: FakeBroker
+) -> None:
+    """A message that it may have is settled there, and is not taken for one of another run."""
+    options: dict[str, Any] = {"reconnect_min_s": 0.001, "reconnect_max_s": 0.001, "random": lambda: 0.0}
+    async with trio.open_nursery() as nursery, fake_lookupd(broker.address) as lookupd:
+        producer = Producer(
+            lookupd_http_addresses=lookupd.address, name="writer", lookupd_poll_interval_s=0.02, **options
+        )
+        opened = trio.Event()
+
+        async def enter() -> None:
+            async with producer:
+                opened.set()
+                await trio.sleep_forever()
+
+        nursery.start_soon(enter)
+        peer, instance = await accept(broker)
+        await opened.wait()
+        outcome = Outcome(nursery, producer.publish, "t", b"a")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"a"), 0))
+        lookupd.brokers = [other_broker.address]
+        await accept(other_broker)
+        lookupd.brokers = [broker.address]
+        await lookupd.asked(len(lookupd.asked_at) + 2)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        peer.hang_up()
+        peer, again = await accept(broker)
+        assert again == instance
+        await peer.expect(claim("t"))
+        await peer.send(last(0, instance))
+        await outcome.success()
         nursery.cancel_scope.cancel()
 
 
