@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from client.support.blocking import PATIENCE_S, consumer_of, until
+from client.support.blocking import PATIENCE_S, consumer_of, interrupting, until
 from interop.peers import Broker, qcli_serve
 from trio_nsq import sync
-from trio_nsq.client import PublishFailed
+from trio_nsq.client import ConsumerClosed, PublishFailed
+from trio_nsq.client.consuming.consumer import TIME_SLICE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # to start a broker
 
@@ -137,6 +139,31 @@ def test_messages_and_batches_of_one_consumer_keep_the_order(broker: Broker, top
         assert consumer.stats().finished == 49
 
 
+def test_messages_that_arrive_together_wake_all_threads_that_wait(broker: Broker, topic: str) -> None:
+    with consumer_of(broker, topic) as consumer, ThreadPoolExecutor(4) as executor:
+        for _ in range(5):
+            waiting = [executor.submit(next, consumer) for _ in range(4)]
+            bodies = fill(broker, topic, 4)
+            messages = [each.result(PATIENCE_S) for each in waiting]
+            assert sorted(message.body for message in messages) == bodies
+            for message in messages:
+                message.finish()
+
+
+def test_get_returns_what_has_arrived_without_waiting(broker: Broker, topic: str) -> None:
+    with consumer_of(broker, topic) as consumer:
+        assert consumer.get(0) is None
+        fill(broker, topic, 2)
+        until(lambda: consumer.stats().received == 2)
+        for _ in range(2):
+            message = consumer.get(0)
+            assert message is not None
+            message.finish()
+        assert consumer.get(0.01) is None
+    with pytest.raises(ConsumerClosed):
+        consumer.get()
+
+
 def test_threads_that_take_messages_and_batches_get_each_once(broker: Broker, topic: str) -> None:
     seen: Counter[bytes] = Counter()
     lock = threading.Lock()
@@ -244,6 +271,40 @@ def test_error_that_ends_the_run_leaves_the_message_for_the_next_taker(broker: B
         assert seen == bodies[:10]
         assert [next(consumer).body for _ in range(10)] == bodies[10:]
         assert consumer.stats().finished == 10
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "returns"])
+def test_interrupted_run_handles_no_further_message(broker: Broker, topic: str, fails: bool) -> None:
+    """The message of a handler that raises then is left to the next taker, too."""
+    bodies = fill(broker, topic, 4)
+    seen: list[bytes] = []
+
+    def is_cancelled() -> bool:
+        try:
+            trio.from_thread.check_cancelled()
+        except trio.Cancelled:
+            return True
+        return False
+
+    def handle(message: sync.Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 2:
+            until(is_cancelled)
+            later = (
+                time.monotonic() + 5 * TIME_SLICE_S
+            )  # then the consumer's task notices that it is cancelled
+            until(lambda: time.monotonic() > later)
+            if fails:
+                raise RuntimeError("for a test")
+
+    with consumer_of(broker, topic) as consumer:
+        until(lambda: consumer.stats().received == 4)
+        with interrupting(lambda: len(seen) == 2), pytest.raises(KeyboardInterrupt):
+            consumer.run(handle)
+        assert seen == bodies[:2]
+        rest = bodies[1:] if fails else bodies[2:]
+        assert [next(consumer).body for _ in rest] == rest
+        assert consumer.stats().finished == 4 - len(rest)
 
 
 def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -114,7 +114,7 @@ class ThreadedHandler(ThreadedFunction):
             return super()._work(message, *args)
         context = (
             copy_context()
-        )  # a copy for each message: a handler sees no variable that another one has set
+        )  # copied for each message: a handler sees no variable that another one has set
         result = context.copy().run(super()._work, message, *args)
         if isinstance(result, Retry | DeadLetter):
             return result

@@ -78,12 +78,19 @@ class SharedQueue(ReceiveQueue):
             if not self._lends or self._batches:
                 self.portal.post(self.lend)
             lock.acquire(timeout=min(timeout_s, TIMEOUT_MAX))
+        except BaseException:  # interrupted, perhaps after another thread has woken this one for a message
+            self._stop_waiting(lock)
+            if self._lent:
+                self._wake_one()
+            raise
         finally:
-            try:
-                self._waiting.remove(lock)
-            except ValueError:
-                if self._lent:  # this thread was woken, and may have been interrupted or have waited too long
-                    self._wake_one()
+            self._stop_waiting(lock)
+
+    def _stop_waiting(self, lock: LockType) -> None:
+        try:
+            self._waiting.remove(lock)
+        except ValueError:
+            pass  # it was woken
 
     def _wake_one(self) -> None:
         try:
