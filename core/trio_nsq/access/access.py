@@ -63,10 +63,10 @@ class Access:
         trusted: Mapping[str, Identity] = _NONE_TRUSTED,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        self.audit = audit or AuditLog()
+        self.audit: AuditLog = audit or AuditLog()
         self.policy = policy
         self.service = service
-        self.failures = FailedAttempts()
+        self.failures: FailedAttempts = FailedAttempts()
         self._trusted = trusted
         self._unix_time = unix_time
         self._answers: OrderedDict[_Key, tuple[Identity, float]] = OrderedDict()  # least recently used first

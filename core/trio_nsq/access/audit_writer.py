@@ -10,7 +10,7 @@ import trio
 from ..protocol.errors import StartupError
 from .audit import AuditLog
 
-logger = logging.getLogger("trio_nsq.access")
+logger: logging.Logger = logging.getLogger("trio_nsq.access")
 
 STDOUT = "-"
 RETRY_S = 1.0
@@ -102,7 +102,7 @@ class AuditWriter:
 
     def __init__(self, target: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._close_timeout_s = close_timeout_s
-        self.log = AuditLog(enabled=bool(target), clock_s=trio.current_time)
+        self.log: AuditLog = AuditLog(enabled=bool(target), clock_s=trio.current_time)
         self.error = ""
         self._target = target
         try:

@@ -15,7 +15,7 @@ from .audit import AuditLog
 from .auth_file import AuthFileError, read_auth_file
 from .policy import Identity, Policy
 
-logger = logging.getLogger("trio_nsq.access")
+logger: logging.Logger = logging.getLogger("trio_nsq.access")
 
 _LONGEST_WAIT_S = 60.0
 """The wall clock can be set, so the next expiry is computed again after this time."""
@@ -73,7 +73,9 @@ class Authentication:
             policy = self._read_policy()
         except AuthFileError as exc:
             raise StartupError(f"--auth-file: {exc}") from exc
-        self.access = Access(policy, self._service, audit=audit, trusted=trusted or {}, unix_time=unix_time)
+        self.access: Access = Access(
+            policy, self._service, audit=audit, trusted=trusted or {}, unix_time=unix_time
+        )
         self._changed = trio.Event()
         self._reading = trio.Lock()  # an earlier reading must not replace a later one
 

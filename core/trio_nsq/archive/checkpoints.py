@@ -31,7 +31,7 @@ from .owner import take_ownership
 from .pruning import prune, prune_segments
 from .segments import ArchivedSegments, encode_segments, read_segments, sealed_segments
 
-logger = logging.getLogger("trio_nsq.archive")
+logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
 _PART_BYTES: Final = 8 * 1024 * 1024
 _CLOCK_MS: Final = 60_000

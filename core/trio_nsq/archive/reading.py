@@ -21,7 +21,7 @@ from ..storage import Storage, StorageError
 from .segment_names import ARCHIVED_SUFFIX, segment_name_of, segment_object
 from .stored_files import ReadableFiles
 
-logger = logging.getLogger("trio_nsq.archive")
+logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
 _BLOCK_BYTES: Final = 2 * 1024 * 1024
 _OPEN_FILES: Final = 16

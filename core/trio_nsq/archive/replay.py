@@ -71,8 +71,8 @@ class ArchiveReplay:
     ) -> None:
         self.number = 0
         self._run = ""
-        self.changed = ChangedFiles(files, folder)
-        self.copy = FuzzyCopy(files, folder, self.changed, EarlierContent(files, folder), epoch=0)
+        self.changed: ChangedFiles = ChangedFiles(files, folder)
+        self.copy: FuzzyCopy = FuzzyCopy(files, folder, self.changed, EarlierContent(files, folder), epoch=0)
         self.missing: set[bytes] = set()
         self._storage = storage
         self._wants = wants

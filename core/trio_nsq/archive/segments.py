@@ -35,7 +35,7 @@ from ..storage import Storage, naming_file
 from .manifest import ArchiveDamaged, Checkpoint, read_object
 from .segment_names import ARCHIVED_SUFFIX, segment_object
 
-logger = logging.getLogger("trio_nsq.archive")
+logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
 _TOPICS: Final = b"topics"
 _COPY_BYTES: Final = 4 * 1024 * 1024

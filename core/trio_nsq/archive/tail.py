@@ -23,7 +23,7 @@ from .manifest import ArchiveDamaged, Checkpoint, list_operations, read_manifest
 from .replay import TOPICS, ArchiveReplay, WantedTopics
 from .segments import ArchivedSegment, read_segments
 
-logger = logging.getLogger("trio_nsq.archive")
+logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
 _ROOT: Final = Path("/archive")
 """Nothing is there: paths of files that are followed are below it."""

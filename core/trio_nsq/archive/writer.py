@@ -22,7 +22,7 @@ from .checkpoints import Checkpoints
 from .content import encode_content
 from .manifest import LEASE, StreamName, stream_folder
 
-logger = logging.getLogger("trio_nsq.archive")
+logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
 OBJECT_BYTES: Final = 4 * 1024 * 1024
 """So many bytes of operations are written at once, without waiting for the interval."""
@@ -119,8 +119,8 @@ class ArchiveWriter:
         retention_s: float = 0.0,
     ) -> None:
         self._is_shared = files is not None
-        self.files = files or RecordingFiles(data_path, OperationStream(kept_bytes))
-        self.operations = self.files.operations
+        self.files: RecordingFiles = files or RecordingFiles(data_path, OperationStream(kept_bytes))
+        self.operations: OperationStream = self.files.operations
         self.in_use: Callable[[], set[str] | None] = lambda: None
         self.on_segments: Callable[[], None] = lambda: None
         self.on_stored: Callable[[int], None] = lambda number: None

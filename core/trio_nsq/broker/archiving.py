@@ -25,7 +25,7 @@ from .options import BrokerOptions
 from .replication import Replication
 from .state.broker import Broker
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _GRACE_S: Final = 1.0
 _BEFORE_OK_S: Final = 0.1
@@ -136,7 +136,7 @@ class Archiving:
             retention_s=options.archive_retention_ms / 1000,
         )
         self.files: Files = self._writer.files
-        self.segments = _Segments(self._writer, ArchiveReader(storage))
+        self.segments: _Segments = _Segments(self._writer, ArchiveReader(storage))
         self.members: ReplicationBarrier[Any] | None = None
         if options.archive_before_ok:
             alone = ReplicationBarrier[Any](self._writer.operations, self._give_up)

@@ -9,7 +9,7 @@ import trio
 
 from .state.broker import Broker
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_S: Final = 1_000_000_000
 _NS_PER_MS: Final = 1_000_000

@@ -29,7 +29,7 @@ from .state.settings import SettingsError
 from .state.withdrawn import WithdrawnMessage
 from .topic_registry import TopicRegistry
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 DEAD_LETTERS = "dead-letters"
 """The channel that each dead-letter topic is created with. It holds the dead letters that no operator has handled."""

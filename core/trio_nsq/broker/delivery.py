@@ -21,7 +21,7 @@ from .state.consumer import Subscriber
 from .state.topic import Topic
 from .state.withdrawn import WithdrawnMessage
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _READ_AGAIN_NS: Final = 1_000_000_000
 """After a failed read, the channel is served again after this long, or at the next event."""

@@ -8,7 +8,7 @@ from .ingest.write_path import WritePath
 from .state.broker import Broker
 from .topic_registry import TopicRegistry
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 
 @dataclass(frozen=True, slots=True)

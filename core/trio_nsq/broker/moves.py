@@ -35,7 +35,7 @@ from .state.topic import Topic
 from .storage.checkpointer import Checkpointer
 from .topic_registry import TopicRegistry
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _MAX_GROUPS = 500
 _MAX_SPANS = 10_000

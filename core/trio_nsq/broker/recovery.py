@@ -19,7 +19,7 @@ from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
 from .storage.retention import RetentionManager
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 
 _RETRY_S = 10.0

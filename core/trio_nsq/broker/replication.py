@@ -30,7 +30,7 @@ from .storage.disk_reserve import StorageFailure
 if TYPE_CHECKING:
     from ..archive.writer import ArchiveStatus
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _STALL_S: Final = 3.0
@@ -143,11 +143,13 @@ class Replication:
         join_s: float = _JOIN_S,
         former: Iterable[str] = (),
     ) -> None:
-        self.operations = OperationStream(kept_bytes, operations)
-        self.files = RecordingFiles(data_path, self.operations)
-        self.members = ReplicationBarrier[Any](self.operations, self._end_leading, certain_until)
-        self.leadership = Leadership(cluster, member, epoch)
-        self.former = tuple(former)
+        self.operations: OperationStream = OperationStream(kept_bytes, operations)
+        self.files: RecordingFiles = RecordingFiles(data_path, self.operations)
+        self.members: ReplicationBarrier[Any] = ReplicationBarrier[Any](
+            self.operations, self._end_leading, certain_until
+        )
+        self.leadership: Leadership = Leadership(cluster, member, epoch)
+        self.former: tuple[str, ...] = tuple(former)
         self.control: ClusterControl | None = None
         self.left_count = 0
         self.archive: Callable[[], ArchiveStatus | None] = lambda: None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .archiving import Archiving
     from .replication import Replication
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _RESTART_S = 1.0
 _ANNOUNCE_S = 5.0

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .archiving import Archiving
     from .replication import Replication
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 
 class Server:
@@ -90,15 +90,15 @@ class Server:
         archiving: "Archiving | None" = None,
     ) -> None:
         self.options = options
-        self.start_time_s = int(time.time())
-        self.authentication = authentication or Authentication(None, verifies_clients=False)
-        self.audit = audit or AuditWriter("")
+        self.start_time_s: int = int(time.time())
+        self.authentication: Authentication = authentication or Authentication(None, verifies_clients=False)
+        self.audit: AuditWriter = audit or AuditWriter("")
         self.admissions: dict[str, Admission] = {}
         self.replication = replication
         self.archiving = archiving
         self._folder = folder
         folder.disk_reserve.start()
-        self.node_id = options.node_id if options.node_id is not None else default_node_id()
+        self.node_id: int = options.node_id if options.node_id is not None else default_node_id()
         ids = self._first_ids()
         replay = self._replay()
         self._write_ahead_number = replay.next_number
@@ -109,16 +109,16 @@ class Server:
         self.broker = broker = Broker(options, self._make_log)
         broker.waits_for_disk = False
         self.clock = clock = BrokerClock(broker)
-        self.start_time_ns = clock.now_ns()
-        self.instance = os.urandom(8).hex()
+        self.start_time_ns: int = clock.now_ns()
+        self.instance: str = os.urandom(8).hex()
         self.poller = poller = Poller(options.pacing)
-        self.readers = ReaderPool(broker)
+        self.readers: ReaderPool = ReaderPool(broker)
         self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
         self.write_path = write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
             next((each.members for each in (replication, archiving) if each is not None), None),
         )  # fmt: skip
-        self.checkpointer = Checkpointer(
+        self.checkpointer: Checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
             write_path.refuse_changes, options.archive_retention_ms if options.archive else 0,
         )  # fmt: skip
@@ -126,29 +126,29 @@ class Server:
         self._loader = TopicLoader(
             broker, folder, self._make_log, delivery, moved_letters, self.checkpointer.retention, replay
         )
-        self.scheduler = Scheduler(
+        self.scheduler: Scheduler = Scheduler(
             poller, write_path, delivery, options.pacing, syncs_first=options.sync == "always"
         )
-        self.topics = TopicRegistry(
+        self.topics: TopicRegistry = TopicRegistry(
             broker, options, folder, clock, write_path, delivery, self.checkpointer, self._loader, self.readers,
             nursery,
         )  # fmt: skip
         write_path.on_refused = self.topics.forget_new_soon
-        self.idempotent = IdempotentPublisher(broker, self.topics)
-        self.drain_mode = DrainMode(broker, self.topics, write_path)
-        self.admin = Admin(broker, clock, delivery, self.checkpointer, self.readers)
-        self.moves = Moves(broker, clock, write_path, delivery, self.checkpointer, self.readers)
-        self.moved_messages = MovedMessages(broker, self.topics, self.checkpointer)
+        self.idempotent: IdempotentPublisher = IdempotentPublisher(broker, self.topics)
+        self.drain_mode: DrainMode = DrainMode(broker, self.topics, write_path)
+        self.admin: Admin = Admin(broker, clock, delivery, self.checkpointer, self.readers)
+        self.moves: Moves = Moves(broker, clock, write_path, delivery, self.checkpointer, self.readers)
+        self.moved_messages: MovedMessages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers, moved_letters)
-        self.session_deps = SessionDeps(
+        self.session_deps: SessionDeps = SessionDeps(
             options, broker, clock, poller, write_path, delivery, self.topics, self.idempotent, tls_context,
             self.authentication.access,
         )  # fmt: skip
-        self.sessions = Sessions(self.session_deps)
-        self.members = MemberConnections(self.authentication.access)
+        self.sessions: Sessions = Sessions(self.session_deps)
+        self.members: MemberConnections = MemberConnections(self.authentication.access)
         self._loader.load_all()
-        self.process = ProcessFigures()
-        self.reported_jobs = ReportedJobs()
+        self.process: ProcessFigures = ProcessFigures()
+        self.reported_jobs: ReportedJobs = ReportedJobs()
         self.jobs = (
             self.scheduler.run,
             delivery.run_timers,

@@ -51,7 +51,7 @@ class SlowFollowers:
     """
 
     def __init__(self, stall_s: float, most_lag_s: float, pause_s: float) -> None:
-        self.ages = OperationAges()
+        self.ages: OperationAges = OperationAges()
         self._stall_s = stall_s
         self._most_lag_s = most_lag_s
         self._pause_s = pause_s

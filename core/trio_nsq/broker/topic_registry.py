@@ -30,7 +30,7 @@ from .storage.data_folder import DataFolder
 if TYPE_CHECKING:
     from ..lookup.registration import LookupRegistration
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _SYNC_RETRY_S = 1.0
 """Delay before the next attempt after a failed sync."""

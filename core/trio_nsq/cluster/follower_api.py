@@ -57,7 +57,9 @@ class FollowerAPI:
             trusted=trusted,
         )
         access = self._authentication.access
-        self.guard = Guard(access, HostNames(host_names(options, bound)), read_only=options.http_read_only)
+        self.guard: Guard = Guard(
+            access, HostNames(host_names(options, bound)), read_only=options.http_read_only
+        )
         admin, replicate = Rule("admin"), Rule("replicate")
         routes = [
             Route("GET", "/ping", self.ping, plain=True, rule=Rule(open=True)),
@@ -68,7 +70,7 @@ class FollowerAPI:
             Route("GET", REPLICATE, self.refuse, rule=replicate, upgrade=PROTOCOL),
             Route("GET", FORWARD, self.refuse, rule=replicate, upgrade=PROTOCOL),
         ]
-        self.router = Router(audited(route, access.audit) for route in routes)
+        self.router: Router = Router(audited(route, access.audit) for route in routes)
 
     async def run(self) -> None:
         """Write the audit log; runs until cancelled."""

@@ -26,7 +26,7 @@ from .other_members import OtherMembers
 from .standby import Standby
 from .static_peers import StaticPeers
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 _SILENCE_S: Final = 5.0
 """A leader that sends nothing for this time is not followed any longer."""

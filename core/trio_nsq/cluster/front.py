@@ -32,7 +32,7 @@ from ..server.admission import (
 )
 from ..server.relay import relay
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 30.0
@@ -117,7 +117,7 @@ class FollowerFront:
         self._failure = ""  # the last one that was logged
         most = connection_limit(max_connections, 2 * listeners, logs=False)
         no_leader = CommandError("E_INVALID", _NO_LEADER).wire
-        self.admissions = {
+        self.admissions: dict[str, Admission] = {
             "TCP": Admission(
                 "TCP", most, partial(self._handle, "tcp", encode_error(no_leader)), tcp_refusal(most)
             ),

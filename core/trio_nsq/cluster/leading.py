@@ -24,7 +24,7 @@ from ..storage import canonical_place
 from .context import RETRY_S, MemberContext, about_member
 from .room import FailingDisk, with_room
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 MARGIN_S: Final = 2.0
 """The leader stops this long before its leadership is no longer certain: a slow member of etcd may end leases early."""
@@ -61,8 +61,8 @@ class Leading:
     ) -> None:
         self.epoch = epoch
         self.has_served = False
-        self.since_s = int(time.time())
-        self.replication = Replication(
+        self.since_s: int = int(time.time())
+        self.replication: Replication = Replication(
             context.path,
             context.membership.cluster,
             context.folder,

@@ -39,7 +39,7 @@ from .leading import Leading
 from .membership import membership_of
 from .options import ClusterOptions
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 _HOOK_S: Final = 60.0
 

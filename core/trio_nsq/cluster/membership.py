@@ -14,7 +14,7 @@ from ..coordination.state import MAX_EPOCH, check_name
 from ..log import Files
 from ..protocol.errors import StartupError
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 _MOST_BYTES: Final = 64 * 1024
 _ID_BYTES: Final = 8

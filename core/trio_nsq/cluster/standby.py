@@ -23,7 +23,7 @@ from ..replication.replica import Replica
 from ..storage import canonical_place, storage_at
 from .context import RETRY_S, MemberContext
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 _PAUSE_S: Final = 10.0
 """After a restore that failed."""

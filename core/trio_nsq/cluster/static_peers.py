@@ -15,7 +15,7 @@ from ..protocol.address import format_address
 from .context import MemberContext
 from .other_members import OtherMembers
 
-logger = logging.getLogger("trio_nsq.cluster")
+logger: logging.Logger = logging.getLogger("trio_nsq.cluster")
 
 _TIMEOUT_S: Final = 2.0
 

@@ -17,7 +17,7 @@ from ..http.client import HTTPClient, RequestFailed
 from ..protocol.address import format_address, without_secrets
 from .access.viewer import viewer_of
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 MAX_WAITING = 1000
 """Notifications that wait for the endpoint; further ones are dropped."""

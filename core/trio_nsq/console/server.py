@@ -29,7 +29,7 @@ from .options import ConsoleOptions
 from .upstream.client import Upstream
 from .web.app import make_site
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 _SEND_S = 30.0
 """For one piece of an answer. A viewer that does not read for so long is disconnected."""

@@ -81,7 +81,7 @@ class Coordinator(ABC):
         self, shown: str, cluster: str, ttl_s: float, renew_every_s: float, clock: Clock = boot_time_s
     ) -> None:
         self.shown = shown
-        self.cluster = check_name("the name of the cluster", cluster)
+        self.cluster: str = check_name("the name of the cluster", cluster)
         self.ttl_s = ttl_s
         self.renew_every_s = renew_every_s
         self._clock = clock

@@ -41,7 +41,7 @@ class StaticCoordinator(Coordinator):
     ) -> None:
         shown = ",".join(format_address(*each) for each in peers)
         super().__init__(f"static:{shown}", cluster, inf, _POLL_S, clock)
-        self.peers = tuple(peers)
+        self.peers: tuple[tuple[str, int], ...] = tuple(peers)
         self._storage = LocalStorage(folder, PRIVATE_MODE)
 
     def campaign(self, candidate: Candidate, *, found: bool = False, after: int | None = None) -> int | None:

@@ -29,7 +29,7 @@ from .pacing import Pacing
 
 require_epoll()
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 RECEIVE_BYTES: Final = 64 * 1024
 _MAX_PARTS: Final = 256
@@ -168,7 +168,7 @@ class SendBuffer:
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.patience_s = math.inf
+        self.patience_s: float = math.inf
         self.full = False
         self.broken = False
         self._sock = sock

@@ -32,7 +32,7 @@ from .messages import (
 from .parsing import Exchange, RequestReader
 from .routing import Route
 
-logger = logging.getLogger("trio_nsq.http")
+logger: logging.Logger = logging.getLogger("trio_nsq.http")
 
 IDLE_TIMEOUT_S = 120.0
 """Limit for an idle connection, and for a client to accept an answer, or one piece of a generated answer. Go's and most
@@ -104,7 +104,7 @@ class Connection:
         waiting: WaitingClients | None = None,
         send_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
-        self.peer = reader.peer
+        self.peer: str = reader.peer
         self._stream = stream
         self._reader = reader
         self._watchdog = trio.CancelScope()

@@ -17,7 +17,7 @@ from .messages import CutOff, HTTPError, Request, Response
 from .routing import Route
 from .web_pages import HostNames, foreign_page, perhaps_foreign_page
 
-logger = logging.getLogger("trio_nsq.http")
+logger: logging.Logger = logging.getLogger("trio_nsq.http")
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="trio-nsq", Basic realm="trio-nsq"'}
 _INVALID_TOKEN = "INVALID_TOKEN"

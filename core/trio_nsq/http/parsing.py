@@ -18,7 +18,7 @@ from .head_cache import HeadCache, repeatable_head
 from .messages import INTERNAL_ERROR, ForeignRequest, HTTPError, Request, Response, upgrade_required
 from .routing import DEFAULT_MAX_BODY_BYTES, INVALID_REQUEST, Route, Router
 
-logger = logging.getLogger("trio_nsq.http")
+logger: logging.Logger = logging.getLogger("trio_nsq.http")
 
 MAX_HEAD_BYTES = 64 * 1024
 """Limit of a request without its body; a larger one is refused with 431. Other servers' limits are 8 to 64 KiB. Bytes

@@ -98,7 +98,7 @@ class Router:
     other_version = INVALID_REQUEST
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self.routes = tuple(routes)
+        self.routes: tuple[Route, ...] = tuple(routes)
         exact: dict[str, dict[str, Route]] = {}
         parents: dict[str, dict[str, Route]] = {}
         for route in self.routes:

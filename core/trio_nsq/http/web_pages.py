@@ -16,7 +16,7 @@ import trio
 from ..access.patterns import ALL, compile_glob
 from .top_level_domains import GENERIC
 
-logger = logging.getLogger("trio_nsq.http")
+logger: logging.Logger = logging.getLogger("trio_nsq.http")
 
 _PRIVATE_DOMAIN = ".home.arpa"  # RFC 8375
 _LETTERS_OF_COUNTRY = 2

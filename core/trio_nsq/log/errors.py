@@ -20,7 +20,7 @@ class LogWriteError(LogError):
     def __init__(self, path: Path, cause: OSError) -> None:
         super().__init__(f"cannot write {path}: {cause.strerror or cause}")
         self.path = path
-        self.errno = cause.errno
+        self.errno: int | None = cause.errno
 
 
 class LogReadError(LogError):
@@ -33,7 +33,7 @@ class LogReadError(LogError):
     def __init__(self, path: Path, cause: OSError) -> None:
         self.path = path
         self.errno = cause.errno
-        self.reason = cause.strerror or str(cause)
+        self.reason: str = cause.strerror or str(cause)
         super().__init__(f"cannot read {path}: {self.reason}")
 
 

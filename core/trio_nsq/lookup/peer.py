@@ -27,7 +27,7 @@ from .protocol import (
     encode_identify,
 )
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 PING_INTERVAL_S = 15.0
 """By default, a service stops returning a broker after 5 min without a ping (`--inactive-producer-timeout`)."""

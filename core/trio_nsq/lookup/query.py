@@ -18,7 +18,7 @@ from ..protocol.go_json import decode_object
 from ..protocol.limits import MIB
 from ..protocol.untrusted_json import decode_json
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 MAX_ANSWER_BYTES = 5 * MIB
 """The largest answer: enough for ten thousand producers."""

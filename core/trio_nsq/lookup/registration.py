@@ -30,7 +30,7 @@ from .hosts import normal_host
 from .peer import LookupPeer, Security
 from .protocol import LookupdError, PeerInfo
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 MAX_ANSWER_BYTES = 5 * MIB
 """The largest answer to a query."""

@@ -61,7 +61,7 @@ class NsqdFolder:
 
     def _scan(self) -> None:
         topics, self.findings = read_metadata(self.path)
-        self.topics = sorted(topics, key=lambda topic: topic.name)
+        self.topics: list[TopicMetadata] = sorted(topics, key=lambda topic: topic.name)
         self._queues = list_queues(self.path)
         known = {name for topic in self.topics for name in self._names(topic)}
         for name, files in self._queues.items():

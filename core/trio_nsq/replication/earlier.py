@@ -24,7 +24,7 @@ from .changed_files import ChangedFiles
 from .inventory import SEGMENT_SUFFIX, Source
 from .operations import is_shared, joined
 
-logger = logging.getLogger("trio_nsq.replication")
+logger: logging.Logger = logging.getLogger("trio_nsq.replication")
 
 _INCOMPLETE: Final = "replica-incomplete"
 _MOVING: Final = "replica-moving"

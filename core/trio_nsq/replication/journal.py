@@ -88,7 +88,7 @@ class StoredJournal:
         if not _has_header(content):
             raise JournalDamaged("its header is damaged, or from another version")
         nonce, epoch, number = _REST.unpack_from(content, _HEAD.size)
-        self.base = Position(epoch, number)
+        self.base: Position = Position(epoch, number)
         self.rounds: list[Round] = []
         seed, view = crc32(nonce), memoryview(content)
         at = FILE_HEADER_BYTES

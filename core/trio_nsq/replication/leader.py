@@ -33,7 +33,7 @@ from .plain_socket import plain_socket
 from .recorder import RecordingFiles
 from .stream import OperationStream, TooFarBehind
 
-logger = logging.getLogger("trio_nsq.replication")
+logger: logging.Logger = logging.getLogger("trio_nsq.replication")
 
 _MOST_VERSIONS: Final = 64
 _ADDRESS: Final = re.compile(rf"(?=.{{1,{MAX_ADDRESS_CHARACTERS}}}\Z)(tcp|https?)://[A-Za-z0-9._:%\[\]-]+")

@@ -12,7 +12,7 @@ from ..log import reasonable_limit
 from ..protocol import CommandError
 from ..protocol.frames import encode_error
 
-logger = logging.getLogger("trio_nsq.server.admission")
+logger: logging.Logger = logging.getLogger("trio_nsq.server.admission")
 
 _OTHER_DESCRIPTORS = 64
 """Descriptors for listeners, discovery services, checkpoints, and clients that are being refused."""

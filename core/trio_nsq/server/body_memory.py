@@ -10,7 +10,7 @@ import trio
 from ..protocol.address import host_of, network_of
 from ..protocol.limits import MIB
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 ROOM_BYTES = 64 * MIB
 PATIENCE_S = 30.0

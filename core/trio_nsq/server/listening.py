@@ -47,7 +47,7 @@ class Listening:
     def __init__(self, listeners: list[trio.SocketListener], unix_path: str | None = None) -> None:
         self.listeners = listeners
         self._path = Path(unix_path) if unix_path is not None else None
-        self.address = unix_path or format_address(*listeners[0].socket.getsockname()[:2])
+        self.address: str = unix_path or format_address(*listeners[0].socket.getsockname()[:2])
         self._identity = _identity(self._path) if self._path is not None else None
 
     def duplicate(self) -> "Listening":

@@ -40,11 +40,11 @@ class MessageBatch:
     )
 
     def __init__(self, batch: client_message.MessageBatch, portal: Portal) -> None:
-        self.bodies = batch.bodies
-        self.ids = batch.ids
-        self.timestamps_ns = batch.timestamps_ns
-        self.attempts = batch.attempts
-        self.nsqd_address = batch.nsqd_address
+        self.bodies: list[bytes] = batch.bodies
+        self.ids: list[bytes] = batch.ids
+        self.timestamps_ns: list[int] = batch.timestamps_ns
+        self.attempts: list[int] = batch.attempts
+        self.nsqd_address: str = batch.nsqd_address
         self._batch = batch
         self._portal = portal
         # By their place in this batch: those answered one by one. A dictionary, for `setdefault`, which is atomic.

@@ -46,8 +46,8 @@ class NSQ:
 
     def __init__(self, server: NSQServer) -> None:
         self.server = server
-        self.tcp_address = server.tcp_address
-        self.http_address = server.http_address
+        self.tcp_address: str = server.tcp_address
+        self.http_address: str = server.http_address
         self._http = BrokerHTTP(server.http_address, answer_timeout_s=_ANSWER_S, keep_alive_s=_ANSWER_S)
         self._others: set[str] = set()
 

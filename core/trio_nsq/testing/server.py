@@ -43,7 +43,7 @@ class ServerProcess:
             env=env,
             start_new_session=True,  # Ctrl+C is for the tests, which may want the broker for their last steps
         )
-        self.pid = self._process.pid
+        self.pid: int = self._process.pid
         self._lock = Lock()
         self._addresses: tuple[str, str] | None = None
         self._received = b""
@@ -133,7 +133,7 @@ class NSQServer:
     def __init__(
         self, folder: Path, options: Mapping[str, Any] | None = None, *, process: ServerProcess | None = None
     ) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.tcp_address = self.http_address = ""
         self._options = options or {}
         self._process = process

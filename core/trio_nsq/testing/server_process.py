@@ -42,7 +42,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self._kept = [_bound_socket(), _bound_socket()]
-        self.addresses = [f"{_HOST}:{each.getsockname()[1]}" for each in self._kept]
+        self.addresses: list[str] = [f"{_HOST}:{each.getsockname()[1]}" for each in self._kept]
         self._pid = 0
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ from .status import Status
 if TYPE_CHECKING:
     from ...tls.session import TLSSession
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _HANDSHAKE_TIMEOUT_S = 5.0
 """nsqd's limit for TCP clients."""
@@ -74,7 +74,7 @@ class HTTPServer:
         self._server = server
         self._poller = server.poller
         self._bodies = server.session_deps.bodies
-        self.hosts = HostNames(host_names(server.options, bound))
+        self.hosts: HostNames = HostNames(host_names(server.options, bound))
         # A browser cannot connect to a unix socket.
         on_socket = is_unix_path(server.options.http_address)
         self._plain_guard = self._guard(HostNames("*") if on_socket else self.hosts)

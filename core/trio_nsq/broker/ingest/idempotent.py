@@ -17,7 +17,7 @@ from ..state.topic import Topic
 from ..topic_registry import TopicRegistry
 from .publication import Publication
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _FENCED_INSTANCES = 8
 _ENDED_CLAIMS = 10_000

@@ -60,10 +60,10 @@ class SyncJob:
     __slots__ = ("error", "log", "point", "serves", "took_s")
 
     def __init__(self, log: Syncable, point: SyncPoint) -> None:
-        self.log = log
-        self.point = point
+        self.log: Syncable = log
+        self.point: SyncPoint = point
         self.serves: dict[Topic, tuple[int, int]] = {}
-        self.took_s = 0.0
+        self.took_s: float = 0.0
         self.error: Exception | None = None
 
 

@@ -138,7 +138,7 @@ class Group:
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
-        self.size = 0
+        self.size: int = 0
         self.on_complete: list[Callable[[PublishRefused | None], None]] = []
 
     @property
@@ -161,10 +161,10 @@ class Write:
     __slots__ = ("group", "number", "records", "took_s")
 
     def __init__(self, number: int, group: Group, records: Sequence[RecordBatch], took_s: float) -> None:
-        self.number = number
-        self.group = group
-        self.records = records
-        self.took_s = took_s
+        self.number: int = number
+        self.group: Group = group
+        self.records: Sequence[RecordBatch] = records
+        self.took_s: float = took_s
 
 
 def records_for(publications: Sequence[Publication], sequence: int, ids: MessageIds) -> list[RecordBatch]:

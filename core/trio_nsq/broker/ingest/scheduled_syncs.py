@@ -19,7 +19,7 @@ class ScheduledSyncs:
     """Syncs logs after a number of messages or bytes, or after a time. One per broker."""
 
     def __init__(self, options: BrokerOptions, local: LocalSync) -> None:
-        self.duration = Histogram()
+        self.duration: Histogram = Histogram()
         self._options = options
         self._local = local
         # Topics with writes that are not on stable storage; the sequence before which a sync was requested last.

@@ -23,7 +23,7 @@ from ...log.records import UnsyncedPart
 from ...log.write_ahead import WriteAheadFile
 from ..state.topic import Topic
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _MOST_FILES = 3
 """Without a new file, the topics are synced alone: disks that refuse syncs must not fill with write-ahead files."""

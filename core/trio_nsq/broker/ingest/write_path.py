@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 Replicated: TypeAlias = tuple[Topic, int] | trio.Event
 """What waits for members: the write of a topic with this number, or a task."""
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS: Final = 16
 """Threads for creating files of logs only."""
@@ -92,7 +92,7 @@ class WritePath:
         members: ReplicationBarrier[Replicated] | None = None,
     ) -> None:
         self.error = ""
-        self.append_duration = Histogram()
+        self.append_duration: Histogram = Histogram()
         self.sync_count = 0
         self._is_synced_first = options.sync == "always"
         self._pacing = options.pacing
@@ -106,10 +106,10 @@ class WritePath:
         if members is not None:
             members.on_reached = self._report_replicated
         self._stage = SyncStage(1 if members is None else 2)
-        self.local = LocalSync(
+        self.local: LocalSync = LocalSync(
             nursery, poller, self._complete_synced, options.pacing, write_ahead=self._write_ahead
         )
-        self.syncs = ScheduledSyncs(options, self.local)
+        self.syncs: ScheduledSyncs = ScheduledSyncs(options, self.local)
         self._threads = trio.CapacityLimiter(_THREADS)
         # Collected, not written; several groups if they are large. No deque is empty.
         self._gathered: dict[Topic, deque[Group]] = {}

@@ -9,7 +9,7 @@ import trio
 from ...log import Log, LogReadError
 from ..state.channel import Channel
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _CHANNELS_PER_PIECE = 400
 """Looking these up in memory takes less than two milliseconds; then other tasks run."""

@@ -17,7 +17,7 @@ from ..errors import StartupError
 from ..server import Server
 from .stats import broker_stats
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 Kind = Literal["c", "g"]
 """Counter or gauge."""

@@ -18,7 +18,7 @@ from ...protocol.go_json import encode_object
 if TYPE_CHECKING:
     from ...tls.session import TLSSession
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _MOST_TOPICS = 10_000
 """Limit of the topics that a client's cache has."""
@@ -44,7 +44,7 @@ class Authorizer:
 
     def __init__(self, access: Access, peer: str) -> None:
         self.identity: Identity | None = None
-        self.allows_all = access.is_open
+        self.allows_all: bool = access.is_open
         self._access = access
         self._peer = peer
         self._host = host_of(peer)

@@ -11,7 +11,7 @@ from ...access.access import Access
 from ...http import Request
 from ...http.auditing import record_action, record_closing
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 Serve: TypeAlias = Callable[[trio.abc.Stream], Awaitable[None]]
 

@@ -39,7 +39,7 @@ from .deps import SessionDeps
 from .handshake import Handshake
 from .transport import LARGE_RECEIVE_BYTES, Transport
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -96,17 +96,17 @@ class Session(PolledEndpoint):
     def __init__(self, deps: SessionDeps, sock: socket.socket, peer: str) -> None:
         super().__init__(sock, deps.poller)
         self.peer = peer
-        self.connected_s = int(time.time())
+        self.connected_s: int = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
-        self.authorizer = Authorizer(deps.access, peer)
-        self.transport = Transport(sock)
+        self.authorizer: Authorizer = Authorizer(deps.access, peer)
+        self.transport: Transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
-        self.reader = CommandReader(deps.options.limits)
+        self.reader: CommandReader = CommandReader(deps.options.limits)
         self.reader.tls_required = deps.options.required_tls != "false"
         self.reader.auth_required = not self.authorizer.allows_all
         host = peer.rpartition(":")[0].strip("[]")
-        self.handshake = Handshake(deps, self.reader, self.transport, host)
+        self.handshake: Handshake = Handshake(deps, self.reader, self.transport, host)
         self.rested_s = 0.0
         self.handed: bytes | Exception | None = None
         self.publishes: list[Publish] = []
@@ -169,7 +169,9 @@ class Session(PolledEndpoint):
         """Whether the client may send the rest of a large body. Releases the room of a complete one."""
         missing = self.reader.missing_bytes
         # Read the rest of a large body and not more: then the reader need not copy it.
-        self.read_bytes = min(missing if self.transport.bare else 0, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
+        self.read_bytes: int = (
+            min(missing if self.transport.bare else 0, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
+        )
         if not missing and not self._takes_room:
             return True
         self._takes_room = missing > 0

@@ -23,7 +23,7 @@ from ..state.consumer import Consumer
 from .deps import SessionDeps
 from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 LOGIN_TIMEOUT_S = 60.0
 """Limit for a client to authenticate, if it must. It includes the delay of failed logins and the auth servers' time."""

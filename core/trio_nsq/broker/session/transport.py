@@ -33,7 +33,7 @@ class Transport:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.send_buffer = SendBuffer(sock)
+        self.send_buffer: SendBuffer = SendBuffer(sock)
         self.tls: TLSSession | None = None
         self.bare = True
         self._codecs: list[Codec] = []  # in the order of decoding

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 EVERY_S = 60.0
 MAX_CLIENTS = 1000

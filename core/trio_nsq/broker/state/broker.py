@@ -14,7 +14,7 @@ from .deadline_heap import DeadlineHeap
 from .message_store import MessageStore
 from .topic import Topic
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 NODE_ID_BITS: Final = 10
 COUNTER_BITS: Final = 64 - NODE_ID_BITS
@@ -96,7 +96,7 @@ class Broker:
         self._make_log = make_log
         measured = bool(options.e2e_processing_latency_percentiles)
         self._e2e_window_ns = options.e2e_processing_latency_window_time_ms * _NS_PER_MS if measured else 0
-        self.cache = BatchCache(options.cache_bytes)
+        self.cache: BatchCache = BatchCache(options.cache_bytes)
         self.deadlines: DeadlineHeap[Channel] = DeadlineHeap()
         self.on_earlier_deadline: Callable[[], None] = lambda: None
 

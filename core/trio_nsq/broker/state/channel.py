@@ -71,23 +71,27 @@ class Channel:
         self.store = store
         self.name = name
         self.private = private
-        self.ephemeral = is_ephemeral(name)
+        self.ephemeral: bool = is_ephemeral(name)
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.dead_letter_count = 0
         self.given_up_count = 0
-        self.e2e_latency = RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
+        self.e2e_latency: RecentSketch | None = (
+            RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
+        )
         self.settings = ChannelSettings()
         self._own_settings: dict[str, Any] = {}  # by name
         self._version = version or Version()
         self.on_deadline: Callable[[Channel, int], object] | None = None
-        self.timeouts = Timeouts(self._watch)
-        self.messages = ChannelMessages(topic, cursor, self._version, self._watch, private=private)
-        self.consumers = self.messages.consumers
-        self.read_ahead = ReadAhead(store, self.messages)
-        self.dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
+        self.timeouts: Timeouts = Timeouts(self._watch)
+        self.messages: ChannelMessages = ChannelMessages(
+            topic, cursor, self._version, self._watch, private=private
+        )
+        self.consumers: dict[Consumer, None] = self.messages.consumers
+        self.read_ahead: ReadAhead = ReadAhead(store, self.messages)
+        self.dispatcher: Dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
         self.oldest_published: tuple[int, int] | None = None
         self.stream: MoveStream | None = None
         self._is_paused = False  # by an operator

@@ -131,9 +131,9 @@ class ChannelMessages:
         self._topic = topic
         self._private = private
         self.cursor = Cursor(cursor, version)
-        self.requeued = RequeuedMessages(version)
+        self.requeued: RequeuedMessages = RequeuedMessages(version)
         self.deferred = DeferredMessages(version, watch)
-        self.withdrawn = WithdrawnMessages(version)
+        self.withdrawn: WithdrawnMessages = WithdrawnMessages(version)
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None
         self.prefetched: dict[int, int] = {}

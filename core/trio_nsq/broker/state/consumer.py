@@ -52,15 +52,15 @@ class Consumer:
         wants_headers: bool = False,
     ) -> None:
         self.buffer_bytes = buffer_bytes
-        self.buffer_ns = buffer_ms * _NS_PER_MS
-        self.msg_timeout_ns = msg_timeout_ms * _NS_PER_MS
+        self.buffer_ns: int = buffer_ms * _NS_PER_MS
+        self.msg_timeout_ns: int = msg_timeout_ms * _NS_PER_MS
         self.sample = sample
         self.wants_headers = wants_headers
         self.subscriber = subscriber
         self.ready_count = 0
         self.closing = False
         self.blocked = False
-        self.in_flight = InFlight()
+        self.in_flight: InFlight = InFlight()
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0

@@ -108,7 +108,7 @@ class Dispatcher:
         timeouts: Timeouts,
     ) -> None:
         self.paused = False
-        self.buffering = OutputBuffering(topic)
+        self.buffering: OutputBuffering = OutputBuffering(topic)
         self.budget_exhausted = False
         self.others_wait_for_read = False
         self.name = name

@@ -66,14 +66,14 @@ class InFlightBatch:
         timestamp_ns: int = 0,
     ) -> None:
         count = len(lines) // FINISH_LINE_BYTES
-        self.lines = lines
-        self.next_sequence = first_sequence + count
-        self.left = count
-        self.attempts = attempts
-        self.delivered_ns = delivered_ns
-        self.deadline_ns = deadline_ns
-        self.held = held
-        self.timestamp_ns = timestamp_ns
+        self.lines: bytes = lines
+        self.next_sequence: int = first_sequence + count
+        self.left: int = count
+        self.attempts: int = attempts
+        self.delivered_ns: int = delivered_ns
+        self.deadline_ns: int = deadline_ns
+        self.held: Batch | None = held
+        self.timestamp_ns: int = timestamp_ns
         self._ids: list[bytes] | None = None  # of the messages left when the run was split
 
     @property
@@ -134,7 +134,7 @@ class InFlight:
     __slots__ = ("_ascends", "_by_id", "_deliveries", "_runs", "_split_count", "count", "version")
 
     def __init__(self) -> None:
-        self.version = Version()
+        self.version: Version = Version()
         self.count = 0
         self._deliveries: dict[InFlightBatch, None] = {}  # all, in the order of their deadlines
         self._runs: deque[InFlightBatch] = deque()  # the runs among them, in the same order

@@ -115,7 +115,7 @@ class MoveStream:
 
     def __init__(self, moved: int = -1, *, is_fixed: bool = False) -> None:
         self.moved = moved
-        self.is_fixed = is_fixed
+        self.is_fixed: bool = is_fixed
         self.plan: MovePlan | None = None
         self._undropped = 0
 

@@ -23,7 +23,7 @@ from .channel import Channel
 from .topic import Topic
 from .withdrawn import WithdrawnMessage
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 
 class MovedLetters:

@@ -75,19 +75,21 @@ class Topic:
     ) -> None:
         self.name = name
         self.log = log
-        self.ephemeral = is_ephemeral(name)
+        self.ephemeral: bool = is_ephemeral(name)
         self._first = log.first_sequence
-        self.version = Version()
-        self.view = TopicView(name, self.ephemeral, e2e_window_ns, self._first, log.next_sequence)
+        self.version: Version = Version()
+        self.view: TopicView = TopicView(name, self.ephemeral, e2e_window_ns, self._first, log.next_sequence)
         self.channels: dict[str, Channel] = {}
-        self.store = MessageStore(name, log, cache, mem_queue_size, self.channels)
+        self.store: MessageStore = MessageStore(name, log, cache, mem_queue_size, self.channels)
         self._defaults = defaults
         self._own_settings: dict[str, Any] = {}  # by name
         self._private: dict[str, Channel] = {}  # subset of `channels`
         self._others: list[ChannelState] = []  # in a copy: of the channels that are not copied
         self._undistributed = UndistributedMessages(self.view, self.version)
-        self.limits = TopicLimits(self.view, log, self._undistributed, self.channels, self._private)
-        self.moving = TopicMove(self.view, self._undistributed, self.channels, self.version)
+        self.limits: TopicLimits = TopicLimits(
+            self.view, log, self._undistributed, self.channels, self._private
+        )
+        self.moving: TopicMove = TopicMove(self.view, self._undistributed, self.channels, self.version)
         self.refuses_because = ""
         self.configure({})
         self.paused = False
@@ -95,8 +97,8 @@ class Topic:
         self._on_deadline: Callable[[Channel, int], object] | None = None
         self._on_channels_changed: Callable[[Topic, Channel], object] | None = None
         self.carry_again_ns: int | None = None
-        self.producers = Producers(self.version)
-        self.dead_letters = DeadLetterLedger(self.version)
+        self.producers: Producers = Producers(self.version)
+        self.dead_letters: DeadLetterLedger = DeadLetterLedger(self.version)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings by name; None restores the default. Raises SettingsError without changing any."""
@@ -113,7 +115,9 @@ class Topic:
         self._update_may_refuse()
 
     def _update_may_refuse(self) -> None:
-        self.may_refuse = bool(self.refuses_because) or (self.settings.is_limited and not self.settings.drops)
+        self.may_refuse: bool = bool(self.refuses_because) or (
+            self.settings.is_limited and not self.settings.drops
+        )
 
     @property
     def depth(self) -> int:

@@ -26,7 +26,7 @@ class TopicLimits:
         channels: dict[str, Channel],
         private: dict[str, Channel],
     ) -> None:
-        self.settings = TopicSettings()
+        self.settings: TopicSettings = TopicSettings()
         self.expired_count = 0
         self.dropped_count = 0
         self._topic = topic

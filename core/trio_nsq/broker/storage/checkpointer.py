@@ -20,7 +20,7 @@ from ..state.topic import Topic
 from .data_folder import ID_RESERVE, DataFolder, SavedCheckpoint
 from .retention import RetentionManager
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _T = TypeVar("_T")
 
@@ -119,7 +119,7 @@ class Checkpointer:
         self._refuse = refuse
         self._threads = trio.CapacityLimiter(_THREADS)
         self._disk_reserve = folder.disk_reserve
-        self.retention = RetentionManager(
+        self.retention: RetentionManager = RetentionManager(
             now_ns, rotate, lambda: self._disk_reserve.is_short, archive_retention_ms
         )
         self._now_ns = now_ns

@@ -50,7 +50,7 @@ from ..state.checkpoint import Checkpoint
 from ..state.topic import StateError
 from .disk_reserve import DiskReserve
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 SavedCheckpoint = NewType("SavedCheckpoint", Checkpoint)
 """A checkpoint that is on disk. Only `DataFolder.save` makes one: what it no longer needs may be deleted."""
@@ -189,9 +189,9 @@ class DataFolder:
 
     def __init__(self, path: Path, files: Files | None = None, lock: FolderLock | None = None) -> None:
         self.path = path
-        self.files = files or Files()
-        self.disk_reserve = DiskReserve(path / RESERVE_FILE, self.files)
-        self.open_files = OpenFiles(self.files, reasonable_limit())
+        self.files: Files = files or Files()
+        self.disk_reserve: DiskReserve = DiskReserve(path / RESERVE_FILE, self.files)
+        self.open_files: OpenFiles = OpenFiles(self.files, reasonable_limit())
         self._own_lock = FolderLock(path, self.files) if lock is None else None
         self._saving_ids = Lock()
         self._reserved_below = 0

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from ...log import Files, LogError, is_disk_full
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 RESERVE_BYTES = 1024 * 1024
 """Room for a state with about 10,000 unfinished messages."""

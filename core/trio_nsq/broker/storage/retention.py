@@ -30,7 +30,7 @@ from .data_folder import SavedCheckpoint
 
 _T = TypeVar("_T")
 
-logger = logging.getLogger("trio_nsq.broker")
+logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_MS = 1_000_000
 _FILES = 8

@@ -406,8 +406,8 @@ class HandlerTask:
     __slots__ = ("handlers", "is_active", "outer")
 
     def __init__(self, handlers: ActiveHandlers, outer: "HandlerTask | None") -> None:
-        self.handlers = handlers
-        self.outer = outer
+        self.handlers: ActiveHandlers = handlers
+        self.outer: HandlerTask | None = outer
         self.is_active = False
 
     def __enter__(self) -> None:

@@ -68,11 +68,11 @@ class MessageBatch:
     )
 
     def __init__(self, run: MessageRun, source: Acknowledger) -> None:
-        self.bodies = run.bodies
-        self.ids = run.ids
-        self.timestamps_ns = run.timestamps_ns
-        self.attempts = run.attempts
-        self.nsqd_address = source.address
+        self.bodies: list[bytes] = run.bodies
+        self.ids: list[bytes] = run.ids
+        self.timestamps_ns: list[int] = run.timestamps_ns
+        self.attempts: list[int] = run.attempts
+        self.nsqd_address: str = source.address
         self._headers = run.headers  # the text of each; empty if none has headers
         self._source = source
         self._received_at = source.last_message_at

@@ -164,10 +164,10 @@ class Subscription:
         flow: FlowControl,
         deliver: Callable[[MessageBatch], None],
     ) -> None:
-        self.address = connection.address
-        self.max_rdy_count = connection.max_rdy_count
-        self.msg_timeout_s = connection.msg_timeout_ms / SECOND_MS
-        self.max_msg_timeout_s = connection.max_msg_timeout_ms / SECOND_MS
+        self.address: str = connection.address
+        self.max_rdy_count: int = connection.max_rdy_count
+        self.msg_timeout_s: float = connection.msg_timeout_ms / SECOND_MS
+        self.max_msg_timeout_s: float = connection.max_msg_timeout_ms / SECOND_MS
         self.ready_count = 0
         self.last_message_at = runtime.current_time()
         self._connection = connection

@@ -23,7 +23,7 @@ from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, RequestRefused
 from .broker_http import BrokerHTTP
 
-logger = logging.getLogger("trio_nsq.client")
+logger: logging.Logger = logging.getLogger("trio_nsq.client")
 
 REPORT_INTERVAL_S = 2.0
 _TIMEOUT_S = 1.0

@@ -74,7 +74,7 @@ class BrokerLink:
 
     def __init__(self, address: str, settings: ProducerSettings, owner: LinkOwner) -> None:
         self.address = address
-        self.queue = (
+        self.queue: PublishQueue | NumberedQueue = (
             PublishQueue(
                 settings.max_in_flight_bytes, settings.part_bytes, ordered=settings.ordered, address=address
             )

@@ -53,7 +53,7 @@ class NumberedQueue(PublishQueue):
         super().__init__(max_in_flight_bytes, max_joined_bytes, address=address)
         self._address = address
         self.name = name
-        self.instance = os.urandom(8).hex()
+        self.instance: str = os.urandom(8).hex()
         self._positions: dict[str, _Position] = {}
         self._claimed: set[str] = set()  # on this connection
         self._claims: deque[str] = deque()  # topics that were asked for on this connection, without an answer

@@ -93,7 +93,7 @@ class PublishFuture:
     __slots__ = ("command", "failure", "number", "settled")
 
     def __init__(self, command: "Command") -> None:
-        self.command = command
+        self.command: Command = command
         self.settled = runtime.Event()
         self.failure: PublishFailed | None = None
         self.number: int | None = None
@@ -181,20 +181,20 @@ class Command:
         is_question: bool = False,
         has_headers: bool = False,
     ) -> None:
-        self.topic = topic
-        self.has_headers = has_headers
-        self.messages = messages
-        self.defer_ms = defer_ms
-        self.group = group
+        self.topic: str = topic
+        self.has_headers: bool = has_headers
+        self.messages: MessageSet | None = messages
+        self.defer_ms: int = defer_ms
+        self.group: CommandGroup | None = group
         self.size = SIZE_BYTES + len(body) if messages is None else len(messages.data)
         self.futures: dict[PublishFuture, bytes] = {PublishFuture(self): body}
         self.queue: PublishQueue | None = None
-        self.taken = False
+        self.taken: bool = False
         self.failures: dict[str, NSQError] = {}
         self.maybe_stored = False
-        self.first = -1
-        self.give_up_at = inf
-        self.is_question = is_question
+        self.first: int = -1
+        self.give_up_at: float = inf
+        self.is_question: bool = is_question
 
     def encode(self, first: int | None = None) -> bytes:
         """Return the bytes; `first` is the number of the first message, if it has one."""
@@ -277,8 +277,8 @@ class PublishQueue:
     def __init__(
         self, max_in_flight_bytes: int, max_joined_bytes: int, *, ordered: bool = False, address: str = ""
     ) -> None:
-        self.ack = PublishAck(address, None)
-        self.counts = PublishCounts()
+        self.ack: PublishAck = PublishAck(address, None)
+        self.counts: PublishCounts = PublishCounts()
         self._max_in_flight_bytes = max_in_flight_bytes
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered

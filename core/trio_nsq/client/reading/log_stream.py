@@ -41,8 +41,8 @@ class LogStream:
     def __init__(self, topic: str, header: Callable[[str], str | None], span: Span | None = None) -> None:
         self.kept_from, self.begins = (int(header(f"x-nsq-{at}-sequence") or "") for at in ("first", "start"))
         ends = header("x-nsq-end-sequence")
-        self.ends = None if ends is None and span is None else int(ends or "")
-        self.incarnation = header("x-nsq-incarnation")
+        self.ends: int | None = None if ends is None and span is None else int(ends or "")
+        self.incarnation: str | None = header("x-nsq-incarnation")
         self.position, self.end = span or (self.begins, self.ends)
         self.known: tuple[int, str] | None = None
         self.is_another = False

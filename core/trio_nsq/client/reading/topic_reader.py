@@ -114,7 +114,7 @@ class TopicReader:
         self.first_sequence = self.start_sequence = self.position = 0
         self.end_sequence: int | None = None
         self.connections_lost = 0
-        self.start_is_time = str(start).startswith(("-", "@"))
+        self.start_is_time: bool = str(start).startswith(("-", "@"))
         self._address = nsqd_http_address.removeprefix(_HTTPS)
         self._is_path = is_unix_path(self._address)
         self._is_secure = not self._is_path and (tls is not None or nsqd_http_address.startswith(_HTTPS))

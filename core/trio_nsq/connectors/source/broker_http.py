@@ -19,7 +19,7 @@ from ...protocol.address import format_address, is_loopback, is_unix_path
 from ...protocol.limits import MIB
 from .options import BrokerAddresses, SourceOptions
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _Answer = TypeVar("_Answer")
 _Argument = TypeVar("_Argument")

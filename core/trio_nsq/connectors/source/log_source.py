@@ -26,7 +26,7 @@ from ...text.wording import count_of
 from .batch import Position, SourceBatch, from_records
 from .options import SourceOptions
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 WATCH_S = 5.0
 """How often to ask whether the channel is paused, and for the end of the log."""
@@ -115,9 +115,9 @@ class LogSource:
 
     def __init__(self, found: FoundLog, channel: str, reader: TopicReader) -> None:
         requests = found.requests
-        self.topic = found.topic
-        self.broker = found.broker
-        self.log = found.key
+        self.topic: str = found.topic
+        self.broker: str = found.broker
+        self.log: str = found.key
         self._incarnation = found.incarnation
         self._channel = channel
         self._reader = reader

@@ -13,7 +13,7 @@ from ...fleet.log_identity import are_different
 from ...protocol.errors import NSQError
 from .log_source import FoundLog
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 CHECK_S = 5.0
 """How often to ask whether a log is still where it is being read, while it is also found elsewhere."""

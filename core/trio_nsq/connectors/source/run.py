@@ -35,7 +35,7 @@ from .log_source import FoundLog, LogChanged, LogIdentified, LogRequests, open_l
 from .open_logs import LogTaken, OpenLogs
 from .options import BrokerAddresses, SourceOptions
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _FIRST_PAUSE_S = 1.0
 _ALL = BrokerAddresses("", ())

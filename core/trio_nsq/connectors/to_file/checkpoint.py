@@ -152,7 +152,7 @@ class CheckpointFile:
                 f'topic "{topic}", channel "{channel}": {folder}',
                 "choose another --output-dir, or another --channel and --filename-format",
             )
-            self.last_write = os.fstat(self._lock).st_mtime
+            self.last_write: float = os.fstat(self._lock).st_mtime
             self.saved = self._load()
         except BaseException:
             os.close(self._lock)

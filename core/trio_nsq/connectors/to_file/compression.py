@@ -70,7 +70,7 @@ class Compressor:
     """
 
     def __init__(self, name: str, level: int | None = None) -> None:
-        self.suffix = SUFFIXES[name]
+        self.suffix: str = SUFFIXES[name]
         level = DEFAULT_LEVELS[name] if level is None else level
         self._compress = _gzip(level) if name == "gzip" else _zstd(level)
 

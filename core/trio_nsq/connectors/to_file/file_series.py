@@ -20,7 +20,7 @@ from .output_file import OutputFile, find_file, tail_crc
 _WRITE_S = 1.0
 """How long a write may take."""
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,12 +43,12 @@ class OutputFile:
 
     def __init__(self, files: Files, fd: int, record: OpenFileRecord) -> None:
         take_lock(fd, str(record.path), "choose another folder, or put <REV> into --filename-format")
-        self.path = Path(record.path)
-        self.final = Path(record.final)
-        self.key = record.key
-        self.revision = record.revision
-        self.opened_at = record.opened_at
-        self.finishing = record.finishing
+        self.path: Path = Path(record.path)
+        self.final: Path = Path(record.final)
+        self.key: str = record.key
+        self.revision: int = record.revision
+        self.opened_at: float = record.opened_at
+        self.finishing: bool = record.finishing
         self.end = self.synced = record.length
         self.raw_bytes = self._synced_raw_bytes = record.raw_bytes
         self._files = files

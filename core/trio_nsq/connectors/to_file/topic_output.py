@@ -26,7 +26,7 @@ FLUSH_BYTES = 4 * 1024 * 1024
 MESSAGE_BYTES = 64
 """About the memory of a message besides its body."""
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class TopicOutput:
     def __init__(
         self, settings: OutputSettings, names: NameFormat, topic: str, channel: str, files: Files
     ) -> None:
-        self.counts = OutputCounts()
+        self.counts: OutputCounts = OutputCounts()
         self.unsynced_bytes = 0
         self._settings = settings
         self._file: OutputFile | None = None

@@ -15,7 +15,7 @@ RETRY_S = 1.0
 TOUCH_S = 20.0
 """Messages of a channel that are not synced are touched at this interval: a broker's usual time limit is 60 s."""
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 
 _Result = TypeVar("_Result")

@@ -12,7 +12,7 @@ from trio_nsq.client.errors import AuthRefused, ConnectionFailed, PublishFailed
 from trio_nsq.client.publishing.producer import Producer
 from trio_nsq.protocol.limits import MIB
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 DEAD_LETTERS = "dead-letters"
 """The channel in which a broker of this project keeps the dead letters of a topic; `qcli dlq` shows it."""

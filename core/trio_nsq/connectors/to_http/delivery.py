@@ -21,7 +21,7 @@ from .sender import Sender
 from .statistics import Reports, Statistics
 from .templates import UnsafeValue
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _REMEMBERED = 10_000
 """Requeued messages for which to remember which receivers have accepted them, or why they are not sent again."""
@@ -52,15 +52,17 @@ class Delivery:
         statistics: Statistics | None = None,
     ) -> None:
         self.options = options
-        self.statistics = Statistics() if statistics is None else statistics
+        self.statistics: Statistics = Statistics() if statistics is None else statistics
         self.random = random
         self.slots = trio.Semaphore(options.concurrency)
         self.letters = letters
         self.limits = limits
         self.refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self.pool = ReceiverPool(len(options.urls), options.mode, random, options.max_retry_after_s)
+        self.pool: ReceiverPool = ReceiverPool(
+            len(options.urls), options.mode, random, options.max_retry_after_s
+        )
         self.changed = trio.Event()
-        self.pace = Pace()
+        self.pace: Pace = Pace()
         self.sources = 0
         self._warned_late = False
         self._sender = Sender(options.sender)

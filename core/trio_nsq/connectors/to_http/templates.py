@@ -105,7 +105,7 @@ class HeaderTemplate:
         if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", text):
             raise TemplateError("a header must not contain control characters or line breaks")
         self._parts = _parse(text)
-        self.fields = frozenset(self._parts[1::2])
+        self.fields: frozenset[str] = frozenset(self._parts[1::2])
         self._fixed = text.encode() if not self.fields else None
 
     def render(self, values: Values) -> bytes:

@@ -19,7 +19,7 @@ from .errors import Unavailable
 from .numbers import least_number, number_of, sequence_in
 from .parts import MAX_BATCH_MESSAGES, Part
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _NS_PER_MS = 1_000_000

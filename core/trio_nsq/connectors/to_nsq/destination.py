@@ -27,7 +27,7 @@ from ..source.options import BrokerAddresses
 from .errors import CopiesLost, CopyRefused, Unavailable
 from .options import CopyOptions
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 HTTP_PATIENCE_S = 5.0
 """How long a broker that answers over TCP may not answer over HTTP, before it counts as one without HTTP."""
@@ -61,11 +61,11 @@ class Destination:
     """
 
     def __init__(self, given: BrokerAddresses, options: CopyOptions) -> None:
-        self.label = given.tcp or given.http[0]
+        self.label: str = given.tcp or given.http[0]
         self._given = given
         self._options = options
         self._settings = ProducerSettings(**options.producer)
-        self.finder = BrokerFinder(options.source, options.destinations, self._settings)
+        self.finder: BrokerFinder = BrokerFinder(options.source, options.destinations, self._settings)
         self._found: FoundBroker | None = None
         self._asked_first_s: float | None = None
         self._threads = trio.CapacityLimiter(_THREADS)

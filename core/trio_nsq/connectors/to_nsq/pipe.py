@@ -14,7 +14,7 @@ from .loops import LoopCheck
 from .parts import MAX_BATCH_BYTES, Load
 from .progress import SourceProgress
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 STOP_S = 5.0
 """How long a publish may take to end when the program ends."""

@@ -20,7 +20,7 @@ from .errors import Unavailable
 from .numbers import is_of_message, producer_name, sequence_in
 from .options import CopyOptions
 
-logger = logging.getLogger("trio_nsq.connectors")
+logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
 _RETRY_S = 1.0
 _T = TypeVar("_T")

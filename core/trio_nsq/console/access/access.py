@@ -88,15 +88,17 @@ class Access:
         self._unix_time = unix_time
         self._policy = read_policy(options.auth_file)
         self._sessions = Sessions(options.session_key or session_key(options.session_key_file))
-        self.proxies = Proxies(options.trusted_proxies, options.acl_http_header, options.admin_users)
+        self.proxies: Proxies = Proxies(options.trusted_proxies, options.acl_http_header, options.admin_users)
         self._brokers = BrokerLogins(upstream, watcher, lends_credentials=_has_credentials(options))
         self._attempts = Attempts()
         self._failures = FailedAttempts()
         host = options.http_address.rpartition(":")[0].strip("[]")
         self._is_local = is_loopback(host) and options.base_path == "/"  # only a proxy needs another path
-        self.hosts = HostNames([*options.http_allowed_hosts, host] if host else options.http_allowed_hosts)
-        self.base_path = options.base_path
-        self.audit = AuditWriter(options.audit_log)
+        self.hosts: HostNames = HostNames(
+            [*options.http_allowed_hosts, host] if host else options.http_allowed_hosts
+        )
+        self.base_path: str = options.base_path
+        self.audit: AuditWriter = AuditWriter(options.audit_log)
 
     async def run(self) -> None:
         """Check logins again, and write the audit log, until cancelled."""

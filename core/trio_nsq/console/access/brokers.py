@@ -16,7 +16,7 @@ from ..upstream.client import Upstream, UpstreamError
 from .request_head import Refused
 from .rights import Rights, rights_of
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 CHECK_INTERVAL_S = 20.0
 FRESH_S = 50.0

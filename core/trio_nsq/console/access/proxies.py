@@ -23,7 +23,7 @@ class Proxies:
     def __init__(self, networks: Iterable[str], header: str, admins: Iterable[str]) -> None:
         self._networks = [_network(text) for text in networks]
         self._header = header.lower()
-        self.admins = frozenset(admins)
+        self.admins: frozenset[str] = frozenset(admins)
 
     def trusts(self, peer: str) -> bool:
         """Whether a client of this address is a trusted proxy."""

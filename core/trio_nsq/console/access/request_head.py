@@ -34,7 +34,7 @@ class Refused(NSQError):
         self.code = code
         self.text = text
         self.ends_session = ends_session
-        self.is_notable = status == 403 if is_notable is None else is_notable
+        self.is_notable: bool = status == 403 if is_notable is None else is_notable
 
 
 @dataclass(frozen=True, slots=True)

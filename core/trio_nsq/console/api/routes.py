@@ -14,7 +14,7 @@ from . import config, graphite, topics
 from .answers import APIError, failure
 from .questions import AllFailed
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 Handler = Callable[[Request], Awaitable[Response]]
 

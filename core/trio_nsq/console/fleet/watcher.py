@@ -20,7 +20,7 @@ from ..options import ConsoleOptions
 from ..upstream.client import Answer, Upstream, UpstreamError
 from ..upstream.discovery import MAX_LISTED
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ class Watcher:
         remember_s: float = 300.0,
     ) -> None:
         self.snapshot = Snapshot()
-        self.lookupds = options.lookupd_http_addresses
+        self.lookupds: tuple[str, ...] = options.lookupd_http_addresses
         self._upstream = upstream
         self._options = options
         self._allows_host = host_filter(options.lookupd_allowed_hosts)

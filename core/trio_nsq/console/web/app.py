@@ -48,7 +48,7 @@ from .paths import name_of, reserved_segments
 from .rendering import render
 from .site import Site
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 _NEW_S = 1.0
 """Unknown names cause a poll at most this often."""

@@ -27,7 +27,7 @@ from .page import NotFound, Page, View
 from .paths import name_of
 from .streamed import Streamed
 
-logger = logging.getLogger("trio_nsq.console")
+logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 MAX_VIEWERS = 200
 _TOO_MANY = "Too many pages get live updates. Reload this one for new numbers."

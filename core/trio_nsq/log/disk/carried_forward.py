@@ -35,7 +35,7 @@ from ..segment.format import INCARNATION_BYTES
 from ..segment.index import big_endian, native
 from ..segment.seed_search import find_seed
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 FILE_NAME = "stragglers"
 _MAGIC = b"\x89NSQOLD\n"
@@ -70,9 +70,9 @@ class CarriedForwardSegment:
     """
 
     def __init__(self, files: Files, file: LogFile, index: Index) -> None:
-        self.path = file.path
-        self.sequences = index.sequences
-        self.size = index.size
+        self.path: Path = file.path
+        self.sequences: array[int] = index.sequences
+        self.size: int = index.size
         self._file = file
         self._files = files
         self._release = OwnedFile(file)  # not during a read in another thread

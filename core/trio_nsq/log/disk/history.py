@@ -26,7 +26,7 @@ from ..files import Files
 from ..segment.identity import Identity
 from ..segment.reader import Segment
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 FILE_NAME: Final = "archived"
 _MAGIC: Final = b"\x89NSQARS\n"

@@ -17,7 +17,7 @@ from .carried_forward import FILE_NAME as CARRIED_FORWARD
 from .carried_forward import CarriedForwardSegment
 from .history import FILE_NAME as ARCHIVED
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 DEFAULT_SEGMENT_BYTES = 100 * 1024 * 1024
 """The default of nsqd's max-bytes-per-file."""

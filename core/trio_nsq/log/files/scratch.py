@@ -19,7 +19,7 @@ class _Space:
 
     def __init__(self) -> None:
         self._file = TemporaryFile(prefix="trio-nsq-", buffering=0)  # noqa: SIM115 - closed in __del__
-        self.fd = self._file.fileno()
+        self.fd: int = self._file.fileno()
         self._free: list[int] = []
         self._count = 0
 

@@ -10,7 +10,7 @@ from ..errors import ReadWouldWaitError
 from .file_system import Files
 from .open_files import LogFile
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 PATIENCE_S = 10.0
 """Time after which a block that cannot be read counts as damaged. Network storage may recover within it. Without this

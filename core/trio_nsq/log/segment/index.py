@@ -36,7 +36,7 @@ class SparseIndex:
     __slots__ = ("_offsets", "_sequences", "up_to")
 
     def __init__(self, up_to: int) -> None:
-        self.up_to = up_to
+        self.up_to: int = up_to
         self._sequences = array("Q")
         self._offsets = array("Q")
 

@@ -24,7 +24,7 @@ from .index import SUFFIX as INDEX_SUFFIX
 from .index import SparseIndex
 from .scan import BULK_BYTES, NO_LIMIT, SCAN_BYTES, find_record, scan_records
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 _RECORDS_AT_ONCE = 256
 """Limits the duration of a read: even a small record costs a few microseconds."""
@@ -100,16 +100,16 @@ class Segment:
     """
 
     def __init__(self, files: Files, file: LogFile, header: FileHeader) -> None:
-        self.path = file.path
+        self.path: Path = file.path
         self.file = file
         self.header = header
-        self.seed = header.seed
+        self.seed: int = header.seed
         self.base_sequence = self.next_sequence = header.base_sequence
-        self.size = header.size
+        self.size: int = header.size
         self.index = SparseIndex(header.size)
         self.first_ns = 0
         self.newest_ns: int | None = 0
-        self.damage = DamageReports(file.path, files)
+        self.damage: DamageReports = DamageReports(file.path, files)
         self._files = files
         self._reader = TolerantReader(files, file)
         self._index_lock = Lock()

@@ -19,7 +19,7 @@ from ..records import RecordBatch, UnsyncedPart, encode_header
 from .format import FILE_HEADER_BYTES, decode_file_header, encode_file_header, segment_path
 from .reader import Segment
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 _REWRITE_BYTES: Final = 1024 * 1024
 
@@ -44,10 +44,10 @@ class SegmentSync:
         failed_syncs: int,
         rewrite_from: int,
     ) -> None:
-        self.segment = segment
-        self.size = size
-        self.cuts = cuts
-        self.failed_syncs = failed_syncs
+        self.segment: Segment = segment
+        self.size: int = size
+        self.cuts: int = cuts
+        self.failed_syncs: int = failed_syncs
         self._files = files
         self._rewrite_from = rewrite_from
 

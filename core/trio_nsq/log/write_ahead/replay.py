@@ -28,7 +28,7 @@ from ..segment.identity import Identity
 from .file import write_ahead_files
 from .format import FILE_HEADER_BYTES, VERSION, Entry, entries_in, read_file_header
 
-logger = logging.getLogger("trio_nsq.log")
+logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 _MOST_BYTES = 1024**3
 """Maximum size of a write-ahead file, far above what a broker writes."""

@@ -25,7 +25,7 @@ from ..protocol import (
 )
 from .registry import AddressTaken, Producer, Registry, TooMany
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 GREETING_TIMEOUT_S = 60.0
 """The timeout for a connection's IDENTIFY, and the shortest timeout between later commands."""

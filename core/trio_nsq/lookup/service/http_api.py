@@ -31,7 +31,7 @@ from ...http import (
 from ...protocol.errors import quote
 from .registry import Producer, Registry, TooMany
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 _PIECE_BYTES = 16 * 1024
 """Encoding these takes about a millisecond."""

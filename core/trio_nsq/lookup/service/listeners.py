@@ -24,7 +24,7 @@ from .http_api import make_router
 from .options import LookupdOptions
 from .registry import Registry
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 
 class Listeners:
@@ -52,7 +52,7 @@ class Listeners:
         self._info = info
         self._access = access
         self._acceptor = acceptor
-        self.hosts = HostNames(hosts)
+        self.hosts: HostNames = HostNames(hosts)
         self._brokers: set[BrokerConnection] = set()
         self._silence_s = max(GREETING_TIMEOUT_S, 2 * options.inactive_producer_timeout_ms / 1000)
         self._router = make_router(registry, access.audit, read_only=options.http_read_only)

@@ -40,7 +40,7 @@ class NamesFile:
 
     def __init__(self, folder: Path, files: Files | None = None) -> None:
         self._files = files or Files()
-        self.path = folder / FILE_NAME
+        self.path: Path = folder / FILE_NAME
         try:
             self._files.make_folder(folder)
             self._lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

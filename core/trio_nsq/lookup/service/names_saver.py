@@ -7,7 +7,7 @@ import trio
 from .names_file import NamesFile
 from .registry import Registry
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 SAVE_INTERVAL_S = 0.2
 """The shortest time between two writes of the names: many may be registered at once."""

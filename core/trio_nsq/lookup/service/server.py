@@ -31,7 +31,7 @@ from .registry import Registry
 if TYPE_CHECKING:
     from ...tls.session import ServerContext
 
-logger = logging.getLogger("trio_nsq.lookup")
+logger: logging.Logger = logging.getLogger("trio_nsq.lookup")
 
 _SERVICE = "discovery service"
 

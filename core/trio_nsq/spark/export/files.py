@@ -35,7 +35,7 @@ class RangeFiles:
     def __init__(
         self, storage: Storage, request: ExportRequest, layout: Layout, broker: str, span: Span
     ) -> None:
-        self.builder = TableBuilder(request.topic, broker, layout)
+        self.builder: TableBuilder = TableBuilder(request.topic, broker, layout)
         self.names: list[str] = []
         self.file_bytes = 0
         self._storage = storage

@@ -66,7 +66,7 @@ class ExportJob:
         self, request: ExportRequest, storage: Storage, lease: Lease, logs: LogQueries | None = None
     ) -> None:
         self.request = request
-        self.result = ExportResult()
+        self.result: ExportResult = ExportResult()
         self._state = ExportState(request.topic, storage, lease)
         self._shown = storage.shown
         self._logs = logs or LogQueries()

@@ -92,8 +92,8 @@ class Digits:
     __slots__ = ("text", "value")
 
     def __init__(self, text: str, value: float) -> None:
-        self.text = text
-        self.value = value
+        self.text: str = text
+        self.value: float = value
 
     @property
     def is_exact(self) -> bool:

@@ -67,13 +67,13 @@ class ReplayJob:
         self, name: str, folder: Path, request: ReplayRequest | None, address: str | None = None
     ) -> None:
         self.name = name
-        self.result = ReplayResult()
+        self.result: ReplayResult = ReplayResult()
         self.is_complete = False
         self._folder = folder
         self._storage = LocalStorage(folder, PRIVATE_MODE)
         self._plan: _Plan | None = None
         found = self._storage.read(_FILE)
-        self.is_new = found is None
+        self.is_new: bool = found is None
         self._version = None if found is None else found.version
         if found is None:
             if request is None:

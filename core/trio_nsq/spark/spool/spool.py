@@ -35,7 +35,7 @@ _VERSION = 2
 _ABOUT, _LOCK, _RECENT = "spool.json", "lock", "recent"
 _CRC_BYTES = 4
 
-logger = logging.getLogger("trio_nsq.spark")
+logger: logging.Logger = logging.getLogger("trio_nsq.spark")
 
 
 class SpoolError(NSQError):
@@ -81,7 +81,7 @@ class Spool(AbstractContextManager["Spool"]):
         exported: Mapping[str, BrokerRanges],
         window: int = WINDOW,
     ) -> None:
-        self.folder = folder.absolute()
+        self.folder: Path = folder.absolute()
         self._exported = exported
         self._window = window
         self._files = OpenFiles(Files(), reasonable_limit())
