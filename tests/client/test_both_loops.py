@@ -59,7 +59,7 @@ def test_round_trip(loop: Loop, broker: Broker, topic: str, options: ConnectionO
                     tasks.start_soon(producer.publish, topic, b"%d" % number)
             await producer.publish_many(topic, [b"%d" % number for number in range(100, 300)])
             await producer.publish_set(topic, pack_messages([b"%d" % number for number in range(300, 310)]))
-            await producer.publish(topic, b"310", defer_ms=1)
+            await producer.publish(topic, b"310", defer_s=0.001)
         async with Consumer(
             topic, "c", nsqd_tcp_addresses=broker.tcp_address, max_in_flight=7, **options
         ) as consumer:

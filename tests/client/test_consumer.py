@@ -81,7 +81,7 @@ async def test_messages_and_their_answers(broker: FakeBroker) -> None:
         third.touch()
         third.finish()
         first.requeue(0, backoff=False)
-        second.requeue(delay_ms=1500, backoff=False)
+        second.requeue(delay_s=1.5, backoff=False)
         await peer.expect(b"TOUCH %s\n" % message_id(3), fins(3), reqs(1), reqs(2, delay_ms=1500))
         assert consumer.stats() == ConsumerStats(received=3, finished=1, requeued=2, connections=1)
 
@@ -108,10 +108,15 @@ async def test_invalid_delay_is_refused_and_the_message_stays_open(broker: FakeB
     async with opened(broker) as (consumer, peer):
         await peer.send(message(1), message(2))
         batch = await anext(consumer.batches())
-        with pytest.raises(ValueError, match="-1"):
-            next(iter(batch)).requeue(-1)
-        with pytest.raises(ValueError, match="-1"):
+        with pytest.raises(ValueError, match="delay_s is -1"):
+            next(iter(batch)).requeue(delay_s=-1)
+        with pytest.raises(ValueError, match="delay_s is -1"):
+            batch.requeue(delay_s=-1)
+        with pytest.raises(ValueError, match="delay_ms is -1"):
             batch.requeue(-1)
+        for invalid in (math.nan, math.inf, True, "1", 2**63):
+            with pytest.raises((TypeError, ValueError), match="delay_s"):
+                batch.requeue(delay_s=invalid)  # type: ignore[arg-type]  # what it refuses
         for wrong in (math.nan, math.inf, 1.5, True, "1", 2**63):
             with pytest.raises((TypeError, ValueError), match="delay_ms"):
                 next(iter(batch)).requeue(wrong)  # type: ignore[arg-type]  # what it refuses
@@ -133,7 +138,7 @@ async def test_batches_are_finished_and_requeued_as_a_whole(broker: FakeBroker) 
             with pytest.raises(AlreadyAnswered):
                 answer()
         await peer.send(message(3), message(4))
-        (await anext(consumer.batches())).requeue(delay_ms=20, backoff=False)
+        (await anext(consumer.batches())).requeue(delay_s=0.02, backoff=False)
         await peer.expect(reqs(3, 4, delay_ms=20))
         assert consumer.stats() == ConsumerStats(received=4, finished=2, requeued=2, connections=1)
 

@@ -122,7 +122,7 @@ async def test_several_brokers_make_one_batch(broker: FakeBroker, other_broker: 
         assert batch.nsqd_address == f"{broker.address}, {other_broker.address}"
         assert [each.nsqd_address for each in batch] == 2 * [broker.address, other_broker.address]
         third = list(batch)[2]
-        third.requeue(7, backoff=False)
+        third.requeue(delay_s=0.007, backoff=False)
         assert batch.unanswered_ids() == [message_id(1), message_id(2), message_id(4)]
         batch.touch()
         batch.finish()
@@ -147,7 +147,7 @@ async def test_combined_batch_is_requeued_as_a_whole(broker: FakeBroker) -> None
             await trio.testing.wait_all_tasks_blocked()
         assert taking.batch is not None
         with pytest.raises(ValueError, match="-1"):
-            taking.batch.requeue(-1)
+            taking.batch.requeue(delay_s=-1)
         taking.batch.requeue()
         await peer.expect(reqs(1, delay_ms=90_000), b"RDY 0\n", reqs(2, delay_ms=180_000))
 

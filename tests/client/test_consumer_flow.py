@@ -327,7 +327,7 @@ async def test_requeue_delay_grows_with_the_attempts(broker: FakeBroker) -> None
         for _ in range(3):
             (await anext(consumer)).requeue()
         await peer.expect(reqs(1, delay_ms=90_000), reqs(2, delay_ms=270_000), reqs(3, delay_ms=900_000))
-        (await anext(consumer)).requeue(7)
+        (await anext(consumer)).requeue(delay_s=0.007)
         await peer.expect(reqs(4, delay_ms=7))
 
 
@@ -438,3 +438,21 @@ async def test_message_is_not_answered_with_a_wrong_delay(broker: FakeBroker) ->
         with pytest.raises(TypeError, match="delay_ms is '5'; it must be an integer"):
             received.requeue("5")  # type: ignore[arg-type]
         assert not received.answered
+
+
+@bounded
+async def test_delays_in_milliseconds_are_deprecated(broker: FakeBroker) -> None:
+    async with opened(broker) as (consumer, peer):
+        await peer.send(message(1), message(2), message(3), message(4))
+        first, second, third, fourth = [await anext(consumer) for _ in range(4)]
+        with pytest.warns(
+            DeprecationWarning, match=r"delay_ms is deprecated: use delay_s=1\.5, in seconds"
+        ) as warned:
+            first.requeue(1500, backoff=False)
+        assert warned[0].filename == __file__
+        with pytest.raises(TypeError, match="both given"):
+            second.requeue(1, delay_s=1)
+        second.requeue(delay_s=0.0001, backoff=False)
+        third.requeue(0, backoff=False)
+        fourth.requeue(delay_s=0, backoff=False)
+        await peer.expect(reqs(1, delay_ms=1500), reqs(2, delay_ms=1), reqs(3, 4))

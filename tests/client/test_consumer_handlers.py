@@ -119,7 +119,7 @@ async def test_concurrency_is_limited(broker: FakeBroker) -> None:
 async def test_message_answered_by_the_handler_is_not_answered_again(broker: FakeBroker) -> None:
     async def handler(one: Message) -> None:
         if one.body == b"body 1":
-            one.requeue(5, backoff=False)
+            one.requeue(delay_s=0.005, backoff=False)
         else:
             one.finish()
             raise ValueError

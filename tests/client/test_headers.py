@@ -82,11 +82,11 @@ def test_round_trip(loop: Loop, broker_process: Broker, topic: str, options: Con
             await producer.publish(topic, b"plain")
             await producer.publish(topic, b"none", headers={})
             await producer.publish(topic, b"longest", headers=LONGEST)
-            await producer.publish(topic, b"deferred", headers=OTHER, defer_ms=1)
+            await producer.publish(topic, b"deferred", headers=OTHER, defer_s=0.001)
             await producer.submit(topic, b"submitted", headers=TRACE).wait()
             await producer.publish_many(topic, [b"a", b"b"], headers=OTHER)
             await producer.publish_many(topic, [b"c", b"d", b"e"], headers=[TRACE, {}, OTHER])
-            await producer.publish_many(topic, [b"f", b"g"], headers=[TRACE, OTHER], defer_ms=1)
+            await producer.publish_many(topic, [b"f", b"g"], headers=[TRACE, OTHER], defer_s=0.001)
             expected += [(b"longest", LONGEST), (b"deferred", OTHER), (b"submitted", TRACE), (b"a", OTHER)]
             expected += [
                 (b"b", OTHER),
@@ -373,7 +373,7 @@ def test_without_a_broker(loop: Loop) -> None:
     async def main() -> None:
         async with FakeProducer() as producer:
             await producer.publish("t", b"1", headers=TRACE)
-            await producer.publish_many("t", [b"2", b"3"], headers=[OTHER, {}], defer_ms=1500)
+            await producer.publish_many("t", [b"2", b"3"], headers=[OTHER, {}], defer_s=1.5)
         assert producer.messages == [
             FakeMessage("t", b"1", 0, TRACE),
             FakeMessage("t", b"2", 1.5, OTHER),

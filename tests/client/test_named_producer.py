@@ -441,7 +441,7 @@ def test_continues_after_a_restart_of_the_program(loop: Loop, real_broker: Broke
                 for number in range(20):
                     tasks.start_soon(producer.publish, topic, b"%d" % number)
             await producer.publish_many(topic, [b"%d" % number for number in range(20, 40)])
-            await producer.publish(topic, b"40", defer_ms=1)
+            await producer.publish(topic, b"40", defer_s=0.001)
             assert await producer.last_number(topic) == 40
         async with Producer(real_broker.tcp_address, name="writer") as producer:
             assert await producer.last_number(topic) == 40

@@ -35,13 +35,44 @@ async def test_single_message_is_a_pub(broker: FakeBroker) -> None:
 @bounded
 async def test_deferred_message_is_a_dpub(broker: FakeBroker) -> None:
     async with opened(broker) as (producer, peer, nursery):
-        nursery.start_soon(lambda: producer.publish("topic", b"body", defer_ms=1500))
+        nursery.start_soon(lambda: producer.publish("topic", b"body", defer_s=1.5))
         await peer.expect(b"DPUB topic 1500\n\0\0\0\x04body")
         await peer.send(OK_FRAME)
 
 
-async def publish_deferred(defer_ms: Any, producer: Producer) -> None:
-    await producer.publish("t", b"x", defer_ms=defer_ms)
+async def publish_deferred(defer_s: Any, producer: Producer) -> None:
+    await producer.publish("t", b"x", defer_s=defer_s)
+
+
+@bounded
+async def test_deferrals_in_milliseconds_are_deprecated(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        old: Any = producer  # its types do not have it
+
+        async def publish() -> None:
+            with pytest.warns(
+                DeprecationWarning, match="defer_ms is deprecated: use defer_s=1.5, in seconds"
+            ) as warned:
+                await old.publish("topic", b"1", defer_ms=1500)
+            assert warned[0].filename == __file__
+            with pytest.warns(DeprecationWarning, match="use defer_s=0.07"):
+                await old.publish_many("topic", [b"2"], defer_ms=70)
+            await old.publish("topic", b"3", defer_ms=0)
+
+        nursery.start_soon(publish)
+        for command in (b"DPUB topic 1500\n\0\0\0\x011", b"DPUB topic 70\n\0\0\0\x012", pub("topic", b"3")):
+            await peer.expect(command)
+            await peer.send(OK_FRAME)
+        with pytest.raises(TypeError, match="defer_s and defer_ms are both given"):
+            await old.publish("topic", b"x", defer_ms=1, defer_s=1)
+
+
+@bounded
+async def test_short_deferrals_are_deferrals(broker: FakeBroker) -> None:
+    async with opened(broker) as (producer, peer, nursery):
+        nursery.start_soon(lambda: producer.publish("topic", b"1", defer_s=0.0001))
+        await peer.expect(b"DPUB topic 1\n\0\0\0\x011")
+        await peer.send(OK_FRAME)
 
 
 @bounded
@@ -52,15 +83,13 @@ async def test_argument_of_the_wrong_type_is_named(broker: FakeBroker) -> None:
         ("the messages must be a list, .* not int", lambda each: each.publish_many("t", 5)),
         ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"])),
         ("a message must be bytes, not int", lambda each: each.publish_many("t", [b"x", 5])),
-        ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"], defer_ms=1)),
+        ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"], defer_s=0.001)),
         ("the name of a topic must be a string, not bytes", lambda each: each.publish(b"t", b"x")),
         ("the name of a topic must be a string, not None", lambda each: each.publish_many(None, [b"x"])),
         ("defer_ms is '5'; it must be an integer", lambda each: each.publish("t", b"x", defer_ms="5")),
-        ("defer_ms is '5'; it must be an integer", lambda each: each.publish_many("t", [b"x"], defer_ms="5")),
-        *(
-            (f"defer_ms is {wrong}; it must be an integer", partial(publish_deferred, wrong))
-            for wrong in (math.nan, math.inf, 1.5, True)
-        ),
+        ("defer_s is '5'; it must be a number", lambda each: each.publish("t", b"x", defer_s="5")),
+        ("defer_s is '5'; it must be a number", lambda each: each.publish_many("t", [b"x"], defer_s="5")),
+        ("defer_s is True; it must be a number", partial(publish_deferred, True)),
         ("the result of pack_messages, not list", lambda each: each.publish_set("t", [b"x"])),
     ]
     async with opened(broker) as (producer, peer, _):
@@ -146,7 +175,7 @@ async def test_list_is_split_and_pipelined_within_the_window(broker: FakeBroker)
 @bounded
 async def test_deferred_list_is_sent_one_by_one_in_order(broker: FakeBroker) -> None:
     async with opened(broker, max_in_flight_bytes=15) as (producer, peer, nursery):
-        publish = Outcome(nursery, lambda: producer.publish_many("topic", [b"1", b"22", b"3"], defer_ms=70))
+        publish = Outcome(nursery, lambda: producer.publish_many("topic", [b"1", b"22", b"3"], defer_s=0.07))
         await peer.expect(dpub("topic", 70, b"1"), dpub("topic", 70, b"22"))
         await peer.expect_nothing()
         await peer.send(OK_FRAME * 2)
@@ -154,7 +183,7 @@ async def test_deferred_list_is_sent_one_by_one_in_order(broker: FakeBroker) -> 
         await peer.send(OK_FRAME)
         await publish.success()
         with pytest.raises(TypeError, match="must be bytes, not str"):
-            await producer.publish_many("topic", [b"4", "5"], defer_ms=70)  # type: ignore[list-item]
+            await producer.publish_many("topic", [b"4", "5"], defer_s=0.07)  # type: ignore[list-item]
         await peer.expect_nothing()
 
 
@@ -181,8 +210,10 @@ async def test_empty_publish_sends_nothing(broker: FakeBroker) -> None:
         (lambda p: p.publish("a b", b"x"), "not a valid topic name"),
         (lambda p: p.publish("t", b""), "empty message"),
         (lambda p: p.publish("t", b"x" * 101), "a message of 101 bytes; the limit is 100"),
-        (lambda p: p.publish("t", b"x", defer_ms=-1), "defer_ms is -1"),
-        (lambda p: p.publish("t", b"x", defer_ms=1001), r"within 0\.\.1000"),
+        (lambda p: p.publish("t", b"x", defer_s=-0.001), r"defer_s is -0\.001; it must be at least 0"),
+        (lambda p: p.publish("t", b"x", defer_s=math.nan), "defer_s is nan"),
+        (lambda p: p.publish("t", b"x", defer_s=math.inf), "defer_s is inf"),
+        (lambda p: p.publish("t", b"x", defer_s=1.001), r"defer_s is 1\.001; it must be within 0\.\.1"),
         (lambda p: p.publish_many("t", [b"x", b""]), "empty message"),
         (lambda p: p.publish_many("t", [b"x", b"x" * 101]), "a message of 101 bytes"),
         (lambda p: p.publish_many("", [b"x"]), "not a valid topic name"),

@@ -257,7 +257,7 @@ async def test_full_topic_affects_neither_the_connection_nor_others(tmp_path: Pa
 async def test_refusal_by_nsqd_affects_no_other_publish(tmp_path: Path) -> None:
     with nsqd(tmp_path / "d") as broker:
         async with Producer(broker.tcp_address) as producer, trio.open_nursery() as nursery:
-            too_long = Outcome(nursery, lambda: producer.publish("t", b"x", defer_ms=10_000_000))
+            too_long = Outcome(nursery, lambda: producer.publish("t", b"x", defer_s=10000))
             others = [Outcome(nursery, producer.publish, f"t{n}", b"x") for n in range(20)]
             failure = await too_long.failure()
             assert "DPUB timeout 10000000 out of range 0-3600000" in str(failure)

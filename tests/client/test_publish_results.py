@@ -50,7 +50,7 @@ def test_publishes_tell_the_broker(loop: Loop, broker: Broker) -> None:
     async def main() -> None:
         async with Producer(broker.tcp_address) as producer:
             assert await producer.publish(topic, b"1") == ack
-            assert await producer.publish(topic, b"2", defer_ms=5, timeout_s=PATIENCE_S) == ack
+            assert await producer.publish(topic, b"2", defer_s=0.005, timeout_s=PATIENCE_S) == ack
             assert await producer.publish_set(topic, pack_messages([b"3", b"4"]), timeout_s=PATIENCE_S) == ack
             assert await producer.publish_set(topic, pack_messages([])) is None
             await producer.publish_many(topic, [b"5", b"6"], timeout_s=PATIENCE_S)
@@ -119,7 +119,7 @@ def test_a_publish_without_an_answer_fails_after_its_timeout(loop: Loop) -> None
                 partial(producer.publish, "t", b"waiting"),
                 partial(producer.publish_set, "t", pack_messages([b"1", b"2"])),
                 partial(producer.publish_many, "t", [b"1", b"2"]),
-                partial(producer.publish_many, "t", [b"1", b"2"], defer_ms=1),
+                partial(producer.publish_many, "t", [b"1", b"2"], defer_s=0.001),
             ):
                 with pytest.raises(PublishFailed, match="was not stored: no acknowledgement") as caught:
                     await publish(timeout_s=SHORT_S)

@@ -73,7 +73,7 @@ def test_messages_are_published_received_and_finished(broker: Broker, topic: str
         producer.publish(topic, b"1")
         producer.publish_many(topic, [b"2", b"3"])
         producer.publish_set(topic, pack_messages([b"4"]))
-        producer.publish(topic, b"5", defer_ms=1)
+        producer.publish(topic, b"5", defer_s=0.001)
     with consumer_of(broker, topic) as consumer:
         bodies = []
         for message in consumer:
@@ -368,7 +368,7 @@ def test_errors_are_unchanged(broker: Broker) -> None:
         with pytest.raises(ValueError, match="not a valid topic name"):
             producer.publish("a b", b"x")
         with pytest.raises(PublishFailed, match="DPUB timeout") as caught:
-            producer.publish("t", b"x", defer_ms=2**40)
+            producer.publish("t", b"x", defer_s=2.0**40)
         assert not caught.value.maybe_stored
         with pytest.raises(RuntimeError, match="once"):
             producer.__enter__()

@@ -100,7 +100,7 @@ def test_publish_values(loop: Loop) -> None:
         async with FakeProducer() as producer:
             await producer.publish(orders, Order(1, "a"))
             await producer.publish_many(orders, (Order(number, "a") for number in (2, 3)))
-            await producer.submit(orders, Order(4, "a"), defer_ms=500).wait()
+            await producer.submit(orders, Order(4, "a"), defer_s=0.5).wait()
             with pytest.raises(TypeError, match="the message must be of type Order, not bytes"):
                 await producer.publish(orders, b"{}")  # type: ignore[misc]  # what is refused
             wrong = [Order(5, "a"), Invoice(id=1, thing="a")]

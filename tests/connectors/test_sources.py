@@ -249,7 +249,7 @@ async def test_unfinished_messages_of_a_channel_are_taken_over(ours: Broker, top
         number = 0
         async for message in consumer:
             if number == 7:
-                message.requeue(3_600_000, backoff=False)
+                message.requeue(delay_s=3600, backoff=False)
             else:
                 message.finish()
             number += 1

@@ -233,7 +233,7 @@ class Publisher:
     async def say_everything(self) -> None:
         """Send PUB, DPUB, MPUB, and several at the same time."""
         await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies), 1)
-        await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies, defer_ms=1), 1)
+        await self._insist(lambda bodies: self._producer.publish(TOPIC, *bodies, defer_s=0.001), 1)
         await self._insist(lambda bodies: self._producer.publish_many(TOPIC, bodies), 5)
         async with trio.open_nursery() as nursery:
             for size in (1, 3, 1):

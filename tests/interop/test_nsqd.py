@@ -92,7 +92,7 @@ async def test_requeued_message_is_redelivered_with_more_attempts(broker: Broker
             first.requeue(0, backoff=False)
             second = await anext(consumer)
             started_at = trio.current_time()
-            second.requeue(delay_ms=300, backoff=False)
+            second.requeue(delay_s=0.3, backoff=False)
             third = await anext(consumer)
             assert trio.current_time() - started_at > 0.25
             third.finish()
@@ -129,7 +129,7 @@ async def test_touch_extends_the_message_timeout(broker: Broker, caplog: pytest.
             await producer.publish("topic", b"touched")
             await producer.publish("topic", b"left alone")
             held = {message.body: message for message in [await anext(consumer) for _ in range(2)]}
-            await producer.publish("topic", b"a second is over", defer_ms=1000)
+            await producer.publish("topic", b"a second is over", defer_s=1)
             (await anext(consumer)).finish()
             held[b"touched"].touch()
             late = await anext(consumer)
@@ -162,7 +162,7 @@ async def test_deferred_message_is_delivered_later(broker: Broker) -> None:
     with trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
             started_at = trio.current_time()
-            await producer.publish("topic", b"later", defer_ms=300)
+            await producer.publish("topic", b"later", defer_s=0.3)
             await producer.publish("topic", b"now")
             now, later = await anext(consumer), await anext(consumer)
             assert trio.current_time() - started_at > 0.25
@@ -195,7 +195,7 @@ async def test_heartbeats_keep_an_idle_connection_open(
             Producer(broker.tcp_address, heartbeat_interval_ms=1000) as producer,
             consumer_of(broker, heartbeat_interval_ms=1000) as consumer,
         ):
-            await producer.publish("topic", b"three and a half intervals", defer_ms=3500)
+            await producer.publish("topic", b"three and a half intervals", defer_s=3.5)
             (await anext(consumer)).finish()
             await producer.publish("topic", b"still there")
             (await anext(consumer)).finish()

@@ -172,7 +172,7 @@ async def fill(broker: Broker) -> None:
         broker.http("POST", "/topic/pause", topic="paused")
         await producer.publish_many("paused", bodies("after", 30))
         for number in range(10):
-            await producer.publish("clicks", b"deferred %d" % number, defer_ms=600_000)
+            await producer.publish("clicks", b"deferred %d" % number, defer_s=600)
     await receive(broker, "orders", "only", 50)
     await receive(broker, "clicks", "archive", 200)
     # In two passes, leave some messages unfinished: their attempts rise, and nsqd requeues them behind the others.
@@ -206,7 +206,7 @@ async def requeue_and_hold(broker: Broker, stop: Callable[[], None]) -> None:
         held = 0
         async for message in consumer:
             if held < 20:
-                message.requeue(600_000, backoff=False)
+                message.requeue(delay_s=600, backoff=False)
             held += 1
             if held >= 60:
                 break

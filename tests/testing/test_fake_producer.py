@@ -18,9 +18,9 @@ def test_every_way_to_publish(loop: Loop) -> None:
         async with FakeProducer() as producer:
             assert isinstance(producer, Producer)
             await producer.publish("a", b"1")
-            await producer.publish("b", b"2", defer_ms=1500)
+            await producer.publish("b", b"2", defer_s=1.5)
             await producer.publish_many("a", [b"3", b"4"])
-            await producer.publish_many("b", [b"5", b"6"], defer_ms=1)
+            await producer.publish_many("b", [b"5", b"6"], defer_s=0.001)
             await producer.publish_set("a", pack_messages([b"7", b"8"]))
             receipt = producer.submit("a", b"9")
             states = [receipt.state]
@@ -112,7 +112,7 @@ def test_list_that_fails_in_its_middle(loop: Loop) -> None:
             producer.accept()
             producer.refuse()
             with pytest.raises(PublishFailed) as failed:
-                await producer.publish_many("t", [b"1", b"2", b"3"], defer_ms=1)
+                await producer.publish_many("t", [b"1", b"2", b"3"], defer_s=0.001)
             assert (failed.value.acknowledged, failed.value.maybe_stored) == (1, False)
         assert producer.published("t") == [b"1"]
 

@@ -74,7 +74,7 @@ def test_plain(nsq):
         assert nsq.in_flight(orders, "c") == 1
         with pytest.raises(TimeoutError, match="1 in flight"):
             nsq.wait_empty(orders, "c", timeout_s=0)
-        message.requeue(3600_000)
+        message.requeue(delay_s=3600)
     assert nsq.deferred(orders, "c") == 1
     with pytest.raises(TimeoutError, match="'nothing' does not exist"):
         nsq.wait_empty("nothing", "c", timeout_s=0)

@@ -1,8 +1,14 @@
-"""Checks of names that a caller gives. Not compiled: compiled functions have errors of their own for wrong types."""
+"""Checks of names and times that a caller gives.
+
+Not compiled: compiled functions have errors of their own for wrong types.
+"""
+
+import warnings
 
 from trio_nsq.protocol import is_valid_name
+from trio_nsq.protocol.limits import SECOND_MS
 from trio_nsq.protocol.names import is_valid_producer
-from trio_nsq.text.arguments import check_type
+from trio_nsq.text.arguments import MAX_INT, check_int, check_seconds, check_type
 
 
 def check_name(what: str, name: str) -> None:
@@ -22,3 +28,29 @@ def check_producer(name: str) -> None:
         raise ValueError(
             f"{name!r} is not the name of a producer, 1 to 64 of the characters A-Z a-z 0-9 . _ : -"
         )
+
+
+def in_ms(what: str, seconds: float | None, old_ms: int | None) -> int | None:
+    """Return a time in milliseconds; None: none was given. For public methods, whose caller is warned.
+
+    Args:
+        what: `defer` or `delay`: the argument is `{what}_s`, and was `{what}_ms`.
+        seconds: The argument.
+        old_ms: The deprecated one, in milliseconds; None: not given.
+
+    Raises TypeError, ValueError.
+    """
+    if old_ms is not None:
+        check_int(f"{what}_ms", old_ms, 0, MAX_INT)
+        if seconds:
+            raise TypeError(f"{what}_s and {what}_ms are both given")
+        if old_ms:  # 0 is the same in any unit
+            text = f"{what}_ms is deprecated: use {what}_s={old_ms / SECOND_MS:g}, in seconds"
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
+        return old_ms
+    if seconds is None or (seconds == 0 and type(seconds) is int):  # most are
+        return seconds
+    check_seconds(f"{what}_s", seconds)
+    if seconds > MAX_INT / SECOND_MS:
+        raise ValueError(f"{what}_s is {seconds}; it must be at most {MAX_INT // SECOND_MS}")
+    return max(1, round(seconds * SECOND_MS)) if seconds else 0

@@ -13,7 +13,6 @@ from ..client.consuming.consumer import Consumer
 from ..client.consuming.message import Message
 from ..client.discovery.options import DiscoveryOptions
 from ..client.publishing.producer import Producer
-from ..protocol.limits import SECOND_MS
 from ..text.arguments import check_seconds
 
 DELAY_LABEL = "delay"
@@ -116,7 +115,7 @@ class NSQBroker(AsyncBroker):
         if self._producer is None:
             raise RuntimeError("the broker is not started: await broker.startup() first")
         delay_s = _seconds(message.labels.get(DELAY_LABEL))
-        await self._producer.publish(self.topic, message.message, defer_ms=round(delay_s * SECOND_MS))
+        await self._producer.publish(self.topic, message.message, defer_s=delay_s)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Yield tasks; when the generator is closed, the worker gets no more.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NoReturn
 
+from ..client.arguments import in_ms
 from ..client.consuming import message as client_message
 from ..client.errors import AlreadyAnswered
 from .portal import Portal, mirrors
@@ -77,10 +78,12 @@ class MessageBatch:
         self._portal.post(_answer, self._batch.finish)
 
     @mirrors(client_message.MessageBatch.requeue)
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        client_message.check_delay(delay_ms)
+    def requeue(
+        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+    ) -> None:
+        delay_ms = in_ms("delay", delay_s, delay_ms)
         self._claim_rest()
-        self._portal.post(_answer, partial(self._batch.requeue, delay_ms, backoff=backoff))
+        self._portal.post(_answer, partial(self._batch._requeue, delay_ms, backoff))
 
     @mirrors(client_message.MessageBatch.touch)
     def touch(self) -> None:
@@ -144,10 +147,12 @@ class Message(client_message.Message):
         self._shared._portal.post(_answer, super().finish)
 
     @mirrors(client_message.Message.requeue)
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        client_message.check_delay(delay_ms)
+    def requeue(
+        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+    ) -> None:
+        delay_ms = in_ms("delay", delay_s, delay_ms)
         self._claim()
-        self._shared._portal.post(_answer, partial(super().requeue, delay_ms, backoff=backoff))
+        self._shared._portal.post(_answer, partial(super()._requeue, delay_ms, backoff))
 
     @mirrors(client_message.Message.abandon)
     def abandon(self) -> None:

@@ -8,9 +8,11 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import list_of
 from trio_nsq.protocol.headers import Headers
+from trio_nsq.protocol.limits import SECOND_MS
 from trio_nsq.text.arguments import check_seconds
 
 from .. import client
+from ..client.arguments import in_ms
 from ..client.errors import ProducerClosed
 from ..client.publishing.options import ProducerOptions
 from ..client.publishing.queue import PublishAck, PublishFuture
@@ -73,7 +75,7 @@ class Producer:
         topic: str,
         body: bytes,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
     ) -> PublishAck: ...
@@ -84,7 +86,7 @@ class Producer:
         topic: Topic[T],
         body: T,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
     ) -> PublishAck: ...
@@ -95,13 +97,14 @@ class Producer:
         topic: str | Topic[Any],
         body: Any,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
+        defer_ms: int | None = None,
     ) -> PublishAck:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
-        receipt = self.submit(topic, body, defer_ms=defer_ms, headers=headers)
+        receipt = self._submit(topic, body, in_ms("defer", defer_s, defer_ms) or 0, headers)
         try:
             receipt._settled.wait_in_thread(timeout_s)
         except BaseException:  # interrupted
@@ -115,7 +118,7 @@ class Producer:
         topic: str,
         bodies: Iterable[bytes],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
@@ -126,7 +129,7 @@ class Producer:
         topic: Topic[T],
         bodies: Iterable[T],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
@@ -137,14 +140,16 @@ class Producer:
         topic: str | Topic[Any],
         bodies: Iterable[Any],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
+        defer_ms: int | None = None,
     ) -> None:
+        deferral_ms = in_ms("defer", defer_s, defer_ms) or 0
         bodies = list_of(bodies)  # in this thread: an iterator may block
         self._call(
             lambda: self._producer.publish_many(
-                topic, bodies, defer_ms=defer_ms, timeout_s=timeout_s, headers=headers
+                topic, bodies, defer_s=deferral_ms / SECOND_MS, timeout_s=timeout_s, headers=headers
             )
         )
 
@@ -168,17 +173,28 @@ class Producer:
 
     @overload
     def submit(
-        self, topic: str, body: bytes, *, defer_ms: int = 0, headers: Headers | None = None
+        self, topic: str, body: bytes, *, defer_s: float = 0, headers: Headers | None = None
     ) -> "Receipt": ...
 
     @overload
     def submit(
-        self, topic: Topic[T], body: T, *, defer_ms: int = 0, headers: Headers | None = None
+        self, topic: Topic[T], body: T, *, defer_s: float = 0, headers: Headers | None = None
     ) -> "Receipt": ...
 
     @mirrors(client.Producer.submit)
     def submit(
-        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, headers: Headers | None = None
+        self,
+        topic: str | Topic[Any],
+        body: Any,
+        *,
+        defer_s: float = 0,
+        headers: Headers | None = None,
+        defer_ms: int | None = None,
+    ) -> "Receipt":
+        return self._submit(topic, body, in_ms("defer", defer_s, defer_ms) or 0, headers)
+
+    def _submit(
+        self, topic: str | Topic[Any], body: Any, defer_ms: int, headers: Headers | None
     ) -> "Receipt":
         topic, body = encoded(topic, body)
         self._portal.check_process()

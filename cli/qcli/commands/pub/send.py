@@ -243,7 +243,7 @@ class BrokerSender:
     async def _send_over_tcp(self, batch: Batch) -> None:
         assert self._tcp is not None
         if defer_ms := batch.delay_ms(time.time_ns()):
-            await self._tcp.publish_many(batch.topic, batch.bodies, defer_ms=defer_ms)
+            await self._tcp.publish_many(batch.topic, batch.bodies, defer_s=defer_ms / 1000)
         else:
             await self._tcp.publish_set(batch.topic, pack_messages(batch.bodies))
 

@@ -40,8 +40,8 @@ class Retry:
 
     def apply_to(self, message: Message) -> None:
         """Requeue a message."""
-        delay_ms = None if self.delay_s is None else int(min(self.delay_s * SECOND_MS, MAX_INT))
-        message.requeue(delay_ms, backoff=self.backoff)
+        delay_s = None if self.delay_s is None else min(self.delay_s, MAX_INT // SECOND_MS)
+        message.requeue(delay_s=delay_s, backoff=self.backoff)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 from trio_nsq.protocol.frames import MessageRun
 from trio_nsq.protocol.headers import decode_headers
-from trio_nsq.text.arguments import MAX_INT, check_int
 
+from ..arguments import in_ms
 from ..errors import AlreadyAnswered
 
 _Item = TypeVar("_Item")
@@ -106,20 +106,25 @@ class MessageBatch:
         """
         self._source.finish(self._claim_rest())
 
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
+    def requeue(
+        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+    ) -> None:
         """Requeue (REQ) all messages that are not answered: the broker delivers them again, to any consumer.
 
         Args:
-            delay_ms: The delay before the next delivery, in milliseconds; 0: no delay; None: the consumer's
+            delay_ms: Deprecated: `delay_s` in milliseconds.
+            delay_s: The delay before the next delivery, in seconds; 0: no delay; None: the consumer's
                 `default_requeue_delay_ms` times the attempts of each. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The messages failed, so the consumer backs off. False: it does not.
 
         Raises:
             AlreadyAnswered: All messages are answered.
-            TypeError, ValueError: The delay is not an integer, or is negative.
+            TypeError, ValueError: The delay is not a number, or is negative.
         """
-        check_delay(delay_ms)
+        self._requeue(in_ms("delay", delay_s, delay_ms), backoff)
+
+    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
         attempts = self._unanswered(self.attempts)
         self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff)
 
@@ -212,8 +217,8 @@ class CombinedBatch(MessageBatch):
     def finish(self) -> None:
         self._answer(lambda part: part.finish())
 
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
-        self._answer(lambda part: part.requeue(delay_ms, backoff=backoff))
+    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
+        self._answer(lambda part: part._requeue(delay_ms, backoff))
 
     def touch(self) -> None:
         for part in self._parts:
@@ -322,20 +327,25 @@ class Message:
         batch = self._batch
         batch._source.finish_one(batch._claim(self._index))
 
-    def requeue(self, delay_ms: int | None = None, *, backoff: bool = True) -> None:
+    def requeue(
+        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+    ) -> None:
         """Requeue (REQ) the message: the broker delivers it again, to any consumer of the channel.
 
         Args:
-            delay_ms: The delay before the next delivery, in milliseconds; 0: no delay; None: the consumer's
+            delay_ms: Deprecated: `delay_s` in milliseconds.
+            delay_s: The delay before the next delivery, in seconds; 0: no delay; None: the consumer's
                 `default_requeue_delay_ms` times the message's attempts. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The message failed, so the consumer backs off. False: it does not.
 
         Raises:
             AlreadyAnswered: The message was finished or requeued before.
-            TypeError, ValueError: The delay is not an integer, or is negative.
+            TypeError, ValueError: The delay is not a number, or is negative.
         """
-        check_delay(delay_ms)
+        self._requeue(in_ms("delay", delay_s, delay_ms), backoff)
+
+    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
         batch = self._batch
         batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
 
@@ -354,9 +364,3 @@ class Message:
         """
         if not self.answered:
             self._batch._source.touch([self.id])
-
-
-def check_delay(delay_ms: int | None) -> None:
-    """Raise TypeError or ValueError unless this can be the delay of a requeue."""
-    if delay_ms is not None:
-        check_int("delay_ms", delay_ms, 0, MAX_INT)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.bodies import check_bytes
 from trio_nsq.protocol.headers import Headers, encode_headers, encode_headers_of_all, prefix_bytes
-from trio_nsq.text.arguments import check_int
+from trio_nsq.protocol.limits import SECOND_MS
 
 from .queue import COUNT_BYTES, SIZE_BYTES
 
@@ -77,8 +77,9 @@ class PublishLimits:
         _check_sizes(messages.sizes, self.max_msg_size)
 
     def check_defer(self, defer_ms: int) -> None:
-        if defer_ms != 0 or type(defer_ms) is not int:  # most are 0
-            check_int("defer_ms", defer_ms, 0, self.max_req_timeout_ms)
+        if self.max_req_timeout_ms is not None and defer_ms > self.max_req_timeout_ms:
+            most_s = self.max_req_timeout_ms / SECOND_MS
+            raise ValueError(f"defer_s is {defer_ms / SECOND_MS:g}; it must be within 0..{most_s:g}")
 
 
 def _check_sizes(sizes: Sequence[int], biggest: int) -> None:

@@ -14,7 +14,7 @@ from trio_nsq.protocol.headers import Headers, prefix_of, split_for_hpub
 from trio_nsq.text.arguments import check_seconds, check_type
 
 from ...event_loop import runtime
-from ..arguments import check_name
+from ..arguments import check_name, in_ms
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
@@ -197,7 +197,7 @@ class Producer:
         topic: str,
         body: bytes,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
     ) -> PublishAck: ...
@@ -208,7 +208,7 @@ class Producer:
         topic: Topic[T],
         body: T,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
     ) -> PublishAck: ...
@@ -218,9 +218,10 @@ class Producer:
         topic: str | Topic[Any],
         body: Any,
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | None = None,
+        defer_ms: int | None = None,
     ) -> PublishAck:
         """Publish a message and wait for its acknowledgement.
 
@@ -229,11 +230,12 @@ class Producer:
         Args:
             topic: The topic; created if missing.
             body: The message, 1 to `max_msg_size` bytes; with a `Topic`, the value that it encodes.
-            defer_ms: The delay before the delivery, in milliseconds; 0: no delay.
+            defer_s: The delay before the delivery, in seconds; 0: no delay.
             timeout_s: How long to wait for the acknowledgement, more than 0; then the publish fails, and what was not
                 written to the socket is withdrawn. None: the producer's settings decide.
             headers: Names and values, both strings: names of at most 128 lower-case letters, digits, `-`, `_` and `.`,
                 values without control characters; at most 64, and 16 KiB together. Empty or None: no headers.
+            defer_ms: Deprecated: `defer_s` in milliseconds.
 
         Returns:
             Where it is stored.
@@ -248,20 +250,27 @@ class Producer:
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
+        defer_ms = in_ms("defer", defer_s, defer_ms) or 0
         return await self._settle(self._queue(*encoded(topic, body), defer_ms, headers), timeout_s)
 
     @overload
     def submit(
-        self, topic: str, body: bytes, *, defer_ms: int = 0, headers: Headers | None = None
+        self, topic: str, body: bytes, *, defer_s: float = 0, headers: Headers | None = None
     ) -> Receipt: ...
 
     @overload
     def submit(
-        self, topic: Topic[T], body: T, *, defer_ms: int = 0, headers: Headers | None = None
+        self, topic: Topic[T], body: T, *, defer_s: float = 0, headers: Headers | None = None
     ) -> Receipt: ...
 
     def submit(
-        self, topic: str | Topic[Any], body: Any, *, defer_ms: int = 0, headers: Headers | None = None
+        self,
+        topic: str | Topic[Any],
+        body: Any,
+        *,
+        defer_s: float = 0,
+        headers: Headers | None = None,
+        defer_ms: int | None = None,
     ) -> Receipt:
         """Queue a message without waiting; the receipt tells what becomes of it.
 
@@ -273,12 +282,13 @@ class Producer:
         one.
 
         Args:
-            topic, body, defer_ms, headers: See `publish`.
+            topic, body, defer_s, headers, defer_ms: See `publish`.
 
         Raises:
             ProducerClosed: The producer is not open.
             TypeError, ValueError: See `publish`.
         """
+        defer_ms = in_ms("defer", defer_s, defer_ms) or 0
         return Receipt(self._queue(*encoded(topic, body), defer_ms, headers))
 
     def _queue(self, topic: str, body: bytes, defer_ms: int, headers: Headers | None) -> PublishFuture:
@@ -317,7 +327,7 @@ class Producer:
         topic: str,
         bodies: Iterable[bytes],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
@@ -328,7 +338,7 @@ class Producer:
         topic: Topic[T],
         bodies: Iterable[T],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
     ) -> None: ...
@@ -338,9 +348,10 @@ class Producer:
         topic: str | Topic[Any],
         bodies: Iterable[Any],
         *,
-        defer_ms: int = 0,
+        defer_s: float = 0,
         timeout_s: float | None = None,
         headers: Headers | Sequence[Headers] | None = None,
+        defer_ms: int | None = None,
     ) -> None:
         """Publish messages in order and wait until all are acknowledged.
 
@@ -352,11 +363,12 @@ class Producer:
             topic: The topic; created if missing.
             bodies: The messages, 1 to `max_msg_size` bytes each; if empty, nothing is sent. With a `Topic`, the values
                 that it encodes.
-            defer_ms: The delay before the delivery, in milliseconds; 0: no delay. Deferred messages are sent and stored
+            defer_s: The delay before the delivery, in seconds; 0: no delay. Deferred messages are sent and stored
                 one by one: NSQ has no command to defer several. Those with headers are not.
             timeout_s: How long to wait for all acknowledgements, more than 0; then the publish fails, and what was not
                 written to the socket is withdrawn. None: the producer's settings decide.
             headers: The headers of all messages, or a list with those of each; see `publish`.
+            defer_ms: Deprecated: `defer_s` in milliseconds.
 
         Raises:
             PublishFailed: Not all were acknowledged; `acknowledged` says how many were, from the first on, and
@@ -370,6 +382,7 @@ class Producer:
             topic = topic.name
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
+        defer_ms = in_ms("defer", defer_s, defer_ms) or 0
         self._check_call(topic)
         bodies = list_of(bodies)
         try:

@@ -210,7 +210,7 @@ class Destination:
         assert self._producer is not None
         try:
             if defer_ms:
-                await self._producer.publish_many(topic, bodies, defer_ms=defer_ms)
+                await self._producer.publish_many(topic, bodies, defer_s=defer_ms / 1000)
             else:
                 await self._producer.publish_set(topic, pack_messages(bodies))
         except PublishFailed as exc:
