@@ -94,7 +94,8 @@ def test_status_of_a_cluster_that_is_well(qcli: Cli) -> None:
         ),
         (
             cluster(member(0, "leading"), member(1, "in sync", in_sync=False)),
-            f"the member {IDS[1]} (10.0.0.1:4151) is not in sync",
+            f"the member {IDS[1]} (10.0.0.1:4151) is not recorded as in sync at the coordinator yet, so it cannot be "
+            "elected",
             " no ",
         ),
         (

@@ -95,7 +95,11 @@ def _replaced(cluster: Cluster, member: ClusterMember) -> str:
 
 def _state_of(member: ClusterMember) -> str:
     if member["state"] != "catching up":
-        return member["state"] if member["state"] == "disconnected" else "not in sync"
+        return (
+            member["state"]
+            if member["state"] == "disconnected"
+            else "not recorded as in sync at the coordinator yet, so it cannot be elected"
+        )
     lacks = count_of(member.get("lag_operations", 0), "operation")
     copied = progress_of(member)
     return (
