@@ -23,7 +23,9 @@ from trio_nsq import (
     Message,
     Producer,
     PublishFailed,
+    RecordBatch,
     RequestRefused,
+    TopicReader,
     sync,
 )
 from trio_nsq.client import ConnectionOptions
@@ -166,6 +168,27 @@ def test_producer_with_a_name(loop: Loop, broker_process: Broker, topic: str) ->
             await producer.publish_many(topic, [b"2", b"3"], headers=[{}, OTHER])
             assert await producer.last_number(topic) == 2
         assert await receive(broker_process, topic, 3) == [(b"1", TRACE), (b"2", {}), (b"3", OTHER)]
+
+    run(loop, main)
+
+
+@pytest.mark.slow
+@on_both
+def test_reading_a_topic(loop: Loop, broker_process: Broker, topic: str) -> None:
+    """Also from the middle of a record."""
+
+    async def main() -> None:
+        async with Producer(broker_process.tcp_address) as producer:
+            await producer.publish(topic, b"0")
+            await producer.publish_many(topic, [b"1", b"2", b"3"], headers=[TRACE, {}, OTHER])
+        found: list[Mapping[str, str]] = []
+        async with TopicReader(broker_process.http_address, topic, start=2) as reader:
+            while batches := await reader.receive():
+                for batch in batches:
+                    assert isinstance(batch, RecordBatch)
+                    assert len(batch.headers()) == batch.count
+                    found += batch.headers()
+        assert found == [{}, OTHER]
 
     run(loop, main)
 

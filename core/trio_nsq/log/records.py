@@ -27,8 +27,9 @@ from typing import Final
 
 from ..platform.checksum import crc32
 from ..protocol.bulk import MAX_INT32
+from ..protocol.headers import Headers, decode_headers
 from ..protocol.messages import MessageSet, read_sizes
-from .record_metadata import metadata_of_part
+from .record_metadata import headers_in, metadata_of_part
 
 MAGIC: Final = b"NSQB"
 _HEADER: Final = Struct(">4sIIIIIQQQQ")
@@ -143,6 +144,11 @@ class RecordBatch:
 
     def ids(self) -> list[bytes]:
         return [b"%016x" % each for each in range(self.first_id, self.first_id + self.count)]
+
+    def headers(self) -> list[Headers]:
+        """Return the headers of each message: values by names in lower case; empty for a message without headers."""
+        texts = headers_in(self.metadata, self.count)
+        return [decode_headers(text) for text in texts] if texts else [{} for _ in self.messages.sizes]
 
     @property
     def payload_crc(self) -> int:
