@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import trio_nsq.testing.server as server_module
 from testing.support import PATIENCE_S
 from trio_nsq.client import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.broker_http import BrokerHTTP
+from trio_nsq.sync import Consumer
 from trio_nsq.testing import NSQ, NSQServer, ServerFailed
 from trio_nsq.testing.server import ServerProcess
 
@@ -52,6 +53,13 @@ def test_wrong_options(
     assert not process.do("look")
 
 
+def test_ports_are_kept_while_no_broker_runs(process: ServerProcess) -> None:
+    for address in process.addresses:
+        host, _, port = address.rpartition(":")
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+
+
 def connects(server: NSQServer) -> bool:
     host, _, port = server.tcp_address.rpartition(":")
     try:
@@ -81,6 +89,28 @@ def test_every_state_leads_to_a_broker_that_runs(server: NSQServer) -> None:
             assert server.is_running
             assert (server.tcp_address, server.http_address) == addresses
             assert nsq.published("t") == [b"kept"]
+
+
+@pytest.mark.parametrize("fail", [NSQ.kill, NSQ.hang])
+def test_next_test_finds_a_broker_that_answers(fail: Callable[[NSQ], None], server: NSQServer) -> None:
+    with NSQ(server) as nsq:
+        fail(nsq)
+    BrokerHTTP(server.http_address).request("GET", "/ping")
+
+
+def test_consumed_messages_stay(tmp_path: Path) -> None:
+    bodies = [b"%0100d" % number for number in range(50)]
+    with NSQServer(tmp_path, {"max_bytes_per_file": 1000}) as server, NSQ(server) as nsq:
+        nsq.publish("t", *bodies[:25])
+        nsq.publish("t", *bodies[25:])
+        with Consumer("t", "c", nsqd_tcp_addresses=nsq.tcp_address, max_in_flight=50) as consumer:
+            for batch in consumer.batches():
+                batch.finish()
+                if consumer.stats().finished == len(bodies):
+                    break
+        nsq.wait_empty("t", "c")
+        nsq.restart()
+        assert nsq.published("t") == bodies
 
 
 def test_threads_may_kill_and_start(server: NSQServer) -> None:
