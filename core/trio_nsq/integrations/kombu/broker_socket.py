@@ -267,8 +267,9 @@ class BrokerSocket:
 
     def _feed(self, data: bytes) -> None:
         try:
-            for piece in self._codecs.decode(data):
-                self._reader.receive_data(piece)
+            with self._lock:  # OpenSSL does not read and write in two threads at once
+                for piece in self._codecs.decode(data):
+                    self._reader.receive_data(piece)
         except (CompressionError, TLSError) as error:
             raise self._lost(error) from error
 

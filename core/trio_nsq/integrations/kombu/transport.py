@@ -1,5 +1,6 @@
 """The transport: a connection of kombu, with one socket for publishing and one for each source that is consumed."""
 
+import logging
 import os
 import select
 import threading
@@ -34,6 +35,7 @@ from .subscription import Source, Subscription
 
 DEFAULT_CHANNEL = "celery"
 PUBLISH_TIMEOUT_S = 30.0
+_logger = logging.getLogger("trio_nsq.kombu")
 _SLICE_S = 1.0
 """How long a wait does not notice new subscriptions, and lost connections that another thread has noticed."""
 _TLS_NAMES = {"ca_certs": "tls_root_ca_file", "certfile": "tls_cert", "keyfile": "tls_key"}
@@ -54,14 +56,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
 
     After a fork, the child closes its copies of the sockets; kombu opens others there.
 
-    Options of the connection (`transport_options`), besides the names of `ConnectionSettings`:
+    `transport_options` may have the names of `ConnectionSettings`, and
 
-        channel: The NSQ channel of the queues; default `celery`.
-        visibility_timeout: The message timeout in seconds, at least 1; default: the broker's.
-        max_defer_s: The longest delay of a task in the broker, in seconds; a longer one is deferred again. Default:
-            3600, which nsqd accepts (`--max-req-timeout`).
-        publish_timeout_s: How long a publish waits for its acknowledgement, in seconds; default 30.
-        nsqd_http_address: `host:port` of the HTTP API, for sizes and purges; default: the port after the TCP port.
+    - `channel`: the NSQ channel of the queues; default `celery`.
+    - `visibility_timeout`: the message timeout in seconds, at least 1; default: the broker's.
+    - `max_defer_s`: the longest delay of a task in the broker, in seconds; a longer one is deferred again. Default: 3600,
+      which nsqd accepts (`--max-req-timeout`).
+    - `publish_timeout_s`: how long a publish waits for its acknowledgement, in seconds; default 30.
+    - `nsqd_http_address`: `host:port` of the HTTP API, for sizes and purges; default: the port after the TCP port.
+
+    Others are ignored: kombu and Celery have some of their own.
 
     Raises:
         ValueError: An option is invalid.
@@ -164,9 +168,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
             try:
                 publisher.ask(command, self._publish_timeout_s)
             except BrokerError as error:
+                publisher.close()  # the broker does so, too
                 if error.code.endswith("_FAILED"):  # such as a full disk, for a while
                     raise PublishFailed(str(error), maybe_stored=False) from error
-                publisher.close()  # the broker does so, too
                 raise
             except ConnectionLost as error:
                 raise PublishFailed(str(error), maybe_stored=True) from error
@@ -211,7 +215,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
             interval_s = _SLICE_S
             for subscription in [*self._receiving]:
                 interval_s = min(interval_s, subscription.socket.msg_timeout_s / 6)
-                subscription.keep_alive()
+                try:
+                    subscription.keep_alive()
+                except Exception:  # a bug must not end the thread
+                    _logger.exception("a connection was not kept alive")
 
     def wait(self, subscriptions: Sequence[Subscription], timeout_s: float) -> list[Subscription]:
         """Wait until something has arrived; return where. Raises ConnectionLost."""
