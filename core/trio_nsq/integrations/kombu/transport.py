@@ -60,8 +60,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
 
     - `channel`: the NSQ channel of the queues; default `celery`.
     - `visibility_timeout`: the message timeout in seconds, at least 1; default: the broker's.
-    - `max_defer_s`: the longest delay of a task in the broker, in seconds; a longer one is deferred again. Default: 3600,
-      which nsqd accepts (`--max-req-timeout`).
+    - `max_defer_s`: the longest delay of a task in the broker, in seconds; a longer one is deferred again. Default:
+      3600, which nsqd accepts (`--max-req-timeout`).
     - `publish_timeout_s`: how long a publish waits for its acknowledgement, in seconds; default 30.
     - `nsqd_http_address`: `host:port` of the HTTP API, for sizes and purges; default: the port after the TCP port.
 
