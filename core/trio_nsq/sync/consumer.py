@@ -214,7 +214,11 @@ class Consumer:
         batches = self._consumer.batches(max_messages, max_wait_s)
         # After the first message, which may arrive at the end of the idle timeout, a batch waits for max_wait_s.
         timeout_s = self._idle_timeout_s + max_wait_s
-        return _Batches(partial(self._receive, batches.__anext__, timeout_s), self._portal)
+        return _Batches(
+            partial(self._receive, batches.__anext__, timeout_s),
+            self._portal,
+            None if max_wait_s else partial(self._queue.take_batch, max_messages),
+        )
 
     @overload
     def run(self, handler: Handler, *, decode: None = None, **options: Unpack[RunOptions]) -> None: ...
@@ -351,15 +355,30 @@ class Consumer:
 
 
 class _Batches:
-    def __init__(self, receive: Callable[[], client_message.MessageBatch], portal: Portal) -> None:
+    """An iterator of batches.
+
+    Args:
+        receive: Waits for the next batch, or raises StopIteration.
+        take: Called in the thread of the event loop: returns a batch that is there, or None. That costs less, because
+            no task is started. None: only `receive` makes batches.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[], client_message.MessageBatch],
+        portal: Portal,
+        take: Callable[[], client_message.MessageBatch | None] | None,
+    ) -> None:
         self._receive = receive
         self._portal = portal
+        self._take = take
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> MessageBatch:
-        return MessageBatch(self._receive(), self._portal)
+        batch = None if self._take is None else self._portal.run_sync(self._take)
+        return MessageBatch(batch or self._receive(), self._portal)
 
 
 async def _received(receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item | None:
