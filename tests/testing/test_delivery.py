@@ -24,7 +24,7 @@ async def handle(message: Message) -> None:
         case ["finish"]:
             message.finish()
         case ["requeue", delay_ms]:
-            message.requeue(int(delay_ms))
+            message.requeue(delay_s=int(delay_ms) / 1000)
         case ["touch"]:
             message.touch()
         case ["abandon"]:

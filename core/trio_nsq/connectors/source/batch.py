@@ -66,7 +66,7 @@ class SourceBatch:
         if self.delivery is not None:
             self.delivery.finish()
 
-    def requeue(self, delay_ms: int | None = None) -> None:
+    def requeue(self, delay_s: float | None = None) -> None:
         """Requeue (REQ) the messages of a channel; arguments and errors as for `MessageBatch.requeue`.
 
         Raises:
@@ -74,7 +74,7 @@ class SourceBatch:
         """
         if self.delivery is None:
             raise RuntimeError("messages of a log cannot be requeued")
-        self.delivery.requeue(delay_ms)
+        self.delivery.requeue(delay_s=delay_s)
 
 
 class Source(Protocol):

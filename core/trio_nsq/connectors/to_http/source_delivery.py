@@ -325,7 +325,7 @@ class SourceDelivery:
                     await self._give_up(message, outcome.reason)
                 else:
                     delay_ms = self._options.delays.delay_ms(message.attempts, self._delivery.random)
-                    message.requeue(delay_ms, backoff=False)
+                    message.requeue(delay_s=delay_ms / 1000, backoff=False)
                     self._delivery.record_failed(1, outcome.reason)
 
     async def _give_up(self, message: Message, reason: str, *, again: bool = False) -> None:
