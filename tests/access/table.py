@@ -90,6 +90,7 @@ COMMANDS = {
     "MPUB": Row("publish", "topic"),
     "DPUB": Row("publish", "topic"),
     "HPUB": Row("publish", "topic"),
+    "PRODUCER": Row("publish", "topic"),
     "SUB": Row("consume", "channel"),
     # Only after SUB.
     "RDY": Row("consume", "channel"),

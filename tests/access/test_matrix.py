@@ -26,7 +26,7 @@ from access.support import (
 from access.table import COMMANDS, ENDPOINTS, Row
 from broker.certificates import Certificates
 from broker.headers import hpub, hpub_body
-from broker.support import RawClient, connected, dpub, mpub, pub, running_broker
+from broker.support import RawClient, connected, dpub, identify, mpub, pub, running_broker
 from broker.upgrading import upgrade
 from trio_nsq.broker import BoundAddresses, BrokerOptions
 from trio_nsq.broker.api.server import make_router
@@ -465,6 +465,28 @@ async def test_every_command_with_every_token(
             await check_commands(secured, transport, name)
 
 
+@pytest.mark.parametrize("name", [None, *TOKENS])
+async def test_producer_with_a_name_with_every_token(
+    tmp_path: Path, certificates: Certificates, name: str | None
+) -> None:
+    async with secured_broker(tmp_path, certificates) as secured:
+        for topic, channel in TARGETS:
+            async with secured.tcp("tcp") as client:
+                await attempt(
+                    client, identify(feature_negotiation=True, producer="p", producer_instance=name or "i")
+                )
+                claim = f"PRODUCER {topic}\n".encode()
+                if name is None:
+                    assert await attempt(client, claim) == "E_AUTH_FIRST AUTH required before PRODUCER"
+                    continue
+                await attempt(client, auth(f"{name}-secret"))
+                answer = await attempt(client, claim)
+                if allowed(COMMANDS["PRODUCER"], TOKENS[name], topic, channel):
+                    assert "number" in json.loads(answer)
+                else:
+                    assert answer == f'E_UNAUTHORIZED AUTH failed for PRODUCER on "{topic}" ""'
+
+
 async def test_every_command_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
     async with secured_broker(tmp_path, certificates) as secured:
         for name in secured.contexts:
@@ -501,7 +523,7 @@ async def test_commands_that_follow_sub_need_it(
     tmp_path: Path, certificates: Certificates, secret: str | None
 ) -> None:
     async with secured_broker(tmp_path, certificates) as secured:
-        assert AFTER_SUB.keys() | set(VERBS) | {"IDENTIFY", "AUTH", "NOP"} == COMMANDS.keys()
+        assert AFTER_SUB.keys() | set(VERBS) | {"IDENTIFY", "AUTH", "NOP", "PRODUCER"} == COMMANDS.keys()
         for verb, data in AFTER_SUB.items():
             async with secured.tcp("tcp") as client:
                 if secret is not None:
