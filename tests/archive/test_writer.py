@@ -1,6 +1,8 @@
 """Archives of random changes: each state of the archive, as a crash of the writer would leave it, is restored."""
 
 import random
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,14 @@ from archive.folders import (
     until_archived,
     writer_of,
 )
+from log.support import append_each, numbered
 from replication.leader import RandomChanges, Tree, tree_of, trees_of
 from trio_nsq.archive.examination import checkpoints_of, verify
-from trio_nsq.archive.manifest import ArchiveError
+from trio_nsq.archive.manifest import ArchiveError, complete_checkpoints
 from trio_nsq.archive.pruning import prune
-from trio_nsq.storage import LocalStorage
+from trio_nsq.archive.segments import read_segments
+from trio_nsq.log import DiskLog
+from trio_nsq.storage import LocalStorage, NewFile
 
 
 def _without_remains(tree: Tree) -> Tree:
@@ -66,6 +71,52 @@ async def test_prune_keeps_what_later_states_need(tmp_path: Path) -> None:
     assert prune(storage, from_ms).objects == 0
     assert len(checkpoints_of(storage)) == len(extents) - 2
     assert prune(storage, extents[-1].until_ms + 1).from_ms == extents[-1].checkpoint.time_ms, "one stays"
+
+
+class _SlowStorage(LocalStorage):
+    """A folder; while a segment is written, a broker closes others."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.sent: list[str] = []
+
+    def create(self, name: str) -> NewFile:
+        self.sent.append(name)
+        self.meanwhile()
+        return super().create(name)
+
+
+@pytest.mark.parametrize("batches", [5, 60], ids=["slower than the store", "faster than the store"])
+async def test_segments_that_are_closed_before_a_copy_are_not_copied(tmp_path: Path, batches: int) -> None:
+    """A segment has some 16 batches. If the store is too slow, the copy begins all the same."""
+    data, archive = tmp_path / "data", _SlowStorage(tmp_path / "archive")
+    folder = data / "topics" / "t.topic"
+    folder.parent.mkdir(parents=True)
+    writer = writer_of(archive, data)
+    with closing(DiskLog(folder, segment_bytes=2000, files=writer.files)) as log:
+        append_each(log, numbered(0, 1000))
+        began = len(log.files)
+
+        def publish() -> None:
+            if len(archive.sent) < 300:
+                append_each(log, numbered(log.next_sequence, batches))
+
+        archive.meanwhile = publish
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            with trio.fail_after(PATIENCE_S):
+                while not writer.status().checkpoints:
+                    await trio.sleep(0.01)
+            writer.finish(PATIENCE_S)
+        assert writer.status().error == ""
+    (checkpoint,) = complete_checkpoints(archive)
+    listed, files = len(read_segments(archive, checkpoint)), len(list(folder.glob("*.log")))
+    if batches == 5:
+        assert began < files
+        assert files - listed < 5, "the copy has few segments"
+        assert checkpoint.size_bytes < 10_000
+    assert archive.sent[:listed] == sorted(set(archive.sent[:listed])), "none was sent twice"
 
 
 @pytest.mark.parametrize("seed", range(4))

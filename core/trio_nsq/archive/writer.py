@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,6 +22,7 @@ from ..storage import Lease, LeaseLost, Patience, Storage, StorageError
 from .checkpoints import Checkpoints
 from .content import encode_content
 from .manifest import LEASE, StreamName, stream_folder
+from .segments import ArchivedSegment
 
 logger: logging.Logger = logging.getLogger("trio_nsq.archive")
 
@@ -31,6 +33,8 @@ KEPT_BYTES: Final = 256 * 1024 * 1024
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 SEGMENTS_S: Final = 10.0
 _LOOKS: Final = 6
+_SHRINKS: Final = 0.8
+"""Segments that were closed meanwhile are archived before a copy, if they are fewer by this factor."""
 _EXPIRY_S: Final = 6 * 3600.0
 _EXPIRIES: Final = 16
 """Old objects are removed this many times in the time for which they are kept, and at least every `_EXPIRY_S`."""
@@ -250,7 +254,7 @@ class ArchiveWriter:
                 raise _Stopping
             lease.check()
 
-        self._archive_segments(lambda number: None, check)
+        self._archive_closed_segments(check)
         self._note_stored(self._checkpoints.write(check).number)
         self._state = "archiving"
         self._recovered()
@@ -260,6 +264,19 @@ class ArchiveWriter:
             self._archive_operations(lease, background)
         finally:
             background.stop(waits=not self._stopping.is_set())
+
+    def _archive_closed_segments(self, check: Callable[[], None]) -> None:
+        """Archive segments before a copy of the data folder, until few are left: the copy has the others once more.
+
+        If the store is slower than the broker closes segments, that ends, too.
+        """
+        found: dict[bytes, ArchivedSegment] = {}
+        more, before = inf, inf
+        while more > self._object_bytes_most and more <= before * _SHRINKS:
+            self._archive_segments(lambda number: None, check)
+            now = self._checkpoints.segments.found.copy()
+            before, more = more, sum(each.size for path, each in now.items() if found.get(path) != each)
+            found = now
 
     def _archive_segments(self, until_stored: Callable[[int], None], check: Callable[[], None]) -> None:
         """See `Checkpoints.archive_segments`."""
