@@ -2,6 +2,7 @@
 
 import json
 import re
+from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from shutil import copytree, rmtree
@@ -308,6 +309,17 @@ def test_half_of_a_listing(long_run: Path) -> None:
     whole = RestorePlan(LocalStorage(long_run)).point
     point = RestorePlan(_HalfListed(long_run, stream_folder(newest.id), 2)).point
     assert (point.checkpoint, point.stream) == (newest, whole.stream[:-2])
+
+
+def test_a_full_disk_is_named(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trio_nsq.broker.restoring.write_folder", fails)
+        with pytest.raises(OSError, match=str(tmp_path / "restored")):
+            restore_folder(str(archive), tmp_path / "restored")
+    assert restore_folder(str(archive), tmp_path / "restored")[1] == [], "it begins anew when there is room"
 
 
 def test_prune(archive: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from ..archive.manifest import ArchiveDamaged, read_manifest
 from ..archive.restore import OperationsDamaged, RestorePlan, RestorePoint, Restorer
 from ..log import Files
 from ..protocol.errors import StartupError
-from ..storage import Storage, StorageError, canonical_place, storage_at
+from ..storage import Storage, StorageError, canonical_place, naming_file, storage_at
 from .storage.data_folder import (
     BROKER_FILE,
     ID_RESERVE,
@@ -82,13 +82,14 @@ def restore_folder(
     files = Files()
     lock = FolderLock(path, files, restores=True)
     try:
-        _empty(files, path)
-        files.replace(path / RESTORING_FILE, b"{}\n")
-        point, damage = write_folder(
-            files, path, storage, plan, partial(_empty, files, path), is_wanted=is_wanted, on_read=on_read
-        )
-        files.unlink(path / RESTORING_FILE)
-        files.sync_folder(path)
+        with naming_file(str(path)):
+            _empty(files, path)
+            files.replace(path / RESTORING_FILE, b"{}\n")
+            point, damage = write_folder(
+                files, path, storage, plan, partial(_empty, files, path), is_wanted=is_wanted, on_read=on_read
+            )
+            files.unlink(path / RESTORING_FILE)
+            files.sync_folder(path)
     finally:
         lock.close()
     return point, damage
