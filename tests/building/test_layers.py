@@ -69,6 +69,7 @@ WITHIN = {
         "discovery",
         "errors",
         "publishing",
+        "topics",
     },
     "trio_nsq.client.publishing": {"arguments", "background", "connection", "discovery", "errors", "topics"},
     "trio_nsq.client.reading": {"arguments", "connection", "errors", "http"},

@@ -127,7 +127,7 @@ def test_publish_values_without_async_code(nsq: NSQ) -> None:
         producer.submit(orders, Invoice(id=4, thing="a")).wait()
         with pytest.raises(TypeError, match="the message must be of type Invoice"):
             producer.publish(orders, b"{}")  # type: ignore[misc]  # what is refused
-    with sync.Consumer(orders.name, "c", nsqd_tcp_addresses=nsq.tcp_address, max_in_flight=4) as consumer:
+    with sync.Consumer(orders, "c", nsqd_tcp_addresses=nsq.tcp_address, max_in_flight=4) as consumer:
         found = []
         for message in consumer:
             found.append(orders.decode(message.body).id)

@@ -67,6 +67,11 @@ class Topic(Generic[T]):
             raise DecodeFailed(self.name, str(error) or type(error).__name__) from error
 
 
+def name_of(topic: "str | Topic[Any]") -> str:
+    """Return the name of a topic, which may be given instead."""
+    return topic.name if isinstance(topic, Topic) else topic
+
+
 def encoded(topic: "str | Topic[Any]", body: Any) -> tuple[str, Any]:
     """Return the name of a topic, and the body of a message; with a name, the body is as it is given."""
     return (topic.name, topic.encode(body)) if isinstance(topic, Topic) else (topic, body)

@@ -19,6 +19,7 @@ from ..client.consuming.handlers import check_plain, decoding
 from ..client.consuming.options import ConsumerOptions, ConsumerSettings
 from ..client.consuming.stop_signals import stopping_on
 from ..client.errors import ConsumerClosed
+from ..client.topics import Topic, name_of
 from .handlers import ThreadedFunction, ThreadedHandler, is_handling
 from .message import Message, MessageBatch
 from .portal import Portal, PortalClosed, mirrors
@@ -83,7 +84,7 @@ class Consumer:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         channel: str,
         *,
         nsqd_tcp_addresses: str | Sequence[str] | None = None,
@@ -97,7 +98,7 @@ class Consumer:
         if idle_timeout_s is not None:
             check_seconds("idle_timeout_s", idle_timeout_s, positive=True)
         self._consumer = _AsyncConsumer(
-            topic,
+            topic := name_of(topic),
             channel,
             nsqd_tcp_addresses=nsqd_tcp_addresses,
             lookupd_http_addresses=lookupd_http_addresses,

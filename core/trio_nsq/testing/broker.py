@@ -14,7 +14,7 @@ from trio_nsq.text.wording import count_of
 
 from ..api import broker as api
 from ..api.answers import ChannelStats, TopicStats
-from ..client.arguments import check_name
+from ..client.arguments import check_name, in_ms
 from ..client.errors import RequestRefused
 from ..client.http.broker_http import BrokerHTTP
 from ..event_loop import runtime
@@ -115,13 +115,10 @@ class NSQ:
             TypeError, ValueError: The topic, a message or the delay is invalid.
         """
         check_name("topic", topic)
-        check_seconds("defer_s", defer_s)
-        if not math.isfinite(defer_s):
-            raise ValueError("defer_s is infinite; a broker delivers each message at some time")
+        defer_ms = in_ms("defer", defer_s, None) or None
         if bodies:
             messages: MessageSet = pack_messages(bodies)
             batch = len(messages).to_bytes(4, "big") + messages.data
-            defer_ms = round(defer_s * 1000) or None
             self._http.ask(api.publish_batch(topic, binary=True, defer_ms=defer_ms, body=batch))
 
     def published(self, topic: str) -> list[bytes]:

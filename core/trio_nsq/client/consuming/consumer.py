@@ -18,6 +18,7 @@ from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import ConnectionFailed, ConsumerClosed
+from ..topics import Topic, name_of
 from .answers import GivenUp, Handler, OnFailure
 from .dead_letters import dead_letter_publisher
 from .handlers import ActiveHandlers, FailureCounts, Handling, check_async, decoding, handle_all
@@ -79,7 +80,7 @@ class Consumer:
     receives one message and decides by its result; see `backoff_after` and `max_backoff_duration_s`.
 
     Args:
-        topic: The topic; created if missing.
+        topic: The topic, or its name; created if missing.
         channel: The channel; created if missing.
         nsqd_tcp_addresses: Brokers, `host:port` each; or a single one. None: `127.0.0.1:4150`, unless discovery
             services are given.
@@ -106,7 +107,7 @@ class Consumer:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Topic[Any],
         channel: str,
         *,
         nsqd_tcp_addresses: str | Sequence[str] | None = None,
@@ -115,6 +116,7 @@ class Consumer:
         random: Callable[[], float] = random_module.random,
         **options: Unpack[ConsumerOptions],
     ) -> None:
+        topic = name_of(topic)
         for what, name in (("topic", topic), ("channel", channel)):
             check_name(what, name)
         if max_in_flight is not None:
