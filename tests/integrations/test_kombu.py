@@ -308,11 +308,10 @@ def test_eta(connect: Callable[..., Connection], broker: Broker, queue: Queue) -
     received = Received(connection, queue)
     received.wait_for(1)[0].ack()
     # Deferred for a while, and then again, as it is not due.
-    while broker.channel_stats(queue.name, "celery")["requeue_count"] < 1:
+    while broker.channel_stats(queue.name, "celery")["requeue_count"] < 2:
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.1)
     assert received.bodies() == ["now"]
-    assert broker.channel_stats(queue.name, "celery")["deferred_count"] == 1
 
 
 @pytest.mark.parametrize("eta", [None, 5, "soon", "2100-01-01T00:00:00", "9999-12-31T23:59:59-23:59", []])
@@ -435,14 +434,17 @@ def test_interrupted_publish_does_not_leave_its_answer_to_the_next(
     def interrupt(*_: object) -> None:
         raise Interrupted
 
+    def publish_interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        publish(connection, "interrupted", queue)
+
     connection = connect()
     publish(connection, "zero", queue)
     handler = signal.signal(signal.SIGALRM, interrupt)
     broker.process.send_signal(signal.SIGSTOP)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(Interrupted):
-            publish(connection, "interrupted", queue)
+            publish_interrupted()
         # The answer comes when the next publish waits for its own.
         later = threading.Timer(0.3, broker.process.send_signal, (signal.SIGCONT,))
         later.start()
