@@ -153,6 +153,10 @@ class Drill:
                 await self.admit("/channel/create", topic=STOCK_TOPIC, channel=name)
             self._stock.start([member.tcp_address for member in self.members], _STOCK_POLL_S)
             nursery.start_soon(self._publish_by_others, self._stock)
+            # They connect again, but a program ends if its first connection fails.
+            with self.cluster.patience("clients of others publish nothing", self._stock.described):
+                while not all(publisher.acknowledged for publisher in self._stock.publishers):
+                    await trio.sleep(POLL_S)  # other processes: only their output shows progress
 
     async def _consume(self, nursery: trio.Nursery, topic: str, channel: str) -> None:
         await self.admit("/channel/create", topic=topic, channel=channel)
