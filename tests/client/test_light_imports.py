@@ -20,7 +20,7 @@ LOADED = {
         "protocol",
         "sync",
     }
-    | {"text", "tls"},
+    | {"text", "tls", "hot_path__mypyc"},  # the last one has the compiled modules
     "trio_nsq.access": {"secret"},
     "trio_nsq.api": {"https", "lookupd", "request"},
     "trio_nsq.event_loop": {"retries", "runtime"},
