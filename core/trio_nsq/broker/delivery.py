@@ -52,7 +52,7 @@ class Deliverer:
         nursery: trio.Nursery,
     ) -> None:
         self.with_dead_letters: dict[Channel, None] = {}
-        self.dead_letters_added = trio.Event()
+        self.dead_letters_added: trio.Event = trio.Event()
         self._broker = broker
         self._pacing = options.pacing
         self._clock = clock

@@ -81,7 +81,7 @@ class Following:
         self.is_connected = False
         self.reason = NOT_ASKED
         self.operations: FormerOperations | None = None
-        self.is_admitted = trio.Event()
+        self.is_admitted: trio.Event = trio.Event()
         self._context = context
         self._front = front
         self._replica: Replica | None = None

@@ -82,7 +82,7 @@ class PolledEndpoint:
 
     def __init__(self, sock: socket.socket, poller: "Poller") -> None:
         self.state = IN_TASK
-        self.handed_over = trio.Event()
+        self.handed_over: trio.Event = trio.Event()
         self.read_bytes = RECEIVE_BYTES
         self._sock = sock
         self._poller = poller
@@ -281,7 +281,8 @@ class SendBuffer:
 
     def abandon(self) -> None:
         """Mark the connection as lost: drop all data, now and later."""
-        self.broken = self.full = True
+        self.broken = True
+        self.full = True
         self._plain.clear()
         self._wire.clear()
         self._became_full.set()

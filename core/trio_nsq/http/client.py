@@ -272,8 +272,8 @@ class Answer:
     def __init__(
         self, response: "httpcore.Response", failures: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        self.status = response.status
-        self.headers = {
+        self.status: int = response.status
+        self.headers: dict[str, str] = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers
         }
         self._response = response

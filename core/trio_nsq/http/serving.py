@@ -85,7 +85,7 @@ class PolledConnection(PolledEndpoint, Connection):
     async def _leave_to_poller(self) -> bool:
         """Let the poller serve the client until it needs the task. Returns False if the deadline has passed."""
         self._watchdog.deadline = math.inf
-        self.handed_over = trio.Event()
+        self.handed_over: trio.Event = trio.Event()
         self.rest()
         while not self.handed_over.is_set():
             now_s = trio.current_time()

@@ -86,8 +86,8 @@ class LookupPeer:
         random_fraction: Callable[[], float],
     ) -> None:
         self.host, self._port = parse_address(address)
-        self.tried = trio.Event()
-        self.announced = trio.Event()
+        self.tried: trio.Event = trio.Event()
+        self.announced: trio.Event = trio.Event()
         self._address = address
         self._info = info
         self._security = security

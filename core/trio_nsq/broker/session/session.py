@@ -112,7 +112,7 @@ class Session(PolledEndpoint):
         self.publishes: list[Publish] = []
         self.next: Command | CommandError | None = None
         self.answered = False
-        self.scope = trio.CancelScope()
+        self.scope: trio.CancelScope = trio.CancelScope()
         self._deps = deps
         self._clock = deps.clock
         self._delivery = deps.delivery

@@ -143,7 +143,7 @@ class Connection:
         self.survives_refusals = False
         self.makes_private_channel = False
         self.has_headers = False
-        self.ended = runtime.Event()
+        self.ended: runtime.Event = runtime.Event()
         self._stream = stream
         self._settings = settings
         self._reader = FrameReader(max_frame_bytes)

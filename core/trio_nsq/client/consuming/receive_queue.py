@@ -96,7 +96,8 @@ class ReceiveQueue:
             self.error = error
         self.closed = True
         self._batches.clear()
-        self._offset = self.available = 0
+        self._offset = 0
+        self.available = 0
         self._notify()
 
     def _notify(self) -> None:

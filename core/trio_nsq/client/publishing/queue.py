@@ -94,7 +94,7 @@ class PublishFuture:
 
     def __init__(self, command: "Command") -> None:
         self.command: Command = command
-        self.settled = runtime.Event()
+        self.settled: runtime.Event = runtime.Event()
         self.failure: PublishFailed | None = None
         self.number: int | None = None
 

@@ -62,7 +62,7 @@ class BrokerFinder:
         named: Sequence[BrokerAddresses],
         settings: ConnectionSettings,
     ) -> None:
-        self.threads = trio.CapacityLimiter(16)
+        self.threads: trio.CapacityLimiter = trio.CapacityLimiter(16)
         self._options = options
         self._named = [each.tcp for each in named if each.tcp]
         self._warned: set[BrokerAddresses] = set()

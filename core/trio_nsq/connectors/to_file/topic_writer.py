@@ -39,7 +39,7 @@ class WriterLimits:
     _LEAST_BYTES = 1024 * 1024
 
     def __init__(self) -> None:
-        self.threads = trio.CapacityLimiter(8)
+        self.threads: trio.CapacityLimiter = trio.CapacityLimiter(8)
         self.topics = 0
 
     @property
@@ -89,7 +89,7 @@ class TopicWriter:
         self._stopping = trio.Event()
         self._closes_file = False
         self._ends_when_idle = ends_when_idle
-        self.ended = trio.Event()
+        self.ended: trio.Event = trio.Event()
 
     @property
     def is_ending(self) -> bool:

@@ -54,7 +54,7 @@ class Delivery:
         self.options = options
         self.statistics: Statistics = Statistics() if statistics is None else statistics
         self.random = random
-        self.slots = trio.Semaphore(options.concurrency)
+        self.slots: trio.Semaphore = trio.Semaphore(options.concurrency)
         self.letters = letters
         self.limits = limits
         self.refused: OrderedDict[tuple[str, bytes], str] = OrderedDict()

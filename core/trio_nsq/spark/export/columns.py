@@ -73,7 +73,7 @@ class TableBuilder:
     """
 
     def __init__(self, topic: str, broker: str, layout: Layout) -> None:
-        self.schema = schema_of(layout)
+        self.schema: Any = schema_of(layout)
         self._topic = topic
         self._broker = broker
         self._layout = layout

@@ -100,7 +100,9 @@ class ReplayJob:
                     f"the job {self.name} has version {found['version']}; this program supports only version {VERSION}"
                 )
             asked = found["request"]
-            self.request = ReplayRequest(**asked | {"from_topics": tuple(asked["from_topics"])})
+            self.request = ReplayRequest(
+                **asked | {"from_topics": tuple(asked["from_topics"])}
+            )
             self._nonce = found["nonce"]
             self.is_complete = found["complete"]
             plan = found["plan"]
