@@ -52,9 +52,9 @@ class AuditLog:
     ) -> None:
         self.enabled = enabled
         self.on_change: Callable[[], None] = _do_nothing
-        self.recorded = 0
-        self.dropped = 0
-        self.suppressed = 0
+        self.recorded: int = 0
+        self.dropped: int = 0
+        self.suppressed: int = 0
         self._unix_time = unix_time
         self._clock_s = clock_s
         self._lines: deque[bytes] = deque()

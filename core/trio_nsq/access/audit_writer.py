@@ -103,7 +103,7 @@ class AuditWriter:
     def __init__(self, target: str, *, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self._close_timeout_s = close_timeout_s
         self.log: AuditLog = AuditLog(enabled=bool(target), clock_s=trio.current_time)
-        self.error = ""
+        self.error: str = ""
         self._target = target
         try:
             self._file = AuditFile(target) if target else None

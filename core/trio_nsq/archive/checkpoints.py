@@ -56,9 +56,9 @@ class Checkpoints:
         self, files: RecordingFiles, operations: OperationStream, storage: Storage, run: str
     ) -> None:
         self.newest: Checkpoint | None = None
-        self.segments = ArchivedSegments(files, storage, {})
-        self.count = 0
-        self.owner = ""
+        self.segments: ArchivedSegments = ArchivedSegments(files, storage, {})
+        self.count: int = 0
+        self.owner: str = ""
         self.needs_after: int | None = None
         self._files = files
         self._operations = operations

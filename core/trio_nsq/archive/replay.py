@@ -69,7 +69,7 @@ class ArchiveReplay:
         fetch: Callable[[FuzzyCopy, bytes], None],
         on_read: Progress = lambda size: None,
     ) -> None:
-        self.number = 0
+        self.number: int = 0
         self._run = ""
         self.changed: ChangedFiles = ChangedFiles(files, folder)
         self.copy: FuzzyCopy = FuzzyCopy(files, folder, self.changed, EarlierContent(files, folder), epoch=0)

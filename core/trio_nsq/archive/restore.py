@@ -97,14 +97,14 @@ class RestorePlan:
         if not (found.is_whole or before_damage):
             newest = RestorePoint(checkpoints[-1], {}, list_stream(storage, checkpoints[-1]).objects)
             raise OperationsDamaged(found.damage, newest.time_ms)
-        self.damage = [found.damage] if found.damage else []
+        self.damage: list[str] = [found.damage] if found.damage else []
         self.before_damage = before_damage
         self._storage = storage
         self._until_ms = until_ms
         self._left = usable
         # The operations of the next one are listed, too: without a gap, the listing of those before it was complete.
         self._listed = checkpoints[: len(usable) + 1]
-        self.point = self._first()
+        self.point: RestorePoint = self._first()
 
     def _first(self) -> RestorePoint:
         checkpoint = self._left.pop()

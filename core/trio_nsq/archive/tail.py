@@ -101,7 +101,7 @@ class ArchiveTail:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self.damage = ""
+        self.damage: str = ""
         self._storage = storage
         self._lock = threading.Lock()
         self._topic: str | None = None  # the only one that is followed; None: all

@@ -41,7 +41,7 @@ class ReaderPool:
     """
 
     def __init__(self, broker: Broker) -> None:
-        self.waiting = 0
+        self.waiting: int = 0
         self._broker = broker
         self._threads = trio.CapacityLimiter(_THREADS)
         self._threads_for_channels = trio.CapacityLimiter(_THREADS)

@@ -151,7 +151,7 @@ class Replication:
         self.leadership: Leadership = Leadership(cluster, member, epoch)
         self.former: tuple[str, ...] = tuple(former)
         self.control: ClusterControl | None = None
-        self.left_count = 0
+        self.left_count: int = 0
         self.archive: Callable[[], ArchiveStatus | None] = lambda: None
         self.keeps_leading_because = ""
         self._storage_failure: Callable[[], StorageFailure | None] = lambda: None

@@ -274,7 +274,7 @@ class PublishInDoubt(BrokerUnreachable):
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason, unanswered=True)
-        self.args = (
+        self.args: tuple[object, ...] = (
             f"the broker at {address} may have published a batch: {reason}, and this broker does not deduplicate; "
             "sending the batch again may publish it twice",
         )

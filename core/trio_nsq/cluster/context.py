@@ -83,7 +83,7 @@ class MemberContext:
         self.coordinator = coordinator
         self.files = files
         self.path = path
-        self.membership = membership
+        self.membership: Membership = membership
         self.addresses = addresses
         self.record_bytes = record_bytes
         self.secret = secret
@@ -96,7 +96,7 @@ class MemberContext:
         self.led_position = 0
         self.diverged: list[DivergedFolder] = []
         self._diverged_names: list[str] = []
-        self.is_saved = is_saved
+        self.is_saved: bool = is_saved
         self._limiter = trio.CapacityLimiter(1)
         self._calls = threading.Lock()  # held during each call of the coordinator
         self._opened = threading.Event()

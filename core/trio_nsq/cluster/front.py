@@ -102,7 +102,7 @@ class FollowerFront:
         most_waiting: int = MOST_WAITING,
     ) -> None:
         self.tls = tls
-        self.forwarded_total = 0
+        self.forwarded_total: int = 0
         self._local = local
         self._secret = secret
         self._guard = guard

@@ -81,12 +81,12 @@ class PolledEndpoint:
     """
 
     def __init__(self, sock: socket.socket, poller: "Poller") -> None:
-        self.state = IN_TASK
+        self.state: EndpointState = IN_TASK
         self.handed_over: trio.Event = trio.Event()
         self.read_bytes = RECEIVE_BYTES
         self._sock = sock
         self._poller = poller
-        self.is_unread = True
+        self.is_unread: bool = True
         self._ended = False  # the client has ended its side; data before that may be unread
 
     def start_polling(self) -> None:
@@ -169,8 +169,8 @@ class SendBuffer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.patience_s: float = math.inf
-        self.full = False
-        self.broken = False
+        self.full: bool = False
+        self.broken: bool = False
         self._sock = sock
         self._codecs: list[Codec] = []  # in the order of encoding
         self._wire: deque[bytes | memoryview] = deque()

@@ -143,8 +143,8 @@ class RequestReader:
     def __init__(
         self, router: Router, peer: str, guard: RequestGuard | None = None, *, once: bool = False
     ) -> None:
-        self.continue_expected = False
-        self.beyond = b""
+        self.continue_expected: bool = False
+        self.beyond: bytes = b""
         self.guard = guard
         self._router = router
         self._once = once
@@ -155,7 +155,7 @@ class RequestReader:
         self._pending: Request | None
         self._last_head = b""  # of the last request that arrived in one piece
         self.on_message_begin()
-        self.at_rest = True
+        self.at_rest: bool = True
 
     @property
     def awaits_head(self) -> bool:

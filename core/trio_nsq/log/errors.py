@@ -32,7 +32,7 @@ class LogReadError(LogError):
 
     def __init__(self, path: Path, cause: OSError) -> None:
         self.path = path
-        self.errno = cause.errno
+        self.errno: int | None = cause.errno
         self.reason: str = cause.strerror or str(cause)
         super().__init__(f"cannot read {path}: {self.reason}")
 

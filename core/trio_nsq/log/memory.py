@@ -48,9 +48,9 @@ class MemoryLog:
         self._dropped = 0  # number of placeholders at the beginning of `_batches`
         self.incarnation: bytes | None = os.urandom(INCARNATION_BYTES)
         self.first_sequence = self.next_sequence = first_sequence
-        self.size_bytes = 0
+        self.size_bytes: int = 0
         self._written: list[RecordBatch] = []
-        self.writes = 0
+        self.writes: int = 0
 
     @property
     def written_sequence(self) -> int:

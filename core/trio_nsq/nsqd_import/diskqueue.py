@@ -96,7 +96,7 @@ class Queue:
     """
 
     def __init__(self, files: QueueFiles, progress: Progress | None = None) -> None:
-        self.messages = 0
+        self.messages: int = 0
         self.findings: list[Finding] = []
         self._files = files
         self._progress = progress

@@ -27,8 +27,8 @@ class ChannelBuilder:
     """
 
     def __init__(self) -> None:
-        self.messages = 0
-        self.attempted = 0
+        self.messages: int = 0
+        self.attempted: int = 0
         self.unfinished: list[tuple[int, int]] = []
         self._cursor: int | None = None  # the first message that was never delivered
         self._next_fresh = 0  # the sequence after the last such message

@@ -112,7 +112,7 @@ class CommandReader:
         # The pieces of a large body, joined once all have arrived.
         self._pieces: list[bytes | bytearray] = []
         self.missing_bytes = 0
-        self.large_bodies = 0
+        self.large_bodies: int = 0
         # The last PUB or MPUB line with its line feed, its verb and its topic: publishers repeat the line.
         self._publish_line = b"\n"
         self._publish_verb: PublishVerb = "PUB"

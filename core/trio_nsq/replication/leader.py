@@ -107,7 +107,7 @@ class Leader:
         catch_up_bytes_per_s: float = 0,
     ) -> None:
         self.followers: dict[str, Follower] = {}
-        self.catch_up_count = 0
+        self.catch_up_count: int = 0
         self._cluster = cluster
         self._member = member
         self._epoch = epoch

@@ -44,7 +44,7 @@ class RecordingFiles(Files):
 
     def __init__(self, root: Path, operations: OperationStream) -> None:
         self.root = root
-        self.is_exact = True
+        self.is_exact: bool = True
         self._syncs_since_s: dict[int, float] = {}  # by thread
         self.operations = operations
         # Names are changed, and that is recorded, under this lock. It is taken before those of files.

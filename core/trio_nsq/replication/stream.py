@@ -41,7 +41,7 @@ class OperationStream:
     """
 
     def __init__(self, most_bytes: int, former: FormerOperations | None = None) -> None:
-        self.last_number = 0
+        self.last_number: int = 0
         self.former: Position | None = None
         self.on_append: list[Callable[[], None]] = []
         self._most_bytes = most_bytes

@@ -122,7 +122,7 @@ class Admission:
         self._refusal = refusal
         self._make_room = make_room
         self._connected = self._being_refused = 0
-        self.refused_count = 0
+        self.refused_count: int = 0
         self._limit_logged = False  # reset when half of the connections are free
 
     async def handle(self, stream: trio.SocketStream, *about: str) -> None:

@@ -29,7 +29,7 @@ class HadoopStorage(RenamingStorage):
         import pyarrow as pa
         import pyarrow.fs
 
-        self.shown = shown_place(place)
+        self.shown: str = shown_place(place)
         try:
             self._system, path = pyarrow.fs.FileSystem.from_uri(place)
         except (pa.ArrowException, OSError, ValueError) as exc:

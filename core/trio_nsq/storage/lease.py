@@ -82,8 +82,8 @@ class ObjectLease:
     def __init__(
         self, storage: Storage, name: str, ttl_s: float = LEASE_S, clock: Callable[[], float] = boot_time_s
     ) -> None:
-        self.sent_s = 0.0
-        self.was_renewed = False
+        self.sent_s: float = 0.0
+        self.was_renewed: bool = False
         self._storage = storage
         self._name = name
         self._ttl_s = ttl_s

@@ -95,7 +95,7 @@ class LocalStorage(RenamingStorage):
 
     def __init__(self, folder: Path, mode: int = PUBLIC_MODE) -> None:
         self.folder = folder
-        self.shown = os.fspath(folder)
+        self.shown: str = os.fspath(folder)
         self._mode = mode
 
     def _create(self, temporary: str, name: str) -> RenamedFile:

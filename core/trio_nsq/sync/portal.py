@@ -37,7 +37,7 @@ class Result(Generic[_Result]):
     """
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set: bool = False
         self._value: _Result | None = None
         self._error: BaseException | None = None
         self._waits: list[threading.Lock] = []

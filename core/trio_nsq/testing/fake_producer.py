@@ -115,7 +115,7 @@ class FakeProducer(_Orders, Producer):
 
     def __init__(self, **options: Unpack[ProducerOptions]) -> None:
         super().__init__(_ADDRESS, **options)
-        self.messages = []
+        self.messages: list[FakeMessage] = []
         self._steps = deque()
         self._brokers: Any = _Script(self._settings, self.messages, self._steps)
 
@@ -127,7 +127,7 @@ class FakeSyncProducer(_Orders, sync.Producer):
         super().__init__(_ADDRESS, **options)
         self._producer = producer = FakeProducer(**options)
         self._portal = Portal(producer, "trio_nsq producer", self._wake_all)
-        self.messages = producer.messages
+        self.messages: list[FakeMessage] = producer.messages
         self._steps = producer._steps  # a deque, which threads may share
 
 

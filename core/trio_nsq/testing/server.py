@@ -134,7 +134,8 @@ class NSQServer:
         self, folder: Path, options: Mapping[str, Any] | None = None, *, process: ServerProcess | None = None
     ) -> None:
         self.folder: Path = Path(folder)
-        self.tcp_address = self.http_address = ""
+        self.tcp_address: str = ""
+        self.http_address: str = ""
         self._options = options or {}
         self._process = process
 

@@ -17,7 +17,7 @@ class TLSClientSession:
     """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
-        self.ended = False
+        self.ended: bool = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)

@@ -91,9 +91,9 @@ class WritePath:
         write_ahead: WriteAhead | None = None,
         members: ReplicationBarrier[Replicated] | None = None,
     ) -> None:
-        self.error = ""
+        self.error: str = ""
         self.append_duration: Histogram = Histogram()
-        self.sync_count = 0
+        self.sync_count: int = 0
         self._is_synced_first = options.sync == "always"
         self._pacing = options.pacing
         self._ids = ids

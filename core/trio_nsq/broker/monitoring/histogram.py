@@ -23,8 +23,8 @@ class Histogram:
     def __init__(self, bounds_s: tuple[float, ...] = DURATION_BOUNDS_S) -> None:
         self._bounds_s = bounds_s
         self._counts = [0] * (len(bounds_s) + 1)
-        self.count = 0
-        self.sum_s = 0.0
+        self.count: int = 0
+        self.sum_s: float = 0.0
 
     def observe(self, duration_s: float) -> None:
         self._counts[bisect_left(self._bounds_s, duration_s)] += 1

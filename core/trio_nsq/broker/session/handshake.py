@@ -34,7 +34,7 @@ class Handshake:
     """
 
     def __init__(self, deps: SessionDeps, reader: CommandReader, transport: Transport, host: str) -> None:
-        self.identity = IdentifyRequest(client_id=host, hostname=host)
+        self.identity: IdentifyRequest = IdentifyRequest(client_id=host, hostname=host)
         self.settings = self._negotiated = IdentifySettings.default(deps.options.limits)
         self.upgrades = Upgrades()
         self.producer: NamedProducer | None = None

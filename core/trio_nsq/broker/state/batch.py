@@ -68,10 +68,10 @@ class Batch:
 
     def __init__(self, records: Sequence[RecordBatch]) -> None:
         self.base_sequence: int = records[0].base_sequence
-        self.next_sequence = records[-1].next_sequence
+        self.next_sequence: int = records[-1].next_sequence
         self.due_ns: int = records[0].due_ns
         self.channel: str | None = only_channel(records[0].metadata) if self.due_ns else None
-        self.size_bytes = sum([_record_size(r) for r in records]) + _OVERHEAD_BYTES * len(self)
+        self.size_bytes: int = sum([_record_size(r) for r in records]) + _OVERHEAD_BYTES * len(self)
         self._records: list[RecordBatch] | None = list(records)
         self._frames = b""
         self._frames_with_headers: tuple[bytes, list[int]] | None = None  # built once a consumer wants them

@@ -38,7 +38,7 @@ class MessageIds:
 
     def __init__(self, node_id: int, start: int, reserved: int = 1 << COUNTER_BITS) -> None:
         self._prefix = node_id << COUNTER_BITS
-        self.next = start
+        self.next: int = start
         self.reserved = reserved
 
     def take(self, count: int) -> int:

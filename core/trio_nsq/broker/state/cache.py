@@ -17,7 +17,7 @@ class BatchCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._batches: OrderedDict[Key, Batch] = OrderedDict()
-        self.size_bytes = 0
+        self.size_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._batches)

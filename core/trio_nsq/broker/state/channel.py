@@ -72,16 +72,16 @@ class Channel:
         self.name = name
         self.private = private
         self.ephemeral: bool = is_ephemeral(name)
-        self.message_count = 0
-        self.finish_count = 0
-        self.requeue_count = 0
-        self.timeout_count = 0
-        self.dead_letter_count = 0
-        self.given_up_count = 0
+        self.message_count: int = 0
+        self.finish_count: int = 0
+        self.requeue_count: int = 0
+        self.timeout_count: int = 0
+        self.dead_letter_count: int = 0
+        self.given_up_count: int = 0
         self.e2e_latency: RecentSketch | None = (
             RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
         )
-        self.settings = ChannelSettings()
+        self.settings: ChannelSettings = ChannelSettings()
         self._own_settings: dict[str, Any] = {}  # by name
         self._version = version or Version()
         self.on_deadline: Callable[[Channel, int], object] | None = None

@@ -137,8 +137,8 @@ class ChannelMessages:
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None
         self.prefetched: dict[int, int] = {}
-        self.expired_count = 0
-        self.dropped_count = 0
+        self.expired_count: int = 0
+        self.dropped_count: int = 0
         self._in_flight: tuple[InFlightCopy, ...] = ()  # of `copy_from`
 
     def copy_from(self, other: "ChannelMessages") -> None:

@@ -24,7 +24,7 @@ class Cursor:
     def __init__(self, position: int, version: Version | None = None) -> None:
         self.position = position
         self._version = version or Version()
-        self.hole_messages = 0
+        self.hole_messages: int = 0
         # Ascending and not adjacent; none begins at the position.
         self._holes: deque[tuple[int, int]] = deque()
 

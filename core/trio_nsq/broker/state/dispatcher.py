@@ -110,7 +110,7 @@ class Dispatcher:
         self.paused = False
         self.buffering: OutputBuffering = OutputBuffering(topic)
         self.budget_exhausted = False
-        self.others_wait_for_read = False
+        self.others_wait_for_read: bool = False
         self.name = name
         self._topic = topic
         self._messages = messages

@@ -135,7 +135,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.version: Version = Version()
-        self.count = 0
+        self.count: int = 0
         self._deliveries: dict[InFlightBatch, None] = {}  # all, in the order of their deadlines
         self._runs: deque[InFlightBatch] = deque()  # the runs among them, in the same order
         self._ascends = True  # ids ascend from run to run; False if the node id was changed in between

@@ -114,7 +114,7 @@ class MoveStream:
     __slots__ = ("_undropped", "is_fixed", "moved", "plan")
 
     def __init__(self, moved: int = -1, *, is_fixed: bool = False) -> None:
-        self.moved = moved
+        self.moved: int = moved
         self.is_fixed: bool = is_fixed
         self.plan: MovePlan | None = None
         self._undropped = 0

@@ -26,7 +26,7 @@ class Sketch:
     __slots__ = ("_buckets", "count")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._buckets: dict[
             int, int
         ] = {}  # bucket i holds the values above _GROWTH ** (i - 1), up to _GROWTH ** i

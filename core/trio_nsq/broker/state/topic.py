@@ -90,10 +90,10 @@ class Topic:
             self.view, log, self._undistributed, self.channels, self._private
         )
         self.moving: TopicMove = TopicMove(self.view, self._undistributed, self.channels, self.version)
-        self.refuses_because = ""
+        self.refuses_because: str = ""
         self.configure({})
-        self.paused = False
-        self.message_count = 0
+        self.paused: bool = False
+        self.message_count: int = 0
         self._on_deadline: Callable[[Channel, int], object] | None = None
         self._on_channels_changed: Callable[[Topic, Channel], object] | None = None
         self.carry_again_ns: int | None = None

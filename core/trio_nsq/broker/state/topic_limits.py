@@ -27,8 +27,8 @@ class TopicLimits:
         private: dict[str, Channel],
     ) -> None:
         self.settings: TopicSettings = TopicSettings()
-        self.expired_count = 0
-        self.dropped_count = 0
+        self.expired_count: int = 0
+        self.dropped_count: int = 0
         self._topic = topic
         self._log = log
         self._undistributed = undistributed

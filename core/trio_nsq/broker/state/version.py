@@ -18,7 +18,7 @@ class Version:
     __slots__ = ("_changed", "_name", "_topic", "number")
 
     def __init__(self, topic: "Version | None" = None) -> None:
-        self.number = 0
+        self.number: int = 0
         self._topic = topic
         self._name = ""
         self._changed: set[str] | None = None

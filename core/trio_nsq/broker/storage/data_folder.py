@@ -195,7 +195,7 @@ class DataFolder:
         self._own_lock = FolderLock(path, self.files) if lock is None else None
         self._saving_ids = Lock()
         self._reserved_below = 0
-        self.lacks_write_ahead = False
+        self.lacks_write_ahead: bool = False
         try:
             self._prepare()
             self._has_write_ahead = bool(write_ahead_files(path, self.files.names(path)))

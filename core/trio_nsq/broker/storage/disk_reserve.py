@@ -74,9 +74,9 @@ class DiskReserve:
     """
 
     def __init__(self, path: Path, files: Files) -> None:
-        self.closed_because = ""
-        self.shortage = ""
-        self.failed_with = ""
+        self.closed_because: str = ""
+        self.shortage: str = ""
+        self.failed_with: str = ""
         self._lacking_bytes = 0  # size of that append
         self._has_little_space = False
         self._path = path

@@ -25,7 +25,8 @@ class Backoff:
     """
 
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float]) -> None:
-        self.level = self.failures = 0
+        self.level: int = 0
+        self.failures: int = 0
         self._after = settings.backoff_after
         self._longest_s = settings.max_backoff_duration_s
         self._multiplier_s = settings.backoff_multiplier_s

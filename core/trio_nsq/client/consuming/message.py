@@ -200,11 +200,11 @@ class CombinedBatch(MessageBatch):
 
     def __init__(self, parts: Sequence[MessageBatch]) -> None:
         # The base class is not initialized: the connections track the parts.
-        self.bodies = list(chain.from_iterable(part.bodies for part in parts))
-        self.ids = list(chain.from_iterable(part.ids for part in parts))
-        self.timestamps_ns = list(chain.from_iterable(part.timestamps_ns for part in parts))
-        self.attempts = list(chain.from_iterable(part.attempts for part in parts))
-        self.nsqd_address = ", ".join(dict.fromkeys(part.nsqd_address for part in parts))
+        self.bodies: list[bytes] = list(chain.from_iterable(part.bodies for part in parts))
+        self.ids: list[bytes] = list(chain.from_iterable(part.ids for part in parts))
+        self.timestamps_ns: list[int] = list(chain.from_iterable(part.timestamps_ns for part in parts))
+        self.attempts: list[int] = list(chain.from_iterable(part.attempts for part in parts))
+        self.nsqd_address: str = ", ".join(dict.fromkeys(part.nsqd_address for part in parts))
         self._headers = ()
         if any(part._headers for part in parts):
             texts = (part._headers or [""] * len(part.ids) for part in parts)

@@ -21,7 +21,7 @@ class ReceiveQueue:
     def __init__(self) -> None:
         self.closed = False
         self.error: Exception | None = None
-        self.available = 0
+        self.available: int = 0
         self._batches: deque[MessageBatch] = deque()
         self._offset = 0  # messages of the first batch that are taken
         self._changed = runtime.Event()

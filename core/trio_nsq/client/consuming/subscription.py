@@ -42,7 +42,9 @@ class FlowControl:
     """
 
     def __init__(self, max_in_flight: int, settings: ConsumerSettings, random: Callable[[], float]) -> None:
-        self.received = self.finished = self.requeued = 0
+        self.received: int = 0
+        self.finished: int = 0
+        self.requeued: int = 0
         self.max_in_flight = max_in_flight
         self.paused = self.stopped = False
         self._distribution: ReadyDistribution[Subscription] = ReadyDistribution(settings, random)

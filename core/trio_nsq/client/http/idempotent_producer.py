@@ -108,7 +108,7 @@ class IdempotentProducer:
         check_seconds("first_retry_s", first_retry_s, positive=True)
         check_seconds("keep_alive_s", keep_alive_s)
         check_int("max_resends", max_resends, 0)
-        self.messages_resent = 0
+        self.messages_resent: int = 0
         self._address = address
         self._patience_s = patience_s
         self._first_retry_s = first_retry_s

@@ -186,12 +186,12 @@ class Command:
         self.messages: MessageSet | None = messages
         self.defer_ms: int = defer_ms
         self.group: CommandGroup | None = group
-        self.size = SIZE_BYTES + len(body) if messages is None else len(messages.data)
+        self.size: int = SIZE_BYTES + len(body) if messages is None else len(messages.data)
         self.futures: dict[PublishFuture, bytes] = {PublishFuture(self): body}
         self.queue: PublishQueue | None = None
         self.taken: bool = False
         self.failures: dict[str, NSQError] = {}
-        self.maybe_stored = False
+        self.maybe_stored: bool = False
         self.first: int = -1
         self.give_up_at: float = inf
         self.is_question: bool = is_question

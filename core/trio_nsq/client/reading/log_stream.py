@@ -39,13 +39,15 @@ class LogStream:
     """
 
     def __init__(self, topic: str, header: Callable[[str], str | None], span: Span | None = None) -> None:
-        self.kept_from, self.begins = (int(header(f"x-nsq-{at}-sequence") or "") for at in ("first", "start"))
+        self.kept_from: int = int(header("x-nsq-first-sequence") or "")
+        self.begins: int = int(header("x-nsq-start-sequence") or "")
         ends = header("x-nsq-end-sequence")
         self.ends: int | None = None if ends is None and span is None else int(ends or "")
         self.incarnation: str | None = header("x-nsq-incarnation")
-        self.position, self.end = span or (self.begins, self.ends)
+        self.position: int = self.begins if span is None else span[0]
+        self.end: int | None = self.ends if span is None else span[1]
         self.known: tuple[int, str] | None = None
-        self.is_another = False
+        self.is_another: bool = False
         self._topic = topic
         self._decoder = RawStreamReader()
 

@@ -111,9 +111,11 @@ class TopicReader:
             check_int("max_messages", max_messages, 0)
         check_type("follow", follow, bool)
         check_type("tls", tls, ssl.SSLContext | None)
-        self.first_sequence = self.start_sequence = self.position = 0
+        self.first_sequence: int = 0
+        self.start_sequence: int = 0
+        self.position: int = 0
         self.end_sequence: int | None = None
-        self.connections_lost = 0
+        self.connections_lost: int = 0
         self.start_is_time: bool = str(start).startswith(("-", "@"))
         self._address = nsqd_http_address.removeprefix(_HTTPS)
         self._is_path = is_unix_path(self._address)

@@ -88,9 +88,9 @@ class Walk:
     """
 
     def __init__(self, log: TopicLog, bounds: Bounds, position: int, *, backwards: bool) -> None:
-        self.position = position
+        self.position: int = position
         self.bounds = bounds
-        self.size = 0
+        self.size: int = 0
         self._log = log
         self._backwards = backwards
         self._step = max(1, min(PIECE_BYTES // max(1, int(bounds.mean_bytes)), PIECE_MESSAGES))

@@ -53,9 +53,9 @@ class BrokerSocket:
 
     def __init__(self, address: str, settings: ConnectionSettings, extensions: Collection[str] = ()) -> None:
         self.address = address
-        self.max_rdy_count = Limits().max_rdy_count
-        self.msg_timeout_s = (settings.msg_timeout_ms or MINUTE_MS) / SECOND_MS
-        self.max_msg_timeout_s = Limits().max_msg_timeout_ms / SECOND_MS
+        self.max_rdy_count: int = Limits().max_rdy_count
+        self.msg_timeout_s: float = (settings.msg_timeout_ms or MINUTE_MS) / SECOND_MS
+        self.max_msg_timeout_s: float = Limits().max_msg_timeout_ms / SECOND_MS
         self.extensions: set[str] = set()
         self._settings = settings
         self._lock = threading.RLock()

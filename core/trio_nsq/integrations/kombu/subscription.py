@@ -88,7 +88,9 @@ class Subscription:
         self._arrived: deque[Received] = deque()
         self._nop_sent_at = clock()
         self._in_flight: dict[bytes, _InFlight] = {}
-        self.socket = BrokerSocket(address, settings, ("private_channel",) if source.is_new else ())
+        self.socket: BrokerSocket = BrokerSocket(
+            address, settings, ("private_channel",) if source.is_new else ()
+        )
         # nsqd has no private channels: the first channel of a topic gets what was published before.
         self._not_before_ns = 0
         if source.is_new and not self.socket.extensions:

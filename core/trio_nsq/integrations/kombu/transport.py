@@ -98,7 +98,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         self._start_threads_anew()
         self.transient: set[str] = set()  # the queues that delete themselves
         self.nsq_channel: str = options.get("channel", DEFAULT_CHANNEL)
-        self.max_defer_s = float(options.get("max_defer_s", Limits().max_req_timeout_ms / SECOND_MS))
+        self.max_defer_s: float = float(options.get("max_defer_s", Limits().max_req_timeout_ms / SECOND_MS))
         self._publish_timeout_s = float(options.get("publish_timeout_s", PUBLISH_TIMEOUT_S))
         self._address = format_address(client.hostname or "localhost", client.port or self.default_port)
         self._settings = _settings_of(client)

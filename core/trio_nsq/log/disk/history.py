@@ -130,7 +130,7 @@ class History:
         self._archive = archive
         # Replaced, never changed, because readers in other threads use the old tuple.
         self.archived: tuple[ArchivedFile, ...] = ()
-        self.size_bytes = 0
+        self.size_bytes: int = 0
         self._archived_before = 0  # on the disk; not the last such sequence
 
     def load(self, disk_first_sequence: int) -> None:

@@ -74,7 +74,7 @@ class DiskLog:
         self._open_files = open_files or OpenFiles(files or Files(), reasonable_limit())
         self._files = self._open_files.files
         self._now_ns = now_ns
-        self.writes = 0
+        self.writes: int = 0
         # Ends of the last reads, for sequential reading: next sequence -> (base sequence of the segment, offset).
         self._hints: dict[int, tuple[int, int]] = {}
         opened = OpenedFolder(folder, self._open_files, segment_bytes, now_ns, stable_end)

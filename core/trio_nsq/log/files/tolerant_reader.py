@@ -123,7 +123,7 @@ class Window:
     __slots__ = ("_at_a_time", "_read", "_start", "data")
 
     def __init__(self, read: Callable[[int, int, int], bytes], at_a_time: int) -> None:
-        self.data = b""
+        self.data: bytes = b""
         self._start = 0
         self._read = read
         self._at_a_time = at_a_time

@@ -106,7 +106,7 @@ class Segment:
         self.seed: int = header.seed
         self.base_sequence = self.next_sequence = header.base_sequence
         self.size: int = header.size
-        self.index = SparseIndex(header.size)
+        self.index: SparseIndex = SparseIndex(header.size)
         self.first_ns = 0
         self.newest_ns: int | None = 0
         self.damage: DamageReports = DamageReports(file.path, files)

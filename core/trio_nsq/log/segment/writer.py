@@ -86,7 +86,7 @@ class SegmentWriter:
 
     def __init__(self, files: Files, segment: Segment, synced_to: int) -> None:
         self.segment = segment
-        self.written_size = segment.size
+        self.written_size: int = segment.size
         self._files = files
         self._file = segment.file
         self._seed = segment.seed
@@ -97,7 +97,7 @@ class SegmentWriter:
         self._cuts = self._synced_cuts = 0
         self._synced_to = synced_to
         self._sync_failed = False
-        self.failed_syncs = 0
+        self.failed_syncs: int = 0
         self._has_torn_tail = (
             False  # a failed write could not be truncated: there are bytes after `written_size`
         )

@@ -51,9 +51,9 @@ class Replay:
     """
 
     def __init__(self, files: Files, folder: Path) -> None:
-        self.next_number = 1
+        self.next_number: int = 1
         self.damage: list[tuple[Path, str]] = []
-        self.lacks_entries = False
+        self.lacks_entries: bool = False
         self._files = files
         self._paths: list[Path] = []
         self._entries: dict[str, list[Entry]] = {}

@@ -37,7 +37,7 @@ class RangeFiles:
     ) -> None:
         self.builder: TableBuilder = TableBuilder(request.topic, broker, layout)
         self.names: list[str] = []
-        self.file_bytes = 0
+        self.file_bytes: int = 0
         self._storage = storage
         self._broker = broker
         self._partition = layout.partition

@@ -119,7 +119,7 @@ class JsonParser:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.unparsed = 0
+        self.unparsed: int = 0
         self.misfits: Counter[str] = Counter()
         self.new_fields: dict[str, str] = {}
         self.widen: dict[str, str] = {}

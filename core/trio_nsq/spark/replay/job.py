@@ -68,7 +68,7 @@ class ReplayJob:
     ) -> None:
         self.name = name
         self.result: ReplayResult = ReplayResult()
-        self.is_complete = False
+        self.is_complete: bool = False
         self._folder = folder
         self._storage = LocalStorage(folder, PRIVATE_MODE)
         self._plan: _Plan | None = None
@@ -78,7 +78,7 @@ class ReplayJob:
         if found is None:
             if request is None:
                 raise JobError(f"there is no job {name} in {folder.parent}")
-            self.request = request
+            self.request: ReplayRequest = request
             self._nonce = secrets.token_hex(4)
         else:
             self._load(found.data)
@@ -100,9 +100,7 @@ class ReplayJob:
                     f"the job {self.name} has version {found['version']}; this program supports only version {VERSION}"
                 )
             asked = found["request"]
-            self.request = ReplayRequest(
-                **asked | {"from_topics": tuple(asked["from_topics"])}
-            )
+            self.request = ReplayRequest(**asked | {"from_topics": tuple(asked["from_topics"])})
             self._nonce = found["nonce"]
             self.is_complete = found["complete"]
             plan = found["plan"]

@@ -172,7 +172,7 @@ class ReplayResult(ReplayCounts):
         del self.examples[MAX_EXAMPLES:]
         self.pieces_done += piece.complete
         if piece.remembered is not None:
-            self.remembered = piece.remembered and self.remembered is not False
+            self.remembered: bool = piece.remembered and self.remembered is not False
 
     def count_left_out(self) -> None:
         """Set `left_out` after all pieces are complete."""

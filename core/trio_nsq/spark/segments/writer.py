@@ -68,7 +68,7 @@ class TopicArchiver:
     def __init__(
         self, topic: str, folder: Path, storage_of: Callable[[str], Storage], *, tail: bool = False
     ) -> None:
-        self.report = ArchivedTopic(topic)
+        self.report: ArchivedTopic = ArchivedTopic(topic)
         self._folder = folder
         self._storage_of = storage_of
         self._tail = tail

@@ -77,7 +77,7 @@ class Collector:
         max_in_flight: int,
         advance: Callable[[int, int], None],
     ) -> None:
-        self.repeated = 0
+        self.repeated: int = 0
         self._spool = spool
         self._consumer = consumer
         self._limits = limits

@@ -60,7 +60,7 @@ class DeltaExportTable(Table):
 
     def __init__(self, storage: Storage, topic: str, export_id: str, options: TableOptions) -> None:
         super().__init__(storage, topic, options)
-        self.shown = f"the Delta table {storage.shown}"
+        self.shown: str = f"the Delta table {storage.shown}"
         self._url = table_location(TableKind.DELTA, storage, self.shown)
         self._app_id = f"qcli-to-parquet-{export_id}"
         self._table: DeltaTable | None = None

@@ -77,7 +77,7 @@ class IcebergExportTable(Table):
         self, target: TableTarget, storage: Storage, topic: str, export_id: str, options: TableOptions
     ) -> None:
         super().__init__(storage, topic, options)
-        self.shown = f"the Iceberg table {target.catalog}/{target.name}"
+        self.shown: str = f"the Iceberg table {target.catalog}/{target.name}"
         self._folder = table_location(TableKind.ICEBERG, storage, self.shown)
         self._name = target.name
         self._catalog_name = target.catalog
