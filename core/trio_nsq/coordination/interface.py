@@ -232,9 +232,8 @@ class Coordinator(ABC):
         try:
             return state, self._write(state, version)
         except ValueChanged:
-            self._led = self._own(
-                self._read(), is_held=False
-            )  # an earlier request without an answer may have changed it
+            # It was removed or put back, or an earlier request without an answer has changed it.
+            self._led = self._own(self._read(), is_held=False)
             raise
 
     def _own(self, reading: Reading, *, is_held: bool) -> tuple[ClusterState, Any]:
