@@ -424,6 +424,23 @@ def test_consumer_that_raises_loses_no_message(connect: Callable[..., Connection
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_message_that_timed_out_before_it_was_read_comes_once(
+    connect: Callable[..., Connection], broker: Broker, queue: Queue
+) -> None:
+    connection = connect(visibility_timeout=1)
+    received = Received(connection, queue)
+    publish(connection, "one", queue)
+
+    def is_delivered_again() -> bool:
+        stats = broker.channel_stats(queue.name, "celery")
+        return bool(stats["timeout_count"] and stats["in_flight_count"])
+
+    until(is_delivered_again)
+    connection.drain_events(timeout=PATIENCE_S)
+    assert received.bodies() == ["one"]
+    assert received.messages[0].delivery_info["redelivered"]
+
+
 class Interrupted(Exception):
     """What a signal handler raises, such as Celery's for soft time limits."""
 

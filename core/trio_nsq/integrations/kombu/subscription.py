@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -85,7 +84,7 @@ class Subscription:
         self._settings = settings
         self._rdy = 0
         self._close_wait = False
-        self._arrived: deque[Received] = deque()
+        self._arrived: dict[bytes, Received] = {}  # by id, oldest first
         self._nop_sent_at = clock()
         self._in_flight: dict[bytes, _InFlight] = {}
         self.socket: BrokerSocket = BrokerSocket(
@@ -125,7 +124,7 @@ class Subscription:
         """
         self._read()
         while self._arrived:
-            yield self._arrived.popleft()
+            yield self._arrived.pop(next(iter(self._arrived)))
 
     def _read(self) -> None:
         for event in self.socket.receive():
@@ -138,7 +137,9 @@ class Subscription:
                     if published_ns < self._not_before_ns:
                         self.finish(id_)
                     else:
-                        self._arrived.append(Received(id_, body, attempts))
+                        # If the program was busy for longer than the message timeout, it has arrived twice.
+                        self._arrived.pop(id_, None)
+                        self._arrived[id_] = Received(id_, body, attempts)
             elif isinstance(event, ErrorFrame):
                 if event.code not in NON_FATAL_CODES:
                     raise ConnectionLost(self.socket.address, str(event))
