@@ -202,7 +202,7 @@ def test_topics_without_dead_letters_say_why(site: Site) -> None:
         ({"body_base64": b64encode(b"\xff" * 3).decode()}, "ff ff ff", True, False),
         ({"body_base64": b64encode(b"\xff" * 300).decode()}, " ".join(["ff"] * 256), True, True),
         ({"body_base64": "!"}, "", True, False),
-        ({"gap": "damaged"}, "damaged on disk", False, False),
+        ({"gap": "damaged"}, "damaged or missing in the log", False, False),
         ({"body": 7}, "no longer kept", False, False),
     ],
 )

@@ -137,8 +137,8 @@ async def test_gaps_are_shown(tmp_path: Path) -> None:
         for order in ("newest", "oldest"):
             page = await site.page("/topics/t/messages", order=order)
             assert {sequence for _, sequence in listed(page)} == {0, 1, 4}
-            assert "2 messages are damaged on disk: sequence 2 to 3." in page.text
-        assert "Message 2 is damaged on the disk" in (await site.page("/topics/t/messages/2")).text
+            assert "2 messages are damaged or missing in the log: sequence 2 to 3." in page.text
+        assert "Message 2 is damaged or missing in the log" in (await site.page("/topics/t/messages/2")).text
 
 
 async def test_retention_that_moves_under_the_pages_is_shown(tmp_path: Path) -> None:

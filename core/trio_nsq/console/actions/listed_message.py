@@ -37,7 +37,7 @@ def body_of(line: Mapping[str, Any]) -> Body:
             return Body("", is_binary=True)
         return Body(data[:_SHOWN_BYTES].hex(" "), is_binary=True, is_cut=len(encoded) > _SHOWN_BYTES * 4 // 3)
     gap = line.get("gap")
-    return Body(f"{'damaged on disk' if gap == 'damaged' else 'no longer kept'}")
+    return Body(f"{'damaged or missing in the log' if gap == 'damaged' else 'no longer kept'}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MissingMessages:
-    """Messages that cannot be read: discarded by retention, or damaged on disk."""
+    """Messages that cannot be read: discarded by retention, or damaged or missing in the log."""
 
     broker: str
     first_sequence: int
