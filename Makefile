@@ -10,7 +10,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster bench-archive pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster bench-archive pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -61,6 +61,9 @@ lint: $(READY)  ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy --num-workers=auto
 	$(BIN)/mypy --num-workers=auto tests bench examples docs tools
+
+type-completeness: $(READY) ## how many names of the client have types that all type checkers know, a minute
+	$(BIN)/python tools/type_completeness.py --least 98
 
 # Files run side by side; within a file in order. Many tests wait for processes: four of them keep two cores busy.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))

@@ -106,12 +106,12 @@ class CommandReader:
         self._buffer: bytes | bytearray = b""
         self._position = 0
         self._scanned = 0  # no line feed before this offset
-        self.greeted = False
+        self.greeted: bool = False
         self._eof = False
         self._body: _Body | None = None
         # The pieces of a large body, joined once all have arrived.
         self._pieces: list[bytes | bytearray] = []
-        self.missing_bytes = 0
+        self.missing_bytes: int = 0
         self.large_bodies: int = 0
         # The last PUB or MPUB line with its line feed, its verb and its topic: publishers repeat the line.
         self._publish_line = b"\n"

@@ -137,12 +137,12 @@ class Connection:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
         self.address = address
-        self.max_rdy_count = Limits().max_rdy_count
-        self.msg_timeout_ms = settings.msg_timeout_ms or DEFAULT_MSG_TIMEOUT_MS
-        self.max_msg_timeout_ms = Limits().max_msg_timeout_ms
-        self.survives_refusals = False
-        self.makes_private_channel = False
-        self.has_headers = False
+        self.max_rdy_count: int = Limits().max_rdy_count
+        self.msg_timeout_ms: int = settings.msg_timeout_ms or DEFAULT_MSG_TIMEOUT_MS
+        self.max_msg_timeout_ms: int = Limits().max_msg_timeout_ms
+        self.survives_refusals: bool = False
+        self.makes_private_channel: bool = False
+        self.has_headers: bool = False
         self.ended: runtime.Event = runtime.Event()
         self._stream = stream
         self._settings = settings

@@ -366,7 +366,7 @@ class ActiveHandlers:
     """Knows whether a handler is active, and whether a task belongs to one."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._idle = runtime.Event()
 
     def new_task(self) -> "HandlerTask":
@@ -408,7 +408,7 @@ class HandlerTask:
     def __init__(self, handlers: ActiveHandlers, outer: "HandlerTask | None") -> None:
         self.handlers: ActiveHandlers = handlers
         self.outer: HandlerTask | None = outer
-        self.is_active = False
+        self.is_active: bool = False
 
     def __enter__(self) -> None:
         self.is_active = True

@@ -19,7 +19,7 @@ class ReceiveQueue:
     """
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed: bool = False
         self.error: Exception | None = None
         self.available: int = 0
         self._batches: deque[MessageBatch] = deque()

@@ -59,7 +59,7 @@ class Discovery(Generic[Found]):
         answered: Callable[[], None],
     ) -> None:
         self.found: dict[str, list[Found]] = {}
-        self.has_answer = False
+        self.has_answer: bool = False
         self._settings = settings
         self._random = random
         self._query = query
