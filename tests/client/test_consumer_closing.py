@@ -36,6 +36,25 @@ async def test_unanswered_messages_are_requeued(broker: FakeBroker) -> None:
 
 
 @bounded
+async def test_drain_sends_cls_once_and_waits_for_answers(broker: FakeBroker) -> None:
+    async with trio.open_nursery() as nursery, consumer_entered(nursery, broker) as (consumer, peer):
+        await peer.send(message(1), message(2))
+        first, second = [await anext(consumer) for _ in range(2)]
+        nursery.start_soon(consumer.drain)
+        await peer.expect(b"CLS\n")
+        nursery.start_soon(consumer.drain, None)
+        await peer.send(message(3), CLOSE_WAIT_FRAME)  # nsqd may still send one
+        first.finish()
+        await peer.expect(fins(1))
+        await peer.expect_nothing()
+        second.requeue(delay_s=0)
+        (await anext(consumer)).finish()
+        await peer.expect(reqs(2), fins(3))
+        await peer.expect_end()
+        peer.hang_up()
+
+
+@bounded
 async def test_messages_that_arrive_during_the_close_are_requeued(broker: FakeBroker) -> None:
     async def play(peer: Peer) -> None:
         await peer.expect(b"CLS\n")

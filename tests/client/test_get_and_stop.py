@@ -109,6 +109,22 @@ def test_get_with_no_time_returns_what_has_been_received(loop: Loop, broker: Bro
     assert counts(broker, topic) == (0, 0, 0)
 
 
+@on_both
+def test_get_without_time_takes_what_is_there_although_the_loop_has_other_work(
+    loop: Loop, broker: Broker, topic: str
+) -> None:
+    async def main() -> None:
+        async with consumer_of(broker, topic) as consumer:
+            await until(lambda: consumer.stats().received == 5)
+            for number in range(5):
+                await anyio.sleep(0.02)  # longer than a loop may run before other tasks do
+                message = await consumer.get(0)
+                assert message is not None
+                assert message.body == b"%d" % number
+
+    run(loop, main)
+
+
 def test_get_in_threads(broker: Broker, topic: str) -> None:
     with sync_consumer_of(broker, topic, 1) as consumer:
         first = consumer.get()
