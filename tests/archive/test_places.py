@@ -1,5 +1,6 @@
 """What may be given with --archive and --restore-from."""
 
+from errno import ESTALE
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from broker.support import connected, running_broker
 from storage.stores import Store
+from trio_nsq.broker.archiving import archive_of
 from trio_nsq.broker.options import BrokerOptions
 from trio_nsq.broker.startup_check import startup_problems
 from trio_nsq.cluster.member import check_restore
@@ -57,6 +59,20 @@ def test_an_archive_that_cannot_be_used(tmp_path: Path, archive: str, reason: st
 def test_an_archive_that_can_be_used(tmp_path: Path, archive: str) -> None:
     assert problem(archive) == ""
     assert [each.name for each in tmp_path.iterdir()] == ["data"], "nothing is made by a check"
+
+
+def test_a_mount_that_is_away_keeps_no_broker_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, found = tmp_path / "mount", Path.stat
+
+    def stat(path: Path, **options: Any) -> Any:
+        if path == place:
+            raise OSError(ESTALE, "Stale file handle")
+        return found(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert archive_of(BrokerOptions(tmp_path / "data", archive=str(place))).shown == str(place)
 
 
 def test_a_bucket_that_is_missing(s3: Store) -> None:

@@ -198,8 +198,10 @@ class Checkpoints:
         else:
             self._check_alone(found.manifest)
         there = self._storage.names(checkpoint_folder(newest.id))
-        missing = {*newest.part_names, newest.segments_name}.difference(there)
-        for name in sorted(missing):
+        unlisted = {*newest.part_names, newest.segments_name}.difference(there)
+        # A listing may be old.
+        missing = [name for name in sorted(unlisted) if self._storage.size(name) is None]
+        for name in missing:
             logger.error("%s is missing: another checkpoint is written", self._storage.url_of(name))
         return bool(missing)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from errno import ENAMETOOLONG
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -67,6 +68,10 @@ def _check_folder(archive: Path, options: BrokerOptions) -> None:
             break
         except (FileNotFoundError, NotADirectoryError):
             there = there.parent
+        except OSError as exc:
+            if exc.errno == ENAMETOOLONG:
+                raise
+            return  # it is away: the broker starts, and waits for it
     if not is_folder:
         raise StartupError(f"--archive: {shown} cannot be a folder: {there} is none")
 
