@@ -14,6 +14,7 @@ from archive.folders import restore, until_archived, writer_of
 from broker.support import PATIENCE_S
 from cli.support import Cli
 from replication.leader import RandomChanges, Tree, tree_of
+from storage.stores import Store
 from trio_nsq.archive.manifest import (
     CHECKPOINTS,
     MANIFEST,
@@ -23,10 +24,10 @@ from trio_nsq.archive.manifest import (
     read_manifest,
 )
 from trio_nsq.archive.pruning import prune
-from trio_nsq.archive.restore import OperationsDamaged, RestorePlan
+from trio_nsq.archive.restore import OperationsDamaged, RestorePlan, Restorer
 from trio_nsq.archive.tail import ArchiveTail
 from trio_nsq.archive.writer import ArchiveWriter
-from trio_nsq.storage import LocalStorage
+from trio_nsq.storage import LocalStorage, storage_at
 
 OFFLINE = Cli("", "")
 GARBAGE = [b"garbage", b"", b"{}", b"[]", b"null", b'{"version":1}', b'{"version":"1"}', b"\xff\xfe" * 50]
@@ -202,3 +203,35 @@ async def test_a_start_writes_the_manifest_again(tmp_path: Path) -> None:
     await _writing(data, archive, _nothing)
     found = read_manifest(LocalStorage(archive))
     assert (found.manifest.checkpoints[: len(before)], found.damage) == (before, "")
+
+
+async def test_a_bucket_without_the_manifest(s3: Store, tmp_path: Path) -> None:
+    """A listing of a bucket has the objects of the checkpoints, too."""
+    data = tmp_path / "data"
+    data.mkdir()
+    with s3.here():
+        place = s3.new_place()
+        storage = storage_at(place)
+        writer = writer_of(storage, data, checkpoint_bytes=1 << 30)
+        changes = RandomChanges(writer.files, data, 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            with trio.fail_after(PATIENCE_S):
+                while not writer.status().checkpoints:
+                    await trio.sleep(0.01)
+            for _ in range(20):
+                changes.step()
+            changes.close()
+            await until_archived(writer)
+            writer.finish(PATIENCE_S)
+        before = begun_manifest(storage).manifest
+        storage.remove([MANIFEST])
+        found = begun_manifest(storage)
+        assert (found.manifest.checkpoints, found.is_whole) == (before.checkpoints, True)
+        (tmp_path / "restored").mkdir()
+        Restorer(storage, tmp_path / "restored").restore(RestorePlan(storage).point)
+        shared = [
+            {path: content for path, content in tree_of(each).items() if b"-deleted-" not in path}
+            for each in (data, tmp_path / "restored")
+        ]
+        assert shared[0] == shared[1]
