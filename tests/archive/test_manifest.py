@@ -21,6 +21,7 @@ from trio_nsq.archive.manifest import (
     ArchiveDamaged,
     begun_manifest,
     complete_checkpoints,
+    encode_record,
     read_manifest,
 )
 from trio_nsq.archive.pruning import prune
@@ -103,12 +104,17 @@ def test_records_are_damaged_too(archive: Path, tmp_path: Path) -> None:
     checkpoints = complete_checkpoints(storage)
     (broken / MANIFEST).unlink()
     (broken / checkpoints[-1].record_name).write_bytes(b"{}")
-    with pytest.raises(OperationsDamaged, match="some are damaged, too: later changes may be missing"):
+    with pytest.raises(
+        OperationsDamaged, match="some are damaged, too, or of another broker: later changes may be missing"
+    ):
         RestorePlan(storage)
     plan = RestorePlan(storage, before_damage=True)
     assert (plan.point.checkpoint, len(plan.damage)) == (checkpoints[-2], 1)
     with pytest.raises(ArchiveDamaged, match="some are damaged, too"):
         prune(storage, 0)
+    (broken / checkpoints[-1].record_name).write_bytes(encode_record(checkpoints[-1], "another broker"))
+    found = begun_manifest(storage)
+    assert (found.manifest.checkpoints, found.is_whole) == (checkpoints[-1:], False), "archives were mixed"
     for checkpoint in checkpoints:
         (broken / checkpoint.record_name).write_bytes(b"{}")
     with pytest.raises(ArchiveDamaged, match="is missing, and no checkpoint has a record"):

@@ -166,18 +166,19 @@ def read_manifest(storage: Storage) -> FoundManifest:
         raise ArchiveDamaged(
             f"{url} is {'missing' if found is None else 'damaged'}, and no checkpoint has a record"
         )
-    checkpoints = tuple(checkpoint for _, checkpoint in intact)
+    owner = intact[-1][0]
+    checkpoints = tuple(checkpoint for other, checkpoint in intact if other == owner)
     first, last = checkpoints[0], checkpoints[-1]
-    is_whole = len(intact) == len(records)
+    is_whole = len(checkpoints) == len(records)
     loss = (
         "and nothing is lost by that"
         if is_whole
-        else "but some are damaged, too: later changes may be missing"
+        else "but some are damaged, too, or of another broker: later changes may be missing"
     )
     what = f"{url} is {'missing' if found is None else 'damaged'}"
     damage = f"{what}: the records of checkpoints were read instead, {loss}"
     first_id = first.id if first.previous is None else first.previous
-    manifest = Manifest(last.id + 1, checkpoints, first_id, intact[-1][0])
+    manifest = Manifest(last.id + 1, checkpoints, first_id, owner)
     return FoundManifest(manifest, None if found is None else found.version, damage, is_whole)
 
 
