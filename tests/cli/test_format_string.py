@@ -87,7 +87,10 @@ def test_columns_may_differ_by_message() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("%x", "%x is unknown. Known are %s %S %R %t %o %T %n %r %d %i %a %c %b, and %% for a percent sign."),
+        (
+            "%x",
+            "%x is unknown. Known are %s %S %R %t %o %T %n %r %d %i %a %c %b %h, and %% for a percent sign.",
+        ),
         ("%", "% at the end: write %% for a percent sign."),
         ("%k", "%k: messages of NSQ have no key."),
         ("%p", "%p: messages of NSQ have no partition."),

@@ -16,11 +16,11 @@ from ..broker.requests import ask, perform
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode, Failure
 from ..framework.options import count_option, output_format
-from ..framework.output import RawOutput, json_lines, plain_table, print_diagnostic, report_none, write
+from ..framework.output import RawOutput, json_lines, print_diagnostic, report_none, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
 from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
-from .shared.messages import with_body_column
+from .shared.messages import message_table
 
 
 @click.group(
@@ -52,8 +52,9 @@ def command() -> None:
     },
     details={
         "JSON": "One object per line: topic, channel, id, due_ns and due (Unix nanoseconds, RFC 3339), sequence, "
-        "timestamp_ns and timestamp (when it was published), attempts (deliveries by this channel), state, and body, a "
-        "string; if a body is not UTF-8, body_base64 replaces it. With several brokers also broker, its address.",
+        "timestamp_ns and timestamp (when it was published), attempts (deliveries by this channel), state, headers, "
+        "an object, if there are some, and body, a string; if a body is not UTF-8, body_base64 replaces it. With "
+        "several brokers also broker, its address.",
     },
 )
 @click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
@@ -92,7 +93,7 @@ def list_deferred(
             ("DUE (UTC)", "ID", "ATTEMPTS", "PUBLISHED (UTC)"),
             [_row(message) for message in messages],
         )
-        write(plain_table(with_body_column(headings, rows, messages), 5))
+        write(message_table(headings, rows, messages))
     if not messages:
         report_none("deferred messages", wanted)
     found.check()

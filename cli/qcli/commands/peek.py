@@ -15,11 +15,11 @@ from ..broker.topic_log import report_gap
 from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import count_option, option
-from ..framework.output import RawOutput, json_lines, plain_table, report_none, write
+from ..framework.output import RawOutput, json_lines, report_none, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
 from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
-from .shared.messages import body_of, with_body_column
+from .shared.messages import body_of, message_table
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -50,7 +50,8 @@ STATES = ("requeued", "fresh", "deferred")
         "JSON": "One object per line: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
         "nanoseconds and RFC 3339), attempts (how often the channel has delivered it; 0 for a topic), sequence, due_ns "
         "and due (until when it is deferred; null: not deferred), for a channel also channel and state, with several "
-        "brokers broker (its address), and body, a string; if a body is not UTF-8, body_base64 replaces it.",
+        "brokers broker (its address), headers, an object, if the message has some, and body, a string; "
+        "if a body is not UTF-8, body_base64 replaces it.",
     },
 )
 @click.argument("wanted", metavar="TOPIC[/CHANNEL]", type=source, shell_complete=complete_source)
@@ -180,4 +181,4 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
         headings.append("DUE (UTC)")
         for row, message in zip(rows, messages, strict=True):
             row.append(short_time(message["due_ns"]) if message["due_ns"] else "")
-    return plain_table(with_body_column(headings, rows, messages), len(headings) + 1)
+    return message_table(headings, rows, messages)

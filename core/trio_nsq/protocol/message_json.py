@@ -47,10 +47,11 @@ def message_record(
     *,
     sequence: int | None = None,
     due_ns: int = 0,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Return the JSON object of a message; with the sequence and the due time if it is from a log.
 
-    The topic is None if it is unknown.
+    The topic is None if it is unknown. `headers` are in it only if there are some.
     """
     record: dict[str, object] = {
         "topic": topic,
@@ -61,6 +62,8 @@ def message_record(
     }
     if sequence is not None:
         record |= {"sequence": sequence, "due_ns": due_ns or None, "due": rfc3339(due_ns) if due_ns else None}
+    if headers:
+        record["headers"] = dict(headers)
     return record | body_field(body)
 
 

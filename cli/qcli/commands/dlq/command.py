@@ -16,12 +16,12 @@ from ...broker.requests import ask, perform
 from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode
 from ...framework.options import count_option, output_format
-from ...framework.output import RawOutput, json_lines, plain_table, print_diagnostic, report_none, write
+from ...framework.output import RawOutput, json_lines, print_diagnostic, report_none, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
 from ...terminal.fitted_table import Column, fitted_table, output_width
 from ..shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
-from ..shared.messages import body_of, with_body_column
+from ..shared.messages import body_of, message_table
 from .move import drop, requeue
 from .selection import (
     NOTE,
@@ -137,8 +137,8 @@ _PAGE = 1000
     details={
         "JSON": "One object per line: topic, id and sequence in the dead-letter topic; timestamp_ns and timestamp, "
         "when it became a dead letter, in Unix nanoseconds and RFC 3339; origin: an object with topic, channel, id, "
-        "sequence, attempts, timestamp_ns and timestamp (when it was published) and reason, or null; and body, a "
-        "string; if a body is not UTF-8, body_base64 replaces it.",
+        "sequence, attempts, timestamp_ns and timestamp (when it was published) and reason, or null; headers, an "
+        "object, if there are some; and body, a string; if a body is not UTF-8, body_base64 replaces it.",
     },
 )
 @topic_argument
@@ -167,7 +167,7 @@ def show(form: str, format_string: FormatString | None, **selected: Any) -> None
         else:
             headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED (UTC)")
             rows = [_letter_row(message) for message in messages]
-            table = plain_table(with_body_column(headings, rows, messages), 6)
+            table = message_table(headings, rows, messages)
             write(table.partition("\n")[2] if begun else table)
         begun = True
     if not begun:

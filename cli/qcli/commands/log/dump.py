@@ -17,7 +17,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
 from ...framework.positions import NOTHING_BETWEEN, Position, from_option, moment, position, to_option
-from ..shared.messages import log_record
+from ..shared.messages import log_records
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
 
@@ -60,9 +60,10 @@ _WRITE_BYTES = 256 * 1024
         "seconds; or how long ago, such as 15m. Times are times of publishing.",
         "JSON": "One object per message: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
         "nanoseconds and RFC 3339), attempts (always 0: the log has none), sequence, due_ns and due (when it may be "
-        "delivered; null: at once), and body, a string; if a body is not UTF-8, body_base64 replaces it; producer and "
-        "number, if it was published with these. With --headers, one object per record batch: topic, file, offset, "
-        "sequence, count, id (of the first message), timestamp_ns, timestamp, due_ns, due and bytes.",
+        "delivered; null: at once), headers, an object, if it has some, and body, a string; if a body is not UTF-8, "
+        "body_base64 replaces it; producer and number, if it was published with these. With --headers, one object per "
+        "record batch: topic, file, offset, sequence, count, id (of the first message), timestamp_ns, timestamp, "
+        "due_ns, due and bytes.",
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
@@ -214,9 +215,9 @@ def _bodies(prefix: bytes, separator: bytes) -> _RenderMessages:
 def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
     from trio_nsq.log.record_metadata import batch_number
 
-    bodies, numbered = batch.messages.bodies(), batch_number(batch.metadata)
+    numbered = batch_number(batch.metadata)
     name: dict[str, object] = dict(zip(("producer", "number"), numbered, strict=True)) if numbered else {}
-    records = (log_record(place.topic, batch, index, bodies[index]) | name for index in indexes)
+    records = (record | name for record in log_records(place.topic, batch, indexes))
     return message_json.json_lines(records).encode()
 
 

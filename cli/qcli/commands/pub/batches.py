@@ -5,6 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trio_nsq.protocol.batcher import Batcher
+from trio_nsq.protocol.headers import (
+    MAX_HPUB_HEADERS_BYTES,
+    MAX_HPUB_MESSAGES,
+    Headers,
+    encode_headers,
+    prefix_bytes,
+)
 
 from .input import MessageSplitter
 
@@ -20,6 +27,7 @@ class Batch:
         defer_ms: The delay; 0: no delay.
         due_ns: Until when the messages are deferred, Unix nanoseconds, instead of `defer_ms`; 0: `defer_ms` counts.
         keys: The key of each message, if the input had keys.
+        headers: The headers of each message; empty: none has headers.
     """
 
     topic: str
@@ -27,14 +35,25 @@ class Batch:
     defer_ms: int = 0
     due_ns: int = 0
     keys: Sequence[bytes | None] | None = None
+    headers: Sequence[Headers] = ()
 
     def delay_ms(self, now_ns: int) -> int:
         """Return the delay of messages that are sent now; never too short."""
         return max(0, -(-(self.due_ns - now_ns) // _NS_PER_MS)) if self.due_ns else self.defer_ms
 
-    def with_bodies(self, bodies: list[bytes]) -> "Batch":
-        """Return a batch with the same topic and delay, without keys."""
-        return replace(self, bodies=bodies, keys=None)
+    def part(self, wanted: slice) -> "Batch":
+        """Return a batch of these messages, with the same topic and delay, without keys."""
+        return replace(self, bodies=self.bodies[wanted], keys=None, headers=self.headers[wanted])
+
+    def chosen(self, indexes: Sequence[int]) -> "Batch":
+        """Return a batch as `part` does, of messages at any indexes."""
+        bodies, headers = self.bodies, self.headers
+        return replace(
+            self,
+            bodies=[bodies[index] for index in indexes],
+            keys=None,
+            headers=[headers[index] for index in indexes] if headers else (),
+        )
 
 
 class BatchSource(ABC):
@@ -86,11 +105,23 @@ class Lines(BatchSource):
     """Makes batches of messages that a splitter finds, unchanged.
 
     Args:
-        batch_size: The most messages in a batch.
+        batch_size: The most messages in a batch; with headers there may be less.
+        headers: Those of each message.
     """
 
-    def __init__(self, splitter: MessageSplitter, batch_size: int, topic: str, defer_ms: int = 0) -> None:
+    def __init__(
+        self,
+        splitter: MessageSplitter,
+        batch_size: int,
+        topic: str,
+        defer_ms: int = 0,
+        headers: Headers | None = None,
+    ) -> None:
         super().__init__(splitter)
+        if headers:
+            most = MAX_HPUB_HEADERS_BYTES // prefix_bytes(encode_headers(headers))
+            batch_size = min(batch_size, MAX_HPUB_MESSAGES, most)
+        self._headers = headers
         self._batcher = Batcher(batch_size)
         self._topic = topic
         self._defer_ms = defer_ms
@@ -122,4 +153,5 @@ class Lines(BatchSource):
             self.error = f"{self._name} ends within message {self._splitter.seen - self._seen_before + 1}."
 
     def _batch(self, bodies: list[bytes]) -> Batch:
-        return Batch(self._topic, bodies, self._defer_ms)
+        headers = [self._headers] * len(bodies) if self._headers else ()
+        return Batch(self._topic, bodies, self._defer_ms, headers=headers)

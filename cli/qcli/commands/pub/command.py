@@ -16,7 +16,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import delimiter_options, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import Integer, long_duration
-from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, pattern, topic_before_files
+from .options import ALL, HASH, ROUND_ROBIN, PubOptions, field_path, header, pattern, topic_before_files
 
 INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
 
@@ -34,9 +34,10 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
         "divide messages among all brokers": "qcli pub clicks --lookupd-http-address 127.0.0.1:4161 < access.log",
         "keep messages of a user together": "qcli pub clicks --nsqd-tcp-address a:4150,b:4150 --strategy hash "
         "--key-field user < access.log",
-        "copy a topic to another broker, with bodies, topic and delays": "qcli tail clicks --from earliest --to latest "
-        "--format json | qcli pub --format json --nsqd-tcp-address b:4150",
+        "copy a topic to another broker, with bodies, topic, delays and headers": "qcli tail clicks --from earliest "
+        "--to latest --format json | qcli pub --format json --nsqd-tcp-address b:4150",
         "deliver a message in 90 seconds": "echo later | qcli pub reminders --defer 1m30s",
+        "give a message a header": "echo paid | qcli pub orders -H tenant:7",
     },
     exits={
         ExitCode.OK: "All messages were published and acknowledged.",
@@ -56,11 +57,15 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
         "messages are skipped, because NSQ has none; the report counts them.",
         "JSON": "With --format json each line is an object: body, a string, or body_base64, for other bytes; topic; "
         "and defer_ms, the delay in milliseconds, or due_ns, until when the message is deferred, in Unix nanoseconds. "
-        "Other fields are ignored, so that 'qcli tail --format json' and 'qcli pub --format json' copy messages "
-        "exactly, with topic and delay. TOPIC and --defer override the fields; without TOPIC, or with - before the "
-        "files, each record needs a topic. Blank lines are skipped. A line that is not such an object ends the "
-        "command: the messages before it are published, and the error has its number. With --skip-bad it is reported, "
-        "skipped and counted, and does not change the exit code.",
+        "headers is an object of names and values. Other fields are ignored, so that 'qcli tail --format json' and "
+        "'qcli pub --format json' copy messages exactly, with topic, delay and headers. TOPIC, --defer and --header "
+        "override the fields; without TOPIC, or with - before the files, each record needs a topic. Blank lines are "
+        "skipped. A line that is not such an object ends the command: the messages before it are published, and the "
+        "error has its number. With --skip-bad it is reported, skipped and counted, and does not change the exit code.",
+        "Headers": "A message can have headers, names in lower case with values, beside its body: at most 64, and 16 "
+        "KiB of them. Blanks around the value of --header are removed. An nsqd and older 'qcli serve' have no headers: "
+        "the command fails before it sends such messages. To copy messages to them without headers: jq -c "
+        "'del(.headers)'.",
         "Lost connections": "If the connection is lost, as in an upgrade, the command reconnects and continues, and "
         "reports both on standard error. Meanwhile it reads no input. It also retries if the broker refuses messages "
         "because its disk or the topic is full, once some messages were acknowledged. It fails if the broker is "
@@ -174,6 +179,16 @@ INPUT, SENDING, STRATEGY = "Input", "Sending", "Several brokers"
     default="0",
     show_default=False,
     help="Deliver each message this long after it is published, such as 500ms, 1m30s or 7d.",
+)
+@option(
+    SENDING,
+    "-H",
+    "--header",
+    "headers",
+    type=header,
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="Give each message this header. May be repeated. The broker must be a 'qcli serve'.",
 )
 @option(
     SENDING,

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from trio_nsq.protocol.address import next_port
+from trio_nsq.protocol.headers import Headers, encode_headers
 from trio_nsq.text.wording import count_of
 
 from ...broker.address_options import (
@@ -57,6 +58,19 @@ def pattern(text: str) -> re.Pattern[bytes]:
         raise click.BadParameter(f"{text!r} is not a regular expression: {error}.") from None
 
 
+def header(text: str) -> tuple[str, str]:
+    """Parse a header, `name:value`; blanks around the value are removed."""
+    name, colon, value = text.partition(":")
+    value = value.strip(" \t")
+    if not colon:
+        raise click.BadParameter(f"{text!r} is not a header such as tenant:7.")
+    try:
+        encode_headers({name: value})
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return name, value
+
+
 def field_path(text: str) -> tuple[str, ...]:
     """Parse the name of a field, or several that lead to a nested one, such as `user.id`; an empty text is none."""
     path = tuple(text.removeprefix(".").split(".")) if text else ()
@@ -80,6 +94,7 @@ class PubOptions:
     null: bool
     framing: str
     form: str
+    headers: tuple[tuple[str, str], ...]
     skip_bad: bool
     strip_cr: bool
     max_msg_size: int
@@ -119,11 +134,22 @@ class PubOptions:
         """The delay of all messages; None: each record has its own."""
         return None if self.reads_json and not given("defer_ms") else self.defer_ms
 
+    @property
+    def common_headers(self) -> Headers:
+        """The headers of each message; a record may have others."""
+        return dict(self.headers)
+
     def check(self) -> None:
         """Raises UsageError if options exclude each other, Failure if a file cannot be read."""
         for name, value in (("--key", self.key), ("--key-field", self.key_field)):
             if value and self.strategy != HASH:
                 raise click.UsageError(f"{name} is for --strategy hash.")
+        if len(self.common_headers) < len(self.headers):
+            raise click.UsageError("--header has a name twice.")
+        try:
+            encode_headers(self.common_headers)
+        except ValueError as error:
+            raise click.UsageError(f"--header: {error}.") from None
         if self.key and self.key_field:
             raise click.UsageError("--key and --key-field exclude each other.")
         if self.reads_json:

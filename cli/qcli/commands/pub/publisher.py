@@ -136,7 +136,7 @@ class Publisher:
             except PublishFailed as error:
                 self._unsettled[number] = False
                 self._acknowledged(batch.bodies[: error.acknowledged])
-                batch = batch.with_bodies(batch.bodies[error.acknowledged :])
+                batch = batch.part(slice(error.acknowledged, None))
                 if error.maybe_stored and not maybe_stored:
                     maybe_stored = True
                     self._in_doubt += len(batch.bodies)

@@ -3,12 +3,19 @@
 import binascii
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from trio_nsq.protocol import is_valid_name
 from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
+from trio_nsq.protocol.headers import (
+    MAX_HPUB_HEADERS_BYTES,
+    MAX_HPUB_MESSAGES,
+    Headers,
+    encode_headers,
+    prefix_bytes,
+)
 
 from ...framework.output import print_diagnostic
 from .batches import Batch, BatchSource
@@ -40,13 +47,15 @@ class BadLine(ValueError):
 
 
 class Record(NamedTuple):
-    """A message with its topic and delay; see `Batch`."""
+    """A message with its topic and delay; see `Batch`. `headers_bytes` is 0 without headers."""
 
     topic: str
     body: bytes
     defer_ms: int
     due_ns: int
     key: bytes | None
+    headers: Headers
+    headers_bytes: int
 
 
 class RecordParser:
@@ -57,11 +66,18 @@ class RecordParser:
         defer_ms: The delay of all messages; None: that of each record.
         max_msg_size: The maximum size of a body.
         key_field: The path of the field with the key; empty: none.
+        headers: Headers of all messages, instead of those with the same names of a record.
     """
 
     def __init__(
-        self, topic: str | None, defer_ms: int | None, max_msg_size: int, key_field: Sequence[str] = ()
+        self,
+        topic: str | None,
+        defer_ms: int | None,
+        max_msg_size: int,
+        key_field: Sequence[str] = (),
+        headers: Headers | None = None,
     ) -> None:
+        self._headers = headers or {}
         self._key_field = key_field
         self._topic = topic
         self._defer_ms = defer_ms
@@ -104,10 +120,24 @@ class RecordParser:
         if topic is None:
             topic = self._topic_of(fields)
         key = key_of(fields, self._key_field) if self._key_field else None
+        headers, headers_bytes = self._headers_of(fields)
         if self._defer_ms is not None:
-            return Record(topic, body, self._defer_ms, 0, key)
+            return Record(topic, body, self._defer_ms, 0, key, headers, headers_bytes)
         defer_ms, due_ns = _number(fields, "defer_ms"), _number(fields, "due_ns")
-        return Record(topic, body, defer_ms, 0 if defer_ms or due_ns <= now_ns else due_ns, key)
+        due_ns = 0 if defer_ms or due_ns <= now_ns else due_ns
+        return Record(topic, body, defer_ms, due_ns, key, headers, headers_bytes)
+
+    def _headers_of(self, fields: dict[str, Any]) -> tuple[Headers, int]:
+        headers = fields.get("headers") or {}
+        if not isinstance(headers, Mapping):
+            raise BadLine('"headers" is not an object of names and values')
+        headers = {**headers, **self._headers}
+        if not headers:
+            return headers, 0
+        try:
+            return headers, prefix_bytes(encode_headers(headers))
+        except (TypeError, ValueError) as error:
+            raise BadLine(str(error)) from None
 
     def _topic_of(self, fields: dict[str, Any]) -> str:
         topic = fields.get("topic")
@@ -150,10 +180,21 @@ class _Run:
     first: Record
     bodies: list[bytes] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
     body_bytes: int = 0
+    headers_bytes: int = 0
 
     def batch(self) -> Batch:
-        return Batch(self.first.topic, self.bodies, self.first.defer_ms, self.first.due_ns, self.keys)
+        first, headers = self.first, self.headers if self.headers_bytes else ()
+        return Batch(first.topic, self.bodies, first.defer_ms, first.due_ns, self.keys, headers)
+
+    def is_full_for(self, record: Record) -> bool:
+        """Return whether the message of a record exceeds the limits of a batch."""
+        headers_bytes = self.headers_bytes + record.headers_bytes
+        return self.body_bytes + len(record.body) > MAX_BATCH_BYTES or (
+            headers_bytes > 0
+            and (headers_bytes > MAX_HPUB_HEADERS_BYTES or len(self.bodies) >= MAX_HPUB_MESSAGES)
+        )
 
 
 class Records(BatchSource):
@@ -207,7 +248,7 @@ class Records(BatchSource):
             if run is not None and (
                 run.first.due_ns != record.due_ns
                 or run.first.defer_ms != record.defer_ms
-                or run.body_bytes + len(body) > MAX_BATCH_BYTES
+                or run.is_full_for(record)
                 or len(run.bodies) == self._batch_size
             ):
                 yield run.batch()
@@ -216,6 +257,8 @@ class Records(BatchSource):
                 run = runs[record.topic] = _Run(record)
             run.bodies.append(body)
             run.keys.append(record.key)
+            run.headers.append(record.headers)
+            run.headers_bytes += record.headers_bytes
             run.body_bytes += len(body)
         if self._splitter.too_long is not None:
             self.error = (

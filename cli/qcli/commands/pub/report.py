@@ -3,7 +3,7 @@
 import re
 import sys
 
-from trio_nsq.client import AuthRefused, BrokerError
+from trio_nsq.client import AuthRefused, BrokerError, HeadersRefused
 from trio_nsq.text.durations import duration_text
 from trio_nsq.text.wording import count_of
 
@@ -60,7 +60,7 @@ def _stands_after_echo(options: PubOptions) -> bool:
 def _is_gone(broker: BrokerResult) -> bool:
     """Return whether the broker's failure is a lost connection: it did not refuse."""
     cause = broker.failure and broker.failure.__cause__
-    return broker.failure is not None and not isinstance(cause, BrokerError | AuthRefused)
+    return broker.failure is not None and not isinstance(cause, BrokerError | AuthRefused | HeadersRefused)
 
 
 def _failure(options: PubOptions, broker: BrokerResult, *, several: bool) -> str:
@@ -73,6 +73,11 @@ def _failure(options: PubOptions, broker: BrokerResult, *, several: bool) -> str
     cause = error.__cause__
     if isinstance(cause, AuthRefused):
         return connection_failure(cause, broker.address).message
+    if isinstance(cause, HeadersRefused):
+        return (
+            f"{name} does not know headers of messages: it is an nsqd, or an older 'qcli serve'. Leave out --header, "
+            "or remove the headers of records: jq -c 'del(.headers)'."
+        )
     if isinstance(cause, BrokerError) and cause.code == "INVALID_DEFER":
         return f"{name} does not allow {delay}: see --max-defer of 'qcli serve'."
     if isinstance(cause, BrokerError) and (most := _OUT_OF_RANGE.search(cause.text)):

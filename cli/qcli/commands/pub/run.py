@@ -8,7 +8,7 @@ from ...framework.output import silence_library
 from ...framework.signals import at_first_signal
 from ..shared.rate_limiter import RateLimiter
 from .batches import BatchSource, Lines
-from .input import READ_BYTES, FrameSplitter, Splitter
+from .input import READ_BYTES, FrameSplitter, MessageSplitter, Splitter
 from .keys import in_field, matching, whole_bodies
 from .options import HASH, ROUND_ROBIN, PubOptions
 from .pipeline import PublishPipeline
@@ -78,11 +78,17 @@ def _source(options: PubOptions, batch_size: int, limiter: RateLimiter | None) -
         batch_size = min(batch_size, limiter.max_messages)
     if options.reads_json:
         parser = RecordParser(
-            options.common_topic, options.common_defer_ms, options.max_msg_size, options.key_field
+            options.common_topic,
+            options.common_defer_ms,
+            options.max_msg_size,
+            options.key_field,
+            options.common_headers,
         )
         return Records(parser, options.max_msg_size, batch_size, skip_bad=options.skip_bad)
     assert options.topic is not None
+    splitter: MessageSplitter
     if options.framing == "length":
-        return Lines(FrameSplitter(options.max_msg_size), batch_size, options.topic, options.defer_ms)
-    splitter = Splitter(options.delimiter, options.max_msg_size, strip_cr=options.strip_cr)
-    return Lines(splitter, batch_size, options.topic, options.defer_ms)
+        splitter = FrameSplitter(options.max_msg_size)
+    else:
+        splitter = Splitter(options.delimiter, options.max_msg_size, strip_cr=options.strip_cr)
+    return Lines(splitter, batch_size, options.topic, options.defer_ms, options.common_headers)

@@ -4,12 +4,20 @@ import http.client
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 from uuid import uuid4
 
 import trio
 
-from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer, PublishFailed
+from trio_nsq.client import (
+    AuthRefused,
+    BrokerError,
+    ConnectionFailed,
+    HeadersRefused,
+    Producer,
+    PublishFailed,
+)
 from trio_nsq.client.errors import BrokerUnreachable, ConnectionLost, RequestRefused, meaning_of
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 from trio_nsq.protocol import Limits, pack_messages
@@ -242,8 +250,11 @@ class BrokerSender:
 
     async def _send_over_tcp(self, batch: Batch) -> None:
         assert self._tcp is not None
-        if defer_ms := batch.delay_ms(time.time_ns()):
-            await self._tcp.publish_many(batch.topic, batch.bodies, defer_s=defer_ms / 1000)
+        defer_ms = batch.delay_ms(time.time_ns())
+        if defer_ms or batch.headers:
+            await self._tcp.publish_many(
+                batch.topic, batch.bodies, defer_s=defer_ms / 1000, headers=batch.headers or None
+            )
         else:
             await self._tcp.publish_set(batch.topic, pack_messages(batch.bodies))
 
@@ -258,8 +269,9 @@ class BrokerSender:
                 # A request that stores nothing: a broker that does not answer it has not got the batch.
                 await trio.to_thread.run_sync(producer.last_number, abandon_on_cancel=True)
             sent = True
+            publish = partial(producer.publish, headers=batch.headers or None)
             await trio.to_thread.run_sync(
-                producer.publish,
+                publish,
                 batch.bodies,
                 self._numbers[topic],
                 batch.delay_ms(time.time_ns()),
@@ -278,7 +290,9 @@ class BrokerSender:
             if error.text in _BODY_TOO_BIG and len(batch.bodies) > 1:
                 await self._send_halves(batch)
                 return
-            refusal = _as_over_tcp(self._address, error)
+            refusal: BrokerError | HeadersRefused = _as_over_tcp(self._address, error)
+            if batch.headers and error.status == http.client.NOT_FOUND and not error.is_without_topic:
+                refusal = HeadersRefused(self._address)
             raise PublishFailed(str(refusal), maybe_stored=False) from refusal
         self._numbers[topic] += 1
         self._repeats = not producer.remembers
@@ -287,15 +301,15 @@ class BrokerSender:
     async def _send_halves(self, batch: Batch) -> None:
         """Send a batch that exceeds the broker's --max-body-size in two parts. Raises PublishFailed."""
         acknowledged, middle = 0, len(batch.bodies) // 2
-        for half in (batch.bodies[:middle], batch.bodies[middle:]):
+        for half in (batch.part(slice(middle)), batch.part(slice(middle, None))):
             try:
-                await self.send(batch.with_bodies(half))
+                await self.send(half)
             except PublishFailed as error:
                 acknowledged += error.acknowledged
                 raise PublishFailed(
                     error.reason, maybe_stored=error.maybe_stored, acknowledged=acknowledged
                 ) from error.__cause__
-            acknowledged += len(half)
+            acknowledged += len(half.bodies)
 
 
 def _as_over_tcp(address: str, error: Exception) -> BrokerError:

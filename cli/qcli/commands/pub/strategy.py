@@ -62,12 +62,12 @@ class OneBroker(Strategy):
     async def distribute(self, batch: Batch) -> None:
         # Concurrently: a slow broker delays only the next batch.
         async with trio.open_nursery() as nursery:
-            for publisher, bodies in self._parts(batch):
-                if bodies:
-                    nursery.start_soon(self._offer, publisher, batch.with_bodies(bodies))
+            for publisher, part in self._parts(batch):
+                if part.bodies:
+                    nursery.start_soon(self._offer, publisher, part)
 
     @abstractmethod
-    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, Batch]]:
         """Divide the messages of a batch."""
 
     async def _offer(self, publisher: Publisher, batch: Batch) -> None:
@@ -87,11 +87,14 @@ class RoundRobin(OneBroker):
         super().__init__(publishers)
         self._next = 0
 
-    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, Batch]]:
         usable = [each for each in self._publishers if each.is_usable] or self._publishers
         count, first = len(usable), self._next
         self._next += len(batch.bodies)
-        return [(each, batch.bodies[(place - first) % count :: count]) for place, each in enumerate(usable)]
+        return [
+            (each, batch.part(slice((place - first) % count, None, count)))
+            for place, each in enumerate(usable)
+        ]
 
     def meanwhile(self, publisher: Publisher) -> str:
         return " Meanwhile its messages go to the other brokers." if self.other(publisher) else _NO_OTHER
@@ -111,16 +114,16 @@ class KeyHash(OneBroker):
         self._keys = keys
         self._next = 0
 
-    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, list[bytes]]]:
+    def _parts(self, batch: Batch) -> Iterable[tuple[Publisher, Batch]]:
         count = len(self._publishers)
-        parts: list[list[bytes]] = [[] for _ in self._publishers]
-        for body, key in zip(batch.bodies, self._keys(batch), strict=True):
+        parts: list[list[int]] = [[] for _ in self._publishers]
+        for index, key in enumerate(self._keys(batch)):
             if key is None:
                 self._next += 1
-                parts[self._next % count].append(body)
+                parts[self._next % count].append(index)
             else:
-                parts[crc32(key) % count].append(body)
-        return zip(self._publishers, parts, strict=True)
+                parts[crc32(key) % count].append(index)
+        return zip(self._publishers, map(batch.chosen, parts), strict=True)
 
     def meanwhile(self, publisher: Publisher) -> str:
         other = self.other(publisher)

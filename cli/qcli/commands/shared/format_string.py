@@ -16,7 +16,7 @@ from trio_nsq.protocol.message_json import rfc3339
 
 from ...framework.options import Decorator, all_of, given_flags, option, output_format
 from ...framework.params import ESCAPE, unescape
-from .messages import body_of
+from .messages import body_of, headers_text
 
 FLAG = "--format-string"
 UNKNOWN_SEQUENCE = -1
@@ -32,6 +32,7 @@ class MessageColumns:
         sequences: -1 if unknown.
         dues_ns: Until when each is deferred, Unix nanoseconds; 0: not deferred.
         brokers: Addresses.
+        headers: Values by names.
     """
 
     bodies: Sequence[bytes]
@@ -43,6 +44,7 @@ class MessageColumns:
     attempts: Any = 0
     dues_ns: Any = 0
     brokers: Any = b""
+    headers: Sequence[Mapping[str, str]] = ()
 
 
 def columns_of(records: Sequence[Mapping[str, Any]], broker: str) -> MessageColumns:
@@ -57,6 +59,7 @@ def columns_of(records: Sequence[Mapping[str, Any]], broker: str) -> MessageColu
         attempts=[int(record["attempts"]) for record in records],
         dues_ns=[int(record["due_ns"] or 0) for record in records],
         brokers=[str(record.get("broker") or broker).encode() for record in records],
+        headers=[record.get("headers") or {} for record in records],
     )
 
 
@@ -107,8 +110,14 @@ LETTERS = {
     "a": FormatLetter("attempts: 1 at the first delivery, 0 from a log", lambda messages: messages.attempts),
     "c": FormatLetter("channel; empty from a log", lambda messages: messages.channels),
     "b": FormatLetter("address of the broker", lambda messages: messages.brokers),
+    "h": FormatLetter(
+        "headers, such as a=1,b=2; empty: none",
+        lambda messages: (
+            [headers_text(each).encode() for each in messages.headers] if any(messages.headers) else b""
+        ),
+    ),
 }
-_NOT_IN_NSQ = {"k": "key", "K": "key", "p": "partition", "h": "headers"}
+_NOT_IN_NSQ = {"k": "key", "K": "key", "p": "partition"}
 _TOKEN = re.compile(rf"%(?P<letter>.?)|{ESCAPE}|(?P<bad>\\.?)", re.DOTALL)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_nsq.protocol.message_json import message_record
 from trio_nsq.text.wording import printable
 
-from ...framework.output import is_terminal
+from ...framework.output import is_terminal, plain_table
 
 if TYPE_CHECKING:
     from trio_nsq.log import RecordBatch
@@ -37,26 +37,44 @@ def body_preview(message: Mapping[str, Any], room: int | None) -> str:
     """Return a body on one line: its beginning, or, without a limit, all of it."""
     end = None if room is None else room + 1
     text = printable(message["body"][:end]) if "body" in message else str(body_of(message)[:end])[2:-1]
+    return shortened(text, room)
+
+
+def shortened(text: str, room: int | None) -> str:
+    """Return the beginning of a text that is longer than the room for it; None: no limit."""
     return text if room is None or len(text) <= room else text[: room - 3] + "..."
 
 
-def with_body_column(
+def headers_text(headers: Mapping[str, str]) -> str:
+    """Return headers as `a=1,b=2`."""
+    return ",".join([f"{name}={value}" for name, value in headers.items()])
+
+
+def message_table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Mapping[str, Any]]
-) -> list[list[str]]:
-    """Return headings and rows with an additional column for bodies."""
+) -> str:
+    """Return headings and rows as text, with more columns for bodies, and for headers if any message has some."""
+    if any(message.get("headers") for message in messages):
+        headings = [*headings, "HEADERS"]
+        room = 2 * _LEAST_SHOWN if is_terminal(sys.stdout) else None
+        texts = [shortened(printable(headers_text(each.get("headers") or {})), room) for each in messages]
+        rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
     room = available_width([headings, *rows])
     table = [[*row, body_preview(message, room)] for row, message in zip(rows, messages, strict=True)]
-    return [[*headings, "BODY"], *table]
+    return plain_table([[*headings, "BODY"], *table], len(headings) + 1)
 
 
-def log_record(topic: str | None, batch: RecordBatch, index: int, body: bytes) -> dict[str, object]:
-    """Return the JSON object of one message of a batch; the topic is None if it is unknown."""
-    return message_record(
-        topic,
-        f"{batch.first_id + index:016x}",
-        batch.timestamp_ns,
-        0,
-        body,
-        sequence=batch.base_sequence + index,
-        due_ns=batch.due_ns,
-    )
+def log_records(topic: str | None, batch: RecordBatch, indexes: range) -> Iterator[dict[str, object]]:
+    """Yield the JSON objects of messages of a batch; the topic is None if it is unknown."""
+    bodies, headers = batch.messages.bodies(), batch.headers()
+    for index in indexes:
+        yield message_record(
+            topic,
+            f"{batch.first_id + index:016x}",
+            batch.timestamp_ns,
+            0,
+            bodies[index],
+            sequence=batch.base_sequence + index,
+            due_ns=batch.due_ns,
+            headers=headers[index],
+        )

@@ -74,9 +74,9 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
         "see 'qcli channel seek'.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per line: topic, id, timestamp_ns and timestamp (when it was published, in Unix "
-        "nanoseconds and RFC 3339), attempts (1 at the first delivery), and body, a string; if a body is not UTF-8, "
-        "body_base64 replaces it. With --from or --to attempts is 0, and there are also sequence, and due_ns and due "
-        "(until when it is deferred; null: not deferred).",
+        "nanoseconds and RFC 3339), attempts (1 at the first delivery), headers, an object, if the message has some, "
+        "and body, a string; if a body is not UTF-8, body_base64 replaces it. With --from or --to attempts is 0, and "
+        "there are also sequence, and due_ns and due (until when it is deferred; null: not deferred).",
     },
 )
 @click.argument(

@@ -35,10 +35,10 @@ IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 
 
 def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
-    messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, strict=True)
+    messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, batch.headers, strict=True)
     records = (
-        message_record(topic, id_.decode("ascii", "replace"), timestamp_ns, attempts, body)
-        for body, id_, timestamp_ns, attempts in islice(messages, count)
+        message_record(topic, id_.decode("ascii", "replace"), timestamp_ns, attempts, body, headers=headers)
+        for body, id_, timestamp_ns, attempts, headers in islice(messages, count)
     )
     return json_lines(records).encode()
 
@@ -54,6 +54,7 @@ def _columns(topic: str, channel: str, batch: MessageBatch) -> MessageColumns:
         brokers=[message.nsqd_address.encode() for message in batch]
         if "," in batch.nsqd_address
         else batch.nsqd_address.encode(),
+        headers=batch.headers,
     )
 
 

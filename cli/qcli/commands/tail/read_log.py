@@ -21,7 +21,7 @@ from ...framework.output import print_diagnostic, silence_library
 from ...framework.params import without_scheme
 from ...framework.signals import at_first_signal, run_trio
 from ..shared.format_string import MessageColumns
-from ..shared.messages import log_record
+from ..shared.messages import log_records
 from .options import TailOptions
 from .printer import Printer
 
@@ -40,8 +40,8 @@ class BrokerLog(TopicReader):
     def records(self, topic: str, batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
         named = {"broker": self.broker} if self.broker else {}
         for batch in batches:
-            for index, body in enumerate(batch.messages.bodies()):
-                yield named | log_record(topic, batch, index, body)
+            for record in log_records(topic, batch, range(batch.count)):
+                yield named | record
 
     def columns(self, topic: str, batch: RecordBatch) -> MessageColumns:
         return MessageColumns(
@@ -52,6 +52,7 @@ class BrokerLog(TopicReader):
             timestamps_ns=batch.timestamp_ns,
             dues_ns=batch.due_ns,
             brokers=self.address.encode(),
+            headers=batch.headers(),
         )
 
 
