@@ -34,6 +34,7 @@ suppress_warnings = ["myst.header"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
+napoleon_use_ivar = True  # fields of named tuples are described in the class's docstring, and by autodoc, too
 copybutton_prompt_text = "$ "
 
 linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1).*"]
