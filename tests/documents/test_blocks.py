@@ -35,7 +35,7 @@ PAGES = [
     *sorted(
         path
         for path in (ROOT / "docs").rglob("*.md")
-        if not {"commands", "decisions", "python-client.md"} & set(path.parts)
+        if not {"commands", "decisions", "python-client.md", "python-api.md"} & set(path.parts)
     ),
 ]
 TIMEOUT_S = 600

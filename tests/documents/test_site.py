@@ -1,4 +1,4 @@
-"""Build the documentation as a site. Sphinx checks links between pages, references and docstrings."""
+"""Build the documentation as a site. Sphinx checks links between pages, and references."""
 
 import shutil
 import subprocess

@@ -1,6 +1,7 @@
 """A transport of kombu, and so a broker of Celery: `nsq://host:port`.
 
     import trio_nsq.integrations.kombu  # adds the scheme
+    from celery import Celery
 
     app = Celery(broker="nsq://127.0.0.1:4150")
 
