@@ -153,6 +153,7 @@ def test_drain_ends_a_loop_after_the_received_messages(loop: Loop, broker: Broke
             message = await consumer.get()
             await until(lambda: consumer.stats().received == 5)
             tasks.start_soon(consumer.drain)
+            await anyio.wait_all_tasks_blocked()  # it has begun
             message.finish()
             received.append(message.body)
             async for message in consumer:

@@ -240,15 +240,22 @@ class Consumer:
         if self._active.include_caller():
             self._drain_in_background(timeout_s)
         else:
+            self._stop_delivery()
             await self._drain(timeout_s)
 
     def _drain_in_background(self, timeout_s: float | None) -> None:
         if not self._closing:
+            self._stop_delivery()
             self._background.start_soon(partial(self._drain, timeout_s))
 
-    async def _drain(self, timeout_s: float | None) -> None:
+    def _stop_delivery(self) -> None:
+        # At once, and not in a task: after the next answer the brokers would send another message.
         self._subscriptions.stop()
         self._flow.stopped = True
+        for subscription in self._flow.connections:
+            subscription.stop_delivery()
+
+    async def _drain(self, timeout_s: float | None) -> None:
         with runtime.move_on_after(math.inf if timeout_s is None else timeout_s):
             async with runtime.open_nursery() as nursery:
                 for subscription in self._flow.connections:

@@ -262,14 +262,13 @@ class Subscription:
             self._settled = runtime.Event()
 
     async def drain(self) -> None:
-        """Have the broker send no more messages, and wait until all received ones are answered."""
-        self._stop_delivery()
+        """Wait until all received messages are answered; `stop_delivery` comes before."""
         await self._close_wait.wait()
         while self._held:
             await self._settled.wait()
 
-    def _stop_delivery(self) -> None:
-        """Send CLS, once: brokers close the connection at the second one."""
+    def stop_delivery(self) -> None:
+        """Have the broker send no more messages. Send CLS once: brokers close the connection at the second one."""
         if not self._is_closing:
             self._is_closing = True
             self._write(encode_cls())
@@ -284,7 +283,7 @@ class Subscription:
             timeout_s: The longest total time. Half of it is for CLOSE_WAIT and for answers of active handlers.
         """
         with runtime.move_on_after(timeout_s):
-            self._stop_delivery()
+            self.stop_delivery()
             with runtime.move_on_after(timeout_s / 2):
                 await self._close_wait.wait()
                 await active.wait_idle()
