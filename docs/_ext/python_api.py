@@ -102,7 +102,7 @@ def _definition(module: str, name: str) -> Iterator[str]:
             yield _fence(_signature(node))
             yield _markdown(ast.get_docstring(node) or "")
         case _:
-            yield _fence(ast.unparse(node))
+            yield _fence(_code(node))
             yield _markdown(_text_after(_parse(path).body, node))
 
 
@@ -122,17 +122,17 @@ def _class(path: Path, node: ast.ClassDef) -> Iterator[str]:
     yield _markdown(ast.get_docstring(node) or "")
     for name, functions in members.items():
         if not name.startswith("_") and node.name not in _CALLED_BY_FRAMEWORKS:
-            overloads = [each for each in functions if "overload" in map(ast.unparse, each.decorator_list)]
+            overloads = [each for each in functions if "overload" in map(_code, each.decorator_list)]
             yield _fence("\n".join(_member(each, node.name) for each in overloads or functions[:1]))
             documents = [text for each in functions if (text := ast.get_docstring(each))]
             yield _markdown(documents[-1] if documents else "")
 
 
 def _head(node: ast.ClassDef) -> str:
-    bases = ", ".join(ast.unparse(base) for base in node.bases)
+    bases = ", ".join(_code(base) for base in node.bases)
     head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     fields = [
-        f"    {ast.unparse(field)}"
+        f"    {_code(field)}"
         for field in node.body
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
@@ -142,23 +142,23 @@ def _head(node: ast.ClassDef) -> str:
 
 
 def _member(node: _Function, owner: str) -> str:
-    kinds = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
+    kinds = {_code(each).rpartition(".")[2] for each in node.decorator_list}
     if kinds & {"property", "cached_property"}:
-        return f"{owner}.{node.name}: {ast.unparse(node.returns) if node.returns else 'Any'}"
+        return f"{owner}.{node.name}: {_code(node.returns) if node.returns else 'Any'}"
     text = _signature(node, f"{owner}.{node.name}", with_self="staticmethod" in kinds)
     return f"async {text}" if isinstance(node, ast.AsyncFunctionDef) else text
 
 
 def _signature(node: _Function, name: str = "", *, with_self: bool = True) -> str:
-    arguments = ast.parse(f"def f({ast.unparse(node.args)}): ...").body[0]
+    arguments = ast.parse(f"def f({_code(node.args)}): ...").body[0]
     assert isinstance(arguments, ast.FunctionDef)
     if not with_self:
         spec = arguments.args
         del (spec.posonlyargs or spec.args)[0]
     if not name:
         name = f"async {node.name}" if isinstance(node, ast.AsyncFunctionDef) else node.name
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns and not name.startswith("class ") else ""
-    parts = [*_arguments(ast.unparse(arguments.args))]
+    returns = f" -> {_code(node.returns)}" if node.returns and not name.startswith("class ") else ""
+    parts = [*_arguments(_code(arguments.args))]
     line = f"{name}({', '.join(parts)}){returns}"
     if len(line) <= _WIDTH:
         return line
@@ -298,6 +298,11 @@ def _paragraphs(text: str) -> str:
         for part in parts
         if part
     )
+
+
+def _code(node: ast.AST) -> str:
+    """Return the source of a node, with double quotes."""
+    return re.sub(r"'([^'\"\\\\]*)'", r'"\1"', ast.unparse(node))
 
 
 def _fence(text: str) -> str:
