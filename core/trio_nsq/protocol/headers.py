@@ -175,6 +175,11 @@ def prefix_of(text: str) -> bytes:
     return _SIZE.pack(len(encoded)) + encoded
 
 
+def headers_bytes(headers: Headers) -> int:
+    """Return the size of the text of valid headers."""
+    return sum(len(name) + len(value.encode()) + 2 for name, value in headers.items())
+
+
 def prefix_bytes(text: str) -> int:
     """Return the size of `prefix_of`."""
     return SIZE_BYTES + len(text.encode())

@@ -125,6 +125,12 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
 )
 @option(
     DESTINATION,
+    "--without-headers",
+    is_flag=True,
+    help="Copy bodies only. An nsqd, which has no headers, refuses others.",
+)
+@option(
+    DESTINATION,
     "--follow/--no-follow",
     default=True,
     help="Run until interrupted, or end when the messages are copied that were there at the start.",

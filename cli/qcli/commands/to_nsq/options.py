@@ -66,6 +66,7 @@ class NsqCommand:
     require_json_value: str
     whitelist_json_fields: tuple[str, ...]
     allows_gaps: bool
+    without_headers: bool
     follow: bool
     form: str
     status_interval_ms: int
@@ -104,6 +105,7 @@ class NsqCommand:
             not_json_topic=self.not_json_topic,
             requires_http=bool(given("destination_http_addresses")),
             allows_gaps=self.allows_gaps,
+            with_headers=not self.without_headers,
             follow=self.follow,
             producer=producer,
             https_address=https_or_nothing if has_tls else str,

@@ -89,7 +89,9 @@ class MessageBatch:
     @property
     def headers(self) -> list[Mapping[str, str]]:
         """The headers of each message; see `Message.headers`."""
-        return [decode_headers(text) for text in self._headers or [""] * len(self.ids)]
+        if not self._headers:
+            return [{} for _ in self.ids]
+        return [decode_headers(text) for text in self._headers]
 
     def __iter__(self) -> Iterator["Message"]:
         """Iterate over all messages, answered or not."""

@@ -6,7 +6,9 @@ from itertools import chain
 from typing import Protocol, TypeVar, overload
 
 from ...client.consuming.message import MessageBatch
+from ...log.record_metadata import has_headers
 from ...log.records import RecordBatch
+from ...protocol.headers import Headers
 
 _T = TypeVar("_T")
 
@@ -42,6 +44,7 @@ class SourceBatch:
         position: Where reading continues after this batch; None from a channel.
         delivery: The messages in flight; None from a log.
         log: As `Source.log`; empty: `broker`.
+        headers: The headers of each message; empty: none has headers.
     """
 
     topic: str
@@ -55,6 +58,7 @@ class SourceBatch:
     position: Position | None = None
     delivery: MessageBatch | None = None
     log: str = ""
+    headers: Sequence[Headers] = ()
 
     @property
     def log_key(self) -> str:
@@ -120,6 +124,7 @@ class Source(Protocol):
 
 
 def from_delivery(topic: str, delivery: MessageBatch) -> SourceBatch:
+    headers = delivery.headers
     return SourceBatch(
         topic,
         delivery.nsqd_address,
@@ -128,6 +133,7 @@ def from_delivery(topic: str, delivery: MessageBatch) -> SourceBatch:
         delivery.timestamps_ns,
         delivery.attempts,
         delivery=delivery,
+        headers=headers if any(headers) else (),
     )
 
 
@@ -151,6 +157,7 @@ def from_records(
         of_each(lambda record: [record.due_ns] * record.count),
         position,
         log=log,
+        headers=of_each(RecordBatch.headers) if any(has_headers(each.metadata) for each in records) else (),
     )
 
 

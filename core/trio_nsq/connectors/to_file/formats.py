@@ -33,7 +33,7 @@ def length_prefixed(batch: SourceBatch, start: int, stop: int) -> bytes:
 
 def as_json(batch: SourceBatch, start: int, stop: int) -> bytes:
     """Write a JSON object on a line for each message."""
-    sequences, dues_ns = batch.sequences, batch.dues_ns
+    sequences, dues_ns, headers = batch.sequences, batch.dues_ns, batch.headers
     return json_lines(
         message_record(
             batch.topic,
@@ -43,6 +43,7 @@ def as_json(batch: SourceBatch, start: int, stop: int) -> bytes:
             batch.bodies[index],
             sequence=None if sequences is None else sequences[index],
             due_ns=0 if dues_ns is None else dues_ns[index],
+            headers=headers[index] if headers else None,
         )
         for index in range(start, stop)
     ).encode()

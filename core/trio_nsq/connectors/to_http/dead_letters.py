@@ -10,6 +10,7 @@ from trio_nsq.client.connection.connection import connect
 from trio_nsq.client.connection.options import ConnectionOptions, ConnectionSettings
 from trio_nsq.client.errors import AuthRefused, ConnectionFailed, PublishFailed
 from trio_nsq.client.publishing.producer import Producer
+from trio_nsq.protocol.headers import Headers
 from trio_nsq.protocol.limits import MIB
 
 logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
@@ -54,7 +55,7 @@ class DeadLetters:
             link.scope.cancel()
         await self._manager.__aexit__(*error)  # type: ignore[arg-type]
 
-    async def store(self, address: str, topic: str, body: bytes) -> None:
+    async def store(self, address: str, topic: str, body: bytes, headers: Headers) -> None:
         """Publish a message on this broker (TCP address). Returns after its OK; until then it retries."""
         link = self._link(address)
         warned = False
@@ -63,7 +64,7 @@ class DeadLetters:
             try:
                 if topic not in link.topics:
                     await self._create_channel(link, address, topic)
-                await link.producer.publish(topic, body)
+                await link.producer.publish(topic, body, headers=headers)
             except (PublishFailed, ConnectionFailed) as error:
                 if not warned:
                     logger.warning(

@@ -98,9 +98,7 @@ class Delivery:
         """Send one request, and settle the lease."""
         outcome = None
         try:
-            values = [
-                builder.values(each.id, each.timestamp_ns, each.attempts, each.body) for each in messages
-            ]
+            values = [*map(builder.values, messages)]
             request = builder.build(lease.receiver.index, values)
             outcome = await self._sender.send(request.method, request.url, request.headers, request.content)
         except UnsafeValue as error:

@@ -2,7 +2,8 @@
 
 A body that is JSON goes in unchanged, so numbers keep all digits; in NDJSON its line breaks become blanks. Any other
 body becomes a JSON string, or, if it is not UTF-8, the object `{"body_base64": "..."}`. With metadata, each message is
-an object with topic, id, timestamp_ns, timestamp, attempts, and body or body_base64, as `qcli tail` writes it.
+an object with topic, id, timestamp_ns, timestamp, attempts, headers if it has some, and body or body_base64, as `qcli
+tail` writes it.
 """
 
 import json
@@ -45,7 +46,10 @@ def item(values: Values, *, metadata: bool) -> bytes:
     """Return one message as JSON; without line breaks, unless its body is JSON with line breaks."""
     if metadata:
         identity = values.id.decode("ascii", "replace")
-        record = message_record(values.topic, identity, values.timestamp_ns, values.attempts, values.body)
+        record = message_record(
+            *(values.topic, identity, values.timestamp_ns, values.attempts, values.body),
+            headers=values.headers,
+        )
         return _encode(record).encode()
     if is_json(values.body):
         return values.body

@@ -348,7 +348,9 @@ class SourceDelivery:
                 message.requeue(0, backoff=False)
                 return
         with trio.move_on_at(_hold_until(message)) as waiting:
-            await self._delivery.letters.store(message.nsqd_address, self._dead_letter_topic, message.body)
+            await self._delivery.letters.store(
+                message.nsqd_address, self._dead_letter_topic, message.body, message.headers
+            )
         if waiting.cancelled_caught:
             message.requeue(backoff=False)
             self._delivery.statistics.requeued += 1

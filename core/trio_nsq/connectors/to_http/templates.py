@@ -9,7 +9,7 @@ Values come from producers, so they must not change anything but their own place
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from urllib.parse import quote, quote_plus
 
@@ -41,6 +41,7 @@ class Values:
     Attributes:
         body: The body; empty for a batch, whose templates have no placeholders for messages.
         timestamp_ns: When the message was published, Unix nanoseconds.
+        headers: Those of the message; no placeholder stands for them.
     """
 
     topic: str
@@ -49,6 +50,7 @@ class Values:
     timestamp_ns: int = 0
     attempts: int = 0
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 _READ: Mapping[str, Callable[[Values], bytes]] = {

@@ -95,11 +95,12 @@ class Copies:
         destination = self.destinations[index]
         defer_ms = -(-max(0, part.due_ns - time.time_ns()) // _NS_PER_MS) if part.due_ns else 0
         if self.producer is None:
-            await destination.publish(self.topic, part.bodies, defer_ms)
+            await destination.publish(self.topic, part.bodies, defer_ms, part.headers)
             return True
         number, first = number_of(part.sequences[-1], part.ids[-1]), least_number(part.sequences[0])
         if await destination.publish_numbered(
-            *(self.topic, self.producer, part.bodies, number, first, defer_ms, self.stored.get(index))
+            *(self.topic, self.producer, part.bodies, number, first, defer_ms, self.stored.get(index)),
+            headers=part.headers,
         ):
             self.last, self.stored[index] = part.sequences[-1], number
             self._has_stored = True

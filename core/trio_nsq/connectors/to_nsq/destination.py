@@ -13,6 +13,7 @@ from ...client.errors import (
     BrokerError,
     BrokerUnreachable,
     ConnectionFailed,
+    HeadersRefused,
     PublishFailed,
     RequestRefused,
 )
@@ -21,6 +22,7 @@ from ...client.publishing.options import ProducerOptions, ProducerSettings
 from ...client.publishing.producer import Producer
 from ...client.publishing.queue import may_pass
 from ...protocol.bulk import MAX_INT32
+from ...protocol.headers import Headers
 from ...protocol.messages import pack_messages
 from ..source.broker_http import BrokerFinder, FoundBroker
 from ..source.options import BrokerAddresses
@@ -35,6 +37,7 @@ _THREADS = 8
 """Requests to one destination at the same time."""
 _MAX_CONNECTIONS = 64
 """Kept connections to one destination; each topic of each source has one."""
+_WITHOUT_HEADERS = ". Copy bodies only with --without-headers"
 _T = TypeVar("_T")
 
 
@@ -130,11 +133,13 @@ class Destination:
         first: int,
         defer_ms: int,
         stored: int | None = None,
+        headers: Sequence[Headers] = (),
     ) -> bool:
         """Publish a batch. Returns False if it is stored in part or in whole, and nothing was published now.
 
         Args:
             stored: A number that the broker has stored; None: unknown.
+            headers: Of each message; empty: none has headers.
 
         Raises Unavailable, CopyRefused; CopiesLost if the broker does not have `stored` any more.
         """
@@ -145,8 +150,10 @@ class Destination:
                 if (-1 if last is None else last) < stored and not publisher.may_be_forgotten:
                     raise CopiesLost(topic, self.label)
             try:
-                outcome = publisher.publish(bodies, number, defer_ms, first=first)
+                outcome = publisher.publish(bodies, number, defer_ms, first=first, headers=headers or None)
             except RequestRefused as exc:
+                if headers and exc.status == 404 and not exc.is_without_topic:
+                    raise CopyRefused(f"{HeadersRefused(self.label)}{_WITHOUT_HEADERS}") from exc
                 if exc.text.startswith("OVERLAP"):
                     return False
                 raise
@@ -202,15 +209,23 @@ class Destination:
 
     # ------------------------------------------------------------------ batches without numbers
 
-    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
-        """Publish a batch without a number. Raises Unavailable, CopyRefused."""
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], defer_ms: int, headers: Sequence[Headers] = ()
+    ) -> None:
+        """Publish a batch without a number. Raises Unavailable, CopyRefused.
+
+        Args:
+            headers: Of each message; empty: none has headers.
+        """
         self._tcp = (await self.find()).tcp
         self._wanted.set()
         await self._opened.wait()
         assert self._producer is not None
         try:
-            if defer_ms:
-                await self._producer.publish_many(topic, bodies, defer_s=defer_ms / 1000)
+            if defer_ms or headers:
+                await self._producer.publish_many(
+                    topic, bodies, defer_s=defer_ms / 1000, headers=headers or None
+                )
             else:
                 await self._producer.publish_set(topic, pack_messages(bodies))
         except PublishFailed as exc:
@@ -221,7 +236,8 @@ class Destination:
                     self.label, exc.reason, in_doubt=exc.maybe_stored, is_full=refusal is not None
                 ) from exc
             if refusal is None:
-                raise CopyRefused(str(cause)) from exc
+                advice = _WITHOUT_HEADERS if isinstance(cause, HeadersRefused) else ""
+                raise CopyRefused(f"{cause}{advice}") from exc
             advice = _advice(refusal.code)
             raise CopyRefused(f"the broker at {self.label} refused: {exc.reason}{advice}") from exc
 

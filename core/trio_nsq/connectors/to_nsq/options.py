@@ -25,6 +25,7 @@ class CopyOptions:
             `NOT_JSON_SUFFIX`.
         requires_http: Only publish to destinations whose HTTP API answers, for copies exactly once.
         allows_gaps: Read on if a channel has passed messages that no destination has.
+        with_headers: Copy headers of messages. A destination that knows none refuses messages that have some.
         follow: Run for ever; False: end when the messages are copied that were there at the start.
         producer: Options of producers. Those for TLS and the secret also apply to HTTP.
         https_address: See `SourceOptions`.
@@ -38,6 +39,7 @@ class CopyOptions:
     not_json_topic: str | None = None
     requires_http: bool = False
     allows_gaps: bool = False
+    with_headers: bool = True
     follow: bool = True
     producer: ProducerOptions = field(default_factory=ProducerOptions)
     https_address: Callable[[str], str] = str

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ...filters.bodies import Filter, OtherBodies
+from ...protocol.headers import MAX_HPUB_HEADERS_BYTES, MAX_HPUB_MESSAGES, Headers, headers_bytes
 from ..source.batch import Position, SourceBatch
 
 MAX_BATCH_BYTES = 1024 * 1024
@@ -26,6 +27,8 @@ class Part:
         ids: Their ids at the source.
         due_ns: Until when they are deferred, Unix nanoseconds; 0: not.
         size: The memory that they take, about.
+        headers: Of each message; empty if none has headers.
+        headers_bytes: The size of these.
     """
 
     bodies: list[bytes] = field(default_factory=list)
@@ -33,6 +36,8 @@ class Part:
     ids: list[bytes] = field(default_factory=list)
     due_ns: int = 0
     size: int = 0
+    headers: list[Headers] = field(default_factory=list)
+    headers_bytes: int = 0
 
     def without_stored(self, last: int) -> "Part":
         """Return the messages after a sequence."""
@@ -44,21 +49,37 @@ class Part:
         if start == 0 and end >= len(self.bodies):
             return self
         return Part(
-            self.bodies[start:end], self.sequences[start:end], self.ids[start:end], self.due_ns, self.size
+            self.bodies[start:end],
+            self.sequences[start:end],
+            self.ids[start:end],
+            self.due_ns,
+            self.size,
+            self.headers[start:end],
+            self.headers_bytes,
         )
 
-    def add(self, bodies: Sequence[bytes], sequences: Sequence[int], ids: Sequence[bytes], size: int) -> None:
-        """Add messages at the end."""
-        self.bodies += bodies
-        self.sequences += sequences
-        self.ids += ids
-        self.size += size
+    def add(self, more: "Part") -> None:
+        """Add the messages of a part at the end."""
+        if more.headers and not self.headers:
+            self.headers = [{} for _ in self.bodies]
+        if self.headers:
+            self.headers += more.headers or [{} for _ in more.bodies]
+        self.bodies += more.bodies
+        self.sequences += more.sequences
+        self.ids += more.ids
+        self.size += more.size
+        self.headers_bytes += more.headers_bytes
 
-    def has_room(self, messages: int, size: int) -> bool:
-        """Whether messages may be added. An empty part has room for every message."""
-        if not self.bodies and messages == 1:
+    def has_room(self, more: "Part") -> bool:
+        """Whether the messages of a part may be added. An empty part has room for every message."""
+        if not self.bodies and len(more.bodies) == 1:
             return True
-        return self.size + size <= MAX_BATCH_BYTES and len(self.bodies) + messages <= MAX_BATCH_MESSAGES
+        most = MAX_HPUB_MESSAGES if self.headers or more.headers else MAX_BATCH_MESSAGES
+        return (
+            self.size + more.size <= MAX_BATCH_BYTES
+            and len(self.bodies) + len(more.bodies) <= most
+            and self.headers_bytes + more.headers_bytes <= MAX_HPUB_HEADERS_BYTES
+        )
 
 
 @dataclass(slots=True)
@@ -104,15 +125,19 @@ class Load:
         self, parts: list[Part], batch: SourceBatch, places: Sequence[int], bodies: list[bytes], due_ns: int
     ) -> None:
         """Add messages with one due time to the last of the parts, or to new ones."""
-        size = _size(bodies)
-        if len(bodies) > 1 and not Part().has_room(len(bodies), size):
+        more = Part(bodies, _at(batch.sequences, places), _at(batch.ids, places), due_ns, _size(bodies))
+        if batch.headers and any(headers := _at(batch.headers, places)):
+            more.headers, more.headers_bytes = headers, sum(map(headers_bytes, headers))
+            more.size += more.headers_bytes
+        if len(bodies) > 1 and not Part().has_room(more):
             middle = len(bodies) // 2
             self._add(parts, batch, places[:middle], bodies[:middle], due_ns)
             self._add(parts, batch, places[middle:], bodies[middle:], due_ns)
             return
-        if not parts or parts[-1].due_ns != due_ns or not parts[-1].has_room(len(bodies), size):
-            parts.append(Part(due_ns=due_ns))
-        parts[-1].add(bodies, _at(batch.sequences, places), _at(batch.ids, places), size)
+        if parts and parts[-1].due_ns == due_ns and parts[-1].has_room(more):
+            parts[-1].add(more)
+        else:
+            parts.append(more)
 
     def end_batch(self, batch: SourceBatch) -> None:
         """Record that all messages of a batch were added."""
@@ -138,13 +163,8 @@ class Load:
 
 def _join(parts: list[Part], more: list[Part]) -> None:
     """Add parts; the first of them to the last one, if there is room."""
-    if (
-        parts
-        and more
-        and parts[-1].due_ns == more[0].due_ns
-        and parts[-1].has_room(len(more[0].bodies), more[0].size)
-    ):
-        parts[-1].add(more[0].bodies, more[0].sequences, more[0].ids, more[0].size)
+    if parts and more and parts[-1].due_ns == more[0].due_ns and parts[-1].has_room(more[0]):
+        parts[-1].add(more[0])
         more = more[1:]
     parts += more
 

@@ -43,6 +43,7 @@ class Pipe:
         goal: End at this sequence, or for a channel when it is empty; None: never.
         limit: Returns how many bytes may be received ahead.
         loops: Checks the brokers of a channel.
+        with_headers: See `CopyOptions`.
     """
 
     source: Source
@@ -53,6 +54,7 @@ class Pipe:
     goal: int | None
     limit: Callable[[], int]
     loops: LoopCheck
+    with_headers: bool = True
     _pending: Load = field(default_factory=Load)
     _publishing: Load = field(default_factory=Load)
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -116,6 +118,8 @@ class Pipe:
 
     async def _filtered(self, batch: SourceBatch) -> Load:
         load, now_ns, count = Load(), time.time_ns(), len(batch.bodies)
+        if not self.with_headers:
+            batch.headers = ()
         step = _SLICE if not self.chosen.passes_all else max(1, count)
         for first in range(0, count, step):
             load.add(batch, first, min(first + step, count), self.chosen, now_ns)

@@ -133,6 +133,7 @@ class _Copying:
                 stream.goal,
                 lambda: ahead_limit(self._open),
                 self._loops,
+                self._options.with_headers,
             )
             await pipe.run()
         finally:
