@@ -24,6 +24,7 @@ trio_nsq
   Consume: Consumer Message MessageBatch ConsumerStats Finish Retry DeadLetter Answer Handler OnFailure GivenUp
   Read a topic: TopicReader RecordBatch Gap
   Typed topics: Topic Codec JSON Msgspec Pydantic
+  Hooks: Hooks PublishCall ProcessCall
   Options: ProducerSettings ConsumerSettings RunOptions DiscoverySettings ConnectionSettings TLSFiles ProducerOptions
     ConsumerOptions DiscoveryOptions ConnectionOptions
   Errors: NSQError PublishFailed ConnectionFailed ConnectionLost AuthRefused BrokerError ProducerClosed ConsumerClosed
@@ -48,7 +49,7 @@ _GROUPS = {
     for module, groups in re.findall(r"^(\S+)\n((?:  .+\n)+)", _NAMES, re.MULTILINE)
 }
 
-_CREATED_BY_THE_LIBRARY = {"Message", "MessageBatch", "Receipt"}
+_CREATED_BY_THE_LIBRARY = {"Message", "MessageBatch", "ProcessCall", "PublishCall", "Receipt"}
 _CALLED_BY_FRAMEWORKS = {"Transport"}
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef

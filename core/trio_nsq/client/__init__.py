@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         PublishInDoubt,
         RequestRefused,
     )
+    from .hooks import Hooks, ProcessCall, PublishCall
     from .http.idempotent_producer import IdempotentProducer, PublishOutcome
     from .publishing.options import ProducerOptions, ProducerSettings
     from .publishing.producer import Producer
@@ -71,6 +72,7 @@ __all__ = [
     "GivenUp",
     "Handler",
     "HeadersRefused",
+    "Hooks",
     "IdempotentProducer",
     "Message",
     "MessageBatch",
@@ -79,6 +81,7 @@ __all__ = [
     "Msgspec",
     "NotABroker",
     "OnFailure",
+    "ProcessCall",
     "Producer",
     "ProducerClosed",
     "ProducerFenced",
@@ -86,6 +89,7 @@ __all__ = [
     "ProducerSettings",
     "ProducerStats",
     "PublishAck",
+    "PublishCall",
     "PublishFailed",
     "PublishInDoubt",
     "PublishOutcome",
@@ -121,6 +125,7 @@ _MODULES = {
     "Gap": "..log.gaps",
     "GivenUp": ".consuming.answers",
     "Handler": ".consuming.answers",
+    "Hooks": ".hooks",
     "IdempotentProducer": ".http.idempotent_producer",
     "JSON": ".topics",
     "Message": ".consuming.message",
@@ -128,11 +133,13 @@ _MODULES = {
     "MessageSet": "..protocol.messages",
     "Msgspec": ".topics",
     "OnFailure": ".consuming.answers",
+    "ProcessCall": ".hooks",
     "Producer": ".publishing.producer",
     "ProducerOptions": ".publishing.options",
     "ProducerSettings": ".publishing.options",
     "ProducerStats": ".publishing.receipt",
     "PublishAck": ".publishing.queue",
+    "PublishCall": ".hooks",
     "PublishOutcome": ".http.idempotent_producer",
     "PublishState": ".publishing.receipt",
     "Pydantic": ".topics",

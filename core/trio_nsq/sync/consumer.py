@@ -2,6 +2,7 @@
 
 import random as random_module
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
@@ -14,11 +15,13 @@ from ..client.connection.options import refuse_unknown
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message
 from ..client.consuming.answers import Answer
+from ..client.consuming.answers import Handler as AsyncHandler
 from ..client.consuming.consumer import ConsumerStats
 from ..client.consuming.handlers import check_plain, decoding
 from ..client.consuming.options import ConsumerOptions, ConsumerSettings
 from ..client.consuming.stop_signals import stopping_on
 from ..client.errors import ConsumerClosed
+from ..client.hooks import observed_plain, processing
 from ..client.topics import Topic, name_of
 from .handlers import ThreadedFunction, ThreadedHandler, is_handling
 from .message import Message, MessageBatch
@@ -55,6 +58,9 @@ class _AsyncConsumer(client.Consumer):
 
     _queue_type = SharedQueue
     _queue: SharedQueue
+
+    def _observed(self, handler: AsyncHandler) -> AsyncHandler:
+        return handler  # hooks are told in the threads
 
 
 class Consumer:
@@ -292,6 +298,8 @@ class Consumer:
         if decode is not None:
             check_plain("decode", decode)
             handler = decoding(handler, decode, self._consumer._topic)
+        if (hooks := self._consumer._settings.hooks) is not None:
+            handler = observed_plain(handler, hooks, self._consumer._topic, self._consumer._channel)
         check_int("concurrency", concurrency, 1)
         limiter = trio.CapacityLimiter(concurrency)
 
@@ -325,6 +333,11 @@ class Consumer:
                 self._portal.call(run)
             except PortalClosed:
                 pass  # the consumer is closed; `run` returns
+
+    @mirrors(client.Consumer.processing)
+    def processing(self, messages: Message | MessageBatch) -> AbstractContextManager[object]:
+        consumer = self._consumer
+        return processing(consumer._settings.hooks, consumer._topic, consumer._channel, messages)
 
     def _control(self, change: Callable[[], None]) -> None:
         """Change the flow control; does nothing if the consumer is closed."""

@@ -7,6 +7,7 @@ from _thread import start_new_thread
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 import trio
@@ -175,6 +176,7 @@ class Portal:
         """
         result: Result[_Result] = Result()
         started = False
+        context = copy_context()  # hooks see the variables of the caller
         # Shielded: on closing, `aclose` ends the call with the right result, not a cancellation.
         scope = trio.CancelScope(shield=True)
 
@@ -184,7 +186,7 @@ class Portal:
             if self._nursery is None:
                 result.fail(PortalClosed())
             else:
-                self._nursery.start_soon(_fulfil, result, scope, function, args)
+                context.run(self._nursery.start_soon, _fulfil, result, scope, function, args)
 
         def cancel() -> None:
             scope.cancel()

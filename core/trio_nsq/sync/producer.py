@@ -14,6 +14,7 @@ from trio_nsq.text.arguments import check_seconds
 from .. import client
 from ..client.arguments import in_ms
 from ..client.errors import ProducerClosed
+from ..client.hooks import PublishCall
 from ..client.publishing.options import ProducerOptions
 from ..client.publishing.queue import PublishAck, PublishFuture
 from ..client.publishing.receipt import ProducerStats, PublishState, timed_out
@@ -107,7 +108,8 @@ class Producer:
         receipt = self._submit(topic, body, in_ms("defer", defer_s, defer_ms) or 0, headers)
         try:
             receipt._settled.wait_in_thread(timeout_s)
-        except BaseException:  # interrupted
+        except BaseException as error:  # interrupted
+            receipt._end_call(error)
             receipt.withdraw()
             raise
         return receipt._result(timeout_s)
@@ -200,19 +202,24 @@ class Producer:
         self._portal.check_process()
         if not self._portal.was_opened:
             raise self._closed()
-        message, has_headers = self._producer._check_message(topic, body, defer_ms, headers)
         receipt = Receipt(self._portal)
-        if not self._portal.post(self._enqueue, receipt, topic, message, defer_ms, has_headers):
-            raise self._closed()
+        message: tuple[str, bytes, int, bool] | tuple[str, bytes, int, bool, bool]
+        if self._producer._hooks is None:
+            data, has_headers = self._producer._check_message(topic, body, defer_ms, headers)
+            message = topic, data, defer_ms, has_headers
+        else:
+            call, message = self._producer._begin(topic, body, defer_ms, headers)
+            receipt._tell_end(call)
+        if not self._portal.post(self._enqueue, receipt, message):
+            receipt._end_call(error := self._closed())
+            raise error
         return receipt
 
-    def _enqueue(
-        self, receipt: "Receipt", topic: str, message: bytes, defer_ms: int, has_headers: bool
-    ) -> None:
-        """In the event loop's thread: queue a message."""
+    def _enqueue(self, receipt: "Receipt", message: Any) -> None:
+        """In the event loop's thread: queue a message; these are the arguments of the async producer's method."""
         try:
-            self._producer._check_call(topic)  # it may have been closed since
-            receipt._set_future(self._producer._enqueue(topic, message, defer_ms, has_headers))
+            self._producer._check_call(message[0])  # it may have been closed since
+            receipt._set_future(self._producer._enqueue(*message))
         except Exception as error:
             receipt._fail(error)
 
@@ -237,14 +244,17 @@ class Producer:
 class Settled(runtime.Event):
     """An event that the event loop sets, for which threads may wait, too."""
 
-    __slots__ = ("_result",)
+    __slots__ = ("_result", "on_set")
 
     def __init__(self) -> None:
         super().__init__()
         self._result: Result[None] = Result()
+        self.on_set: Callable[[], None] | None = None
 
     def set(self) -> None:
         super().set()
+        if self.on_set is not None:
+            self.on_set()
         self.wake_threads()
 
     def wake_threads(self) -> None:
@@ -260,13 +270,14 @@ class Settled(runtime.Event):
 class Receipt:
     """A message that was given to `Producer.submit`: tells what became of it, and waits for that."""
 
-    __slots__ = ("_error", "_future", "_portal", "_settled")
+    __slots__ = ("_call", "_error", "_future", "_portal", "_settled")
 
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
         self._settled = Settled()
         self._future: PublishFuture | None = None  # None: the message has not reached the event loop
         self._error: Exception | None = None  # why the event loop did not queue it
+        self._call: PublishCall | None = None  # for hooks
 
     @property
     @mirrors(client.Receipt.state)
@@ -289,6 +300,23 @@ class Receipt:
     def _withdraw(self) -> bool:
         return self._future is not None and client.Receipt(self._future).withdraw()
 
+    def _tell_end(self, call: PublishCall) -> None:
+        """Tell hooks when the message is settled."""
+        self._call = call
+        self._settled.on_set = self._settle_call
+
+    def _settle_call(self) -> None:
+        self._settled.on_set = None
+        if self._call is not None and self._future is not None:
+            self._call.settled(self._future)
+        else:
+            self._end_call(self._error)
+
+    def _end_call(self, error: BaseException | None) -> None:
+        """Tell hooks that the publish has ended, unless they know."""
+        if self._call is not None:
+            self._call.end(error)
+
     def _set_future(self, future: PublishFuture) -> None:
         future.settled = self._settled
         self._future = future
@@ -306,7 +334,10 @@ class Receipt:
     def _end(self, timeout_s: float) -> PublishAck:
         """In the event loop's thread: withdraw the message if possible, unless it is settled by now."""
         if self._future is not None and not self._settled.is_set():
-            raise timed_out([self._future], timeout_s)
+            self._settled.on_set = None  # the error says more than that it was withdrawn
+            failure = timed_out([self._future], timeout_s)
+            self._end_call(failure)
+            raise failure
         return self._check()
 
     def _check(self) -> PublishAck:

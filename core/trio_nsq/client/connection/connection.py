@@ -34,6 +34,7 @@ from ...protocol.untrusted_json import decode_json
 from ...tls.client_session import TLSClientSession
 from ...tls.errors import TLSError
 from ..errors import AuthRefused, BrokerError, ConnectionFailed, ConnectionLost, is_auth_refusal
+from ..hooks import Hooks, notify
 from .codecs import CodecStack
 from .options import ConnectionSettings
 
@@ -82,8 +83,17 @@ async def connect(
     Raises:
         ConnectionFailed: No broker answers, or the broker refuses the settings.
     """
-    connection = Connection(await _open(address, settings), address, settings, max_frame_bytes)
-    await connection.introduce(extensions, waits_for_leader=waits_for_leader, producer=producer)
+    hooks = settings.hooks
+    try:
+        connection = Connection(await _open(address, settings), address, settings, max_frame_bytes)
+        await connection.introduce(extensions, waits_for_leader=waits_for_leader, producer=producer)
+    except ConnectionFailed as error:
+        if hooks is not None:
+            notify(hooks.connection_failed, address, error)
+        raise
+    if hooks is not None:
+        connection.tell_end(hooks)
+        notify(hooks.connected, address)
     return connection
 
 
@@ -151,6 +161,12 @@ class Connection:
         self._outgoing: list[bytes] = []
         self._wake = runtime.Event()
         self._at_end = False
+        self._hooks: Hooks | None = None  # to be told of the end
+        self._reason: NSQError | None = None  # of the end
+
+    def tell_end(self, hooks: Hooks) -> None:
+        """Tell these hooks when the connection has ended."""
+        self._hooks = hooks
 
     async def introduce(
         self,
@@ -354,7 +370,7 @@ class Connection:
         try:
             async with runtime.open_nursery() as nursery:
                 nursery.start_soon(self._write_loop, more)
-                reason = await self._read_loop(handle)
+                self._reason = reason = await self._read_loop(handle)
                 if lost is not None:
                     lost(reason)
                 nursery.cancel_scope.cancel()
@@ -381,6 +397,9 @@ class Connection:
             await runtime.aclose_forcefully(self._stream)
         finally:  # aclose_forcefully raises Cancelled after it has closed
             self.ended.set()
+            hooks, self._hooks = self._hooks, None
+            if hooks is not None:
+                notify(hooks.disconnected, self.address, self._reason)
 
     async def _read_loop(self, handle: Callable[[Event], None]) -> NSQError:
         reader, timeout_s = self._reader, self._settings.read_timeout_s

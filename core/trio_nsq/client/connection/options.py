@@ -12,6 +12,7 @@ from trio_nsq.protocol.limits import KIB, SECOND_MS
 from trio_nsq.text.arguments import check_options
 
 from ...access.secret import Secret, StrPath
+from ..hooks import Hooks, installed_hooks
 from .tls import TLSFiles
 
 OFF = -1
@@ -41,6 +42,7 @@ class ConnectionOptions(TypedDict, total=False):
     deflate_level: int
     auth_secret: str
     auth_secret_file: StrPath | None
+    hooks: Hooks | None
 
 
 def _short_hostname() -> str:
@@ -76,6 +78,7 @@ class ConnectionSettings:
         auth_secret: The token or secret for brokers that require authentication; empty: none.
         auth_secret_file: A file whose first line is the secret, instead of `auth_secret`. It is read for each
             connection, so a new secret is used without a restart.
+        hooks: Called when something happens; see `Hooks`. None: no hooks, even if some are installed.
 
     Raises:
         TypeError: A value has another type.
@@ -102,6 +105,7 @@ class ConnectionSettings:
     deflate_level: int = 6
     auth_secret: str = field(default="", repr=False)
     auth_secret_file: StrPath | None = None
+    hooks: Hooks | None = field(default_factory=installed_hooks, repr=False)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,7 +3,7 @@
 import math
 import random as random_module
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -18,10 +18,19 @@ from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import ConnectionFailed, ConsumerClosed
+from ..hooks import observed, processing
 from ..topics import Topic, name_of
 from .answers import GivenUp, Handler, OnFailure
 from .dead_letters import dead_letter_publisher
-from .handlers import ActiveHandlers, FailureCounts, Handling, check_async, decoding, handle_all
+from .handlers import (
+    ActiveHandlers,
+    FailureCounts,
+    Handling,
+    check_async,
+    check_awaitable,
+    decoding,
+    handle_all,
+)
 from .message import Message, MessageBatch
 from .options import ConsumerOptions, ConsumerSettings, RunOptions
 from .receive_queue import ReceiveQueue
@@ -136,6 +145,7 @@ class Consumer:
         self._active = ActiveHandlers()
         self._failures = FailureCounts()
         self._topic = topic
+        self._channel = channel
         self._source = f"{topic}/{channel}"
         self._subscriptions = Subscriptions(
             addresses,
@@ -479,7 +489,7 @@ class Consumer:
         self._check_entered()
         handling = Handling(
             self._source,
-            handler if decode is None else decoding(handler, decode, self._topic),
+            self._observed(handler if decode is None else decoding(handler, decode, self._topic)),
             on_failure,
             max_attempts,
             given_up,
@@ -489,6 +499,26 @@ class Consumer:
         )
         with stopping_on(stop_on, self.close_soon):
             await handle_all(self, handling, concurrency, self._active, self._queue.put_back)
+
+    def _observed(self, handler: Handler) -> Handler:
+        """Return a handler that tells the hooks, if there are some."""
+        hooks = self._settings.hooks
+        if hooks is None:
+            return handler
+        return observed(
+            handler, hooks, self._topic, self._channel, partial(check_awaitable, "handler", handler)
+        )
+
+    def processing(self, messages: Message | MessageBatch) -> AbstractContextManager[object]:
+        """Return a context manager for the block that processes a message or a batch: the hooks are told of it.
+
+        `run` does this with each message. Without hooks, it does nothing. It does not answer messages.
+
+            with consumer.processing(batch):
+                store(batch.bodies)
+            batch.finish()
+        """
+        return processing(self._settings.hooks, self._topic, self._channel, messages)
 
     def _make_room_for(self, concurrency: int) -> None:
         """Have the brokers send enough for this many handlers at a time; raises ValueError."""

@@ -260,9 +260,7 @@ async def _result_of(
         if inspect.isawaitable(result):
             result = await result
         elif not may_be_plain:
-            raise HandlerTypeError(
-                f"{name} must be an async function; {call.func!r} returned {result!r:.100}"
-            )
+            check_awaitable(name, call.func, result)
         if result is not None:
             check_result(name, call.func, result)
         return result, None
@@ -276,6 +274,12 @@ async def _result_of(
         stray = RuntimeError(f"{name} raised CancelledError, but its task was not cancelled")
         stray.__cause__ = error
         return None, stray
+
+
+def check_awaitable(name: str, function: object, result: object) -> None:
+    """Raise HandlerTypeError if a function did not return an awaitable."""
+    if not inspect.isawaitable(result):
+        raise HandlerTypeError(f"{name} must be an async function; {function!r} returned {result!r:.100}")
 
 
 def check_result(name: str, function: object, result: object) -> None:

@@ -14,6 +14,8 @@ from ...lookup.query import lookup_topic
 from ..connection.connection import Connection, connect
 from ..discovery.discovery import Discovery
 from ..errors import AuthRefused, ConnectionFailed, none_reached
+from ..hooks import Hooks, notify
+from .message import MessageBatch
 from .options import ConsumerSettings
 from .receive_queue import ReceiveQueue
 from .subscription import FlowControl, Subscription
@@ -61,6 +63,9 @@ class Subscriptions:
         self._flow = flow
         self._queue = queue
         self._without_private_channels = without_private_channels
+        self._deliver: Callable[[MessageBatch], None] = queue.put
+        if settings.hooks is not None:
+            self._deliver = partial(_tell_and_put, settings.hooks, topic, channel, queue)
         self._new_delays()  # checks the settings
         query = partial(lookup_topic, topic=topic)
         self._discovery = Discovery(lookupds, settings, random, query, self._discovered)
@@ -155,7 +160,7 @@ class Subscriptions:
                     _logger.info("connected to %s", address)
                 connected_at = runtime.current_time()
                 reason = await self._receive(
-                    Subscription(connection, self._settings, self._flow, self._queue.put)
+                    Subscription(connection, self._settings, self._flow, self._deliver)
                 )
                 if self._stopped:
                     return
@@ -212,6 +217,11 @@ class Subscriptions:
     def _new_delays(self) -> Delays:
         settings = self._settings
         return reconnect_delays(settings.reconnect_min_s, settings.reconnect_max_s, self._random)
+
+
+def _tell_and_put(hooks: Hooks, topic: str, channel: str, queue: ReceiveQueue, batch: MessageBatch) -> None:
+    notify(hooks.received, topic, channel, batch)
+    queue.put(batch)
 
 
 async def _warn_of_stalls(source: str, flow: FlowControl, queue: ReceiveQueue) -> None:

@@ -79,7 +79,7 @@ class NumberedQueue(PublishQueue):
                 command.fail(command.group.failure)
             elif command.is_question:
                 command.settle()
-            elif command.has_headers and refused is not None:
+            elif refused is not None and not command.give_up_headers():
                 refused.append(command)
             else:
                 position = self._positions[command.topic]

@@ -3,6 +3,7 @@
 import random as random_module
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -19,6 +20,7 @@ from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
 from ..connection.options import refuse_unknown
 from ..errors import ProducerClosed, PublishFailed
+from ..hooks import PublishCall
 from ..topics import Topic, encoded
 from .broker_pool import BrokerPool
 from .options import ProducerOptions, ProducerSettings
@@ -87,6 +89,7 @@ class Producer:
         check_type("random", random, Callable)
         refuse_unknown(Producer, ProducerSettings, options)
         self._settings = settings = ProducerSettings(**options)
+        self._hooks = settings.hooks
         self._limits = settings.limits
         self._part_bytes = settings.part_bytes
         addresses, lookupds = addresses_of(nsqd_tcp_addresses, lookupd_http_addresses)
@@ -251,7 +254,13 @@ class Producer:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
         defer_ms = in_ms("defer", defer_s, defer_ms) or 0
-        return await self._settle(self._queue(*encoded(topic, body), defer_ms, headers), timeout_s)
+        if self._hooks is None:
+            return await self._settle(self._queue(*encoded(topic, body), defer_ms, headers), timeout_s)
+        call, message = self._begin(*encoded(topic, body), defer_ms, headers)
+        with call.running():
+            ack = await self._settle(self._enqueue(*message), timeout_s)
+            call.end(None, ack.nsqd_address)
+        return ack
 
     @overload
     def submit(
@@ -289,7 +298,12 @@ class Producer:
             TypeError, ValueError: See `publish`.
         """
         defer_ms = in_ms("defer", defer_s, defer_ms) or 0
-        return Receipt(self._queue(*encoded(topic, body), defer_ms, headers))
+        if self._hooks is None:
+            return Receipt(self._queue(*encoded(topic, body), defer_ms, headers))
+        call, message = self._begin(*encoded(topic, body), defer_ms, headers)
+        future = self._enqueue(*message)
+        call.end_with(future)
+        return Receipt(future)
 
     def _queue(self, topic: str, body: bytes, defer_ms: int, headers: Headers | None) -> PublishFuture:
         message, has_headers = self._check_message(topic, body, defer_ms, headers)
@@ -303,19 +317,50 @@ class Producer:
         Returns what to enqueue, and whether that begins with headers.
         """
         self._check_call(topic)
+        return self._prepare(body, defer_ms, headers)
+
+    def _prepare(self, body: bytes, defer_ms: int, headers: Headers | None) -> tuple[bytes, bool]:
         self._limits.check_message(body)
         self._limits.check_defer(defer_ms)
         text = "" if headers is None else self._limits.check_headers(headers, len(body))
         return (prefix_of(text) + body, True) if text else (body, False)
 
-    def _enqueue(self, topic: str, message: bytes, defer_ms: int, has_headers: bool) -> PublishFuture:
+    def _begin(
+        self, topic: str, body: bytes, defer_ms: int, headers: Headers | None
+    ) -> tuple[PublishCall, tuple[str, bytes, int, bool, bool]]:
+        """Check a message and tell the hooks that it is published. Any thread may call it.
+
+        Returns the call, and the arguments of `_enqueue`.
+        """
+        assert self._hooks is not None
+        message, has_headers = self._check_message(topic, body, defer_ms, headers)
+        call = PublishCall(self._hooks, topic, [body], headers, defer_ms=defer_ms)
+        call.start()
+        optional = False
+        try:
+            message, has_headers = self._prepare(call.bodies[0], defer_ms, call.headers[0])
+            optional = call.headers_optional
+        except (TypeError, ValueError, LookupError) as error:
+            call.undo_changes(error)
+        return call, (topic, message, defer_ms, has_headers, optional)
+
+    def _enqueue(
+        self, topic: str, message: bytes, defer_ms: int, has_headers: bool, optional: bool = False
+    ) -> PublishFuture:
+        """Queue a message that was checked; `optional`: without its headers, if the broker knows none."""
         link = self._brokers.next_link(topic)
         assert link is not None  # there is one while the producer is open
         if defer_ms:
-            command = Command(topic, body=message, defer_ms=defer_ms, has_headers=has_headers)
+            command = Command(
+                topic,
+                body=message,
+                defer_ms=defer_ms,
+                has_headers=has_headers,
+                headers_optional=optional,
+            )
             future = link.queue.add(command)
         elif has_headers:
-            future = link.queue.add_message_with_headers(topic, message)
+            future = link.queue.add_message_with_headers(topic, message, optional=optional)
         else:
             future = link.queue.add_message(topic, message)
         link.wake()
@@ -393,15 +438,45 @@ class Producer:
         self._limits.check_list(sizes)
         self._limits.check_defer(defer_ms)
         texts = self._limits.check_headers_of_all(headers, sizes)
-        if defer_ms or texts:
+        if defer_ms or texts or self._hooks is not None:
             check_bytes(bodies)
+        if self._hooks is None or not bodies:
+            await self._publish_list(topic, bodies, sizes, texts, defer_ms, timeout_s)
+            return
+        call = PublishCall(self._hooks, topic, bodies, headers, defer_ms=defer_ms, is_list=True)
+        call.start()
+        with call.running():
+            try:
+                new_sizes = list(map(len, call.bodies))
+                self._limits.check_list(new_sizes)
+                check_bytes(call.bodies)
+                new_texts = self._limits.check_headers_of_all(call.common_headers, new_sizes)
+            except (TypeError, ValueError) as error:
+                call.undo_changes(error)
+            else:
+                bodies, sizes, texts = call.bodies, new_sizes, new_texts
+            optional = call.headers_optional
+            await self._publish_list(topic, bodies, sizes, texts, defer_ms, timeout_s, optional=optional)
+
+    async def _publish_list(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        sizes: Sequence[int],
+        texts: Sequence[str],
+        defer_ms: int,
+        timeout_s: float | None,
+        *,
+        optional: bool = False,
+    ) -> None:
+        """Publish valid messages; `optional`: without their headers, if a broker knows none."""
         group = CommandGroup()
         pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
         await runtime.checkpoint()
         try:
             with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
-                for command in self._commands(topic, bodies, sizes, texts, defer_ms, group):
+                for command in self._commands(topic, bodies, sizes, texts, defer_ms, group, optional):
                     while pending and in_flight_bytes + command.size > self._settings.max_in_flight_bytes:
                         done = await self._settle_first(pending)
                         acknowledged += len(done)
@@ -432,14 +507,30 @@ class Producer:
         texts: Sequence[str],
         defer_ms: int,
         group: CommandGroup,
+        optional: bool,
     ) -> Iterator[Command]:
         """Yield the commands that publish messages with the given texts of headers, or without headers."""
-        if texts:
+        if texts and not (defer_ms and optional):
             for part in split_for_hpub(bodies, texts, self._part_bytes):
-                yield Command(topic, messages=part, defer_ms=defer_ms, group=group, has_headers=True)
-        elif defer_ms:
-            for body in bodies:
-                yield Command(topic, body=body, defer_ms=defer_ms, group=group)
+                yield Command(
+                    topic,
+                    messages=part,
+                    defer_ms=defer_ms,
+                    group=group,
+                    has_headers=True,
+                    headers_optional=optional,
+                )
+        elif defer_ms:  # one by one: without headers, several cannot be deferred together
+            for body, text in zip(bodies, texts or repeat(""), strict=False):
+                message = prefix_of(text) + body if text else body
+                yield Command(
+                    topic,
+                    body=message,
+                    defer_ms=defer_ms,
+                    group=group,
+                    has_headers=bool(text),
+                    headers_optional=optional,
+                )
         else:
             for bodies_of_part in split_for_mpub(bodies, sizes, self._part_bytes):
                 yield Command(topic, messages=pack_messages(bodies_of_part), group=group)
@@ -474,10 +565,17 @@ class Producer:
         self._limits.check_set(messages)
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
-        if messages.sizes:
+        if not messages.sizes:
+            await runtime.checkpoint()
+            return None
+        if self._hooks is None:
             return await self._settle(self._submit(Command(topic, messages=messages)), timeout_s)
-        await runtime.checkpoint()
-        return None
+        call = PublishCall(self._hooks, topic, (), packed=len(messages))
+        call.start()
+        with call.running():
+            ack = await self._settle(self._submit(Command(topic, messages=messages)), timeout_s)
+            call.end(None, ack.nsqd_address)
+        return ack
 
     def _check_call(self, topic: str) -> None:
         self._check_open()

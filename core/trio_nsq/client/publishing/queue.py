@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trio_nsq.protocol import MessageSet, NSQError, pack_messages
 from trio_nsq.protocol.encode import encode_dpub, encode_hpub, encode_mpub, encode_pub
-from trio_nsq.protocol.headers import MAX_HPUB_MESSAGES
+from trio_nsq.protocol.headers import MAX_HPUB_MESSAGES, split_prefix, split_prefixes
 from trio_nsq.protocol.limits import KIB
 
 from ...event_loop import runtime
@@ -26,7 +26,8 @@ SIZE_BYTES = 4
 """The size of the message count in an MPUB's body, and of the size field of each message."""
 
 _WITH_HEADERS = "\n"
-"""No topic's name has it."""
+_WITH_OPTIONAL_HEADERS = "\r"
+"""No topic's name has them."""
 _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED", "E_HPUB_FAILED"})
 """The broker accepted the command and failed to execute it. With all other codes it did not start to execute it."""
 
@@ -141,6 +142,7 @@ class Command:
         messages: The packed messages of an MPUB or HPUB; None: `futures` has the messages.
         defer_ms: Above 0: a DPUB of one message, or an HPUB.
         has_headers: An HPUB: each message begins with its headers.
+        headers_optional: A broker that knows no headers gets the messages without them.
         group: The list that the command belongs to; None: no list.
         size: All bodies with their size fields, in bytes, for the window.
         futures: The waiting callers, each with its message; several make an MPUB. With `messages`, a single future with
@@ -161,6 +163,7 @@ class Command:
         "give_up_at",
         "group",
         "has_headers",
+        "headers_optional",
         "is_question",
         "maybe_stored",
         "messages",
@@ -180,9 +183,11 @@ class Command:
         group: CommandGroup | None = None,
         is_question: bool = False,
         has_headers: bool = False,
+        headers_optional: bool = False,
     ) -> None:
         self.topic: str = topic
         self.has_headers: bool = has_headers
+        self.headers_optional: bool = headers_optional
         self.messages: MessageSet | None = messages
         self.defer_ms: int = defer_ms
         self.group: CommandGroup | None = group
@@ -213,7 +218,18 @@ class Command:
     @property
     def join_key(self) -> str:
         """Which single messages may join the command: those to its topic, with headers or without."""
-        return self.topic + _WITH_HEADERS if self.has_headers else self.topic
+        return _join_key(self.topic, optional=self.headers_optional) if self.has_headers else self.topic
+
+    def give_up_headers(self) -> bool:
+        """Drop headers that are optional; return whether the command has none now."""
+        if self.has_headers and self.headers_optional:
+            self.has_headers = False  # `size` stays: the owner subtracts what it has added
+            if self.messages is not None:
+                self.messages, _ = split_prefixes(self.messages, self.size)
+            else:
+                for future, message in self.futures.items():
+                    self.futures[future] = message[split_prefix(message, 0, len(message))[1] :]
+        return not self.has_headers
 
     def __len__(self) -> int:
         """How many messages the command has."""
@@ -260,6 +276,10 @@ class Command:
         return self.queue.counts
 
 
+def _join_key(topic: str, *, optional: bool) -> str:
+    return topic + (_WITH_OPTIONAL_HEADERS if optional else _WITH_HEADERS)
+
+
 class PublishQueue:
     """The commands for one broker.
 
@@ -298,16 +318,18 @@ class PublishQueue:
         self._joinable[topic] = future.command
         return future
 
-    def add_message_with_headers(self, topic: str, message: bytes) -> PublishFuture:
+    def add_message_with_headers(
+        self, topic: str, message: bytes, *, optional: bool = False
+    ) -> PublishFuture:
         """As `add_message`, for a message that begins with its headers; combined with others that do."""
-        command = self._joinable.get(topic + _WITH_HEADERS)
+        command = self._joinable.get(_join_key(topic, optional=optional))
         if (
             command is not None
             and len(command.futures) < MAX_HPUB_MESSAGES
             and command.size + SIZE_BYTES + len(message) <= self._max_joined_bytes
         ):
             return command.join(message)
-        future = self.add(Command(topic, body=message, has_headers=True))
+        future = self.add(Command(topic, body=message, has_headers=True, headers_optional=optional))
         self._joinable[future.command.join_key] = future.command
         return future
 
@@ -336,8 +358,8 @@ class PublishQueue:
         """Take the commands that fit the window; return their bytes. They now wait for acknowledgement.
 
         Args:
-            refused: The broker knows no headers: gets the commands that have some, which are not sent. None: it knows
-                them.
+            refused: The broker knows no headers: gets the commands that have some, which are not sent, unless they
+                are optional. None: it knows them.
         """
         pieces = []
         while self._waiting and self._fits(command := next(iter(self._waiting))):
@@ -346,7 +368,7 @@ class PublishQueue:
             if command.group is not None and command.group.failure is not None:
                 command.fail(command.group.failure)
                 continue
-            if command.has_headers and refused is not None:
+            if refused is not None and not command.give_up_headers():
                 refused.append(command)
                 continue
             command.taken = True
