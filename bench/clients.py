@@ -1,4 +1,6 @@
-"""Compare client libraries of NSQ: ours, others for Python, and Go publish and consume on one broker.
+"""Compare client libraries: ours, others for Python, and Go publish and consume on one broker of NSQ.
+
+nats.py and redis-py do the same on servers of theirs.
 
 Messages have 200 bytes, over one connection. In each round the clients run in turn, each in its own process; compare
 the ratios within a round. README.md explains the table.
@@ -15,18 +17,23 @@ import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-import trio
+import anyio
 from bench import record
 from bench.contenders import IN_MEMORY, INTERVAL
 from bench.loads import BATCH, BODY_BYTES, CHANNEL, READY_COUNT, Rates, fill, reading, writing
+from bench.peer_servers import ALONE
 
+import trio_nsq.sync
+from interop.build import PeerUnavailable
 from interop.peers import Broker
 from trio_nsq.client import Consumer, Message, Producer
 from trio_nsq.protocol import pack_messages
@@ -87,105 +94,103 @@ class Meter:
         os._exit(0)
 
 
-def ours_batches(job: Job, meter: Meter) -> None:
+def ours_batches(job: Job, meter: Meter, loop: str = "trio") -> None:
     """Our consumer, batch by batch."""
 
     async def main() -> None:
-        addresses = [job.address]
-        async with Consumer(
-            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
-        ) as consumer:
+        async with our_consumer(job) as consumer:
             async for batch in consumer.batches():
                 batch.finish()
                 meter.add(len(batch))
 
-    trio.run(main)
+    anyio.run(main, backend=loop)
 
 
-def ours_messages(job: Job, meter: Meter) -> None:
+def ours_messages(job: Job, meter: Meter, loop: str = "trio") -> None:
     """Our consumer, message by message."""
 
     async def main() -> None:
-        addresses = [job.address]
-        async with Consumer(
-            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
-        ) as consumer:
+        async with our_consumer(job) as consumer:
             async for message in consumer:
                 message.finish()
                 meter.add(1)
 
-    trio.run(main)
+    anyio.run(main, backend=loop)
 
 
-def ours_handler(job: Job, meter: Meter) -> None:
+def ours_handler(job: Job, meter: Meter, loop: str = "trio") -> None:
     """Our consumer with a handler."""
 
     async def handle(_message: Message) -> None:
         meter.add(1)
 
     async def main() -> None:
-        addresses = [job.address]
-        async with Consumer(
-            job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
-        ) as consumer:
+        async with our_consumer(job) as consumer:
             await consumer.run(handle)
 
-    trio.run(main)
+    anyio.run(main, backend=loop)
 
 
-def ours_publish_many(job: Job, meter: Meter) -> None:
+def our_consumer(job: Job) -> Consumer:
+    """Return a consumer that is not connected yet."""
+    return Consumer(job.topic, CHANNEL, nsqd_tcp_addresses=[job.address], max_in_flight=READY_COUNT)
+
+
+def ours_sync_messages(job: Job, meter: Meter) -> None:
+    """Our consumer for threads, message by message."""
+    addresses = [job.address]
+    with trio_nsq.sync.Consumer(
+        job.topic, CHANNEL, nsqd_tcp_addresses=addresses, max_in_flight=READY_COUNT
+    ) as consumer:
+        for message in consumer:
+            message.finish()
+            meter.add(1)
+
+
+def ours_publish_many(job: Job, meter: Meter, loop: str = "trio") -> None:
     """Our producer, lists of messages."""
-
-    async def main() -> None:
-        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
-
-            async def publish() -> None:
-                while True:
-                    await producer.publish_many(job.topic, BODIES)
-                    meter.add(BATCH)
-
-            meter.start()
-            for _ in range(BATCHES_UNDER_WAY):
-                nursery.start_soon(publish)
-
-    trio.run(main)
+    _our_publishes(job, meter, loop, lambda producer: producer.publish_many(job.topic, BODIES), BATCH)
 
 
 def ours_publish_set(job: Job, meter: Meter) -> None:
     """Our producer, packed messages."""
-
-    async def main() -> None:
-        packed = pack_messages(BODIES)
-        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
-
-            async def publish() -> None:
-                while True:
-                    await producer.publish_set(job.topic, packed)
-                    meter.add(BATCH)
-
-            meter.start()
-            for _ in range(BATCHES_UNDER_WAY):
-                nursery.start_soon(publish)
-
-    trio.run(main)
+    packed = pack_messages(BODIES)
+    _our_publishes(job, meter, "trio", lambda producer: producer.publish_set(job.topic, packed), BATCH)
 
 
-def ours_publish(job: Job, meter: Meter) -> None:
+def ours_publish(job: Job, meter: Meter, loop: str = "trio") -> None:
     """Our producer, message by message, from many tasks."""
+    _our_publishes(job, meter, loop, lambda producer: producer.publish(job.topic, BODY), 1)
 
+
+def _our_publishes(
+    job: Job, meter: Meter, loop: str, publish: Callable[[Producer], Awaitable[object]], size: int
+) -> None:
     async def main() -> None:
-        async with Producer(job.address) as producer, trio.open_nursery() as nursery:
+        async with Producer(job.address) as producer, anyio.create_task_group() as tasks:
 
-            async def publish() -> None:
+            async def repeat() -> None:
                 while True:
-                    await producer.publish(job.topic, BODY)
-                    meter.add(1)
+                    await publish(producer)
+                    meter.add(size)
 
             meter.start()
-            for _ in range(SINGLES_UNDER_WAY):
-                nursery.start_soon(publish)
+            for _ in range(SINGLES_UNDER_WAY if size == 1 else BATCHES_UNDER_WAY):
+                tasks.start_soon(repeat)
 
-    trio.run(main)
+    anyio.run(main, backend=loop)
+
+
+def ours_sync_submit(job: Job, meter: Meter) -> None:
+    """Our producer for threads, message by message, receipts awaited later."""
+    with trio_nsq.sync.Producer(job.address) as producer:
+        receipts: deque[Any] = deque()
+        meter.start()
+        while True:
+            receipts.append(producer.submit(job.topic, BODY))
+            if len(receipts) >= SINGLES_UNDER_WAY:
+                receipts.popleft().wait()
+                meter.add(1)
 
 
 def pynsq_consume(job: Job, meter: Meter) -> None:
@@ -329,6 +334,84 @@ def ansq_pub(job: Job, meter: Meter) -> None:
     _ansq_publish(job, meter, "pub", [BODY], SINGLES_UNDER_WAY)
 
 
+def nats_consume(job: Job, meter: Meter) -> None:
+    """nats.py, a pull consumer of a JetStream stream: acknowledges each message, as the others do."""
+    nats = importlib.import_module("nats")  # not a dependency of the project
+
+    async def main() -> None:
+        connection = await nats.connect(job.address)
+        stream = connection.jetstream()
+        await stream.add_stream(name=job.topic, subjects=[job.topic])
+        for _ in range(0, job.count, BATCH):
+            await asyncio.gather(*(stream.publish(job.topic, BODY) for _ in range(BATCH)))
+        consumer = await stream.pull_subscribe(job.topic, CHANNEL)
+        while True:
+            for message in await consumer.fetch(BATCH):
+                await message.ack()
+                meter.add(1)
+
+    asyncio.run(main())
+
+
+def nats_publish(job: Job, meter: Meter) -> None:
+    """nats.py, message by message into a JetStream stream, from many tasks."""
+    nats = importlib.import_module("nats")
+
+    async def main() -> None:
+        connection = await nats.connect(job.address)
+        stream = connection.jetstream()
+        await stream.add_stream(name=job.topic, subjects=[job.topic])
+
+        async def repeat() -> None:
+            while True:
+                await stream.publish(job.topic, BODY)
+                meter.add(1)
+
+        meter.start()
+        await asyncio.gather(*(repeat() for _ in range(SINGLES_UNDER_WAY)))
+
+    asyncio.run(main())
+
+
+def redis_consume(job: Job, meter: Meter) -> None:
+    """redis-py's asyncio client, a consumer group of a stream: one XACK for what one XREADGROUP returned."""
+    redis = importlib.import_module("redis.asyncio")
+
+    async def main() -> None:
+        client = redis.Redis.from_url(f"redis://{job.address}")
+        for _ in range(0, job.count, BATCH):
+            async with client.pipeline(transaction=False) as pipeline:
+                for body in BODIES:
+                    pipeline.xadd(job.topic, {"body": body})
+                await pipeline.execute()
+        await client.xgroup_create(job.topic, CHANNEL, id="0")
+        while True:
+            for _stream, entries in await client.xreadgroup(CHANNEL, "one", {job.topic: ">"}, count=BATCH):
+                await client.xack(job.topic, CHANNEL, *(entry for entry, _fields in entries))
+                meter.add(len(entries))
+
+    asyncio.run(main())
+
+
+def redis_publish(job: Job, meter: Meter) -> None:
+    """redis-py's asyncio client, XADD from many tasks, which share 50 connections."""
+    redis = importlib.import_module("redis.asyncio")
+
+    async def main() -> None:
+        pool = redis.BlockingConnectionPool.from_url(f"redis://{job.address}", max_connections=50, timeout=60)
+        client = redis.Redis(connection_pool=pool)
+
+        async def repeat() -> None:
+            while True:
+                await client.xadd(job.topic, {"body": BODY})
+                meter.add(1)
+
+        meter.start()
+        await asyncio.gather(*(repeat() for _ in range(SINGLES_UNDER_WAY)))
+
+    asyncio.run(main())
+
+
 # ------------------------------------------------------------------------------------------ the benchmark's process
 
 
@@ -341,12 +424,14 @@ class Contender:
         workload: The name of the workload.
         module: The module of the library; empty for ours.
         run: The function that its process runs; None: NSQ's load generator.
+        server: What it uses in place of an NSQ broker, a key of `peer_servers.ALONE`; empty for clients of NSQ.
     """
 
     name: str
     workload: str
     module: str = ""
     run: Callable[[Job, Meter], None] | None = None
+    server: str = ""
 
     @property
     def is_ours(self) -> bool:
@@ -365,20 +450,31 @@ CONTENDERS = [
     Contender("ours, batches", CONSUME, run=ours_batches),
     Contender("ours, messages", CONSUME, run=ours_messages),
     Contender("ours, handler", CONSUME, run=ours_handler),
+    Contender("batches, asyncio", CONSUME, run=partial(ours_batches, loop="asyncio")),
+    Contender("messages, asyncio", CONSUME, run=partial(ours_messages, loop="asyncio")),
+    Contender("handler, asyncio", CONSUME, run=partial(ours_handler, loop="asyncio")),
+    Contender("ours, sync messages", CONSUME, run=ours_sync_messages),
     Contender("pynsq", CONSUME, "nsq", pynsq_consume),
     Contender("gnsq", CONSUME, "gnsq", gnsq_consume),
     Contender("ansq", CONSUME, "ansq", ansq_consume),
+    Contender("nats.py", CONSUME, "nats", nats_consume, "nats"),
+    Contender("redis-py", CONSUME, "redis", redis_consume, "redis"),
     Contender("Go, bench_reader", CONSUME, "go"),
     Contender("ours, lists", PUBLISH_BATCHES, run=ours_publish_many),
+    Contender("lists, asyncio", PUBLISH_BATCHES, run=partial(ours_publish_many, loop="asyncio")),
     Contender("ours, packed sets", PUBLISH_BATCHES, run=ours_publish_set),
     Contender("pynsq", PUBLISH_BATCHES, "nsq", pynsq_mpub),
     Contender("gnsq", PUBLISH_BATCHES, "gnsq", gnsq_multipublish),
     Contender("ansq", PUBLISH_BATCHES, "ansq", ansq_mpub),
     Contender("Go, bench_writer", PUBLISH_BATCHES, "go"),
     Contender("ours", PUBLISH_SINGLES, run=ours_publish),
+    Contender("ours, asyncio", PUBLISH_SINGLES, run=partial(ours_publish, loop="asyncio")),
+    Contender("ours, sync submit", PUBLISH_SINGLES, run=ours_sync_submit),
     Contender("pynsq", PUBLISH_SINGLES, "nsq", pynsq_pub),
     Contender("gnsq", PUBLISH_SINGLES, "gnsq", gnsq_publish),
     Contender("ansq", PUBLISH_SINGLES, "ansq", ansq_pub),
+    Contender("nats.py", PUBLISH_SINGLES, "nats", nats_publish, "nats"),
+    Contender("redis-py", PUBLISH_SINGLES, "redis", redis_publish, "redis"),
 ]
 
 
@@ -396,6 +492,11 @@ class Result:
 
 def measure(contender: Contender, broker: Broker, topic: str, options: argparse.Namespace) -> Rates:
     """Run a client once, on a new topic."""
+    if contender.server:
+        _, start = ALONE[contender.server]
+        with TemporaryDirectory(dir=options.data_path) as folder, start(Path(folder)) as servers:
+            job = Job(servers.addresses[0], topic, options.slow, options.seconds)
+            return run_client(contender, job)
     broker.create(topic, CHANNEL)
     count = 10**12
     try:
@@ -412,6 +513,17 @@ def measure(contender: Contender, broker: Broker, topic: str, options: argparse.
         broker.http("POST", "/topic/delete", topic=topic)
 
 
+def has_server(name: str) -> bool:
+    """Whether a server of another project is installed, or can be built. Says why it is skipped."""
+    check, _ = ALONE[name]
+    try:
+        check()
+    except PeerUnavailable as reason:
+        print(f"{name} is skipped: {reason}")
+        return False
+    return True
+
+
 def run_client(contender: Contender, job: Job) -> Rates:
     """Run a client in its own process. Raises RuntimeError."""
     command = [sys.executable, __file__, "--as", str(CONTENDERS.index(contender)), json.dumps(asdict(job))]
@@ -422,9 +534,11 @@ def run_client(contender: Contender, job: Job) -> Rates:
 
 
 def ratios(results: Sequence[Result], workload: str, client: str, figure: str) -> list[float]:
-    """Return the ratio of a client's figure to the best other Python client's, for each round."""
+    """Return the ratio of a client's figure to the best other Python client's of NSQ, for each round."""
     others = {
-        one.name for one in CONTENDERS if one.is_python and not one.is_ours and one.workload == workload
+        one.name
+        for one in CONTENDERS
+        if one.is_python and not one.is_ours and not one.server and one.workload == workload
     }
     of_workload = [result for result in results if result.workload == workload]
     best: dict[int, float] = defaultdict(float)
@@ -451,7 +565,7 @@ def table(results: Sequence[Result]) -> str:
                 text = f"{statistics.median(spread):.2f} ({min(spread):.2f} - {max(spread):.2f})"
                 line += f"{median:>{width},.0f}{text:>24}"
             lines.append(line)
-    return "\n".join([*lines, "ratio: to the best other Python client in the same round"])
+    return "\n".join([*lines, "ratio: to the best other Python client of NSQ in the same round"])
 
 
 def parse() -> argparse.Namespace:
@@ -479,12 +593,13 @@ def main() -> None:
     chosen = [one for one in CONTENDERS if options.only in one.workload]
     for missing in sorted({one.module for one in chosen if not one.available()}):
         print(f"skipped, because not installed: {missing}")
+    missing_servers = [server for server in ALONE if not has_server(server)]
     against = BROKERS[options.broker]
     results = []
     with against.running(options.data_path) as broker:
         for number in range(1, options.rounds + 1):
             for place, contender in enumerate(chosen):
-                if contender.available():
+                if contender.available() and contender.server not in missing_servers:
                     rates = measure(contender, broker, f"t-{number}-{place}", options)
                     results.append(
                         Result(number, contender.workload, contender.name, rates.rate, rates.cpu_rate)

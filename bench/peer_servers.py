@@ -1,14 +1,14 @@
-"""Replicated servers of other projects, for `cluster.py`: NATS JetStream, Redis and etcd.
+"""Servers of other projects: NATS JetStream, Redis and etcd, replicated for `cluster.py`, alone for `clients.py`.
 
 Each of them runs on free ports of the loopback interface, with a folder for each member on the disk of the other
 contenders. `bench/peers`, a Go program, publishes to them and to this broker.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from bench.loads import run_program
@@ -19,6 +19,7 @@ from interop.peers import Child, free_ports
 MODULE = Path(__file__).parent / "peers"
 NATS_SERVER = "github.com/nats-io/nats-server/v2"
 ETCD_VERSION = "3.7"
+SYNC_ALWAYS = {"sync_interval": "always"}
 MEMBERS = 3
 """Of NATS and etcd: a majority of two copies has the message when it is acknowledged, as with our two members."""
 
@@ -75,23 +76,26 @@ def _nats_server() -> Path:
 
 
 @contextmanager
-def _nats(folder: Path) -> Iterator[Servers]:
-    ports = free_ports(2 * MEMBERS)
-    clients, routes = ports[:MEMBERS], ports[MEMBERS:]
+def _nats(
+    folder: Path, members: int = MEMBERS, jetstream: Mapping[str, str] = SYNC_ALWAYS
+) -> Iterator[Servers]:
+    ports = free_ports(2 * members)
+    clients, routes = ports[:members], ports[members:]
     with ExitStack() as stack:
         children = []
-        for number in range(MEMBERS):
+        for number in range(members):
             config = folder / f"n{number}.json"  # its configuration language includes JSON
-            settings = {
+            settings: dict[str, object] = {
                 "server_name": f"n{number}",
                 "listen": f"127.0.0.1:{clients[number]}",
-                "jetstream": {"store_dir": str(folder / f"n{number}"), "sync_interval": "always"},
-                "cluster": {
+                "jetstream": {"store_dir": str(folder / f"n{number}"), **jetstream},
+            }
+            if members > 1:
+                settings["cluster"] = {
                     "name": "bench",
                     "listen": f"127.0.0.1:{routes[number]}",
                     "routes": [f"nats://127.0.0.1:{port}" for port in routes],
-                },
-            }
+                }
             config.write_text(json.dumps(settings))
             children.append(stack.enter_context(closing(Child([_nats_server(), "--config", config]))))
         yield Servers([f"127.0.0.1:{port}" for port in clients], [child.process.pid for child in children])
@@ -107,8 +111,8 @@ def _redis_server() -> Path:
 
 
 @contextmanager
-def _redis(folder: Path) -> Iterator[Servers]:
-    ports = free_ports(2)
+def _redis(folder: Path, copies: int = 2) -> Iterator[Servers]:
+    ports = free_ports(copies)
     with ExitStack() as stack:
         children = []
         for number, port in enumerate(ports):
@@ -161,6 +165,14 @@ PEERS = [
         "3 members, a put of a new key; 2 have synced",
     ),
 ]
+
+
+# NATS with its own interval of syncs: the clients are compared.
+ALONE = {
+    "nats": (_nats_server, partial(_nats, members=1, jetstream={})),
+    "redis": (_redis_server, partial(_redis, copies=1)),
+}
+"""One server of each: what checks that it is there, which raises PeerUnavailable, and what starts it in a folder."""
 
 
 def available() -> list[Peer]:
