@@ -1,5 +1,6 @@
 """Tests for message frames, which are made once for a whole batch."""
 
+from dataclasses import replace
 from struct import pack
 
 import pytest
@@ -7,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.state import FIRST_ID, TIMESTAMP, decode, records
-from trio_nsq.broker.state.batch import MERGE_BYTES, MERGE_MESSAGES, Batch, make_batches
+from trio_nsq.broker.state.batch import (
+    MAX_KEPT_HEADERS_BYTES,
+    MERGE_BYTES,
+    MERGE_MESSAGES,
+    Batch,
+    make_batches,
+)
 from trio_nsq.log import RecordBatch
+from trio_nsq.log.record_metadata import metadata_with_headers
 from trio_nsq.protocol.encode import encode_finish
 
 
@@ -243,3 +251,24 @@ def test_messages_are_the_same_single_and_together() -> None:
             assert alone.id(index) == whole.id(index)
             assert alone.body(index) == whole.body(index)
             assert alone.timestamp_ns(index) == whole.timestamp_ns(index)
+
+
+@pytest.mark.parametrize("size", [10, 100, 1000, 16_000])
+def test_size_of_a_batch_counts_the_frames_that_it_keeps(size: int) -> None:
+    text = f"a:{'x' * size}\n"
+    bodies = [b"body"] * 1000
+    batch = Batch([replace(records(bodies), metadata=metadata_with_headers(b"", [text]))])
+    kept = 0
+    at = 0
+    while at < len(bodies):
+        lines, frames = batch.take(at, 64, 64 * 1024, with_headers=True)
+        first, expected = batch.frame(at, 1, with_headers=True)
+        assert lines.startswith(encode_finish([first]))
+        assert bytes(frames).startswith(expected)
+        assert len(frames) <= 64 * 1024
+        kept = max(kept, len(frames.obj))
+        at += len(lines) // len(encode_finish([first]))
+    assert len(batch.take(0, 64, 1, with_headers=True)[0]) == len(encode_finish([first]))
+    assert kept + 1000 * len(frame_of(b"body", FIRST_ID, 1)) <= batch.size_bytes
+    if len(text) * 1000 > MAX_KEPT_HEADERS_BYTES:
+        assert kept <= 64 * 1024

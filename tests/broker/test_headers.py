@@ -284,6 +284,21 @@ async def test_moved_messages_keep_headers(tmp_path: Path, max_bytes: int | None
         assert found == [("1", TRACE), ("2", None), ("3", OTHER), ("4", None), ("5", OTHER)]
 
 
+async def test_long_headers_of_many_messages_are_moved(tmp_path: Path) -> None:
+    value = "x" * 10_000  # 5 MB, if each of the messages had them
+    async with running_api(tmp_path / "a") as source, running_api(tmp_path / "b") as target:
+        await configure(source, "t", "c")
+        lines = "\n".join(map(str, range(500))).encode()
+        answer = await source.send("POST", "/mpub?topic=t", {"X-NSQ-Header-Long": value}, lines)
+        assert answer.status_code == 200, answer.text
+        mover = Mover(source, target)
+        await mover.drain()
+        await mover.all()
+        found = await waiting(target, "t", "c")
+        assert [each["body"] for each in found] == [str(number) for number in range(500)]
+        assert all(each["headers"] == {"long": value} for each in found)
+
+
 async def test_moved_groups_with_wrong_headers_are_refused(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c")

@@ -8,6 +8,7 @@ from trio_nsq.api.answers import Origin
 from trio_nsq.log.record_metadata import (
     batch_number,
     has_headers,
+    headers_bytes,
     headers_in,
     is_about_messages,
     is_of_dead_letters,
@@ -100,3 +101,15 @@ def test_split_batch_gives_each_part_its_headers() -> None:
     metadata = metadata_with_headers(metadata_for_batch("p", 1), texts)
     parts = split_batch(RecordBatch(7, 100, 5, 0, pack_messages([b"x"] * count), metadata))
     assert [text for part in parts for text in headers_in(part.metadata, part.count)] == texts
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("texts", [TEXTS, ['a:","\n'] * 3, ["", "", "a:1\n"], ["a:" + "x" * 5000 + "\n"] * 3])
+def test_bytes_of_headers_count_a_text_for_each_message(kind: str, texts: list[str]) -> None:
+    metadata = metadata_with_headers(kinds()[kind], texts)
+    least = len("".join(texts).encode())
+    assert least <= headers_bytes(metadata, 3) <= least + 100
+
+
+def test_bytes_of_no_headers() -> None:
+    assert headers_bytes(b"", 3) == headers_bytes(metadata_for_channel("headers"), 3) == 0

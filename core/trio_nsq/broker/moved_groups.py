@@ -21,7 +21,7 @@ from typing import Any
 
 from ..api.answers import Origin
 from ..log import RecordBatch
-from ..log.record_metadata import dead_letters_json, headers_in, origins
+from ..log.record_metadata import dead_letters_json, headers_in, one_if_all_same, origins
 from ..log.records import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
 from ..protocol import MessageSet, is_valid_name
 from ..protocol.headers import is_text
@@ -230,7 +230,7 @@ class GroupBuilder:
     def _end_group(self) -> None:
         if self._group is not None:
             self._group.messages = MessageSet(b"".join(self._pieces), self._sizes)
-            self._group.headers = self._headers if any(self._headers) else ()
+            self._group.headers = one_if_all_same(self._headers)
             self._done.append(self._group.encode())
         self._pieces, self._sizes, self._headers, self._bytes = [], [], [], 0
 

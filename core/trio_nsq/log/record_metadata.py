@@ -41,6 +41,7 @@ _OF_LETTERS = b'{"dead_letters":'
 _OF_BATCH = b'{"producer":'
 _HEADERS = b'"headers":['
 _ONLY_HEADERS = b"{" + _HEADERS
+_BETWEEN_TEXTS = b'","'  # within a text, quotes are escaped
 _OF_MESSAGES = b',"channel":', b',"dead_letters":', b"," + _HEADERS
 
 
@@ -162,18 +163,36 @@ def metadata_with_headers(metadata: bytes, headers: Sequence[str]) -> bytes:
     Args:
         headers: The text of each message, see `protocol/headers.py`; one if all have the same.
     """
-    if not any(headers):
+    headers = one_if_all_same(headers)
+    if not headers:
         return metadata
-    if len(headers) > 1 and headers.count(headers[0]) == len(headers):
-        headers = headers[:1]
     encoded = json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
     before = metadata[:-1] + b"," if metadata else b"{"
     return b"%s%s%s}" % (before, _HEADERS, encoded[1:])
 
 
+def one_if_all_same(headers: Sequence[str]) -> Sequence[str]:
+    """Return the texts of messages as metadata has them: one if all have the same, none if no message has headers."""
+    if not any(headers):
+        return ()
+    return headers[:1] if headers.count(headers[0]) == len(headers) else headers
+
+
 def has_headers(metadata: bytes) -> bool:
     """Whether any message with this metadata has headers."""
     return _HEADERS in metadata and metadata.startswith(b"{")  # what does not begin so is not the broker's
+
+
+def headers_bytes(metadata: bytes, count: int) -> int:
+    """Return about how many bytes the headers of `count` messages with this metadata have together.
+
+    That may be much more than the metadata has: it has one text if all messages have the same.
+    """
+    if not has_headers(metadata):
+        return 0
+    at = metadata.index(_HEADERS)
+    is_one = metadata.find(_BETWEEN_TEXTS, at) < 0
+    return (len(metadata) - at) * (count if is_one else 1)
 
 
 def headers_in(metadata: bytes, count: int) -> Sequence[str]:

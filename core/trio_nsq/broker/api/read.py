@@ -15,6 +15,7 @@ from ...log import Log, RecordBatch
 from ...log.gaps import Gap
 from ...log.positions import EARLIEST, LATEST, Position, parse_position
 from ...log.raw import encode_raw
+from ...log.record_metadata import headers_bytes
 from ...log.records import RawRecord
 from ...log.selection import Selection
 from ...text.durations import parse_duration_ns
@@ -139,7 +140,8 @@ def _held_raw(record: RawRecord) -> int:
 
 def held_as_json(record: RecordBatch) -> int:
     """Return about how much memory a record takes until a client has its lines: they are longer by a third."""
-    return 4 * (len(record.messages.data) + len(record.metadata))
+    headers = headers_bytes(record.metadata, record.count)
+    return 4 * (len(record.messages.data) + len(record.metadata) + min(headers, PIECE_BYTES))
 
 
 class _Room:

@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final
 
 from ...log import RecordBatch
-from ...log.record_metadata import has_headers, headers_in, only_channel
+from ...log.record_metadata import has_headers, headers_bytes, headers_in, only_channel
 from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES, MESSAGE_FRAME_BYTES, add_frames
 from ...protocol.frames import FrameType
 from ...protocol.headers import prefix_of
@@ -17,6 +17,9 @@ MERGE_MESSAGES = 256  # not Final: tests set it
 MERGE_BYTES: Final = 64 * 1024
 """Small neighbouring records are merged into a batch up to about this size, because delivery has a cost per batch."""
 
+MAX_KEPT_HEADERS_BYTES: Final = 256 * 1024
+"""Frames with headers are kept for the next consumer up to this size of the headers. Messages with headers of their own
+have less in a record, but 2,048 messages of a record that have the same 16 KiB would take 32 MiB."""
 _OVERHEAD_BYTES: Final = 128
 """Approximate memory of a message in addition to its body: its header, its FIN line and its offset."""
 _LAST_DIGITS: Final = 16**3
@@ -55,6 +58,7 @@ class Batch:
         "_frames",
         "_frames_with_headers",
         "_headers",
+        "_headers_bytes",
         "_lines",
         "_offsets",
         "_records",
@@ -78,6 +82,7 @@ class Batch:
         self._headers: list[
             str
         ] = []  # of each message, once the frames are built; empty if no message has headers
+        self._headers_bytes = 0  # of all messages, once the frames are built
         self._lines = b""
         self._offsets: list[int] = []
         self._taken_alone = 0
@@ -123,6 +128,7 @@ class Batch:
         self._offsets = offsets
         if metadata and any(has_headers(each.metadata) for each in records):
             self._headers = [text for each in records for text in _headers(each)]
+            self._headers_bytes = sum(map(len, self._headers))
         self._records = None
 
     def _build_with_headers(self) -> tuple[bytes, list[int]]:
@@ -130,14 +136,17 @@ class Batch:
         offsets = [0]
         parts: list[bytes] = []
         at = 0
-        for index, text in enumerate(self._headers):
-            frame = self._frames[self._offsets[index] : self._offsets[index + 1]]
-            if text:
-                frame = _add_headers(frame, text)
+        for index in range(len(self)):
+            frame = self._frame_with_headers(index)
             parts.append(frame)
             at += len(frame)
             offsets.append(at)
         return b"".join(parts), offsets
+
+    def _frame_with_headers(self, index: int) -> bytes:
+        frame = self._frames[self._offsets[index] : self._offsets[index + 1]]
+        text = self._headers[index]
+        return _add_headers(frame, text) if text else frame
 
     def _locate(self, records: Sequence[RecordBatch], index: int) -> tuple[RecordBatch, int]:
         sequence = self.base_sequence + index
@@ -166,6 +175,8 @@ class Batch:
             self._build(self._records)
         frames, offsets = self._frames, self._offsets
         if with_headers and self._headers:
+            if self._headers_bytes > MAX_KEPT_HEADERS_BYTES:
+                return self._take_with_headers(index, min(index + count, len(self)), max_bytes)
             if self._frames_with_headers is None:
                 self._frames_with_headers = self._build_with_headers()
             frames, offsets = self._frames_with_headers
@@ -175,6 +186,20 @@ class Batch:
             end = max(index + 1, bisect_right(offsets, start_byte + max_bytes, index + 1, end) - 1)
         lines = self._lines[index * FINISH_LINE_BYTES : end * FINISH_LINE_BYTES]
         return lines, memoryview(frames)[start_byte : offsets[end]]
+
+    def _take_with_headers(self, index: int, end: int, max_bytes: int) -> tuple[bytes, memoryview]:
+        """As `take`, for headers that take too much memory to be kept in frames."""
+        parts: list[bytes] = []
+        size, at = 0, index
+        while at < end:
+            frame = self._frame_with_headers(at)
+            size += len(frame)
+            if parts and size > max_bytes:
+                break
+            parts.append(frame)
+            at += 1
+        lines = self._lines[index * FINISH_LINE_BYTES : at * FINISH_LINE_BYTES]
+        return lines, memoryview(b"".join(parts))
 
     def id(self, index: int) -> bytes:
         if self._records is not None:
@@ -235,7 +260,10 @@ def _body(record: RecordBatch, index: int) -> bytes:
 def _record_size(record: RecordBatch) -> int:
     """Return about the bytes that a batch holds of a record: with headers, there may be two frames of a message."""
     size, more = len(record.messages.data), len(record.metadata)
-    return 2 * size + 3 * more if more else size
+    if not more:
+        return size
+    kept = min(headers_bytes(record.metadata, record.count), MAX_KEPT_HEADERS_BYTES)
+    return 2 * size + 2 * more + kept
 
 
 def _headers(record: RecordBatch) -> Sequence[str]:
