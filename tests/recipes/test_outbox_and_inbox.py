@@ -3,12 +3,9 @@
 import os
 import random
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,42 +15,14 @@ import pytest
 
 from interop.restarting import Restarting
 from recipes.postgres import postgres
+from recipes.support import EXAMPLES, PATIENCE_S, Program, wait_until
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 FAULTS = int(os.environ.get("FAULT_KILLS", "3"))
 SEED = int(os.environ.get("FAULT_SEED", "7"))
-PATIENCE_S = 60.0
 ITEMS = ("pear", "apple", "plum")
 TOPIC, CHANNEL = "orders", "shop"
-
-
-class Program:
-    """A program of examples/ in a process that can be killed and started again."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, *self._arguments],
-            cwd=EXAMPLES,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def restart(self) -> None:
-        self.kill()
-        self._process = self._start()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
 
 class Shop:
@@ -95,13 +64,6 @@ class Shop:
 def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return __import__(name)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, "nothing happened for 60 s"
-        time.sleep(0.01)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
