@@ -33,6 +33,8 @@ trio_nsq
   Packed messages and addresses: MessageSet format_address parse_address
 trio_nsq.sync
   : Producer Receipt Consumer Message MessageBatch Handler OnFailure GivenUp RunOptions
+trio_nsq.otel
+  : instrument uninstrument OpenTelemetryHooks
 trio_nsq.testing
   : NSQ NSQServer ServerFailed deliver deliver_sync Delivery FakeProducer FakeSyncProducer FakeMessage
 trio_nsq.integrations.kombu

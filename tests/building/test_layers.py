@@ -18,6 +18,7 @@ LAYERS = (
     (
         "trio_nsq.connectors",
         "trio_nsq.console",
+        "trio_nsq.otel",
         "trio_nsq.sync",
         "trio_nsq.integrations",
         "trio_nsq.nsqd_import",
@@ -60,7 +61,7 @@ WITHIN = {
         "clock",
         "topic_registry",
     },
-    "trio_nsq.client.connection": {"errors"},
+    "trio_nsq.client.connection": {"errors", "hooks"},
     "trio_nsq.client.discovery": {"connection", "errors"},
     "trio_nsq.client.consuming": {
         "arguments",
@@ -71,7 +72,15 @@ WITHIN = {
         "publishing",
         "topics",
     },
-    "trio_nsq.client.publishing": {"arguments", "background", "connection", "discovery", "errors", "topics"},
+    "trio_nsq.client.publishing": {
+        "arguments",
+        "background",
+        "connection",
+        "discovery",
+        "errors",
+        "hooks",
+        "topics",
+    },
     "trio_nsq.client.reading": {"arguments", "connection", "errors", "http"},
     "trio_nsq.client.http": {"arguments", "connection", "errors"},
     "trio_nsq.log.files": {"errors"},

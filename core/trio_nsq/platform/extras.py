@@ -18,6 +18,7 @@ _PACKAGES = {
     "zstd": ("zstandard",),
     "admin": ("starlette", "jinja2", "python-multipart"),
     "celery": ("celery",),
+    "otel": ("opentelemetry-api",),
     "taskiq": ("taskiq",),
 }
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""

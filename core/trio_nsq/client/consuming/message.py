@@ -181,6 +181,13 @@ class MessageBatch:
     def _is_answered(self, index: int) -> bool:
         return self._done or index in self._answered
 
+    def _replace_headers(self, texts: Mapping[int, str]) -> None:
+        """Set the headers of some messages, by their places, from valid texts of headers."""
+        headers = [*self._headers] or [""] * len(self.ids)
+        for index, text in texts.items():
+            headers[index] = text
+        self._headers = headers
+
     def _split_off(self, start: int, stop: int) -> "MessageBatch":
         """Make a batch of the messages from `start` up to `stop`; none of them may be answered."""
         cut = slice(start, stop)
