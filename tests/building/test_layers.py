@@ -69,6 +69,7 @@ WITHIN = {
         "connection",
         "discovery",
         "errors",
+        "hooks",
         "publishing",
         "topics",
     },
