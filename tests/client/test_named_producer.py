@@ -454,6 +454,60 @@ def test_continues_after_a_restart_of_the_program(loop: Loop, real_broker: Broke
 
 @pytest.mark.slow
 @on_both
+def test_messages_that_wait_together_keep_their_order(loop: Loop, real_broker: Broker) -> None:
+    topic = next(_topics)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"headers": {"a": "b"}},
+        {},
+        {"defer_s": 0.001},
+        {},
+        {"headers": {"c": "d"}},
+    ]
+
+    async def main() -> None:
+        async with Producer(real_broker.tcp_address, name="writer") as producer:
+            receipts = [
+                producer.submit(topic, b"%d" % number, **kind) for number, kind in enumerate(kinds * 2)
+            ]
+            assert [(await receipt.wait()).number for receipt in receipts] == list(range(len(receipts)))
+
+    run(loop, main)
+    assert stored(real_broker, topic) == [b"%d" % number for number in range(len(kinds) * 2)]
+
+
+@pytest.mark.slow
+@on_both
+def test_concurrent_calls_are_ordered_by_their_start(loop: Loop, real_broker: Broker) -> None:
+    topic = next(_topics)
+    started: list[bytes] = []
+
+    async def main() -> None:
+        async with Producer(real_broker.tcp_address, name="writer") as producer:
+
+            async def publish(number: int) -> None:
+                bodies = [b"%d.%d" % (number, part) for part in range(3)]
+                match number % 3:
+                    case 0:
+                        started.extend(bodies)
+                        await producer.publish_many(topic, bodies)
+                    case 1:
+                        started.extend(bodies)
+                        await producer.publish_set(topic, pack_messages(bodies))
+                    case _:
+                        started.append(bodies[0])
+                        await producer.publish(topic, bodies[0])
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(60):
+                    tasks.start_soon(publish, number)
+
+    run(loop, main)
+    assert stored(real_broker, topic) == started
+
+
+@pytest.mark.slow
+@on_both
 def test_newer_producer_takes_over(loop: Loop, real_broker: Broker) -> None:
     topic = next(_topics)
 

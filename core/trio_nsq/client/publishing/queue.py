@@ -280,6 +280,11 @@ def _join_key(topic: str, *, optional: bool) -> str:
     return topic + (_WITH_OPTIONAL_HEADERS if optional else _WITH_HEADERS)
 
 
+def join_keys(topic: str) -> tuple[str, ...]:
+    """Return the join keys of all commands for a topic."""
+    return topic, _join_key(topic, optional=False), _join_key(topic, optional=True)
+
+
 class PublishQueue:
     """The commands for one broker.
 
