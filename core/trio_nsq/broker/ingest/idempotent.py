@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ class _Claim:
 
     owner: "NamedProducer | None"
     instance: str
-    fenced: deque[str] = field(default_factory=lambda: deque(maxlen=_FENCED_INSTANCES))
+    fenced: tuple[str, ...] = ()  # no deque, which has 600 bytes: a client may claim thousands of topics
 
 
 class IdempotentPublisher:
@@ -159,7 +159,7 @@ class IdempotentPublisher:
             why = f"another producer named {owner.name} publishes to {topic} since"
             raise CommandError("E_PRODUCER_FENCED", f"PRODUCER failed FENCED: {why}")
         if claim.instance != owner.instance:
-            claim.fenced.append(claim.instance)
+            claim.fenced = (*claim.fenced, claim.instance)[-_FENCED_INSTANCES:]
             claim.instance = owner.instance
         claim.owner = owner
         self._claims[key] = claim
