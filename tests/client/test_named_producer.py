@@ -18,6 +18,7 @@ from client.support.producers import Outcome
 from interop.peers import Broker, qcli_serve
 from trio_nsq import ConnectionFailed, Producer, PublishFailed, sync
 from trio_nsq.client import MessagesLost, ProducerFenced
+from trio_nsq.client.publishing.broker_link import BrokerLink
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.frames import OK_FRAME, encode_response
 
@@ -400,6 +401,46 @@ async def test_broker_that_leaves_the_services_and_returns_is_used_by_the_same_r
         assert again == instance
         await peer.expect(claim("t"))
         await peer.send(last(0, instance))
+        await outcome.success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_broker_that_returns_while_its_connection_is_being_closed_is_connected_again(
+    broker: FakeBroker, other_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_link = BrokerLink.run
+
+    async def run_and_close_slowly(link: BrokerLink) -> None:
+        await run_link(link)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(BrokerLink, "run", run_and_close_slowly)
+    async with trio.open_nursery() as nursery, fake_lookupd(broker.address) as lookupd:
+        producer = Producer(
+            lookupd_http_addresses=lookupd.address, name="writer", lookupd_poll_interval_s=0.02
+        )
+        opened = trio.Event()
+
+        async def enter() -> None:
+            async with producer:
+                opened.set()
+                await trio.sleep_forever()
+
+        nursery.start_soon(enter)
+        peer, _ = await accept(broker)
+        await opened.wait()
+        lookupd.brokers = [other_broker.address]
+        await accept(other_broker)
+        await peer.expect_end()
+        lookupd.brokers = [broker.address]
+        peer, _ = await accept(broker)
+        await lookupd.asked(len(lookupd.asked_at) + 2)  # the other one is not chosen any more
+        outcome = Outcome(nursery, producer.publish, "t", b"a")
+        await peer.expect(claim("t"))
+        await peer.send(last(None))
+        await peer.expect(numbered(pub("t", b"a"), 0))
+        await peer.send(OK_FRAME)
         await outcome.success()
         nursery.cancel_scope.cancel()
 

@@ -70,6 +70,7 @@ class BrokerLink:
 
     Attributes:
         queue: The commands for the broker.
+        has_ended: It was retired, and sends nothing any more.
     """
 
     def __init__(self, address: str, settings: ProducerSettings, owner: LinkOwner) -> None:
@@ -87,6 +88,7 @@ class BrokerLink:
         self._receiving = runtime.cancel_scope()
         self._wanted = runtime.Event()
         self._refusal: BrokerError | None = None  # after which the broker closes the connection
+        self.has_ended: bool = False
         self._retired = False
         self._failed_claim: str | None = None  # the topic, if the broker has refused to tell its last number
         self._nursery: runtime.Nursery | None = None
@@ -115,7 +117,7 @@ class BrokerLink:
         self._busy.set()
 
     def keep(self) -> None:
-        """Undo `retire`."""
+        """Undo `retire`; it has not ended."""
         self._retired = False
 
     async def run(self) -> None:
@@ -124,6 +126,7 @@ class BrokerLink:
             self._nursery = nursery
             nursery.start_soon(self._send)
             await self._watch_answers()
+            self.has_ended = True
             nursery.cancel_scope.cancel()
 
     async def _send(self) -> None:

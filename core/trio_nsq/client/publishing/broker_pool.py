@@ -111,7 +111,8 @@ class BrokerPool:
         assert self._nursery is not None
         if self._settings.name is not None:
             for link in self._retiring:
-                if link.address == address:  # a second link would be another run of the producer
+                # A second link would be another run of the producer.
+                if link.address == address and not link.has_ended:
                     self._links[address] = link
                     self._rotation.add(address)
                     self._retiring.discard(link)
