@@ -430,17 +430,22 @@ async def test_failed_and_cancelled_publishes_end(broker: FakeBroker) -> None:
 async def test_invalid_changes_are_undone(broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     class Careless(Hooks):
         def publish_started(self, call: PublishCall) -> None:
-            call.bodies[-1:] = [b""]
+            if call.bodies[0] == b"4":
+                call.bodies.append(b"more")
+            else:
+                call.bodies[-1:] = [b""]
 
     async with opened(broker, hooks=Careless()) as (producer, peer, nursery):
         one = Outcome(nursery, producer.publish, "t", b"1")
         await peer.expect(pub("t", b"1"))
         many = Outcome(nursery, producer.publish_many, "t", [b"2", b"3"])
         await peer.expect(mpub("t", b"2", b"3"))
-        await peer.send(OK_FRAME * 2)
-        await one.success()
-        await many.success()
-    assert caplog.text.count("published without their changes") == 2
+        more = Outcome(nursery, producer.publish_many, "t", [b"4", b"5"])
+        await peer.expect(mpub("t", b"4", b"5"))
+        await peer.send(OK_FRAME * 3)
+        for outcome in (one, many, more):
+            await outcome.success()
+    assert caplog.text.count("published without their changes") == 3
 
 
 def test_no_headers_are_added_to_a_message_that_has_the_most() -> None:

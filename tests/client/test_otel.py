@@ -335,6 +335,36 @@ def test_envelopes(loop: Loop, telemetry: Telemetry, broker_process: Broker, top
     run(loop, main)
 
 
+@pytest.mark.slow
+@on_both
+def test_dead_letters_have_an_envelope_again(
+    loop: Loop, telemetry: Telemetry, broker_process: Broker, topic: str
+) -> None:
+    dead = f"{topic}-dead"
+
+    async def main() -> None:
+        hooks = telemetry.hooks(envelope=True)
+        address = broker_process.tcp_address
+        async with Producer(address, hooks=hooks) as producer:
+            await producer.publish(topic, b"x", headers={"a": "1"})
+
+        async def fail(_: Message) -> None:
+            raise LookupError
+
+        async with Consumer(topic, "c", nsqd_tcp_addresses=address, hooks=hooks) as consumer:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(consumer.run, fail, max_attempts=1, dead_letter_topic=dead))
+                async with Consumer(dead, "c", nsqd_tcp_addresses=address, hooks=None) as dead_letters:
+                    message = await dead_letters.get()
+                tasks.cancel_scope.cancel()
+        assert message.body.startswith(otel.ENVELOPE)
+        assert b"a:1\n" in message.body
+        assert message.body.endswith(b"\nx")
+        assert message.headers == {}
+
+    run(loop, main)
+
+
 # ---------------------------------------------------------------------- brokers that know no headers
 
 

@@ -24,7 +24,8 @@ _logger = logging.getLogger("trio_nsq.client")
 class PublishCall:
     """A publish that hooks observe: a call of `publish`, `submit`, `publish_many` or `publish_set`.
 
-    `Hooks.publish_started` may replace bodies and headers in these lists, and the lists, unless `is_packed`.
+    `Hooks.publish_started` may replace bodies and headers in these lists, and the lists by others as long, unless
+    `is_packed`.
 
     Attributes:
         topic: The topic.
@@ -224,7 +225,7 @@ class Hooks:
     `trio_nsq.otel` has hooks for OpenTelemetry.
 
     Methods must return soon: the event loop waits for them. What they raise is logged, and changes nothing. The methods
-    for publishes and handlers run in the task or thread that publishes or handles, so they see its context variables.
+    for publishes and handlers run with the context variables of the task or thread that publishes or handles.
     Those for the ends of publishes may run elsewhere: in the event loop's task that got the acknowledgement.
     """
 

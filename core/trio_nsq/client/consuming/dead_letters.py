@@ -28,8 +28,8 @@ def dead_letter_publisher(
     options: Any = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
 
     async def publish_to(addresses: Sequence[str], message: Message) -> None:
-        # The broker has accepted a message of this size before.
-        size = len(message.body)
+        # The broker has accepted a message of this size before; hooks may have taken an envelope off it.
+        size = len(message.body) + 2 * MAX_PREFIX_BYTES
         limits: Any = {"max_msg_size": size, "max_body_size": max(5 * MIB, size + 2 * MAX_PREFIX_BYTES)}
         async with Producer(addresses, **limits, **options) as producer:
             await producer.publish(topic, message.body, headers=message.headers)

@@ -448,6 +448,8 @@ class Producer:
         with call.running():
             try:
                 new_sizes = list(map(len, call.bodies))
+                if len(new_sizes) != call.count:
+                    raise ValueError(f"{len(new_sizes)} messages, but there were {call.count}")
                 self._limits.check_list(new_sizes)
                 check_bytes(call.bodies)
                 new_texts = self._limits.check_headers_of_all(call.common_headers, new_sizes)
