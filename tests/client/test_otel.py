@@ -186,7 +186,9 @@ def test_batches(loop: Loop, telemetry: Telemetry, broker_process: Broker, topic
         ) as consumer:
             async for batch in consumer.batches(max_messages=4, max_wait_s=60):
                 with consumer.processing(batch):
+                    assert get_current_span().get_span_context().is_valid
                     batch.finish()
+                assert not get_current_span().get_span_context().is_valid
                 break
         one, many, packed = telemetry.spans(f"send {topic}")
         process = telemetry.span(f"process {topic}")
@@ -300,12 +302,16 @@ def test_without_async_code(telemetry: Telemetry, broker_process: Broker, topic:
 def test_envelopes(loop: Loop, telemetry: Telemetry, broker_process: Broker, topic: str) -> None:
     """The broker sees none of the headers, and messages without an envelope are received as they are."""
     lookalike = otel.ENVELOPE + b"\x00\x05a"
+    inner = otel.ENVELOPE + prefix_of("c:3\n") + b"inner"
 
     async def main() -> None:
         address = broker_process.tcp_address
         async with Producer(address, hooks=telemetry.hooks(envelope=True)) as producer:
             await producer.publish(topic, b"1", headers={"a": "ü"})
             await producer.publish_many(topic, [b"2", lookalike])
+        hooks = telemetry.hooks(envelope=True, propagate_context=False)
+        async with Producer(address, hooks=hooks) as producer:
+            await producer.publish(topic, inner)
         async with Producer(address) as producer:
             await producer.publish(topic, b"plain")
             await producer.publish(topic, lookalike)
@@ -314,7 +320,7 @@ def test_envelopes(loop: Loop, telemetry: Telemetry, broker_process: Broker, top
         async with Consumer(
             topic, "c", nsqd_tcp_addresses=address, hooks=telemetry.hooks(envelope=True), max_in_flight=9
         ) as consumer:
-            while len(found) < 6:
+            while len(found) < 7:
                 message = await consumer.get()
                 with consumer.processing(message):
                     rest = {name: each for name, each in message.headers.items() if name != "traceparent"}
@@ -324,13 +330,14 @@ def test_envelopes(loop: Loop, telemetry: Telemetry, broker_process: Broker, top
             (b"1", {"a": "ü"}),
             (b"2", {}),
             (lookalike, {}),
+            (inner, {}),
             (b"plain", {}),
             (lookalike, {}),
             (b"own", {"b": "2"}),
         ]
         sent = telemetry.spans(f"send {topic}")
         parents = [parent_of(span) for span in telemetry.spans(f"process {topic}")]
-        assert parents == [id_of(sent[0]), id_of(sent[1]), id_of(sent[1]), None, None, None]
+        assert parents == [id_of(sent[0]), id_of(sent[1]), id_of(sent[1]), *[None] * 4]
 
     run(loop, main)
 
