@@ -179,3 +179,24 @@ def test_divided_messages_keep_their_headers(qcli: Cli, topic: str, tmp_path: Pa
     assert all(parts)
     expected = [(str(n).encode(), {"n": str(n)} if n % 3 else None) for n in range(30)]
     assert sorted(parts[0] + parts[1], key=lambda each: int(each[0])) == expected
+
+
+@only_ours
+def test_replay_of_a_topic_publishes_the_headers(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"topic": topic, "body": str(n), "headers": {"n": str(n)} if n % 7 == 1 else {}})
+        for n in range(1500)
+    ]
+    long = json.dumps({"topic": topic, "body": "x", "headers": {"long": "x" * 16_000}})
+    data = "\n".join([*lines, *[long] * 100]).encode()
+    assert qcli("pub", "--format", "json", stdin=data).code == 0
+    result = qcli("replay", topic, f"{topic}.again", "--format", "json")
+    assert result.code == 0, result.err
+    assert result.records[-1]["published"] == 1600
+    found = shown(qcli, "tail", f"{topic}.again", "--to", "latest")
+    assert found == shown(qcli, "tail", topic, "--to", "latest")
+    assert found[8] == (b"8", {"n": "8"})
+    with nsqd(tmp_path / "data") as other:
+        refused = qcli("replay", topic, "there", "--nsqd-tcp-address", other.tcp_address)
+        assert refused.code == 1
+        assert "does not know headers of messages" in refused.err

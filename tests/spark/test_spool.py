@@ -13,6 +13,7 @@ import pytest
 from spark.support import NOON_NS, column, parquet_files, rows
 from trio_nsq.log import LogWriteError, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
+from trio_nsq.protocol.headers import Headers
 from trio_nsq.spark.export.job import ExportJob, open_export
 from trio_nsq.spark.export.layout import Layout, PartitionBy
 from trio_nsq.spark.export.request import ExportRequest
@@ -34,12 +35,14 @@ class Batch:
     ids: list[bytes] = field(init=False)
     timestamps_ns: list[int] = field(init=False)
     attempts: list[int] = field(init=False)
+    headers: list[Headers] = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = [b"\x00%d\xff" % number for number in self.numbers]
         self.ids = [b"%016x" % (7 << 60 | number) for number in self.numbers]
         self.timestamps_ns = [NOON_NS + number * 10**9 + 7 for number in self.numbers]
         self.attempts = [1 + number % 3 for number in self.numbers]
+        self.headers = [{"n": str(number)} if number % 7 == 1 else {} for number in self.numbers]
 
     def __len__(self) -> int:
         return len(self.numbers)

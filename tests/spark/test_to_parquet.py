@@ -73,6 +73,7 @@ def test_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
         "pyarrow.Field<ts_ns: int64 not null>",
         "pyarrow.Field<ts: timestamp[us, tz=UTC] not null>",
         "pyarrow.Field<attempts: int32>",
+        "pyarrow.Field<headers: map<string, string ('headers')>>",
         "pyarrow.Field<body: binary not null>",
     ]
     found = pq.ParquetFile(tmp_path / name).metadata.row_group(0)

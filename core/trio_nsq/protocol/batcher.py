@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
+from .headers import MAX_HPUB_HEADERS_BYTES, MAX_HPUB_MESSAGES, SIZE_BYTES
+
 MAX_BATCH_BYTES = 1024 * 1024
 """The limit of the bodies of one MPUB, unless a single message is larger. nsqd accepts 5 MiB by default."""
 _SIZE_BYTES = 4
@@ -52,6 +54,48 @@ class Batcher:
         """Remove and return the remaining messages, as a batch that is not full."""
         batch = self._messages[self._start :]
         self._messages, self._start = [], 0
+        return batch
+
+
+class HeadersBatcher:
+    """Splits messages into batches as `Batcher`, within the limits of an HPUB for those that have headers.
+
+    Args:
+        max_messages: The most messages in a batch.
+        max_bytes: The most bytes in a batch, headers included; a longer message is a batch by itself.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._messages: list[bytes] = []
+        self._size = self._headers_bytes = 0
+
+    def __len__(self) -> int:
+        """How many messages are not in a batch yet."""
+        return len(self._messages)
+
+    def add(self, messages: list[bytes]) -> Iterator[list[bytes]]:
+        """Add messages, each after its headers, see `prefix_of`. Yield the full batches."""
+        for message in messages:
+            more = int.from_bytes(message[:SIZE_BYTES], "big")
+            most = self._max_messages
+            if more or self._headers_bytes:
+                most = min(most, MAX_HPUB_MESSAGES)
+            if self._messages and (
+                self._size + len(message) > self._max_bytes
+                or self._headers_bytes + more > MAX_HPUB_HEADERS_BYTES
+                or len(self._messages) >= most
+            ):
+                yield self.rest()
+            self._messages.append(message)
+            self._size += len(message)
+            self._headers_bytes += more
+
+    def rest(self) -> list[bytes]:
+        """Remove and return the remaining messages, as a batch that is not full."""
+        batch = self._messages
+        self._messages, self._size, self._headers_bytes = [], 0, 0
         return batch
 
 

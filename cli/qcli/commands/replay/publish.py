@@ -12,7 +12,7 @@ from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.gaps import Gap
 from trio_nsq.protocol import pack_messages
-from trio_nsq.protocol.batcher import MAX_BATCH_BYTES
+from trio_nsq.protocol.headers import Headers, headers_bytes
 
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode
@@ -21,6 +21,8 @@ from .options import ReplayOptions
 
 BATCH_MESSAGES = 1000
 _NS_PER_S = 1_000_000_000
+MAX_BATCH_BYTES = 1000 * 1024
+"""Of bodies and headers: a batch is one command, whose size fields take the rest of 1 MiB."""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ class TopicReplay:
         self._pause = trio.CancelScope()
         # The next batch.
         self._bodies: list[bytes] = []
+        self._headers: list[Headers] = []
         self._size = 0
         self._left_out = 0
 
@@ -170,16 +173,20 @@ class TopicReplay:
             await self._flush(batch.base_sequence)
             with self._pausable():
                 await self._original_pace.wait(batch.timestamp_ns)
+        headers = batch.headers()
         for sequence, body in enumerate(batch.messages.bodies(), batch.base_sequence):
             if self._over:
                 return
             if self._pattern is not None and self._pattern.search(body) is None:
                 self._left_out += 1
                 continue
-            if self._bodies and self._size + len(body) > MAX_BATCH_BYTES:
+            own = headers[sequence - batch.base_sequence]
+            size = len(body) + (headers_bytes(own) if own else 0)
+            if self._bodies and self._size + size > MAX_BATCH_BYTES:
                 await self._flush(sequence)
             self._bodies.append(body)
-            self._size += len(body)
+            self._headers.append(own)
+            self._size += size
             if len(self._bodies) == self._batch_messages or self._is_last():
                 await self._flush(sequence + 1)
 
@@ -195,16 +202,20 @@ class TopicReplay:
             self._limiter.take(len(self._bodies))
         if self._over:
             return
-        messages = pack_messages(self._bodies)
+        bodies = self._bodies
         try:
-            if self._producer is not None:
-                await self._producer.publish_set(self._topic, messages)
+            if self._producer is None or not bodies:
+                pass
+            elif any(self._headers):
+                await self._producer.publish_many(self._topic, bodies, headers=self._headers)
+            else:
+                await self._producer.publish_set(self._topic, pack_messages(bodies))
         except PublishFailed as error:
             result.failure = error
-            result.maybe_stored = len(messages) if error.maybe_stored else 0
+            result.maybe_stored = len(bodies) if error.maybe_stored else 0
             return
-        result.acknowledged += len(messages)
-        result.acknowledged_bytes += messages.body_bytes
+        result.acknowledged += len(bodies)
+        result.acknowledged_bytes += sum(map(len, bodies))
         result.left_out += self._left_out
         result.position = up_to
-        self._bodies, self._size, self._left_out = [], 0, 0
+        self._bodies, self._headers, self._size, self._left_out = [], [], 0, 0

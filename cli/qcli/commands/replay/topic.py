@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from trio_nsq.api import broker as api
-from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, Producer
+from trio_nsq.client import AuthRefused, BrokerError, ConnectionFailed, HeadersRefused, Producer
 from trio_nsq.client.http.job_reporter import JobProgress
 from trio_nsq.client.reading.topic_reader import TopicReader
 from trio_nsq.protocol.address import is_unix_path
@@ -206,7 +206,8 @@ def _conclude(options: ReplayOptions, route: _Route, result: TopicReplayResult, 
         if result.maybe_stored:
             fate += f", up to {result.maybe_stored:,} more may have been stored"
         code = ExitCode.PARTIAL if result.acknowledged else ExitCode.FAILURE
-        if not result.acknowledged and not isinstance(result.failure.__cause__, BrokerError | AuthRefused):
+        answered = isinstance(result.failure.__cause__, BrokerError | AuthRefused | HeadersRefused)
+        if not result.acknowledged and not answered:
             code = ExitCode.UNREACHABLE
         broker, cause = f"The broker at {route.destination}", result.failure.__cause__
         reason = f"{broker}: {result.failure.reason}."

@@ -123,11 +123,12 @@ def iceberg_table(text: str) -> TableTarget:
         "has received the messages that the channel had at the start, except those in flight with another or killed "
         "consumer; the next run exports those. It works with 'qcli serve' too, whose log is "
         "better read over HTTP.",
-        "Columns": "topic, broker (where the message was read), seq (the sequence), id (16 hex digits), ts_ns (when it "
-        "was published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null for a "
-        "log; 1 or more for a channel), body. With --text and --json, the column unparsed has the bodies that are not "
-        "text or JSON, or have a value that does not fit its column; that column is then null. A field of JSON with "
-        "one of these names gets the prefix body_, and one that differs from another only in case gets a number.",
+        "Columns": "topic, broker (where the message was read), seq (the sequence), id (16 hex digits), ts_ns (when "
+        "it was published, Unix nanoseconds), ts (the same as a timestamp of microseconds, UTC), attempts (null for a "
+        "log; 1 or more for a channel), headers (a map; null if there are none), body. With --text and --json, the "
+        "column unparsed has the bodies that are not text or JSON, or have a value that does not fit its column; that "
+        "column is then null. A field of JSON with one of these names gets the prefix body_, and one that differs "
+        "from another only in case gets a number.",
         "Tables": "A round is exported as without a table. Then its files are added to the table, and then the channel "
         "is moved. The table stores the number of the round in the same transaction, so a repetition after a kill adds "
         "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
@@ -137,13 +138,13 @@ def iceberg_table(text: str) -> TableTarget:
         "the machine has no Java. With pyarrow alone, --engine inline works with local folders.",
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
-        "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, "
-        "damaged, for_one_channel (copies for one channel, which are not written again), unparsed, misfits (values "
-        "that did not fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, "
-        "by field), widened (fields whose columns became double), repeated (delivered "
-        "again by a channel, and not written), compacted (small files of a table that were merged), unread (why newer "
-        "messages of an archive were not read: damaged objects), unavailable (brokers that did not answer, or lack the "
-        "topic).",
+        "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, damaged, for_one_channel "
+        "(copies for one channel, which are not written again), unparsed, without_column (messages whose headers are "
+        "not written: the folder is of an earlier version, and has no column for them), misfits (values that did not "
+        "fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, by field), "
+        "widened (fields whose columns became double), repeated (delivered again by a channel, and not written), "
+        "compacted (small files of a table that were merged), unread (why newer messages of an archive were not read: "
+        "damaged objects), unavailable (brokers that did not answer, or lack the topic).",
     },
 )
 @click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)

@@ -249,6 +249,11 @@ class ExportRun:
         if outcome.widened and not self._options.quiet:
             wider = ", ".join(sorted(set(outcome.widened)))
             print_diagnostic(f"Note: double instead of long in all files, because of fractions: {wider}.")
+        if outcome.without_column:
+            print_diagnostic(
+                f"Warning: the headers of {count_of(outcome.without_column, 'message')} are not written: the files "
+                "have no column for them. Export to a new folder to keep them."
+            )
         if outcome.misfits:
             print_diagnostic(_misfits_warning(outcome.misfits))
             if outcome.milliseconds:

@@ -221,7 +221,7 @@ class ToParquetOptions:
             first=self.first or "earliest",
             end=self.end or "latest",
             channel=None if self.consume else self.channel,
-            layout=Layout(PartitionBy(partition_by), body, keep_body=self.keep_body),
+            layout=Layout(PartitionBy(partition_by), body, keep_body=self.keep_body, headers=True),
             json_fields=self.columns or (),
             compression=self.compression,
             compression_level=level,

@@ -10,6 +10,7 @@ the throughput. The schema, in order; `topic` to `ts` and a binary `body` are ne
     ts_ns      int64              publish time, Unix nanoseconds
     ts         timestamp[us, UTC] the same, rounded down
     attempts   int32              from a channel: deliveries, including this one; from a log: null
+    headers    map<string,string> the headers of the message; null if it has none. Only if the layout has headers
     body       binary, or string  with JSON: only if the layout keeps bodies
     ...                           JSON: the columns of its fields
     rest       string             JSON with inferred columns: an object of the other fields; null if there are none
@@ -18,6 +19,7 @@ the throughput. The schema, in order; `topic` to `ts` and a binary `body` are ne
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,12 +28,13 @@ import pyarrow.compute as pc
 
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
+from ...protocol.headers import decode_headers
 from ...protocol.messages import MessageSet
-from ..spool.records import columns_of
+from ..spool.records import columns_of, headers_of
 from .json_columns import JsonParser, arrow_type
-from .layout import BODY, REST, UNPARSED, BodyFormat, Layout
+from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 
-DICTIONARY_COLUMNS = ["topic", "broker", "attempts"]
+DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]
 """Columns with few values. For the others Parquet would build a dictionary and discard it."""
 _ID_DIGITS = 16
 _SIZE_BYTES = 4
@@ -50,6 +53,8 @@ def schema_of(layout: Layout) -> Any:
         pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("attempts", pa.int32()),
     ]
+    if layout.headers:
+        fields.append(pa.field(HEADERS, arrow_type(HEADERS_TYPE)))
     if layout.body is BodyFormat.BINARY or layout.keep_body:
         fields.append(pa.field(BODY, pa.binary(), nullable=False))
     elif layout.body is BodyFormat.TEXT:
@@ -70,6 +75,7 @@ class TableBuilder:
 
     Attributes:
         body_bytes: The size of the bodies that were added since the last table.
+        without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
     """
 
     def __init__(self, topic: str, broker: str, layout: Layout) -> None:
@@ -78,6 +84,7 @@ class TableBuilder:
         self._broker = broker
         self._layout = layout
         self._parser = JsonParser(layout)
+        self.without_column = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -91,6 +98,7 @@ class TableBuilder:
         self._times_ns = array("q")
         self._times_us = array("q")
         self._attempts = array("i")  # one a row, or empty
+        self._headers: list[tuple[int, Sequence[str]]] = []  # texts from a row on; other rows have none
 
     def __len__(self) -> int:
         return self._count
@@ -128,6 +136,11 @@ class TableBuilder:
         row, count = self._count, found.count
         self._sets.append(found.messages)
         self._count += count
+        if found.metadata and (texts := headers_of(found)):
+            if self._layout.headers:
+                self._headers.append((row, texts))
+            else:
+                self.without_column += len(texts) - texts.count("")
         if (columns := columns_of(found)) is None:
             self._sequences.append(found.base_sequence - row)
             self._ids.append((found.first_id - row) & _UINT64)
@@ -157,6 +170,7 @@ class TableBuilder:
             self._of_runs(self._times_ns),
             self._of_runs(self._times_us).cast(pa.timestamp("us", tz="UTC")),
             _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
+            *([self._headers_column()] if self._layout.headers else []),
             *self._body_columns(),
         ]
         self._clear()
@@ -169,6 +183,17 @@ class TableBuilder:
         )
         found = pc.run_end_decode(runs)
         return found if rows is None else pc.add(found, rows)
+
+    def _headers_column(self) -> Any:
+        kind = arrow_type(HEADERS_TYPE)
+        if not self._headers:
+            return pa.nulls(self._count, kind)
+        found: list[list[tuple[str, str]] | None] = [None] * self._count
+        for row, texts in self._headers:
+            for index, text in enumerate(texts, row):
+                if text:
+                    found[index] = [*decode_headers(text).items()]
+        return pa.array(found, kind)
 
     def _body_columns(self) -> list[Any]:
         layout = self._layout

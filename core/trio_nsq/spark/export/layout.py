@@ -144,7 +144,10 @@ UNPARSED = "unparsed"
 REST = "rest"
 """The column of all other JSON fields, as a JSON object."""
 BODY = "body"
-_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, "date", "hour"}
+HEADERS = "headers"
+HEADERS_TYPE = JsonMap(JsonType.STRING)
+"""The type of the column of the headers of messages."""
+_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, HEADERS, "date", "hour"}
 _REFUSED_BY_SPARK = re.compile(r"[ ,;{}()\n\t=]")
 MAX_COLUMNS = 500
 """The maximum number of columns without a list of fields: of more, the keys of the bodies are probably data."""
@@ -173,6 +176,7 @@ class Layout:
         json_columns: With `BodyFormat.JSON`, the columns, at least one.
         keep_rest: With `BodyFormat.JSON`, whether the column `rest` has the fields without a column.
         keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
+        headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -180,6 +184,7 @@ class Layout:
     json_columns: tuple[JsonColumn, ...] = ()
     keep_rest: bool = False
     keep_body: bool = False
+    headers: bool = False
 
     def with_fields(self, new_fields: Mapping[str, str], fits: "ColumnFits | None" = None) -> "Layout":
         """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
@@ -240,6 +245,7 @@ class Layout:
             ],
             "keep_rest": self.keep_rest,
             "keep_body": self.keep_body,
+            "headers": self.headers,
         }
 
     @classmethod
@@ -261,6 +267,7 @@ class Layout:
             tuple(columns),
             keep_rest,
             bool(found.get("keep_body")),
+            bool(found.get("headers")),
         )
 
 

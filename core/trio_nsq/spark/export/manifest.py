@@ -47,6 +47,7 @@ class RangeResult:
         gaps: `[first, end, reason]` of the missing messages.
         for_one_channel: Messages that were republished to one channel; they are not exported again.
         unparsed: Messages whose body is in the column `unparsed`.
+        without_column: Messages whose headers are not in the files, as the folder has no column for them.
         last_id: What `Log.id_at` returns for the message `end - 1`; None if it is missing.
         layout: The layout of the files, an index into the manifest's.
         misfits: The number of values that did not fit their column, by field.
@@ -71,6 +72,7 @@ class RangeResult:
     new_fields: dict[str, str] = field(default_factory=dict)
     widen: dict[str, str] = field(default_factory=dict)
     milliseconds: dict[str, int] = field(default_factory=dict)
+    without_column: int = 0
 
     @property
     def span(self) -> Span:

@@ -58,7 +58,7 @@ class ExportResult:
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
-        for_one_channel, unparsed, misfits, milliseconds: See `RangeResult`.
+        for_one_channel, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
         widened: JSON fields whose columns became doubles, in all files.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
@@ -77,6 +77,7 @@ class ExportResult:
     damaged: bool = False
     for_one_channel: int = 0
     unparsed: int = 0
+    without_column: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
     milliseconds: dict[str, int] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
@@ -93,6 +94,7 @@ class ExportResult:
         self.file_bytes += done.file_bytes
         self.for_one_channel += done.for_one_channel
         self.unparsed += done.unparsed
+        self.without_column += done.without_column
         self.misfits = _sum(self.misfits, done.misfits)
         self.milliseconds = _sum(self.milliseconds, done.milliseconds)
         for first, end, reason in done.gaps:

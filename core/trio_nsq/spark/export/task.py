@@ -116,6 +116,7 @@ class ExportTask:
             gaps=gaps,
             for_one_channel=for_one_channel,
             unparsed=files.builder.unparsed,
+            without_column=files.builder.without_column,
             misfits=dict(files.builder.misfits),
             milliseconds=dict(files.builder.milliseconds),
             new_fields=files.builder.new_fields,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ...storage import ChangedMeanwhile, Storage, StorageError
 from .columns import DICTIONARY_COLUMNS
 from .json_columns import doubles_of
-from .layout import BODY, span_of_file
+from .layout import BODY, HEADERS, span_of_file
 
 _EXACT = 2**53
 """Doubles have all whole numbers up to this one."""
@@ -31,7 +31,7 @@ def parquet_writer(file: Any, schema: Any, codec: str, level: int | None = None)
         compression_level=level,
         use_dictionary=DICTIONARY_COLUMNS,
         # Comparing bodies takes 5 % of the time, and queries do not skip row groups by them.
-        write_statistics=[name for name in schema.names if name != BODY],
+        write_statistics=[name for name in schema.names if name not in (BODY, HEADERS)],
     )
 
 

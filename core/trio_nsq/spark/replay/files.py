@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ...protocol.errors import NSQError
 from ...storage import Storage, StoredFile, absolute_place, not_utf8, shown_place, split_place
-from ..export.layout import MESSAGE_COLUMNS, UNPARSED
+from ..export.layout import HEADERS, MESSAGE_COLUMNS, UNPARSED
 from ..places import storage_at
 from ..tables.snapshots import version_files
 from ..tables.target import TableVersion
@@ -75,12 +75,14 @@ class ReplayColumns:
         unparsed: The column that replaces a null body; None: no such column.
         time: The publish time: a timestamp, a date, or Unix nanoseconds; None: no such column.
         order: The columns that order rows of the same time; empty: as in the files.
+        headers: The headers, a map of strings; None: no such column.
     """
 
     body: str
     unparsed: str | None = None
     time: str | None = None
     order: tuple[str, ...] = ()
+    headers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +206,9 @@ def open_files(
     unparsed = next((other.unparsed for _, other in footers if other.unparsed), None)
     files = tuple(file for file, _ in footers)
     topics = frozenset().union(*(file.topics for file in files))
+    headers = next((other.headers for _, other in footers if other.headers), None)
     return ReplayFiles(
-        folder, files, ReplayColumns(columns.body, unparsed, columns.time, columns.order), topics
+        folder, files, ReplayColumns(columns.body, unparsed, columns.time, columns.order, headers), topics
     )
 
 
@@ -244,7 +247,13 @@ def find_columns(schema: Any, name: str, body: str | None, time: str | None) -> 
             )
     unparsed = UNPARSED if own and body is None and UNPARSED in schema.names else None
     order = ("broker", "seq") if own and time == TIME else ()
-    return ReplayColumns(wanted, unparsed, time, order)
+    has_headers = own and body is None and HEADERS in schema.names and is_map(schema.field(HEADERS).type)
+    return ReplayColumns(wanted, unparsed, time, order, HEADERS if has_headers else None)
+
+
+def is_map(kind: Any) -> bool:
+    """Whether an Arrow type is a map from strings to strings."""
+    return pa.types.is_map(kind) and is_bytes(kind.key_type) and is_bytes(kind.item_type)
 
 
 def is_bytes(kind: Any) -> bool:

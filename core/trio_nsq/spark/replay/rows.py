@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...protocol.headers import encode_headers
 from ...protocol.limits import MIB
 from ...storage import Storage, StoredFile
 from ..places import storage_at
@@ -65,11 +66,13 @@ class Rows(NamedTuple):
         bodies: The bodies, which may be null.
         times_ns: The times, if the rows are read in order of time; otherwise None.
         locate: Returns the file name and the row number of the row at an index.
+        headers: The text of the headers of each; empty: none has headers.
     """
 
     bodies: list[bytes | None]
     times_ns: list[int] | None
     locate: Callable[[int], tuple[str, int]]
+    headers: Sequence[str] = ()
 
 
 def pack_bits(bits: bytes, first: int, count: int) -> str:
@@ -109,7 +112,7 @@ class RowReader:
         self._has_bounds = first_ns is not None or end_ns is not None
         self._chunk_bytes = chunk_bytes
         self._window_bytes = window_bytes
-        names = [columns.body, columns.unparsed]
+        names = [columns.body, columns.unparsed, columns.headers]
         names += [columns.time] if ordered or self._has_bounds else []
         names += columns.order if ordered else ()
         self._names = [name for name in dict.fromkeys(names) if name is not None]
@@ -120,7 +123,8 @@ class RowReader:
             for batch, numbers, first in self._batches(group):
                 if len(batch):
                     bodies = as_binary(self._body(batch)).to_pylist()
-                    yield Rows(bodies, None, _locator(group.stamp.name, numbers, first))
+                    locate = _locator(group.stamp.name, numbers, first)
+                    yield Rows(bodies, None, locate, self._headers(batch, locate))
 
     def read_in_order(self, groups: Sequence[RowGroupRange]) -> Iterator[Rows]:
         """Read the rows with a time, ordered by time, then by `ReplayColumns.order` or as in the files.
@@ -166,7 +170,8 @@ class RowReader:
         for start in range(0, len(ready), rows_at_once):
             part = ready.slice(start, rows_at_once)
             bodies, times = (part[name].to_pylist() for name in ("body", "time"))
-            yield Rows(bodies, times, _table_locator(part))
+            headers = part["headers"].to_pylist() if "headers" in part.column_names else ()
+            yield Rows(bodies, times, _table_locator(part), headers if any(headers) else ())
 
     def _tables(self, group: RowGroupRange, order: int) -> list[Any]:
         """Read a row group as tables with the columns to sort by."""
@@ -183,6 +188,9 @@ class RowReader:
                 "row": rows,
                 **{name: batch.column(name) for name in columns.order},
             }
+            if columns.headers is not None:
+                texts = self._headers(batch, _locator(group.stamp.name, numbers, first))
+                arrays["headers"] = pa.array(texts or [""] * len(batch), pa.string())
             table = pa.table(arrays)
             tables.append(table.filter(table["time"].is_valid()) if times.null_count else table)
         return tables
@@ -230,6 +238,22 @@ class RowReader:
         if self._end_ns is not None:
             mask = pc.and_(mask, pc.fill_null(pc.less(times, self._end_ns), False))
         return mask
+
+    def _headers(self, batch: Any, locate: Callable[[int], tuple[str, int]]) -> list[str]:
+        """Return the text of the headers of each row; empty if none has headers. Raises ReplayFileError."""
+        name = self._columns.headers
+        if name is None or name not in batch.schema.names or not len(batch.column(name).values):
+            return []
+        texts = []
+        for index, items in enumerate(batch.column(name).to_pylist()):
+            try:
+                texts.append(encode_headers(dict(items)) if items else "")
+            except (TypeError, ValueError) as exc:
+                file, row = locate(index)
+                raise ReplayFileError(
+                    f"row {row} of {file} has headers that a message cannot have: {exc}"
+                ) from exc
+        return texts if any(texts) else []
 
     def _body(self, batch: Any) -> Any:
         bodies = batch.column(self._columns.body)

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...client.http.idempotent_producer import PublishOutcome
 from ...event_loop.retries import PATIENCE_S
-from ...protocol.batcher import Batcher
+from ...protocol.batcher import Batcher, HeadersBatcher
+from ...protocol.headers import Headers, decode_headers, prefix_of, split_prefix
 from ...protocol.limits import MIB
 from ..options import BrokerAccess
 from ..places import storage_at
@@ -86,7 +87,8 @@ class ReplayTask:
             return saved
         result = PieceResult(piece=self.piece, remembered=saved.remembered if saved is not None else None)
         if self.dry_run:
-            for batch, _ in _Batches(self, result):
+            for messages, _ in _Batches(self, result):
+                batch, _headers = self._split(messages)
                 _count(result, batch, PublishOutcome.PUBLISHED, advance)
             result.complete = True
             return result
@@ -99,12 +101,13 @@ class ReplayTask:
             save_at_s = 0.0
             pacer = _Pacer(self)
             try:
-                for batch, time_ns in _Batches(self, result):
+                for messages, time_ns in _Batches(self, result):
+                    batch, headers = self._split(messages)
                     if result.batches < next_number:
                         outcome = PublishOutcome.REPEATED
                     else:
                         pacer.wait(len(batch), time_ns)
-                        outcome = producer.publish(batch, result.batches)
+                        outcome = producer.publish(batch, result.batches, headers=headers or None)
                         if result.remembered is None or outcome is not PublishOutcome.REPEATED:
                             result.remembered = outcome is not PublishOutcome.UNKNOWN
                     result.maybe_twice = producer.messages_resent
@@ -120,6 +123,18 @@ class ReplayTask:
                     with suppress(OSError):
                         result.save(storage)
         return result
+
+    def _split(self, messages: list[bytes]) -> tuple[list[bytes], list[Headers]]:
+        """Return bodies, and the headers of each; without headers if no message has some."""
+        if self.columns.headers is None:
+            return messages, []
+        bodies: list[bytes] = []
+        headers: list[Headers] = []
+        for message in messages:
+            text, start = split_prefix(message, 0, len(message))
+            bodies.append(message[start:])
+            headers.append(decode_headers(text.decode()))
+        return bodies, headers if any(headers) else []
 
 
 def _count(result: PieceResult, batch: list[bytes], outcome: PublishOutcome, advance: Advance | None) -> None:
@@ -184,7 +199,9 @@ class _Batches:
         max_messages = _MAX_BATCH_MESSAGES
         if rate is not None:
             max_messages = max(1, min(max_messages, int(rate * _BATCH_S)))
-        self._batcher = Batcher(max_messages, task.max_batch_bytes)
+        self._has_headers = task.columns.headers is not None
+        kind = HeadersBatcher if self._has_headers else Batcher
+        self._batcher: Batcher | HeadersBatcher = kind(max_messages, task.max_batch_bytes)
 
     def __iter__(self) -> Iterator[tuple[list[bytes], int | None]]:
         task, request = self._task, self._task.request
@@ -225,7 +242,17 @@ class _Batches:
             yield self._batcher.rest(), current * slot_ns
 
     def _filter(self, rows: Rows) -> tuple[list[bytes], list[int] | None]:
-        """Return the bodies to publish, and their times."""
+        """Return the messages to publish, and their times: bodies, after headers if there is a column of these."""
+        indexes, times = self._wanted(rows)
+        bodies: list[Any] = rows.bodies if indexes is None else [rows.bodies[index] for index in indexes]
+        if not self._has_headers:
+            return bodies, times
+        headers = rows.headers or [""] * len(rows.bodies)
+        texts = headers if indexes is None else [headers[index] for index in indexes]
+        return [prefix_of(text) + body for text, body in zip(texts, bodies, strict=True)], times
+
+    def _wanted(self, rows: Rows) -> tuple[list[int] | None, list[int] | None]:
+        """Return the indexes of the rows to publish, None for all, and their times."""
         bodies: list[Any] = rows.bodies
         # Fast path: nearly always all rows are published.
         try:
@@ -233,10 +260,10 @@ class _Batches:
         except TypeError:
             longest = shortest = 0
         if self._pattern is None and shortest and longest <= self._task.request.max_msg_bytes:
-            return bodies, rows.times_ns
+            return None, rows.times_ns
         indexes = [index for index, body in enumerate(bodies) if self._accepts(body, rows.locate, index)]
         times = None if rows.times_ns is None else [rows.times_ns[index] for index in indexes]
-        return [bodies[index] for index in indexes], times
+        return indexes, times
 
     def _accepts(self, body: bytes | None, locate: Callable[[int], tuple[str, int]], index: int) -> bool:
         result = self._result

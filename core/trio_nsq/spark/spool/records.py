@@ -8,8 +8,12 @@ record are those of its first message. Its metadata has the values of all, big-e
     +----+-------------+---------------+-------------+
     | \\0 | id uint64   | time int64, ns| attempts 16 |
     +----+-------------+---------------+-------------+
+
+If any of them has headers, the first byte is 1. The size, uint32, of a JSON array and the array are before the ids: the
+text of the headers of each message.
 """
 
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +23,7 @@ from typing import NamedTuple
 from ...client.reading.broker_log import Bounds
 from ...client.reading.log_stream import Found
 from ...log.gaps import Gap, Span
+from ...log.record_metadata import headers_in
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian, native
 from ...protocol.errors import NSQError
@@ -26,7 +31,7 @@ from ...protocol.messages import pack_messages
 from ..segments.log import SegmentLog
 
 HOUR_NS = 3600 * 10**9
-_MARK = b"\0"
+_MARK, _MARK_WITH_HEADERS = b"\0", b"\1"
 """The metadata that a broker stores is JSON."""
 _MESSAGE_BYTES = 18
 
@@ -41,12 +46,14 @@ class SpooledMessage(NamedTuple):
     Attributes:
         time_ns: The publish time, Unix nanoseconds.
         attempts: The number of deliveries, including this one.
+        headers: Their text, see `protocol/headers.py`; empty: none.
     """
 
     id: int
     time_ns: int
     attempts: int
     body: bytes
+    headers: str = ""
 
 
 class MessageColumns(NamedTuple):
@@ -70,17 +77,20 @@ def parse_ids(ids: Sequence[bytes]) -> "array[int]":
 
 def record_of(base_sequence: int, messages: Sequence[SpooledMessage]) -> RecordBatch:
     """Make a record of messages, at least one; the first has `base_sequence`."""
-    ids, times_ns, attempts, bodies = zip(*messages, strict=True)
+    ids, times_ns, attempts, bodies, headers = zip(*messages, strict=True)
     columns = (array("Q", ids), array("q", times_ns), array("H", attempts))
     metadata = _MARK + b"".join(map(big_endian, columns))
+    if any(headers):
+        texts = json.dumps(headers, ensure_ascii=False).encode()
+        metadata = _MARK_WITH_HEADERS + len(texts).to_bytes(4, "big") + texts + metadata[1:]
     return RecordBatch(base_sequence, ids[0], max(0, times_ns[0]), 0, pack_messages(bodies), metadata)
 
 
 def columns_of(batch: RecordBatch) -> MessageColumns | None:
     """Return the values of the messages of a record, or of a part of one; None if it is not a record of a spool."""
-    if not batch.metadata.startswith(_MARK):
+    if not batch.metadata.startswith((_MARK, _MARK_WITH_HEADERS)):
         return None
-    data = batch.metadata[len(_MARK) :]
+    data, _ = _split(batch.metadata)
     count = len(data) // _MESSAGE_BYTES
     ids = native(data[: 8 * count])
     start = batch.first_id - ids[0]  # parts of a record count the id up
@@ -88,6 +98,26 @@ def columns_of(batch: RecordBatch) -> MessageColumns | None:
     return MessageColumns(
         ids[part], native(data[8 * count : 16 * count], "q")[part], native(data[16 * count :], "H")[part]
     )
+
+
+def headers_of(batch: RecordBatch) -> Sequence[str]:
+    """Return the text of the headers of each message of a record, of a spool or of a broker; empty if none has some."""
+    if not batch.metadata.startswith(_MARK_WITH_HEADERS):
+        return headers_in(batch.metadata, batch.count)
+    data, headers = _split(batch.metadata)
+    start = batch.first_id - native(data[:8])[0]  # see `columns_of`
+    found = headers[start : start + batch.count]
+    return found if any(found) else ()
+
+
+def _split(metadata: bytes) -> tuple[bytes, Sequence[str]]:
+    """Return the columns in the metadata of a record of a spool, and the text of the headers of each message."""
+    if metadata.startswith(_MARK):
+        return metadata[len(_MARK) :], ()
+    size = int.from_bytes(metadata[1:5], "big")
+    start = 5 + size
+    headers: list[str] = json.loads(metadata[5:start])
+    return metadata[start:], headers
 
 
 @dataclass(frozen=True, slots=True)

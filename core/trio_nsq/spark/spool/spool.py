@@ -25,6 +25,7 @@ from ...client.reading.broker_log import Bounds
 from ...log import DiskLog, Files, OpenFiles, reasonable_limit
 from ...platform.checksum import crc32
 from ...protocol.errors import NSQError
+from ...protocol.headers import Headers, encode_headers
 from ...storage import lock_file, make_folder
 from ..ranges import BrokerRanges, covered_up_to
 from .records import HOUR_NS, SpooledMessage, SpoolLog, SpoolPlace, columns_of, parse_ids, record_of
@@ -50,6 +51,9 @@ class ReceivedBatch(Protocol):
     timestamps_ns: list[int]
     attempts: list[int]
     nsqd_address: str
+
+    @property
+    def headers(self) -> list[Headers]: ...
 
     def __len__(self) -> int: ...
 
@@ -179,7 +183,8 @@ class Spool(AbstractContextManager["Spool"]):
         """
         by_address: dict[str, list[SpooledMessage]] = {}
         for batch in batches:
-            columns = (parse_ids(batch.ids), batch.timestamps_ns, batch.attempts, batch.bodies)
+            headers = map(encode_headers, batch.headers)
+            columns = (parse_ids(batch.ids), batch.timestamps_ns, batch.attempts, batch.bodies, headers)
             by_address.setdefault(batch.nsqd_address, []).extend(map(SpooledMessage, *columns))
         return sum(
             (self._logs.get(address) or self._open(address)).store(received)

@@ -44,6 +44,10 @@ class TableColumns:
             self._cased.setdefault(column.name.casefold(), []).append(column)
         self._type_name = type_name
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the table has this name in use."""
+        return name in self._columns
+
     def fits(self, name: str, kind: ColumnType) -> bool:
         """Whether files can have this column: the table has the same, or none of that name in upper or lower case."""
         wanted = TableColumn(name, self._type_name(arrow_type(kind)))

@@ -64,6 +64,8 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 """Properties of tables that are created here."""
+_KEY_ID, _VALUE_ID = 10_001, 10_002
+"""More than there are columns."""
 _RETRIES = "commit.retry.num-retries"
 _ONLY_BOUNDS_OF_TS = {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.ts": "full"}
 
@@ -303,7 +305,11 @@ def _add_columns(change: Transaction, columns: Sequence[Any]) -> None:
                 update.add_column((column.name,), _iceberg_type(column.type))
 
 
-def _iceberg_type(arrow: Any) -> types.PrimitiveType:
+def _iceberg_type(arrow: Any) -> types.IcebergType:
+    if pa.types.is_map(arrow):
+        # Tables give them other numbers, as they do with those of columns.
+        value = _iceberg_type(arrow.item_type)
+        return types.MapType(_KEY_ID, _iceberg_type(arrow.key_type), _VALUE_ID, value, value_required=False)
     return types.DecimalType(arrow.precision, arrow.scale) if pa.types.is_decimal(arrow) else _TYPES[arrow]
 
 

@@ -22,6 +22,8 @@ def delta_stats(footer: Any) -> str:
     nulls, low, high = [], [], []
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
+        if column.max_repetition_level:  # in a map, which has no statistics in Delta
+            continue
         statistics = [
             footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)
         ]

@@ -4,13 +4,13 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...event_loop.retries import Delays
 from ...storage import Storage
 from ..export.columns import schema_of
-from ..export.layout import Layout, is_file_of
+from ..export.layout import HEADERS, HEADERS_TYPE, Layout, is_file_of
 from ..export.manifest import RangeResult
 from .columns import TableColumn, TableColumns
 from .compaction import AT_ONCE, TableFile, merge_files, small_files
@@ -78,7 +78,7 @@ class Table(ABC):
                 f"{number}: the manifest is an old copy. Restore it, or export to another folder"
             )
         if is_new:
-            layout = layout.renamed(self._names().fits)
+            layout = self._fitting(layout)
         self._check_layout(layout)
         return layout
 
@@ -97,12 +97,20 @@ class Table(ABC):
 
         def reserve() -> None:
             nonlocal fitting
-            fitting = layout.renamed(self._names().fits)
+            fitting = self._fitting(layout)
             self._check_layout(fitting)
             self._reserve(fitting)
 
         self._repeat(reserve)
         return fitting
+
+    def _fitting(self, layout: Layout) -> Layout:
+        """Return a layout, which no file has yet, with columns that fit the table. It may have no place for headers."""
+        names = self._names()
+        if self._is_there and layout.headers:
+            is_free = names.fits(HEADERS, HEADERS_TYPE) and (self._takes_columns or HEADERS in names)
+            layout = replace(layout, headers=is_free)
+        return layout.renamed(names.fits)
 
     def _check_layout(self, layout: Layout) -> None:
         """Check that files of this layout can be added; the table may be missing. Raises TableError."""
