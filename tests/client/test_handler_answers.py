@@ -81,6 +81,10 @@ def test_answers(loop: str, answer: object, outcome: str, delay_s: float | None)
         assert (failed.outcome, failed.delay_s) == (outcome, delay_s)
 
 
+async def _decode_async(body: bytes) -> bytes:
+    return body
+
+
 @on_all
 def test_a_class_is_no_answer(loop: str) -> None:
     with pytest.raises(TypeError, match=r"returned the class Retry, not Retry\(...\)"):
@@ -93,6 +97,8 @@ def test_a_class_is_no_answer(loop: str) -> None:
         delivered(loop, None, on_failure=5)
     with pytest.raises(TypeError, match="decode"):
         delivered(loop, None, decode=5)
+    with pytest.raises(TypeError, match="decode must be a plain function"):
+        delivered(loop, None, decode=_decode_async)
 
 
 @pytest.mark.parametrize(

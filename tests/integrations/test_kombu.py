@@ -20,7 +20,13 @@ from kombu.exceptions import OperationalError
 from client.support.tokens import SECRETS, AuthFile
 from integrations.support import PATIENCE_S, until
 from interop.peers import Broker, free_address, nsqd, qcli_serve
-from trio_nsq.client import BrokerError, ConnectionFailed, ConnectionLost, ConnectionSettings
+from trio_nsq.client import (
+    BrokerError,
+    ConnectionFailed,
+    ConnectionLost,
+    ConnectionSettings,
+    RequestRefused,
+)
 from trio_nsq.integrations.kombu.envelope import decode, wait_s
 from trio_nsq.integrations.kombu.names import nsq_name
 from trio_nsq.integrations.kombu.subscription import Source, Subscription
@@ -500,7 +506,7 @@ def test_tls_secret_and_compression(tmp_path: Path, queue: Queue, compression: s
         "--tls-required=true",
         f"--auth-file={AuthFile(tmp_path).path}",
     ) as broker:
-        options = {compression: True}
+        options = {compression: True, "nsqd_http_address": broker.http_address}
 
         def connection_with(secret: str, **ssl: Any) -> Connection:
             url = f"nsq://:{secret}@{broker.tcp_address}"
@@ -510,6 +516,8 @@ def test_tls_secret_and_compression(tmp_path: Path, queue: Queue, compression: s
         for refused in (connection_with("wrong", ca_certs=ca), connection_with(secret)):
             with pytest.raises(ConnectionFailed):
                 refused.transport.establish_connection()
+            with pytest.raises(RequestRefused):
+                refused.transport.depth("t", "celery")
         with connection_with(secret, ca_certs=ca) as connection:
             for body in ("x" * 100_000, "y"):
                 publish(connection, body, queue)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import trio
 
 from trio_nsq.protocol.bodies import check_bytes
-from trio_nsq.text.arguments import check_int, check_seconds, check_type
+from trio_nsq.text.arguments import check_int, check_seconds
 
 from ..client.consuming.answers import GivenUp
 from ..client.consuming.consumer import Consumer
@@ -98,7 +98,7 @@ async def deliver(
     source = _Source(consumer, bodies, texts, attempts, deliveries, msg_timeout_s)
 
     if (decode := options.pop("decode", None)) is not None:  # here, so that its errors are recorded, too
-        check_type("decode", decode, Callable)
+        check_plain("decode", decode)
         handler = decoding(handler, decode, _TOPIC)
 
     @wraps(handler)

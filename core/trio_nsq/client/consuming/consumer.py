@@ -28,6 +28,7 @@ from .handlers import (
     Handling,
     check_async,
     check_awaitable,
+    check_plain,
     decoding,
     handle_all,
 )
@@ -466,15 +467,16 @@ class Consumer:
 
         Raises:
             AuthRefused: A broker refused the secret; see `Consumer`.
-            TypeError: `handler` or `given_up` is not an async function, or a function returned what is no answer. The
-                message is not answered.
+            TypeError: `handler` or `given_up` is not an async function, `decode` is one, or a function returned what is
+                no answer. The message is not answered.
             ValueError: concurrency is less than 1 or more than `max_in_flight`, max_attempts is less than 0, what
                 should happen to a message that is given up is not clear, or a signal of stop_on cannot be handled.
         """
         check_async("handler", handler)
-        for name, function in (("decode", decode), ("on_failure", on_failure)):
-            if function is not None:
-                check_type(name, function, Callable)
+        if decode is not None:
+            check_plain("decode", decode)
+        if on_failure is not None:
+            check_type("on_failure", on_failure, Callable)
         if given_up is not None:
             check_async("given_up", given_up)
         if given_up is None and dead_letter_topic is not None:

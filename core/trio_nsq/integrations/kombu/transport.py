@@ -295,10 +295,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
         Raises BrokerUnreachable or RequestRefused.
         """
         with closing(self._http()) as http:
-            try:
-                topics = http.ask(api.stats(topic))["topics"]
-            except RequestRefused:
-                return 0
+            topics = http.ask(api.stats(topic))["topics"]
         return sum(
             found["depth"]  # what no channel has taken
             + sum(
