@@ -146,3 +146,39 @@ async def test_a_channel_of_large_messages_shows_the_first_ones(tmp_path: Path) 
         page = await site.page("/topics/t/c/messages", count=25)
         assert "its messages are large: the page has only the first 1" in page.text
         assert 10 < page.tags.count("details") < 24
+
+
+async def test_headers_are_published_and_shown(tmp_path: Path) -> None:
+    """On the message's page, in the list, and in what a channel delivers next."""
+    async with browsing(tmp_path) as (site, (broker,)):
+        await broker.post("/topic/create", topic="t")
+        await broker.post("/channel/create", topic="t", channel="c")
+        text = "tenant: sieben\N{RIGHT-TO-LEFT OVERRIDE}<b>\r\n\r\na:1\r\n"
+        page = await site.submit("/topics/t/publish", body="x\r\ny\r\n", format="lines", headers=text)
+        assert "has stored 2 messages" in page.text
+        answer = await broker.get("/topic/read", topic="t")
+        expected = {"tenant": "sieben\N{RIGHT-TO-LEFT OVERRIDE}<b>", "a": "1"}
+        assert [json.loads(line)["headers"] for line in answer.text.splitlines()] == [expected] * 2
+        await site.submit("/topics/t/publish", body="plain", format="text")
+        for path in ("/topics/t/messages/1", "/topics/t/messages", "/topics/t/c/messages"):
+            shown = (await site.page(path)).text
+            assert r"sieben\u202e<b>" in shown
+        assert "X-NSQ-Header-a: 1" in (await site.page("/topics/t/messages/1")).text
+        assert 'aria-label="Headers"' not in (await site.page("/topics/t/messages/2")).text
+
+
+@pytest.mark.parametrize(
+    ("headers", "problem"),
+    [
+        ("tenant", "is not a header"),
+        ("Tenant: 7", "upper-case"),
+        ("a: 1\na: 2", "twice"),
+        ("a: \x07", "control"),
+    ],
+)
+async def test_bad_headers_publish_nothing(tmp_path: Path, headers: str, problem: str) -> None:
+    async with browsing(tmp_path) as (site, (broker,)):
+        await broker.post("/topic/create", topic="t")
+        page = await site.submit("/topics/t/publish", body="x", headers=headers, status=400)
+        assert problem in page.text
+        assert await bodies(broker) == []

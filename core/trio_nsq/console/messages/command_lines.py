@@ -2,6 +2,7 @@
 
 import shlex
 from base64 import b64encode
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from ...protocol.address import is_unix_path
@@ -34,14 +35,20 @@ def peek_with_qcli(address: str, topic: str, channel: str, count: int) -> str:
     return f"qcli peek {options} {_argument(f'{topic}/{channel}')}"
 
 
-def publish_with_curl(address: str, topic: str, body: bytes, size: int) -> str:
+def publish_with_curl(
+    address: str, topic: str, body: bytes, size: int, headers: Mapping[str, str] | None = None
+) -> str:
     """Return the command that publishes a body.
 
     Args:
         body: The body, or its beginning.
         size: The size of the whole body.
+        headers: Those of the message. A value that terminals do not show as it is is left out.
     """
     url = _url(address, f"/pub?{urlencode({'topic': topic})}")
+    for name, value in (headers or {}).items():
+        if value.isprintable():
+            url = f"-H {shlex.quote(f'X-NSQ-Header-{name}: {value}' if value else f'X-NSQ-Header-{name};')} {url}"
     if len(body) < size or size > MAX_BODY:
         return f"curl -fsS --data-binary @body.bin {url}"
     text = _safe_text(body)

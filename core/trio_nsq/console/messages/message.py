@@ -1,14 +1,15 @@
 """Messages of a topic's log as the console shows them, decoded from a broker's raw stream. No IO."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...api.answers import Origin
 from ...api.fields import check
 from ...log.gaps import Gap, gaps
-from ...log.record_metadata import IN_SEQUENCE_NS, batch_number, only_channel, origins
+from ...log.record_metadata import IN_SEQUENCE_NS, batch_number, headers_in, only_channel, origins
 from ...log.records import RecordBatch
+from ...protocol.headers import Headers, decode_headers
 
 _METADATA_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -30,6 +31,7 @@ class Message:
         channel: The only channel that gets it; None: all do.
         origin: Where it was before it became a dead letter.
         producer: The name and the batch number of an idempotent producer.
+        headers: Values by names.
     """
 
     broker: str
@@ -44,6 +46,7 @@ class Message:
     channel: str | None = None
     origin: Origin | None = None
     producer: tuple[str, int] | None = None
+    headers: Headers = field(default_factory=dict)
 
     @property
     def first_sequence(self) -> int:
@@ -119,7 +122,7 @@ def _missing(broker: str, found: Sequence[Gap]) -> Iterator[MissingMessages]:
 
 
 def _messages(broker: str, record: RecordBatch, indexes: range, keep_bytes: int) -> Iterator[Message]:
-    channel, letters, producer = _of_metadata(record)
+    channel, letters, producer, headers = _of_metadata(record)
     due_ns = record.due_ns if record.due_ns > IN_SEQUENCE_NS else None
     data, sizes = record.messages.data, record.messages.sizes
     end = sum(sizes[: indexes.start]) + 4 * indexes.start
@@ -139,17 +142,24 @@ def _messages(broker: str, record: RecordBatch, indexes: range, keep_bytes: int)
             channel,
             letters[index] if index < len(letters) else None,
             producer,
+            headers[index] if index < len(headers) else {},
         )
 
 
-def _of_metadata(record: RecordBatch) -> tuple[str | None, list[Origin], tuple[str, int] | None]:
-    """Return the only channel, the origins and the producer; nothing of metadata that this program cannot read."""
+def _of_metadata(
+    record: RecordBatch,
+) -> tuple[str | None, list[Origin], tuple[str, int] | None, list[Headers]]:
+    """Return the only channel, the origins, the producer and the headers.
+
+    There is nothing of metadata that this program cannot read.
+    """
     if not record.metadata:
-        return None, [], None
+        return None, [], None, []
     try:
         channel = only_channel(record.metadata)
         letters = [check(letter, Origin) for letter in origins(record.metadata)]
         producer = batch_number(record.metadata)
+        headers: list[Headers] = [*map(decode_headers, headers_in(record.metadata, record.count))]
     except _METADATA_ERRORS:
-        return None, [], None
-    return channel if isinstance(channel, str) else None, letters, producer
+        return None, [], None, []
+    return channel if isinstance(channel, str) else None, letters, producer, headers

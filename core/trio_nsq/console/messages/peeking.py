@@ -2,7 +2,7 @@
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...api import broker as api
@@ -25,6 +25,7 @@ class Waiting:
         body: The body, or its beginning.
         size: The size of the whole body.
         gap: Why it cannot be read: `damaged` or `discarded`; empty: it can. Then only `sequence` and `state` are known.
+        headers: Values by names.
     """
 
     broker: str
@@ -37,6 +38,7 @@ class Waiting:
     body: bytes = b""
     size: int = 0
     gap: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +92,5 @@ def _waiting(broker: str, found: Mapping[str, Any], states: Sequence[str]) -> Wa
         found["due_ns"],
         body[:KEEP_BYTES],
         len(body),
+        headers={str(name): str(value) for name, value in (found.get("headers") or {}).items()},
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...api import broker as api
+from ...protocol.headers import Headers, check_hpub, encode_headers, with_prefixes
 from ...protocol.messages import pack_messages
 from ..upstream.client import Upstream, UpstreamError
 from .reading import TopicLog
@@ -50,6 +51,21 @@ def bodies_of(text: str, form: str) -> list[bytes]:
     return bodies
 
 
+def headers_of(text: str) -> dict[str, str]:
+    """Return the headers of a form's text, one on each line that is not empty: `name: value`. Raises ValueError."""
+    headers: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, colon, value = line.partition(":")
+        name = name.rstrip()
+        if not colon:
+            raise ValueError(f"{line[:80]!r} is not a header such as tenant: 7")
+        if name in headers:
+            raise ValueError(f"the header {name!r} is there twice")
+        headers[name] = value.strip()
+    encode_headers(headers)
+    return headers
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """What was published.
@@ -72,6 +88,7 @@ async def publish(
     defer_ms: int = 0,
     is_nsqd: bool = False,
     may_read: bool = True,
+    headers: Headers | None = None,
 ) -> Published:
     """Publish messages, all or none.
 
@@ -79,14 +96,22 @@ async def publish(
         address: The broker's HTTP address.
         bodies: At least one.
         may_read: Whether to look for the messages in the log afterwards.
+        headers: Those of each message.
 
     Raises:
         UpstreamError: They are not published; without an answer, they may be.
-        ValueError: nsqd cannot defer several messages at once.
+        ValueError: nsqd cannot defer several messages at once, and has no headers; or there are too many headers.
     """
     log = TopicLog(upstream, address, topic)
     before = None if is_nsqd or not may_read else await _end(log)
-    if len(bodies) == 1:
+    if headers:
+        if is_nsqd:
+            raise ValueError("nsqd has no headers of messages")
+        texts = [encode_headers(headers)] * len(bodies)
+        check_hpub(texts)
+        packed = len(bodies).to_bytes(4, "big") + with_prefixes(bodies, texts).data
+        await upstream.ask(address, api.publish_with_headers(topic, defer_ms=defer_ms or None, body=packed))
+    elif len(bodies) == 1:
         await upstream.ask(address, api.publish(topic, defer_ms or None, body=bodies[0]))
     else:
         if defer_ms and is_nsqd:

@@ -151,7 +151,9 @@ async def message(request: Request) -> PageView:
         commands = {
             "Read it with curl": read_with_curl(log.address, topic, sequence, sequence + 1),
             "Read it with qcli": read_with_qcli(log.address, topic, sequence, sequence + 1),
-            "Publish it again with curl": publish_with_curl(log.address, topic, row.body, row.size),
+            "Publish it again with curl": publish_with_curl(
+                log.address, topic, row.body, row.size, row.headers
+            ),
             "Publish it again with qcli": publish_with_qcli(log.address, tcp_address, topic, sequence),
         }
     context = {

@@ -10,7 +10,7 @@ from ....text.wording import count_of
 from ...access.guard import MAX_BODY_BYTES
 from ...access.viewer import Viewer, require
 from ...console import upstream_of
-from ...messages.publishing import FORMATS, Published, bodies_of, publish
+from ...messages.publishing import FORMATS, Published, bodies_of, headers_of, publish
 from ...upstream.client import UpstreamError
 from ..forms import form, uploads
 from ..page import Page, View
@@ -32,6 +32,7 @@ class PublishForm:
     format: str = "text"
     defer: str = ""
     broker: str = ""
+    headers: str = ""
 
 
 async def publish_form(request: Request) -> View:
@@ -51,6 +52,7 @@ async def publish_messages(request: Request) -> View:
         fields.get("format", "text"),
         fields.get("defer", ""),
         fields.get("broker", ""),
+        fields.get("headers", ""),
     )
     brokers = await brokers_of(request, topic)
     try:
@@ -65,12 +67,13 @@ async def publish_messages(request: Request) -> View:
             defer_ms=defer_ms,
             is_nsqd=address in brokers.nsqds,
             may_read=viewer.allows("read", topic),
+            headers=headers_of(filled.headers),
         )
     except ValueError as exc:
         return _view(viewer, topic, brokers, filled, problem=f"Nothing was published: {exc}.", status=400)
     except UpstreamError as exc:
         return _view(viewer, topic, brokers, filled, problem=_failure(exc), status=502)
-    kept = PublishForm("", filled.format, "", filled.broker)
+    kept = PublishForm("", filled.format, "", filled.broker, filled.headers)
     return _view(viewer, topic, brokers, kept, address=address, published=published)
 
 
