@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from trio_nsq.archive.manifest import LEASE, read_manifest
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.restoring import restore_folder
 from trio_nsq.broker.startup_check import startup_problems
+from trio_nsq.broker.storage.verify import verify_broker_file
 from trio_nsq.event_loop.pacing import Pacing
+from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.storage import LocalStorage, StorageError
 
@@ -166,7 +169,11 @@ async def test_what_is_refused(tmp_path: Path) -> None:
     settings = BrokerOptions(data_path=tmp_path / "data", archive="s3://")
     assert startup_problems(settings) == ["--archive: the URL s3:// has no bucket: write s3://BUCKET/FOLDER"]
     assert startup_problems(settings, is_member=True) == startup_problems(settings)
-    assert "--restore-from" in await refusal(tmp_path / "data", restore_from=str(tmp_path / "nothing"))
+    nothing = str(tmp_path / "nothing")
+    assert "--restore-from" in (refused := await refusal(tmp_path / "data", restore_from=nothing))
+    from_nothing = BrokerOptions(tmp_path / "data", restore_from=nothing)
+    assert [text in refused for text in startup_problems(from_nothing)] == [True]
+    assert not startup_problems(replace(from_nothing, archive=nothing)), "this broker begins the archive"
     archive, data = str(tmp_path / "archive"), tmp_path / "full"
     async with running_broker(data, archive=archive, archive_interval_ms=10) as bound:
         async with _client(bound.http_address) as client:
@@ -195,7 +202,13 @@ async def test_an_interrupted_restore_is_not_used_and_can_be_repeated(tmp_path: 
     with pytest.raises(_Interrupted):
         restore_folder(archive, to, on_read=interrupt)
     assert "was not restored completely" in await refusal(to)
+    assert "was not restored completely" in "".join(startup_problems(BrokerOptions(to)))
+    assert not startup_problems(BrokerOptions(to, restore_from=archive))
+    (finding,) = verify_broker_file(to)
+    assert (finding.path, finding.kind, finding.messages) == (to / "restore-incomplete", Kind.DAMAGE, None)
     restore_folder(archive, to)
+    assert not verify_broker_file(to)
+    assert not startup_problems(BrokerOptions(to))
     async with running_broker(to) as bound, _client(bound.http_address) as client:
         assert '"body": "one"' in (await client.get("/topic/read?topic=t&from=0&count=10")).text.replace(
             '":"', '": "'

@@ -9,8 +9,9 @@ from ..archive.content import Progress
 from ..archive.manifest import ArchiveDamaged, read_manifest
 from ..archive.restore import OperationsDamaged, RestorePlan, RestorePoint, Restorer
 from ..log import Files
-from ..protocol.errors import StartupError
+from ..protocol.errors import NSQError, StartupError
 from ..storage import Storage, StorageError, canonical_place, naming_file, storage_at
+from .options import BrokerOptions
 from .storage.data_folder import (
     BROKER_FILE,
     ID_RESERVE,
@@ -39,6 +40,27 @@ def same_place(url: str, other: str) -> bool:
 def is_begun(url: str) -> bool:
     """Whether there is an archive at a URL. Raises ArchiveDamaged, StorageError, OSError."""
     return bool(read_manifest(storage_at(url)).manifest.checkpoints)
+
+
+def begins_archive(options: BrokerOptions) -> bool:
+    """Whether there is nothing to restore yet, because this broker begins the archive that it is restored from.
+
+    Raises:
+        StartupError: A URL cannot be used. ArchiveDamaged, StorageError, OSError: The archive cannot be read.
+    """
+    is_own = bool(options.archive) and same_place(options.restore_from, options.archive)
+    return is_own and not is_begun(options.archive)
+
+
+def check_restore(options: BrokerOptions) -> None:
+    """Check that a start can begin to restore the data folder, if it has to. Raises StartupError: it cannot."""
+    try:
+        if not has_data(options.data_path) and not begins_archive(options):
+            RestorePlan(storage_at(options.restore_from))
+    except StartupError:
+        raise
+    except (NSQError, OSError) as exc:
+        raise StartupError(f"--restore-from: {exc}") from exc
 
 
 def restore_folder(

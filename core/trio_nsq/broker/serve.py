@@ -129,14 +129,13 @@ async def serve(
 def _restore(options: BrokerOptions) -> None:
     """Restore the data folder, unless it is there. Raises StartupError."""
     from ..archive.restore import shown_time  # slow to import
-    from .restoring import has_data, is_begun, restore_folder, same_place
+    from .restoring import begins_archive, has_data, restore_folder
 
     if has_data(options.data_path):
         logger.info("--restore-from: %s is not empty, and is used as it is", options.data_path)
         return
     try:
-        is_own = bool(options.archive) and same_place(options.restore_from, options.archive)
-        if is_own and not is_begun(options.archive):
+        if begins_archive(options):
             logger.info("--restore-from: there is no archive yet, and this broker begins it")
             return
         logger.info("restoring %s from its archive", options.data_path)

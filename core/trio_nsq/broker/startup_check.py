@@ -24,6 +24,7 @@ from .storage.data_folder import (
     decode_ids,
     refuse_member_folder,
     refuse_nsqd_folder,
+    refuse_unfinished_restore,
 )
 
 
@@ -36,6 +37,7 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
     listeners = [("--tcp-address", options.tcp_address), ("--http-address", options.http_address)]
     if options.tls.cert is not None:
         listeners.append(("--https-address", options.https_address))
+    restores = bool(options.restore_from) and not is_member
     return problems_of(
         [
             partial(check_tls, options.tls),
@@ -48,6 +50,10 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
             *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
+            # A member locks its folder, which refuses an unfinished restore, before it may restore from its archive.
+            partial(_check_restore, options)
+            if restores
+            else partial(refuse_unfinished_restore, options.data_path),
             *((partial(_check_archive, options),) if options.archive else ()),
         ]
     )
@@ -62,6 +68,12 @@ def _check_archive(options: BrokerOptions) -> None:
     from .archiving import check_archive  # slow to import
 
     check_archive(options)
+
+
+def _check_restore(options: BrokerOptions) -> None:
+    from .restoring import check_restore  # slow to import
+
+    check_restore(options)
 
 
 def _check_lookup(options: BrokerOptions) -> None:

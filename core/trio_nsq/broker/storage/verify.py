@@ -26,6 +26,7 @@ from .data_folder import (
     MAX_STATE_BYTES,
     MISSING_WRITE_AHEAD,
     PREVIOUS_STATE_FILE,
+    RESTORING_FILE,
     STATE_FILE,
     SUFFIX,
     TOPICS_FOLDER,
@@ -48,7 +49,10 @@ def topic_folders(data_path: Path) -> list[Path]:
 
 
 def verify_broker_file(data_path: Path) -> list[Finding]:
-    """Verify `broker.json` and its copy, and that there is the write-ahead log that they name. Raises OSError."""
+    """Verify `broker.json` and its copy, the write-ahead log that they name, and that no restore is unfinished.
+
+    Raises OSError.
+    """
     files = Files()
     has_write_ahead = False
     damaged: dict[Path, ValueError] = {}
@@ -67,6 +71,9 @@ def verify_broker_file(data_path: Path) -> list[Finding]:
         _damage(path, f"damaged, or from another version of this program ({exc}); a broker {instead}")
         for path, exc in damaged.items()
     ]
+    if (data_path / RESTORING_FILE).exists():
+        what = "the folder was not restored completely, and messages are missing; a broker does not start"
+        findings.append(_damage(data_path / RESTORING_FILE, what, None, None))
     if has_write_ahead and not write_ahead_files(data_path, files.names(data_path)):
         findings.append(Finding(Kind.NOTE, data_path / "write-ahead.*", 0, 0, MISSING_WRITE_AHEAD))
     return findings
