@@ -22,7 +22,7 @@ from trio_nsq.protocol.headers import (
     prefix_of,
 )
 from trio_nsq.spark.export.columns import TableBuilder, schema_of
-from trio_nsq.spark.export.layout import BodyFormat, Layout
+from trio_nsq.spark.export.layout import BodyFormat, Layout, name_columns
 from trio_nsq.spark.spool.records import SpooledMessage, headers_of, record_of
 from trio_nsq.spark.tables.target import TableTarget
 
@@ -141,6 +141,18 @@ def test_layout_in_the_manifest() -> None:
     older = Layout(headers=True).to_json()
     del older["headers"]
     assert not Layout.from_json(older).headers
+
+
+def test_a_field_with_the_name_of_the_column(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """It is named apart in new folders only: not in those of earlier versions, nor in Spark's data source."""
+    publish(broker, topic, [(b'{"headers": "x"}', {"a": "1"})])
+    for name, args in (("inferred", []), ("given", ["--columns", "headers"])):
+        export(qcli, topic, tmp_path / name, "--json", *args)
+        table = rows(tmp_path / name)
+        assert table["body_headers"].to_pylist() == ["x"]
+        assert table["headers"].to_pylist() == [[("a", "1")]]
+    assert name_columns(["headers", "ts"]) == ["headers", "body_ts"]
+    assert Layout(body=BodyFormat.JSON).with_fields({"headers": "string"}).json_columns[0].name == "headers"
 
 
 def test_batches_of_a_replay_keep_to_the_limits_of_headers() -> None:

@@ -147,7 +147,7 @@ BODY = "body"
 HEADERS = "headers"
 HEADERS_TYPE = JsonMap(JsonType.STRING)
 """The type of the column of the headers of messages."""
-_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, HEADERS, "date", "hour"}
+_TAKEN = {*MESSAGE_COLUMNS, UNPARSED, REST, BODY, "date", "hour"}
 _REFUSED_BY_SPARK = re.compile(r"[ ,;{}()\n\t=]")
 MAX_COLUMNS = 500
 """The maximum number of columns without a list of fields: of more, the keys of the bodies are probably data."""
@@ -208,13 +208,18 @@ class Layout:
             return self
         return replace(self, json_columns=())._with_columns(self.json_columns, fits)
 
+    def named(self) -> "Layout":
+        """Return the layout with names of columns that fit its other columns. No file may have them yet."""
+        return replace(self, json_columns=())._with_columns(self.json_columns, None)
+
     def _with_columns(self, columns: Iterable[JsonColumn], fits: "ColumnFits | None") -> "Layout":
         """Return the layout with more columns, and names for them."""
         found = list(self.json_columns)
         for column in columns:
             kind, there = column.type, [each.name for each in found]
             suits = None if fits is None else partial(fits, kind=kind)
-            found.append(replace(column, name=name_columns([column.field], there, suits)[0]))
+            (name,) = name_columns([column.field], there, suits, [HEADERS] if self.headers else ())
+            found.append(replace(column, name=name))
         return replace(self, json_columns=tuple(found))
 
     def widened(self, fields: Mapping[str, str]) -> "Layout":
@@ -278,7 +283,10 @@ class ColumnFits(Protocol):
 
 
 def name_columns(
-    fields: Iterable[str], there: Iterable[str] = (), fits: Callable[[str], bool] | None = None
+    fields: Iterable[str],
+    there: Iterable[str] = (),
+    fits: Callable[[str], bool] | None = None,
+    more_taken: Iterable[str] = (),
 ) -> list[str]:
     """Return the names of the columns of fields: the names of the fields, where possible.
 
@@ -287,24 +295,29 @@ def name_columns(
     Args:
         there: The names of columns of other fields.
         fits: Whether a column can have this name; None: each can.
+        more_taken: More names of columns that are not of fields: `HEADERS`, if there is this column.
     """
-    return distinct_names((_REFUSED_BY_SPARK.sub("_", field) for field in fields), there, fits)
+    plain = (_REFUSED_BY_SPARK.sub("_", field) for field in fields)
+    return distinct_names(plain, there, fits, more_taken)
 
 
 def distinct_names(
-    fields: Iterable[str], there: Iterable[str] = (), fits: Callable[[str], bool] | None = None
+    fields: Iterable[str],
+    there: Iterable[str] = (),
+    fits: Callable[[str], bool] | None = None,
+    more_taken: Iterable[str] = (),
 ) -> list[str]:
     """Return different names for the columns of fields. The manifests of version 1 have none: these are theirs.
 
     The name of another column (`ts`, `hour`) gets the prefix `body_`. A name that differs from an earlier one in upper
     and lower case only, which Spark and others ignore, gets a number: `user`, `User_2`. So does one that does not fit.
     """
-    seen = {name.casefold() for name in there}
+    seen, taken = {name.casefold() for name in there}, _TAKEN.union(more_taken)
     names = []
     for field in fields:
-        name = base = f"body_{field}" if field.casefold() in _TAKEN else field
+        name = base = f"body_{field}" if field.casefold() in taken else field
         number = 1
-        while name.casefold() in seen | _TAKEN or (fits is not None and not fits(name)):
+        while name.casefold() in seen | taken or (fits is not None and not fits(name)):
             number += 1
             name = f"{base}_{number}"
         seen.add(name.casefold())

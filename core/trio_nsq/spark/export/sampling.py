@@ -34,7 +34,7 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     if asked.body is not BodyFormat.JSON:
         return asked
     columns = infer_columns(sample_bodies(wanted), request.json_fields)
-    return replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields)
+    return replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields).named()
 
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
