@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from interop.peers import free_ports
-from recipes.support import Program, wait_until
+from recipes.support import EXAMPLES, Program, wait_until
 from trio_nsq.sync import Producer
 from trio_nsq.testing import NSQ, NSQServer
 
@@ -246,3 +246,14 @@ def test_web_service(stack: ExitStack, tmp_path: Path) -> None:
     broker.wait_empty("orders", "mail", timeout_s=60)
     assert service.stop() in (0, -signal.SIGTERM)
     assert set(accepted) <= numbers_in(output, "order (.*): tea") <= set(range(1, number + 1))
+
+
+def test_page_shows_the_web_service() -> None:
+    page = (EXAMPLES.parent / "docs/how-to/web-services.md").read_text()
+    _, _, program = (EXAMPLES / "web_service.py").read_text().partition('"""\n\n')
+    assert f"<<'END'\n{program}END\n" in page
+
+
+def test_readme_and_page_have_the_same_first_program() -> None:
+    first = (EXAMPLES.parent / "docs/how-to/asyncio.md").read_text().partition("```python\n")[2]
+    assert f"```python\n{first.partition('```')[0]}```" in (EXAMPLES.parent / "README.md").read_text()
