@@ -1,7 +1,9 @@
 """Tests for OpenTelemetry's spans and metrics, with its SDK and a real broker."""
 
+import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from itertools import count
 from typing import Any
 
@@ -370,6 +372,13 @@ def test_dead_letters_have_an_envelope_again(
         assert message.headers == {}
 
     run(loop, main)
+
+
+def test_without_the_extra_an_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "trio_nsq.otel")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ImportError, match="extra 'otel': pip install 'opentelemetry-api"):
+        import_module("trio_nsq.otel")
 
 
 # ---------------------------------------------------------------------- brokers that know no headers
