@@ -92,7 +92,7 @@ def test_decimals(qcli: Cli, topic: str) -> None:
 def test_inferred_fields(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """All columns are those of an export."""
     qcli.publish(topic, BODIES[:2])
-    found = read({"topic": topic, "nsqdHttpAddress": qcli.http_address})
+    found = read({"topic": topic, "nsqdHttpAddress": qcli.http_address, "includeHeaders": "true"})
     export(qcli, topic, tmp_path, "--json")
     assert found == rows(tmp_path).to_pylist()
     assert found[0]["User_2"] == "U"

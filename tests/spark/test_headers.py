@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructType
 
 from broker.headers import hpub_body
 from cli.support import Cli
@@ -21,6 +23,7 @@ from trio_nsq.protocol.headers import (
     encode_headers,
     prefix_of,
 )
+from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.export.columns import TableBuilder, schema_of
 from trio_nsq.spark.export.layout import BodyFormat, Layout, name_columns
 from trio_nsq.spark.spool.records import SpooledMessage, headers_of, record_of
@@ -167,3 +170,31 @@ def test_batches_of_a_replay_keep_to_the_limits_of_headers() -> None:
             if any(each != plain for each in batch):
                 assert len(batch) <= MAX_HPUB_MESSAGES
                 assert pack_messages(batch).body_bytes <= MAX_HPUB_HEADERS_BYTES + 3 * len(batch)
+
+
+@pytest.mark.parametrize("form", BodyFormat)
+def test_source_of_spark_has_the_column_if_asked(
+    form: BodyFormat, broker: Broker, qcli: Cli, topic: str
+) -> None:
+    """Without the option, a JSON field of this name keeps its column."""
+    publish(broker, topic, [(b'{"headers": "x"}', {"a": "1"}), (b'{"headers": "y"}', {})])
+    options = {"topic": topic, "nsqdHttpAddress": qcli.http_address, "format": str(form)}
+    plain = read_by_source(options)
+    assert ("headers" in plain[0]) == (form is BodyFormat.JSON)
+    asked = read_by_source(options | {"includeHeaders": "true"})
+    assert [each["headers"] for each in asked] == [[("a", "1")], None]
+    if form is BodyFormat.JSON:
+        assert [each["headers"] for each in plain] == ["x", "y"]
+        assert [each["body_headers"] for each in asked] == ["x", "y"]
+    else:
+        (first, _) = read_by_source(options | {"includeHeaders": "true", "columns": "headers,seq"})
+        assert first == {"headers": [("a", "1")], "seq": 0}
+
+
+def read_by_source(options: dict[str, str]) -> list[dict[str, Any]]:
+    """Read all rows, as Spark would."""
+    source = NsqDataSource(CaseInsensitiveDict(options))
+    schema = StructType.fromJson(json.loads(source.schema().json()))
+    reader = source.reader(schema)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return [row for batch in batches for row in batch.to_pylist()]

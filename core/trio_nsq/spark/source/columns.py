@@ -24,6 +24,7 @@ from pyspark.sql.types import DecimalType as SparkDecimal
 
 from ..export.layout import (
     BODY,
+    HEADERS,
     REST,
     TYPE_NAMES,
     UNPARSED,
@@ -100,7 +101,7 @@ def infer_schema(options: Mapping[str, str], sample: SampleBodies) -> StructType
         LayoutError: There are no JSON columns, or too many.
     """
     form, text = parse_format(options), options.get("columns")
-    own = _columns_of(form)
+    own = _columns_of(form, options)
     if form is not BodyFormat.JSON:
         names = [name.strip() for name in text.split(",")] if text else list(own)
         for name in names:
@@ -108,15 +109,17 @@ def infer_schema(options: Mapping[str, str], sample: SampleBodies) -> StructType
                 raise OptionError(f"the source nsq has no column {name}; it has {', '.join(own)}")
         return StructType([own[name] for name in names])
     if not text:
-        fields = [_json_field(column) for column in _infer(sample(), [])]
-        return StructType([*(own[name] for name in _MESSAGE), *fields, own[REST], own[UNPARSED]])
+        fields = [_json_field(column) for column in _named_apart(_infer(sample(), []), options)]
+        return StructType(
+            [*(own[name] for name in _message_columns(options)), *fields, own[REST], own[UNPARSED]]
+        )
     items = [_parse_item(item) for item in split_columns(text)]
     asked = [(name, kind) for name, kind in items if kind is not None or name not in own]
     if any(kind is None for _, kind in asked):
         columns = _infer(sample(), asked)
     else:
         columns = _named([(name, kind) for name, kind in asked if kind is not None])
-    found = iter(columns)
+    found = iter(_named_apart(columns, options))
     return StructType(
         [own[name] if kind is None and name in own else _json_field(next(found)) for name, kind in items]
     )
@@ -129,7 +132,7 @@ def row_format(options: Mapping[str, str], schema: StructType) -> RowFormat:
         OptionError: A column of the schema does not exist, or has another type.
     """
     form = parse_format(options)
-    own = _columns_of(form)
+    own = _columns_of(form, options)
     columns: list[tuple[str, str, bool]] = []
     fields: list[JsonColumn] = []
     for column in schema.fields:
@@ -146,18 +149,41 @@ def row_format(options: Mapping[str, str], schema: StructType) -> RowFormat:
             raise OptionError(f"the source nsq has no column {column.name}; it has {', '.join(own)}")
     names = {name for name, _, _ in columns}
     if form is not BodyFormat.JSON:
-        return RowFormat(Layout(body=form), tuple(columns))
+        return RowFormat(Layout(body=form, headers=HEADERS in names), tuple(columns))
+    headers = HEADERS in _message_columns(options) and HEADERS in names
     if not fields and not names & {REST, UNPARSED}:
-        return RowFormat(Layout(), tuple(columns))  # bodies need not be parsed
-    layout = Layout(body=form, json_columns=tuple(fields), keep_rest=REST in names, keep_body=BODY in names)
+        # bodies need not be parsed
+        return RowFormat(Layout(headers=headers), tuple(columns))
+    layout = Layout(
+        body=form,
+        json_columns=tuple(fields),
+        keep_rest=REST in names,
+        keep_body=BODY in names,
+        headers=headers,
+    )
     return RowFormat(layout, tuple(columns))
 
 
-def _columns_of(form: BodyFormat) -> dict[str, StructField]:
+def _columns_of(form: BodyFormat, options: Mapping[str, str]) -> dict[str, StructField]:
     """Return the columns that are no fields of bodies."""
-    nullable = {"attempts", REST, UNPARSED, *([BODY] if form is BodyFormat.TEXT else [])}
-    types = {**_MESSAGE, **_BODY_COLUMNS[form]}
+    nullable = {"attempts", HEADERS, REST, UNPARSED, *([BODY] if form is BodyFormat.TEXT else [])}
+    types = {**_message_columns(options), **_BODY_COLUMNS[form]}
     return {name: StructField(name, kind, name in nullable) for name, kind in types.items()}
+
+
+def _message_columns(options: Mapping[str, str]) -> dict[str, DataType]:
+    """Return the columns about a message. As of Spark's Kafka source, headers are among them only if asked for.
+
+    A query of an earlier version may append to a table without this column, or have JSON fields of this name.
+    """
+    asked = parse_choice(options, "includeHeaders", "false", "true") == "true"
+    return _MESSAGE | ({HEADERS: MapType(StringType(), StringType())} if asked else {})
+
+
+def _named_apart(columns: Sequence[JsonColumn], options: Mapping[str, str]) -> Sequence[JsonColumn]:
+    """Return the columns of fields with other names than that of the headers, if this column is asked for."""
+    has_headers = HEADERS in _message_columns(options)
+    return Layout(json_columns=tuple(columns), headers=True).named().json_columns if has_headers else columns
 
 
 def _parse_item(item: str) -> tuple[str, NamedType | None]:

@@ -66,6 +66,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "minPartitions": None,
     "columns": None,
     "format": None,
+    "includeHeaders": None,
     "failOnDataLoss": None,
     "patienceMs": None,
     **dict.fromkeys(ACCESS_OPTIONS),
