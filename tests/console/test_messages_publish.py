@@ -182,3 +182,12 @@ async def test_bad_headers_publish_nothing(tmp_path: Path, headers: str, problem
         page = await site.submit("/topics/t/publish", body="x", headers=headers, status=400)
         assert problem in page.text
         assert await bodies(broker) == []
+
+
+async def test_long_headers_do_not_make_the_list_long(tmp_path: Path) -> None:
+    """A message has up to 16 KiB of them."""
+    async with browsing(tmp_path) as (site, (broker,)):
+        await broker.post("/topic/create", topic="t")
+        headers = f"long: {'x' * 16_000}"
+        await site.submit("/topics/t/publish", body="x\n" * 25, format="lines", headers=headers)
+        assert (await site.client.get("/topics/t/messages")).text.count("x" * 16_000) <= 5

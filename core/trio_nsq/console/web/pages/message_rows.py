@@ -14,7 +14,7 @@ from ..rendering import path_of
 _PREVIEW = 160
 _ROW_HTML = 6 * 1024
 _LIST_HTML = 64 * 1024
-"""The most HTML of one body in the list, and of all, so that the page stays under 150 KiB."""
+"""The most HTML of one body in the list, and of all with their headers, so that the page stays under 150 KiB."""
 
 _Row = TypeVar("_Row", bound=Row | Waiting)
 
@@ -52,6 +52,7 @@ def listed_rows(request: Request, topic: str, rows: Sequence[_Row]) -> list[List
         query, sequence = {"broker": message.broker}, str(message.sequence)
         link = path_of(request, "message", query, topic=topic, sequence=sequence)
         found = body_view(message.body, message.size, limit=min(_ROW_HTML, room)) if room > 0 else None
-        room -= len(found.html) if found is not None else 0
+        if found is not None:
+            room -= len(found.html) + sum(len(name) + len(value) for name, value in message.headers.items())
         listed.append(ListedRow(row, preview(message.body, _PREVIEW), found, link))
     return listed
