@@ -43,7 +43,9 @@ def test_producer_with_a_name(loop: Loop) -> None:
             assert await producer.last_number("t") is None
             await producer.publish_many("t", [b"0", b"1"])
             assert [await producer.last_number(topic) for topic in "tu"] == [1, None]
-        assert producer.published("t") == [b"0", b"1"]
+            acks = [await producer.publish(topic, b"2") for topic in "tut"]
+            assert [each.number for each in acks] == [2, 0, 3]
+        assert producer.published("t") == [b"0", b"1", b"2", b"2"]
 
     run(loop, main)
 

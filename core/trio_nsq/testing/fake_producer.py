@@ -151,6 +151,7 @@ class _Script:
         self.fenced_topics: dict[str, ProducerFenced] = {}
         self.crash: Exception | None = None
         self._is_ordered = settings.ordered
+        self._has_numbers = settings.name is not None
         self._messages = messages
         self._steps = steps
         self._wanted = runtime.Event()
@@ -185,9 +186,12 @@ class _Script:
     async def _execute(self, command: Command, step: _Step) -> None:
         if step.delay_s:
             await runtime.sleep(step.delay_s)
+        stored = self.queue.stored(command.topic)
         if step.is_stored:
             self._messages += _messages_of(command)
         if step.error is None:
+            if self._has_numbers:
+                command.first = 0 if stored is None else stored + 1
             self.queue.acknowledge()
             return
         self.queue.refuse()
