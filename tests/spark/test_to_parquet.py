@@ -179,7 +179,7 @@ def test_named_json_columns(qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b'{"user": "ann", "ts": "2026-11-21T12:00:00Z", "n": 1, "more": 1}', b"[]"])
     export(qcli, topic, tmp_path, "--json", "--columns", "user,n:double,ts:timestamp")
     table = rows(tmp_path)
-    assert table.column_names[7:] == ["user", "n", "body_ts", "unparsed"]
+    assert table.column_names[8:] == ["user", "n", "body_ts", "unparsed"]
     assert table["body_ts"].cast(pa.int64()).to_pylist() == [NOON_NS // 1000, None]
     assert table["n"].to_pylist() == [1.0, None]
     assert table["unparsed"].to_pylist() == [None, b"[]"]

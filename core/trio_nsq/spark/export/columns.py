@@ -74,7 +74,7 @@ class TableBuilder:
         topic, broker: The values of these columns.
 
     Attributes:
-        body_bytes: The size of the bodies that were added since the last table.
+        body_bytes: The size of the bodies, and of headers, that were added since the last table.
         without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
     """
 
@@ -139,6 +139,7 @@ class TableBuilder:
         if found.metadata and (texts := headers_of(found)):
             if self._layout.headers:
                 self._headers.append((row, texts))
+                self.body_bytes += sum(map(len, texts))
             else:
                 self.without_column += len(texts) - texts.count("")
         if (columns := columns_of(found)) is None:

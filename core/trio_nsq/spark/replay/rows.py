@@ -217,7 +217,9 @@ class RowReader:
         self, parquet: Any, number: int, names: Sequence[str], selected: Any, first: int
     ) -> Iterator[tuple[Any, Any, int]]:
         at = 0
-        sized = (self._columns.body, self._columns.unparsed)
+        sized = [self._columns.body, self._columns.unparsed]
+        if (headers := self._columns.headers) is not None:
+            sized += [f"{headers}.key_value.{each}" for each in ("key", "value")]
         for batch in read_row_group(parquet, number, names, sized, self._chunk_bytes):
             mask = None if selected is None else selected.slice(at, len(batch))
             if self._has_bounds:
