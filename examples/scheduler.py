@@ -2,7 +2,8 @@
 
 The time divided by the interval is the number of the message, and the broker stores each number once. So the program
 keeps nothing: after a restart it continues after the last number, with the messages that it has missed. Run two of them
-on two machines: if one is lost, the other one goes on, and no message comes twice.
+on two machines: if one is lost, the other one goes on, and no message comes twice. The first one starts alone: if two
+begin a new topic together, the first messages may be missing.
 """
 
 import json

@@ -57,7 +57,7 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders", status_code=202)
 async def place(order: Order, producer: Annotated[trio_nsq.Producer, Depends(producer_of)]) -> None:
     try:
-        await producer.publish(orders, order, timeout_s=5)
+        await producer.publish(orders, order, timeout_s=10)
     except trio_nsq.PublishFailed as error:
         raise HTTPException(503, str(error)) from error
 

@@ -192,7 +192,9 @@ def counted(path: str) -> Counter[str]:
 def test_scheduler(stack: ExitStack, tmp_path: Path) -> None:
     broker = server(stack, tmp_path / "broker")
     arguments = ("scheduler.py", "jobs", broker.http_address, "0.05")
-    schedulers = [program(stack, *arguments) for _ in range(2)]
+    schedulers = [program(stack, *arguments)]
+    broker.wait_published("jobs", timeout_s=60)
+    schedulers.append(program(stack, *arguments))
     for kill in range(KILLS + 1):
         count = len(broker.published("jobs"))
         wait_until(lambda: len(broker.published("jobs")) > count + 3)  # noqa: B023  # called in this round
@@ -233,7 +235,8 @@ def test_web_service(stack: ExitStack, tmp_path: Path) -> None:
 
     wait_until(is_up)
     for _ in range(KILLS):
-        assert place() == 202
+        for _ in range(10):
+            wait_until(lambda: place() == 202)
         broker.kill()
         assert place() == 503
         broker.restart()
