@@ -23,7 +23,7 @@ for name in ("click", "rich", "httptools", "OpenSSL", "cryptography", "prometheu
 
 
 def names(requirements: list[str]) -> set[str]:
-    found = {requirement.partition(">")[0].partition("<")[0] for requirement in requirements}
+    found = {requirement.partition(">")[0].partition("<")[0].lower() for requirement in requirements}
     return found - {"trio-nsq[server]"}
 
 
@@ -86,7 +86,7 @@ def test_command_without_its_packages_says_what_to_install(arguments: str) -> No
     assert errors.startswith("Error: the extra 'server' is not installed (click is missing): pip install ")
     assert errors.count("\n") == 1
     for package in EXTRAS["server"]:
-        assert f"'{package}'" in errors or f"'{min(names([package]))}'" in errors
+        assert f"'{package}'".lower() in errors.lower() or f"'{min(names([package]))}'" in errors.lower()
 
 
 def test_command_with_some_of_its_packages_says_what_to_install() -> None:
@@ -120,4 +120,4 @@ def test_hint_without_an_installation(extra: str, monkeypatch: pytest.MonkeyPatc
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert set(shlex.split(install_hint(extra))[2:]) == names(EXTRAS[extra])
+    assert names(shlex.split(install_hint(extra))[2:]) == names(EXTRAS[extra])

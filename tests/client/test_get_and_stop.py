@@ -356,10 +356,18 @@ def test_close_soon_in_threads(way: Callable[[Callable[[], None]], None], broker
     """In the main thread: `run` waits, and signals are handled meanwhile."""
     with sync_consumer_of(broker, topic) as consumer:
         if way is by_signal:
-            with on_signal(consumer.close_soon):
-                consumer.run(
-                    lambda _: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                )
+            handled = threading.Event()
+
+            def close_soon() -> None:
+                consumer.close_soon()
+                handled.set()
+
+            def handle(_message: trio_nsq.sync.Message) -> None:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                assert handled.wait(PATIENCE_S)
+
+            with on_signal(close_soon):
+                consumer.run(handle)
         else:
             consumer.run(lambda _: way(consumer.close_soon))
     assert counts(broker, topic)[1] == 0

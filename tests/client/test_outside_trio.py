@@ -93,9 +93,8 @@ TIMEOUT_S = 60
     [
         PATCHED + SYNC,
         "import trio_nsq.sync\n" + PATCHED + SYNC,
-        PATCHED + "from trio_nsq import Consumer",
     ],
-    ids=["before the import", "after the import", "async"],
+    ids=["before the import", "after the import"],
 )
 def test_gevent(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)

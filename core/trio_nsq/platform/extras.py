@@ -32,9 +32,9 @@ _SERVER_MODULES = frozenset(
 def install_hint(extra: str) -> str:
     """Return the command that installs the packages of an extra.
 
-    It lists the packages from the metadata of this installation, without those of the extra `server`, which the caller
-    has. That works for a checkout, a wheel and a URL, whereas
-    `trio-nsq[EXTRA]` needs an index with trio-nsq.
+    It lists the packages from the metadata of this installation; for other extras than `server`, without those of
+    `server`, which the caller has. That works for a checkout, a wheel and a URL, whereas `trio-nsq[EXTRA]` needs an
+    index with trio-nsq.
 
     Args:
         extra: The name of the extra, such as `spark`.
@@ -45,13 +45,18 @@ def install_hint(extra: str) -> str:
         required = importlib.metadata.requires("trio-nsq") or []
     except importlib.metadata.PackageNotFoundError:
         required = []
-    found = [
+    servers = _packages(required, "server")  # a build may write them into the other extras
+    found = [package for package in _packages(required, extra) if extra == "server" or package not in servers]
+    return "pip install " + " ".join(f"'{package}'" for package in found or _PACKAGES[extra])
+
+
+def _packages(required: list[str], extra: str) -> list[str]:
+    return [
         requirement.partition(";")[0].strip()
         for requirement in required
         if requirement.replace('"', "'").endswith(f"extra == '{extra}'")
         and not requirement.startswith("trio-nsq[")
     ]
-    return "pip install " + " ".join(f"'{package}'" for package in found or _PACKAGES[extra])
 
 
 def server_hint(error: BaseException) -> str | None:

@@ -97,7 +97,7 @@ SCRIPTS: dict[str, Script] = (
             SUB + b"RDY 1\nHPUB T\n" + batch(b"\0\4a:1\nx"),
             3,
             b"FIN {0}\n" + END,
-            here=["OK", "OK", "message 1 b'x'", "error E_INVALID invalid command NOPE"],
+            here=["OK", "OK", "error E_INVALID invalid command NOPE", "{0} attempts 1: x"],
         ),
         # -- MPUB
         "MPUB": same(
