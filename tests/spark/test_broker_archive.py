@@ -153,6 +153,7 @@ def test_a_damaged_object_is_named_and_hides_only_what_is_behind_it(tmp_path: Pa
     archive, data = tmp_path / "archive", tmp_path / "data"
     args = ("to-parquet", "t", str(tmp_path / "a"), "--from-segments", str(archive), "--format", "json")
     with qcli_serve(data, f"--archive={archive}", *FLAGS) as broker:
+        until_archived(broker)  # a checkpoint would have what is published before
         for first in (0, 50):
             cli_of(broker).publish("t", numbers(50, first))
             until_archived(broker)
