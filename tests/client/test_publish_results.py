@@ -1,5 +1,6 @@
 """Check what a producer tells of its messages: where they are stored, timeouts, `flush` and `stats`."""
 
+import asyncio
 import math
 import socket
 from collections.abc import Callable, Iterator
@@ -59,6 +60,39 @@ def test_publishes_tell_the_broker(loop: Loop, broker: Broker) -> None:
             assert producer.stats() == ProducerStats(0, 0, stored=9, failed=0, connections=1)
 
     run(loop, main)
+
+
+@pytest.mark.slow
+@on_both
+def test_a_list_of_a_cancelled_task_is_not_sent(loop: Loop, broker: Broker) -> None:
+    async def main() -> None:
+        async with Producer(broker.tcp_address) as producer:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await producer.publish_many("cancelled", [b"1", b"2"])
+            assert scope.cancelled_caught
+            await producer.flush()
+            assert producer.stats().stored == 0
+
+    run(loop, main)
+
+
+@pytest.mark.slow
+def test_a_list_of_a_task_that_asyncio_has_cancelled_is_not_sent(broker: Broker) -> None:
+    async def publish(producer: Producer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await producer.publish_many("cancelled", [b"1", b"2"])
+
+    async def main() -> None:
+        async with Producer(broker.tcp_address) as producer:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(publish(producer))
+            await producer.flush()
+            assert producer.stats().stored == 0
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow

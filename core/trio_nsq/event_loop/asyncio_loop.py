@@ -31,6 +31,14 @@ class AsyncioLoop:
     checkpoint = staticmethod(anyio.lowlevel.checkpoint)
 
     @staticmethod
+    async def checkpoint_if_cancelled() -> None:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # not by a scope of anyio
+            await anyio.lowlevel.checkpoint()
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+
+    @staticmethod
     def is_current() -> bool:
         """Whether a task or callback of asyncio calls, and no task of trio as its guest."""
         return _running_loop() is not None and not _in_trio_task()

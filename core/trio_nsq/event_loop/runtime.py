@@ -173,6 +173,13 @@ def checkpoint() -> Awaitable[None]:
     return trio.lowlevel.checkpoint() if (other := _other()) is None else other.checkpoint()
 
 
+def checkpoint_if_cancelled() -> Awaitable[None]:
+    """Raise the cancellation of this task, if it is cancelled; otherwise, let no other task run."""
+    if (other := _other()) is None:
+        return trio.lowlevel.checkpoint_if_cancelled()
+    return other.checkpoint_if_cancelled()
+
+
 # ------------------------------------------------------------------ cancellation
 
 

@@ -475,10 +475,10 @@ class Producer:
         group = CommandGroup()
         pending: deque[PublishFuture] = deque()
         acknowledged = in_flight_bytes = 0
-        if not bodies:
-            await (
-                runtime.checkpoint()
-            )  # the others wait when they are queued: a publish that starts later is behind
+        if bodies:
+            await runtime.checkpoint_if_cancelled()  # what starts later is queued later
+        else:
+            await runtime.checkpoint()
         try:
             with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
                 for command in self._commands(topic, bodies, sizes, texts, defer_ms, group, optional):
