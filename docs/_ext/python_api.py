@@ -67,8 +67,8 @@ def _page() -> Iterator[str]:
     yield "<!-- Written by docs/_ext/python_api.py from the docstrings; do not edit. -->"
     yield (
         "All public classes, with their methods, options and errors. "
-        "[asyncio](../how-to/asyncio.md) and [the Python client](../how-to/python-client.md) show how to use them. Names ending in `_s` are seconds, "
-        "those ending in `_ms` milliseconds. `trio_nsq.client` has the names of `trio_nsq`, too."
+        "[asyncio](../how-to/asyncio.md) and [the Python client](../how-to/python-client.md) show how to use them. "
+        "Names ending in `_s` are seconds, those ending in `_ms` milliseconds. `trio_nsq.client` has the names of `trio_nsq`, too."
     )
     yield _contents()
     for module, groups in _GROUPS.items():
