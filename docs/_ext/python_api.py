@@ -68,7 +68,8 @@ def _page() -> Iterator[str]:
     yield (
         "All public classes, with their methods, options and errors. "
         "[asyncio](../how-to/asyncio.md) and [the Python client](../how-to/python-client.md) show how to use them. "
-        "Names ending in `_s` are seconds, those ending in `_ms` milliseconds. `trio_nsq.client` has the names of `trio_nsq`, too."
+        "Names ending in `_s` are seconds, those ending in `_ms` milliseconds. "
+        "`trio_nsq.client` has the names of `trio_nsq`, too."
     )
     yield _contents()
     for module, groups in _GROUPS.items():
