@@ -216,7 +216,11 @@ class _OfOneWriter(LocalStorage):
         if self._holder.storage is not None and not self._takes_over:
             raise if_held("another process")
         self._holder.storage = self
-        yield _TakenLease(self._holder, self)
+        try:
+            yield _TakenLease(self._holder, self)
+        finally:
+            if self._holder.storage is self:
+                self._holder.storage = None
 
     def _pause(self, name: str) -> None:
         if self.pauses(name):

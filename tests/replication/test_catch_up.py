@@ -216,12 +216,14 @@ class ScriptedFiles(RecordingFiles, HastyFiles):
 
     Attributes:
         before_hold: What to do before each time that names are held still.
+        before_names: What to do before a folder with this name is listed.
         after_read: What to do after the read at an offset.
     """
 
     def __init__(self, root: Path, stream: OperationStream) -> None:
         super().__init__(root, stream)
         self.before_hold: list[Callable[[], None]] = []
+        self.before_names: dict[str, Callable[[], None]] = {}
         self.after_read: dict[int, Callable[[], None]] = {}
 
     @contextmanager
@@ -230,6 +232,11 @@ class ScriptedFiles(RecordingFiles, HastyFiles):
             self.before_hold.pop(0)()
         with super().names_unchanged():
             yield
+
+    def names(self, path: Path) -> list[str]:
+        if path.name in self.before_names:
+            self.before_names.pop(path.name)()
+        return super().names(path)
 
     def read_fully(self, fd: int, size: int, offset: int) -> bytes:
         data = super().read_fully(fd, size, offset)
@@ -251,6 +258,7 @@ def finish(files: ScriptedFiles, stream: OperationStream, folder: Path, *, recor
     """Catch up, do what comes after it, and compare."""
     replica, number = copy_all(CatchUp(files, stream, entries_of(folder, record_bytes)), folder)
     assert not files.before_hold
+    assert not files.before_names
     assert not files.after_read
     if number < stream.last_number:
         replica.store(b"".join(stream.after(number, 1 << 30)[1]))
@@ -281,6 +289,19 @@ def test_a_name_that_changes_again_just_before_the_end(
     written(files, files.root, {"f": b"x" * 200})
     files.after_read[64] = lambda: files.rename(names[0], names[1])
     files.before_hold = [lambda: None, lambda: files.rename(names[1], names[2])]
+    finish(*scripted)
+
+
+def test_a_folder_that_is_removed_while_it_is_listed_again(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """It was renamed while it was copied. Folders are removed without holding the names: that can take long."""
+    files, _, _ = scripted
+    old, new = files.root / "old", files.root / "new"
+    files.create_folder(old)
+    written(files, files.root, {"old/f": b"x" * 200})
+    files.after_read[64] = lambda: files.rename(old, new)
+    files.before_names["new"] = lambda: files.remove_folder(new)
     finish(*scripted)
 
 

@@ -290,13 +290,14 @@ class CatchUp:
                 self._files.close(fd)
 
     def _open_below(self, path: bytes, opened: list[tuple[bytes, int]], folders: list[Folder]) -> None:
-        if not absolute(self._root, path).is_dir():
-            try:
+        try:
+            found, below = list_folder(self._files, self._root, path, follows_links=True)
+        except NotADirectoryError:
+            with suppress(FileNotFoundError, NotADirectoryError):  # it was renamed or removed
                 opened.append((path, self._files.open_read_only(absolute(self._root, path))))
-            except (FileNotFoundError, NotADirectoryError):
-                pass  # it was renamed or removed
             return
-        found, below = list_folder(self._files, self._root, path, follows_links=True)
+        except FileNotFoundError:
+            return  # it was renamed or removed; folders are removed while names are said to be unchanged, too
         folders.append(Folder(path, frozenset(found + below)))
         for name in found + below:
             self._open_below(joined(path, name), opened, folders)
