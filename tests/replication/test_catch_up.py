@@ -22,7 +22,7 @@ from trio_nsq.replication.catch_up import Block, CatchUp, CaughtUp, FileBegin, F
 from trio_nsq.replication.earlier import diverged_folders
 from trio_nsq.replication.inventory import FileDigest, Inventory, Source, decode_entry, take_inventory
 from trio_nsq.replication.journal import Position
-from trio_nsq.replication.operations import InvalidOperation
+from trio_nsq.replication.operations import InvalidOperation, Kind
 from trio_nsq.replication.pace import Pace
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.replica import Diverged, Replica, ReplicaError
@@ -217,6 +217,7 @@ class ScriptedFiles(RecordingFiles, HastyFiles):
     Attributes:
         before_hold: What to do before each time that names are held still.
         before_names: What to do before a folder with this name is listed.
+        before_open: What to do before a file with this name is opened for reading.
         after_read: What to do after the read at an offset.
     """
 
@@ -224,6 +225,7 @@ class ScriptedFiles(RecordingFiles, HastyFiles):
         super().__init__(root, stream)
         self.before_hold: list[Callable[[], None]] = []
         self.before_names: dict[str, Callable[[], None]] = {}
+        self.before_open: dict[str, Callable[[], None]] = {}
         self.after_read: dict[int, Callable[[], None]] = {}
 
     @contextmanager
@@ -237,6 +239,11 @@ class ScriptedFiles(RecordingFiles, HastyFiles):
         if path.name in self.before_names:
             self.before_names.pop(path.name)()
         return super().names(path)
+
+    def open_read_only(self, path: Path) -> int:
+        if path.name in self.before_open:
+            self.before_open.pop(path.name)()
+        return super().open_read_only(path)
 
     def read_fully(self, fd: int, size: int, offset: int) -> bytes:
         data = super().read_fully(fd, size, offset)
@@ -259,6 +266,7 @@ def finish(files: ScriptedFiles, stream: OperationStream, folder: Path, *, recor
     replica, number = copy_all(CatchUp(files, stream, entries_of(folder, record_bytes)), folder)
     assert not files.before_hold
     assert not files.before_names
+    assert not files.before_open
     assert not files.after_read
     if number < stream.last_number:
         replica.store(b"".join(stream.after(number, 1 << 30)[1]))
@@ -289,6 +297,17 @@ def test_a_name_that_changes_again_just_before_the_end(
     written(files, files.root, {"f": b"x" * 200})
     files.after_read[64] = lambda: files.rename(names[0], names[1])
     files.before_hold = [lambda: None, lambda: files.rename(names[1], names[2])]
+    finish(*scripted)
+
+
+def test_a_name_that_is_changed_and_not_recorded_at_the_end(
+    scripted: tuple[ScriptedFiles, OperationStream, Path],
+) -> None:
+    """Another thread, which holds the names, has removed the file and will record that."""
+    files, stream, _ = scripted
+    written(files, files.root, {"f": b"content"})
+    files.before_open["f"] = (files.root / "f").unlink
+    files.before_hold = [lambda: None, lambda: stream.append(Kind.UNLINK, b"f")]
     finish(*scripted)
 
 

@@ -260,7 +260,11 @@ class CatchUp:
     def _once_more(self) -> Iterator[Piece]:
         """Yield whole files whose names the operations cannot give right, some of them at a time."""
         while True:
-            yield from self._operations()
+            with self._files.names_unchanged():
+                # A name that another thread has changed is not recorded before this: files that were not found then
+                # would be missing at the end.
+                rest = list(self._operations())
+            yield from rest
             if not self._again:
                 return
             yield from self._some_once_more(sorted(self._again)[:ONCE_MORE])
