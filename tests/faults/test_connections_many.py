@@ -84,11 +84,13 @@ async def test_many_consumers_of_one_broker(tmp_path: Path) -> None:
             after = Footprint.now()
             tasks = (after.tasks - before.tasks) / CONSUMERS - 1  # the one that iterates
             print(f"{CONSUMERS} consumers, each with {tasks:g} tasks")
-            assert after.fds - before.fds == CONSUMERS
+            # What earlier tests have left open may be closed meanwhile.
+            assert after.fds - before.fds <= CONSUMERS
             assert tasks <= MOST_TASKS
             async with hardly_any_work():
                 await trio.sleep(HOLD_S)
-            assert Footprint.now() == after
+            now = Footprint.now()
+            assert (now.fds <= after.fds, now.tasks) == (True, after.tasks)
             with trio.fail_after(PATIENCE_S):
                 await producer.publish_many("topic", bodies)
                 await all_came.wait()

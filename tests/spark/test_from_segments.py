@@ -31,6 +31,7 @@ from spark.support import (
 from trio_nsq.log import DiskLog
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.export.job import open_export
+from trio_nsq.spark.export.layout import Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.options import OptionError
 from trio_nsq.spark.runtime.engine import Engine
@@ -244,7 +245,8 @@ def test_spark_reads_segments(
     engine: Engine, serve: Broker, through_broker: Path, backup: Path, tmp_path: Path
 ) -> None:
     places = parse_places([f"{serve.http_address}={backup}"], "t")
-    with open_export(ExportRequest("t", str(tmp_path), target_bytes=100_000), places) as job:
+    request = ExportRequest("t", str(tmp_path), target_bytes=100_000, layout=Layout(headers=True))
+    with open_export(request, places) as job:
         tasks = job.plan(places)
         assert len(tasks) > 5
         job.run(engine, tasks, lambda *_: None)
