@@ -232,7 +232,8 @@ def test_failure_among_others_is_retried_and_given_up(
     def handle(message: sync.Message) -> None:
         seen[message.body] += 1
         if message.body in (b"30", b"31", b"70"):
-            if message.body == b"31":
+            # With more threads, it may be handled again before this failure counts.
+            if message.body == b"31" and concurrency == 1:
                 message.requeue(0, backoff=False)
             raise RuntimeError(f"failure {seen[message.body]}")
 
