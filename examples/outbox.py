@@ -12,8 +12,9 @@ There must be one relay for each name. If a second one is started, the first one
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
 
 import trio_nsq
 import trio_nsq.sync
@@ -43,6 +44,29 @@ class OutboxTable(Protocol):
 
 class RowsMissing(Exception):
     """The broker has lost messages whose rows are deleted."""
+
+
+def run(
+    usage: str | None, open_outbox: Callable[[str], OutboxTable], database_error: type[Exception]
+) -> NoReturn:
+    """Run the relay that the command line asks for: the database, the topic, the broker's address, and perhaps --once.
+
+    Args:
+        usage: Shown if arguments are missing.
+        open_outbox: Opens the table in the database of this name.
+    """
+    logging.basicConfig()
+    arguments = [each for each in sys.argv[1:] if each != "--once"]
+    if len(arguments) != 3:
+        sys.exit(usage)
+    database, topic, address = arguments
+    once = "--once" in sys.argv
+    try:
+        count = relay(open_outbox(database), address, topic, name=f"outbox-{topic}", once=once)
+    except (trio_nsq.NSQError, RowsMissing, database_error) as error:
+        sys.exit(str(error))
+    print(f"{count} rows published")
+    sys.exit()
 
 
 def relay(outbox: OutboxTable, address: str, topic: str, name: str, *, once: bool = False) -> int:

@@ -6,14 +6,11 @@ Transactions commit in another order than their rows got their ids. So the relay
 numbers to the rows that it sees.
 """
 
-import logging
-import sys
 from collections.abc import Sequence
 
 import psycopg
 
-import trio_nsq
-from outbox import RowsMissing, relay
+from outbox import run
 
 POLL_S = 1.0
 SCHEMA = """
@@ -70,20 +67,5 @@ class PostgresOutbox:
             pass
 
 
-def main(dsn: str, topic: str, address: str, *, once: bool) -> int:
-    """Run the relay; return the exit code."""
-    try:
-        count = relay(PostgresOutbox(connect(dsn)), address, topic, name=f"outbox-{topic}", once=once)
-    except (trio_nsq.NSQError, RowsMissing, psycopg.Error) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{count} rows published")
-    return 0
-
-
 if __name__ == "__main__":
-    logging.basicConfig()
-    arguments = [each for each in sys.argv[1:] if each != "--once"]
-    if len(arguments) != 3:
-        sys.exit(__doc__)
-    sys.exit(main(*arguments, once="--once" in sys.argv))
+    run(__doc__, lambda dsn: PostgresOutbox(connect(dsn)), psycopg.Error)

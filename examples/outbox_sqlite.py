@@ -3,14 +3,11 @@
 The program that changes the data writes a row in the same transaction, as `place_order` does. See outbox.py.
 """
 
-import logging
 import sqlite3
-import sys
 import time
 from collections.abc import Sequence
 
-import trio_nsq
-from outbox import RowsMissing, relay
+from outbox import run
 
 POLL_S = 0.05
 SCHEMA = """
@@ -62,20 +59,5 @@ class SQLiteOutbox:
         time.sleep(POLL_S)
 
 
-def main(path: str, topic: str, address: str, *, once: bool) -> int:
-    """Run the relay; return the exit code."""
-    try:
-        count = relay(SQLiteOutbox(connect(path)), address, topic, name=f"outbox-{topic}", once=once)
-    except (trio_nsq.NSQError, RowsMissing, sqlite3.Error) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{count} rows published")
-    return 0
-
-
 if __name__ == "__main__":
-    logging.basicConfig()
-    arguments = [each for each in sys.argv[1:] if each != "--once"]
-    if len(arguments) != 3:
-        sys.exit(__doc__)
-    sys.exit(main(*arguments, once="--once" in sys.argv))
+    run(__doc__, lambda path: SQLiteOutbox(connect(path)), sqlite3.Error)
