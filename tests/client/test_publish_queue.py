@@ -70,7 +70,24 @@ def test_sets_and_deferred_messages_are_separate_commands() -> None:
     box.add(Command("t", messages=pack_messages([b"2", b"3"])))
     box.add(Command("t", body=b"4", defer_ms=50))
     box.add_message("t", b"5")
-    assert box.take() == [mpub("t", b"1", b"5"), mpub("t", b"2", b"3"), b"DPUB t 50\n\0\0\0\x014"]
+    assert box.take() == [
+        pub("t", b"1"),
+        mpub("t", b"2", b"3"),
+        b"DPUB t 50\n\0\0\0\x014",
+        pub("t", b"5"),
+    ]
+
+
+def test_messages_with_and_without_headers_keep_their_order() -> None:
+    box = queue()
+    kinds = [None, None, "sure", "sure", "optional", None, "optional", "sure"]
+    for number, kind in enumerate(kinds):
+        if kind is None:
+            box.add_message("t", b"%d" % number)
+        else:
+            box.add_message_with_headers("t", b"%d" % number, optional=kind == "optional")
+    joined = [[*command.futures.values()] for command in box.take_waiting()]
+    assert joined == [[b"0", b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"6"], [b"7"]]
 
 
 def test_window_limits_bytes_in_flight_but_allows_one_command() -> None:

@@ -13,7 +13,7 @@ from trio_nsq.protocol.encode import encode_claim
 
 from ...protocol.untrusted_json import decode_json
 from ..errors import ConnectionLost, MessagesLost, ProducerFenced
-from .queue import Command, PublishFuture, PublishQueue, join_keys
+from .queue import Command, PublishQueue
 
 _HIGHEST = 2**63
 
@@ -66,11 +66,6 @@ class NumberedQueue(PublishQueue):
         """Return the last number that is known to be stored; None: there is none, or the broker was not asked."""
         position = self._positions.get(topic)
         return None if position is None or position.stored < 0 else position.stored
-
-    def add(self, command: Command) -> PublishFuture:
-        for key in join_keys(command.topic):
-            self._joinable.pop(key, None)  # a later message that joined would overtake this command
-        return super().add(command)
 
     def take(self, refused: list[Command] | None = None) -> list[bytes]:
         pieces: list[bytes] = []

@@ -25,9 +25,6 @@ COUNT_BYTES = 4
 SIZE_BYTES = 4
 """The size of the message count in an MPUB's body, and of the size field of each message."""
 
-_WITH_HEADERS = "\n"
-_WITH_OPTIONAL_HEADERS = "\r"
-"""No topic's name has them."""
 _TRIED_CODES = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED", "E_HPUB_FAILED"})
 """The broker accepted the command and failed to execute it. With all other codes it did not start to execute it."""
 
@@ -215,11 +212,6 @@ class Command:
             return encode_dpub(self.topic, self.defer_ms, bodies[0], first)
         return encode_pub(self.topic, bodies[0], first)
 
-    @property
-    def join_key(self) -> str:
-        """Which single messages may join the command: those to its topic, with headers or without."""
-        return _join_key(self.topic, optional=self.headers_optional) if self.has_headers else self.topic
-
     def give_up_headers(self) -> bool:
         """Drop headers that are optional; return whether the command has none now."""
         if self.has_headers and self.headers_optional:
@@ -276,17 +268,8 @@ class Command:
         return self.queue.counts
 
 
-def _join_key(topic: str, *, optional: bool) -> str:
-    return topic + (_WITH_OPTIONAL_HEADERS if optional else _WITH_HEADERS)
-
-
-def join_keys(topic: str) -> tuple[str, ...]:
-    """Return the join keys of all commands for a topic."""
-    return topic, _join_key(topic, optional=False), _join_key(topic, optional=True)
-
-
 class PublishQueue:
-    """The commands for one broker.
+    """The commands for one broker. The messages of a topic are sent in the order in which they were added.
 
     Args:
         max_in_flight_bytes: The limit of unacknowledged bytes; one command is always allowed.
@@ -308,16 +291,19 @@ class PublishQueue:
         self._max_joined_bytes = max_joined_bytes
         self._ordered = ordered
         self._waiting: OrderedDict[Command, None] = OrderedDict()  # an ordered set; any can be removed
-        self._joinable: dict[
-            str, Command
-        ] = {}  # by `join_key`: commands in `_waiting` that accept more messages
+        # By topic: its last command in `_waiting`, if that accepts more single messages of its kind.
+        self._joinable: dict[str, Command] = {}
         self._unacknowledged: deque[Command] = deque()
         self._in_flight_bytes = 0
 
     def add_message(self, topic: str, body: bytes) -> PublishFuture:
         """Queue a message for the next write, combined with others for its topic."""
         command = self._joinable.get(topic)
-        if command is not None and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes:
+        if (
+            command is not None
+            and not command.has_headers
+            and command.size + SIZE_BYTES + len(body) <= self._max_joined_bytes
+        ):
             return command.join(body)
         future = self.add(Command(topic, body=body))
         self._joinable[topic] = future.command
@@ -327,20 +313,24 @@ class PublishQueue:
         self, topic: str, message: bytes, *, optional: bool = False
     ) -> PublishFuture:
         """As `add_message`, for a message that begins with its headers; combined with others that do."""
-        command = self._joinable.get(_join_key(topic, optional=optional))
+        command = self._joinable.get(topic)
         if (
             command is not None
+            and command.has_headers
+            and command.headers_optional is optional
             and len(command.futures) < MAX_HPUB_MESSAGES
             and command.size + SIZE_BYTES + len(message) <= self._max_joined_bytes
         ):
             return command.join(message)
         future = self.add(Command(topic, body=message, has_headers=True, headers_optional=optional))
-        self._joinable[future.command.join_key] = future.command
+        self._joinable[topic] = future.command
         return future
 
     def add(self, command: Command) -> PublishFuture:
         if self._ordered:
             self._joinable.clear()
+        else:
+            self._joinable.pop(command.topic, None)  # a later message that joined would overtake this command
         command.queue = self
         command.taken = False
         self._waiting[command] = None
@@ -386,8 +376,8 @@ class PublishQueue:
         return not self._unacknowledged or self._in_flight_bytes + command.size <= self._max_in_flight_bytes
 
     def _close_to_joining(self, command: Command) -> None:
-        if self._joinable.get(command.join_key) is command:
-            del self._joinable[command.join_key]
+        if self._joinable.get(command.topic) is command:
+            del self._joinable[command.topic]
 
     def acknowledge(self) -> bool:
         """Settle the oldest command in flight; return False if there is none."""
