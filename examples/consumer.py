@@ -33,7 +33,7 @@ async def main(source: str, lookupd: bool, addresses: Sequence[str]) -> int:
             nsqd_tcp_addresses=() if lookupd else addresses,
             lookupd_http_addresses=addresses if lookupd else (),
             max_in_flight=100,
-            default_requeue_delay_ms=100,
+            default_requeue_delay_s=0.1,
             backoff_multiplier_s=0.05,
         )
         async with consumer, trio.open_nursery() as nursery:

@@ -39,7 +39,7 @@ def consumer_of(broker: Broker, topic: str) -> Consumer:
         "c",
         nsqd_tcp_addresses=broker.tcp_address,
         max_in_flight=10,
-        default_requeue_delay_ms=0,
+        default_requeue_delay_s=0,
         backoff_after=1,
         backoff_multiplier_s=0.001,
     )

@@ -110,7 +110,7 @@ def test_handlers(loop: Loop, broker: Broker, topic: str) -> None:
                 "c",
                 nsqd_tcp_addresses=broker.tcp_address,
                 max_in_flight=10,
-                default_requeue_delay_ms=0,
+                default_requeue_delay_s=0,
             ) as consumer,
         ):
 

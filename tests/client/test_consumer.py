@@ -303,7 +303,7 @@ async def test_exception_of_the_body_is_unchanged(broker: FakeBroker) -> None:
         ({"max_in_flight": 0}, "max_in_flight is 0"),
         ({"nsqd_tcp_addresses": []}, "at least one"),
         ({"nsqd_tcp_addresses": ["localhost"]}, "no port"),
-        ({"heartbeat_interval_ms": -1}, "without heartbeats"),
+        ({"heartbeat_interval_s": -1}, "without heartbeats"),
         ({"sample_rate": 100}, "sample_rate"),
         ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "more than reconnect_max_s"),
     ],

@@ -95,7 +95,7 @@ async def test_failed_message_of_two_brokers_is_retried_until_it_succeeds(tmp_pa
             nsqd_tcp_addresses=addresses,
             max_in_flight=20,
             backoff_multiplier_s=0.01,
-            default_requeue_delay_ms=10,
+            default_requeue_delay_s=0.01,
             low_rdy_idle_timeout_s=0.05,
             rdy_redistribute_interval_s=0.01,
         ) as consumer,

@@ -333,7 +333,7 @@ async def test_requeue_delay_grows_with_the_attempts(broker: FakeBroker) -> None
 
 @bounded
 async def test_each_message_of_a_batch_has_its_own_delay(broker: FakeBroker) -> None:
-    delays: Any = {"default_requeue_delay_ms": 1000, "max_requeue_delay_ms": 2500}
+    delays: Any = {"default_requeue_delay_s": 1, "max_requeue_delay_s": 2.5}
     async with opened(broker, max_backoff_duration_s=0, **delays) as (consumer, peer):
         await peer.send(message(1), message(2, attempts=2), message(3, attempts=3), message(4, attempts=4))
         batch = await anext(consumer.batches())
@@ -377,8 +377,8 @@ async def test_options_set_before_the_start_are_used(broker: FakeBroker) -> None
         ({"max_backoff_duration_s": -1}, "max_backoff_duration_s is -1; it must be within 0..3600"),
         ({"backoff_multiplier_s": float("nan")}, "backoff_multiplier_s"),
         ({"backoff_after": 0}, "backoff_after is 0; it must be at least 1"),
-        ({"max_requeue_delay_ms": 3_600_001}, "max_requeue_delay_ms is 3600001"),
-        ({"default_requeue_delay_ms": -1}, "default_requeue_delay_ms is -1"),
+        ({"max_requeue_delay_s": 3600.1}, "max_requeue_delay_s is 3600.1"),
+        ({"default_requeue_delay_s": -1}, "default_requeue_delay_s is -1"),
         ({"low_rdy_idle_timeout_s": 0}, "low_rdy_idle_timeout_s is 0; it must be more than 0"),
         ({"low_rdy_timeout_s": -1}, "low_rdy_timeout_s is -1"),
         ({"rdy_redistribute_interval_s": 0}, "rdy_redistribute_interval_s is 0"),
@@ -396,7 +396,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], reason: str) -> No
 
 @pytest.mark.parametrize("wrong", ["5", b"5", [], object()])
 async def test_number_of_the_wrong_type_is_named(wrong: Any) -> None:
-    for option in ("max_in_flight", "connect_timeout_s", "heartbeat_interval_ms", "backoff_after"):
+    for option in ("max_in_flight", "connect_timeout_s", "heartbeat_interval_s", "backoff_after"):
         with pytest.raises(TypeError, match=f"^{option} is .*; it must be"):
             Consumer("topic", "channel", **{option: wrong})
     consumer = Consumer("topic", "channel", max_in_flight=5)

@@ -51,7 +51,7 @@ async def running(
     broker: FakeBroker, handler: Any, *, returned: tuple[int, ...] = (), **options: Any
 ) -> AsyncIterator[tuple[Consumer, Peer]]:
     """Open a consumer that runs a handler; yield it and the broker's end of its connection."""
-    names = ("backoff_after", "default_requeue_delay_ms", "max_backoff_duration_s", "msg_timeout_ms")
+    names = ("backoff_after", "default_requeue_delay_s", "max_backoff_duration_s", "msg_timeout_s")
     own = {name: options.pop(name) for name in names if name in options}
     async with opened(broker, returned=returned, **own) as (consumer, peer), trio.open_nursery() as nursery:
 
@@ -139,7 +139,7 @@ async def test_no_message_is_discarded_by_default(broker: FakeBroker) -> None:
     works = Works()
     works.go_on.set()
     works.fails = {b"body 1"}
-    async with running(broker, works, max_backoff_duration_s=0, default_requeue_delay_ms=0) as (_, peer):
+    async with running(broker, works, max_backoff_duration_s=0, default_requeue_delay_s=0) as (_, peer):
         for attempts in range(1, 20):
             await peer.send(message(1, attempts=attempts))
             await peer.expect(reqs(1))
@@ -162,7 +162,7 @@ async def test_message_is_given_up_at_its_last_failure(
         given_up.append((one.body, str(error)))
 
     async with running(
-        broker, works, max_attempts=3, given_up=bury, max_backoff_duration_s=0, default_requeue_delay_ms=0
+        broker, works, max_attempts=3, given_up=bury, max_backoff_duration_s=0, default_requeue_delay_s=0
     ) as (_, peer):
         for attempts in (9, 10):
             await peer.send(message(1, attempts=attempts), message(2, attempts=attempts))
@@ -195,7 +195,7 @@ async def test_message_that_the_handler_requeued_is_given_up_at_the_next_deliver
             raise OSError("disk full")
 
     async with running(
-        broker, requeue, max_attempts=2, given_up=bury, max_backoff_duration_s=0, default_requeue_delay_ms=0
+        broker, requeue, max_attempts=2, given_up=bury, max_backoff_duration_s=0, default_requeue_delay_s=0
     ) as (_, peer):
         for attempts in (1, 2, 3):  # the third one cannot be given up
             await peer.send(message(1, attempts=attempts))
@@ -214,7 +214,7 @@ async def test_success_forgets_earlier_failures(broker: FakeBroker) -> None:
     works = Works()
     works.go_on.set()
     async with running(
-        broker, works, max_attempts=2, max_backoff_duration_s=0, default_requeue_delay_ms=0
+        broker, works, max_attempts=2, max_backoff_duration_s=0, default_requeue_delay_s=0
     ) as (_, peer):
         for _ in range(3):
             works.fails = {b"body 1"}
@@ -338,7 +338,7 @@ def of_message(touched: int) -> bytes:
 @bounded
 async def test_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
-    async with running(broker, works, auto_touch=True, msg_timeout_ms=4000) as (_, peer):
+    async with running(broker, works, auto_touch=True, msg_timeout_s=4) as (_, peer):
         await peer.send(message(1), message(2))
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(3):
@@ -360,7 +360,7 @@ async def test_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.te
 @bounded
 async def test_nothing_is_touched_by_default(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
-    async with running(broker, works, msg_timeout_ms=4000) as (_, peer):
+    async with running(broker, works, msg_timeout_s=4) as (_, peer):
         await peer.send(message(1))
         await trio.testing.wait_all_tasks_blocked()
         clock.jump(3)

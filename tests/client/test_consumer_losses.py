@@ -225,7 +225,7 @@ async def test_silent_broker_is_dropped_after_two_heartbeat_intervals(
             peers.append(await accept_and_subscribe(broker))
 
         nursery.start_soon(accept)
-        async with eager_consumer_of(broker, heartbeat_interval_ms=4000) as consumer:
+        async with eager_consumer_of(broker, heartbeat_interval_s=4) as consumer:
             await trio.testing.wait_all_tasks_blocked()
             clock.jump(7.5)
             await trio.testing.wait_all_tasks_blocked()

@@ -164,7 +164,7 @@ async def test_max_in_flight_of_a_lost_broker_goes_to_the_others(
 
     for broker in brokers:
         broker.create("t", "c")
-    options: dict[str, Any] = {"max_in_flight": 30, "heartbeat_interval_ms": 1000, "close_timeout_s": 0}
+    options: dict[str, Any] = {"max_in_flight": 30, "heartbeat_interval_s": 1, "close_timeout_s": 0}
     with trio.fail_after(PATIENCE_S):
         async with Consumer("t", "c", nsqd_tcp_addresses=addresses(brokers), **options) as consumer:
             await shared([10, 10, 10])

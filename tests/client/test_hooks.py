@@ -355,7 +355,7 @@ def test_without_async_code(broker_process: Broker, topic: str) -> None:
             consumer.close_soon()
 
     options: Any = {"nsqd_tcp_addresses": broker_process.tcp_address, "hooks": hooks}
-    with sync.Consumer(topic, "c", **options, default_requeue_delay_ms=0) as consumer:
+    with sync.Consumer(topic, "c", **options, default_requeue_delay_s=0) as consumer:
         message = consumer.get()
         with consumer.processing(message):
             message.finish()

@@ -40,11 +40,11 @@ def publish_batch(
     bodies: Sequence[bytes],
     producer: str,
     number: int,
-    defer_ms: int = 0,
+    defer_s: float = 0,
     **how: Any,
 ) -> PublishOutcome:
     with IdempotentProducer(address, topic, producer, first_retry_s=HASTY_S, **how) as publisher:
-        return publisher.publish(bodies, number, defer_ms)
+        return publisher.publish(bodies, number, defer_s=defer_s)
 
 
 async def beside(bound: BoundAddresses, work: Callable[[str], _Answer]) -> _Answer:
@@ -280,16 +280,16 @@ def test_number_of_a_batch_in_doubt_is_not_used_for_another() -> None:
 async def test_deferred_batch(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=10)
-        for number, defer_ms in ((0, 3_600_000), (1, 0), (2, 1)):
-            publish = partial(_publish, number=number, defer_ms=defer_ms)
+        for number, defer_s in ((0, 3600), (1, 0), (2, 0.001)):
+            publish = partial(_publish, number=number, defer_s=defer_s)
             assert await beside(bound, publish) is PUBLISHED
         bodies = {(await client.message()).body for _ in range(2)}
         assert bodies == {b"number 1", b"number 2"}
         await client.nothing_more()
 
 
-def _publish(address: str, number: int, defer_ms: int) -> PublishOutcome:
-    return publish_batch(address, "t", [b"number %d" % number], "p", number, defer_ms)
+def _publish(address: str, number: int, defer_s: float) -> PublishOutcome:
+    return publish_batch(address, "t", [b"number %d" % number], "p", number, defer_s)
 
 
 async def test_refused_batch_is_not_retried(tmp_path: Path) -> None:

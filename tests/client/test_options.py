@@ -20,6 +20,7 @@ from trio_nsq.client import (
     ProducerOptions,
     ProducerSettings,
 )
+from trio_nsq.testing import FakeProducer, FakeSyncProducer
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_invalid_options_of_producers_are_refused(options: dict[str, Any], reaso
 
 
 def test_identify_has_the_client_and_its_settings() -> None:
-    assert ConnectionSettings(client_id="me", msg_timeout_ms=2000, sample_rate=5).identify() == {
+    assert ConnectionSettings(client_id="me", msg_timeout_s=2, sample_rate=5).identify() == {
         "client_id": "me",
         "hostname": socket.gethostname(),
         "user_agent": f"trio-nsq/{__version__}",
@@ -94,24 +95,27 @@ def test_identify_has_the_client_and_its_settings() -> None:
 
 
 def test_broker_may_be_silent_for_two_heartbeat_intervals() -> None:
-    assert ConnectionSettings(heartbeat_interval_ms=1500).read_timeout_s == 3.0
-    assert ConnectionSettings(heartbeat_interval_ms=-1).read_timeout_s == math.inf
+    assert ConnectionSettings(heartbeat_interval_s=1.5).read_timeout_s == 3.0
+    assert ConnectionSettings(heartbeat_interval_s=-1).read_timeout_s == math.inf
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"dial_timeout_s": 0},
-        {"heartbeat_interval_ms": 0},
-        {"heartbeat_interval_ms": 999},
-        {"heartbeat_interval_ms": -2},
-        {"msg_timeout_ms": -1},
-        {"msg_timeout_ms": 999},
+        {"heartbeat_interval_s": 0},
+        {"heartbeat_interval_s": 0.999},
+        {"heartbeat_interval_s": -2},
+        {"msg_timeout_s": -1},
+        {"msg_timeout_s": 0.999},
         {"sample_rate": -1},
         {"sample_rate": 100},
         {"output_buffer_size": 63},
         {"output_buffer_size": -2},
-        {"output_buffer_timeout_ms": -2},
+        {"output_buffer_timeout_s": -0.5},
+        {"heartbeat_interval_s": math.inf},
+        {"msg_timeout_s": math.inf},
+        {"output_buffer_timeout_s": math.inf},
         {"deflate_level": 0},
         {"deflate_level": 10},
     ],
@@ -124,7 +128,7 @@ def test_value_outside_the_protocol_is_refused_by_name(options: dict[str, Any]) 
 
 @pytest.mark.parametrize("value", [-1, 0, 64])
 def test_special_values_are_accepted(value: int) -> None:
-    ConnectionSettings(output_buffer_size=value, output_buffer_timeout_ms=value)
+    ConnectionSettings(output_buffer_size=value, output_buffer_timeout_s=value)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +180,60 @@ def test_error_of_an_unknown_option_names_the_class(
 
 def test_secret_is_not_shown() -> None:
     assert "hush" not in repr(ConnectionSettings(auth_secret="hush"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Consumer, "t", "c"),
+        partial(sync.Consumer, "t", "c"),
+        Producer,
+        sync.Producer,
+        FakeProducer,
+        FakeSyncProducer,
+    ],
+)
+def test_options_in_milliseconds_are_deprecated(make: Callable[..., object]) -> None:
+    text = "msg_timeout_ms is deprecated: use msg_timeout_s=1.5, in seconds"
+    with pytest.warns(DeprecationWarning, match=text) as warned:
+        make(msg_timeout_ms=1500)
+    assert {each.filename for each in warned} == {__file__}
+    with (
+        pytest.warns(DeprecationWarning, match="use heartbeat_interval_s=0.5"),
+        pytest.raises(ValueError, match=r"heartbeat_interval_s is 0\.5; it must be -1 or at least 1"),
+    ):
+        make(heartbeat_interval_ms=500)
+    with pytest.warns(DeprecationWarning, match="use output_buffer_timeout_s=-1"):
+        make(output_buffer_timeout_ms=-1)
+    with pytest.raises(TypeError, match="msg_timeout_s and msg_timeout_ms are both given"):
+        make(msg_timeout_ms=1000, msg_timeout_s=1)
+    with pytest.raises(TypeError, match="msg_timeout_ms is '1s'; it must be a number"):
+        make(msg_timeout_ms="1s")
+
+
+def test_deprecated_options_are_those_of_their_client() -> None:
+    old: dict[str, Any]
+    for name in ("default_requeue_delay_ms", "max_requeue_delay_ms"):
+        old = {name: 1000}
+        with pytest.warns(DeprecationWarning, match=name):
+            Consumer("t", "c", **old)
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            Producer(**old)
+    old = {"max_req_timeout_ms": None}
+    with pytest.warns(DeprecationWarning, match="use max_req_timeout_s=None"):
+        Producer(**old)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_req_timeout_ms'"):
+        Consumer("t", "c", **old)
+
+
+def test_identify_has_whole_milliseconds() -> None:
+    for seconds, milliseconds in (
+        (0, 0),
+        (-1, -1),
+        (0.0001, 1),
+        (0.025, 25),
+        (1.001, 1001),
+        (60 * 60, 3_600_000),
+    ):
+        said = ConnectionSettings(output_buffer_timeout_s=seconds).identify()
+        assert said["output_buffer_timeout"] == milliseconds

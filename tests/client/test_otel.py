@@ -223,7 +223,7 @@ def test_failures_and_dead_letters(
             raise LookupError("no such order")
 
         options: Any = {"nsqd_tcp_addresses": broker_process.tcp_address, "hooks": hooks}
-        async with Consumer(topic, "c", **options, default_requeue_delay_ms=0) as consumer:
+        async with Consumer(topic, "c", **options, default_requeue_delay_s=0) as consumer:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(consumer.run, fail, max_attempts=2, dead_letter_topic=dead))
                 while not consumer.stats().finished:

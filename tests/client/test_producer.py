@@ -231,7 +231,7 @@ async def test_empty_publish_sends_nothing(broker: FakeBroker) -> None:
 async def test_message_that_brokers_refuse_is_not_sent(
     broker: FakeBroker, call: Callable[[Producer], Awaitable[object]], reason: str
 ) -> None:
-    limits: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_ms": 1000}
+    limits: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 200, "max_req_timeout_s": 1}
     async with opened(broker, **limits) as (producer, peer, _):
         with pytest.raises(ValueError, match=reason):
             await call(producer)

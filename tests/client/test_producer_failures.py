@@ -290,7 +290,7 @@ async def test_failed_reconnection_fails_its_publish_and_the_next_retries(
 async def test_silent_broker_is_dropped_after_two_heartbeat_intervals(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
-    async with opened(broker, heartbeat_interval_ms=4000) as (producer, peer, nursery):
+    async with opened(broker, heartbeat_interval_s=4) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish, "topic", b"x")
         await peer.expect(pub("topic", b"x"))
         await trio.testing.wait_all_tasks_blocked()
@@ -305,7 +305,7 @@ async def test_silent_broker_is_dropped_after_two_heartbeat_intervals(
 async def test_without_heartbeats_silence_is_allowed(
     broker: FakeBroker, clock: trio.testing.MockClock
 ) -> None:
-    async with opened(broker, heartbeat_interval_ms=-1) as (producer, peer, nursery):
+    async with opened(broker, heartbeat_interval_s=-1) as (producer, peer, nursery):
         publish = Outcome(nursery, producer.publish, "topic", b"x")
         await peer.expect(pub("topic", b"x"))
         clock.jump(10)

@@ -228,7 +228,7 @@ def test_handler_that_would_not_run_finishes_no_message(broker: Broker, topic: s
 
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish(topic, b"1")
-    with consumer_of(broker, topic, default_requeue_delay_ms=0) as consumer:
+    with consumer_of(broker, topic, default_requeue_delay_s=0) as consumer:
         with pytest.raises(TypeError, match="handler must be a plain function"):
             consumer.run(wrong)
         with pytest.raises(TypeError, match="given_up must be a plain function"):
@@ -255,7 +255,7 @@ def test_handlers_run_in_parallel_and_failed_messages_are_retried(broker: Broker
 
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish_many(topic, [b"1", b"2", b"3", b"4", b"fails once"])
-    options = {"default_requeue_delay_ms": 0, "backoff_multiplier_s": 0.01}
+    options = {"default_requeue_delay_s": 0, "backoff_multiplier_s": 0.01}
     with consumer_of(broker, topic, **options) as consumer:
         with pytest.raises(ValueError, match="concurrency is 0"):
             consumer.run(handle, concurrency=0)
@@ -276,7 +276,7 @@ def test_message_is_given_up_at_its_last_failure(broker: Broker, topic: str) -> 
 
     with sync.Producer(broker.tcp_address) as producer:
         producer.publish(topic, b"bad")
-    with consumer_of(broker, topic, default_requeue_delay_ms=0) as consumer:
+    with consumer_of(broker, topic, default_requeue_delay_s=0) as consumer:
         consumer.run(fail, max_attempts=2, given_up=give_up)
     assert given_up == [(b"bad", 2, "failure 2")]
     assert broker.channel_stats(topic, "c")["depth"] == 0

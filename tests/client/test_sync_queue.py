@@ -240,7 +240,7 @@ def test_failure_among_others_is_retried_and_given_up(
     def give_up(message: sync.Message, error: Exception) -> None:
         given_up.append((message.body, str(error)))
 
-    with consumer_of(broker, topic, default_requeue_delay_ms=0, backoff_after=1000) as consumer:
+    with consumer_of(broker, topic, default_requeue_delay_s=0, backoff_after=1000) as consumer:
         until(lambda: consumer.stats().received == 100)
         with ThreadPoolExecutor(1) as executor:
             running = executor.submit(

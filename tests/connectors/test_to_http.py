@@ -640,7 +640,7 @@ async def test_messages_do_not_time_out_while_they_wait(broker: Broker, topic: s
         options = _options(
             server.url, concurrency=1, headers=(("X-Attempts", HeaderTemplate("{{attempts}}")),)
         )
-        consumer = ConsumerOptions(msg_timeout_ms=3000)
+        consumer = ConsumerOptions(msg_timeout_s=3)
         async with _delivering(broker, topic, options, consumer=consumer):
             await _drained(broker, topic)
         stats = broker.channel_stats(topic, "c")

@@ -81,7 +81,7 @@ class Stage:
 async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> AsyncIterator[Stage]:
     """A stage for connections of this form."""
     folder.mkdir(exist_ok=True)
-    options: dict[str, Any] = {"heartbeat_interval_ms": int(1000 * heartbeat_s), **FORMS[form]}
+    options: dict[str, Any] = {"heartbeat_interval_s": heartbeat_s, **FORMS[form]}
     settings: dict[str, Any] = {"sync": "interval"}
     if options.get("tls_v1"):
         certificates = Certificates(folder / "certificates")
@@ -101,7 +101,7 @@ async def stage(folder: Path, form: str, heartbeat_s: float = HEARTBEAT_S) -> As
 @asynccontextmanager
 async def stage_of_nsqd(folder: Path) -> AsyncIterator[Stage]:
     """Run a stage with nsqd, for plain connections and the real clock."""
-    options = {"heartbeat_interval_ms": int(1000 * HEARTBEAT_S), "msg_timeout_ms": 1000}
+    options = {"heartbeat_interval_s": HEARTBEAT_S, "msg_timeout_s": 1}
     with nsqd(folder) as broker:
         async with proxy_before(broker.tcp_address) as proxy:
             yield Stage(proxy, broker.tcp_address, broker.http_address, options, slack_s=2.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from trio_nsq.integrations.taskiq import NSQBroker
 
 LEDGER = Path(os.environ["LEDGER"])
-broker = NSQBroker(os.environ["NSQD"], topic="jobs", max_in_flight=4, msg_timeout_ms=1000)
+broker = NSQBroker(os.environ["NSQD"], topic="jobs", max_in_flight=4, msg_timeout_s=1)
 
 
 @broker.task("record")

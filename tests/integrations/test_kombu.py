@@ -374,11 +374,21 @@ def test_idle_publisher_reconnects(tmp_path: Path, queue: Queue) -> None:
         connection.release()
 
 
+def test_options_in_milliseconds_are_deprecated() -> None:
+    options = {"heartbeat_interval_ms": 500}
+    connection = Connection("nsq://localhost", transport_options=options)
+    with (
+        pytest.warns(DeprecationWarning, match="use heartbeat_interval_s=0.5"),
+        pytest.raises(ValueError, match=r"heartbeat_interval_s is 0\.5; it must be -1 or at least 1"),
+    ):
+        _ = connection.transport
+
+
 def test_messages_in_flight_are_touched(
     broker: Broker, queue: Queue, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    settings = ConnectionSettings(msg_timeout_ms=60_000, output_buffer_timeout_ms=25)
+    settings = ConnectionSettings(msg_timeout_s=60, output_buffer_timeout_s=0.025)
     source = Source(queue.name, "celery")
     subscription = Subscription(broker.tcp_address, settings, source, clock=lambda: now[0])
     publish(connect(), "long", queue)

@@ -82,7 +82,7 @@ def test_tasks_run_and_are_acknowledged(nsqd: Broker, jobs: NSQBroker) -> None:
 
 def test_running_task_is_touched(nsqd: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     nsqd.create(topic := next(_topics), "taskiq")
-    jobs = NSQBroker(nsqd.tcp_address, topic=topic, msg_timeout_ms=1000)
+    jobs = NSQBroker(nsqd.tcp_address, topic=topic, msg_timeout_s=1)
     jobs.is_worker_process = True
     touched: list[bytes] = []
     touch = Message.touch
@@ -198,7 +198,7 @@ def test_without_a_broker(nsqd: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"topic": "a b"}, {"channel": ""}, {"max_in_flight": 0}, {"msg_timeout_ms": 1}, {"oops": 1}]
+    "wrong", [{"topic": "a b"}, {"channel": ""}, {"max_in_flight": 0}, {"msg_timeout_s": 0.5}, {"oops": 1}]
 )
 def test_wrong_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):

@@ -28,7 +28,7 @@ def nsqd_with_channel(data_path: Path) -> Iterator[Broker]:
 
 def consumer_of(broker: Broker, **options: Any) -> Consumer:
     """Return a consumer of the channel, with defaults for the options that the caller omits."""
-    defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
+    defaults = {"max_in_flight": 200, "output_buffer_timeout_s": 0.025}
     return Consumer("topic", "channel", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
 
 

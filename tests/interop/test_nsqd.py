@@ -124,7 +124,7 @@ async def test_touch_extends_the_message_timeout(broker: Broker, caplog: pytest.
     with trio.fail_after(PATIENCE_S):
         async with (
             Producer(broker.tcp_address) as producer,
-            consumer_of(broker, msg_timeout_ms=2000) as consumer,
+            consumer_of(broker, msg_timeout_s=2) as consumer,
         ):
             await producer.publish("topic", b"touched")
             await producer.publish("topic", b"left alone")
@@ -144,7 +144,7 @@ async def test_finish_after_the_timeout_is_logged(broker: Broker, caplog: pytest
     with trio.fail_after(PATIENCE_S):
         async with (
             Producer(broker.tcp_address) as producer,
-            consumer_of(broker, msg_timeout_ms=1000) as consumer,
+            consumer_of(broker, msg_timeout_s=1) as consumer,
         ):
             await producer.publish("topic", b"slow")
             first = await anext(consumer)
@@ -192,8 +192,8 @@ async def test_heartbeats_keep_an_idle_connection_open(
 ) -> None:
     with trio.fail_after(PATIENCE_S):
         async with (
-            Producer(broker.tcp_address, heartbeat_interval_ms=1000) as producer,
-            consumer_of(broker, heartbeat_interval_ms=1000) as consumer,
+            Producer(broker.tcp_address, heartbeat_interval_s=1) as producer,
+            consumer_of(broker, heartbeat_interval_s=1) as consumer,
         ):
             await producer.publish("topic", b"three and a half intervals", defer_s=3.5)
             (await anext(consumer)).finish()

@@ -53,7 +53,7 @@ async def test_consumer_discovers_brokers_and_receives_from_each(tmp_path: Path)
                     lookupd_poll_interval_s=0.1,
                     low_rdy_idle_timeout_s=0.05,
                     rdy_redistribute_interval_s=0.01,
-                    output_buffer_timeout_ms=25,
+                    output_buffer_timeout_s=0.025,
                     max_in_flight=1,
                 ) as consumer,
             ):
@@ -87,7 +87,7 @@ async def test_failed_message_is_retried_after_a_backoff_pause(tmp_path: Path) -
             "max_in_flight": 7,
             "backoff_after": 1,
             "backoff_multiplier_s": 0.25,
-            "default_requeue_delay_ms": 1,
+            "default_requeue_delay_s": 0.001,
         }
         async with trio.open_nursery() as nursery, consumer_of(broker, **options) as consumer:
             nursery.start_soon(consumer.run, handler)
@@ -117,8 +117,8 @@ async def test_slow_message_is_touched_and_failing_message_is_passed_to_the_call
         broker.post("/mpub", b"long\nbad", topic="topic")
         options: dict[str, Any] = {
             "max_backoff_duration_s": 0,
-            "default_requeue_delay_ms": 0,
-            "msg_timeout_ms": 1000,
+            "default_requeue_delay_s": 0,
+            "msg_timeout_s": 1,
         }
         async with trio.open_nursery() as nursery, consumer_of(broker, **options) as consumer:
 

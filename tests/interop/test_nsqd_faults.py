@@ -233,7 +233,7 @@ async def test_random_disconnects_lose_nothing_and_maybe_stored_is_correct(broke
                     "channel",
                     nsqd_tcp_addresses=[address],
                     max_in_flight=20,
-                    msg_timeout_ms=1000,
+                    msg_timeout_s=1,
                     reconnect_min_s=0.001,
                     reconnect_max_s=0.01,
                 ) as consumer,

@@ -3,12 +3,13 @@
 Not compiled: compiled functions have errors of their own for wrong types.
 """
 
+import sys
 import warnings
 
 from trio_nsq.protocol import is_valid_name
 from trio_nsq.protocol.limits import SECOND_MS
 from trio_nsq.protocol.names import is_valid_producer
-from trio_nsq.text.arguments import MAX_INT, check_int, check_seconds, check_type
+from trio_nsq.text.arguments import MAX_INT, MAX_SECONDS, check_int, check_seconds, check_type
 
 
 def check_name(what: str, name: str) -> None:
@@ -45,12 +46,23 @@ def in_ms(what: str, seconds: float | None, old_ms: int | None) -> int | None:
         if seconds:
             raise TypeError(f"{what}_s and {what}_ms are both given")
         if old_ms:  # 0 is the same in any unit
-            text = f"{what}_ms is deprecated: use {what}_s={old_ms / SECOND_MS:g}, in seconds"
-            warnings.warn(text, DeprecationWarning, stacklevel=3)
+            warn_deprecated(f"{what}_ms is deprecated: use {what}_s={old_ms / SECOND_MS:g}, in seconds")
         return old_ms
     if seconds is None or (seconds == 0 and type(seconds) is int):  # most are
         return seconds
     check_seconds(f"{what}_s", seconds)
-    if seconds > MAX_INT / SECOND_MS:
-        raise ValueError(f"{what}_s is {seconds}; it must be at most {MAX_INT // SECOND_MS}")
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"{what}_s is {seconds}; it must be at most {MAX_SECONDS}")
     return max(1, round(seconds * SECOND_MS)) if seconds else 0
+
+
+def warn_deprecated(text: str) -> None:
+    """Warn of a deprecated argument at the line of the program that called into this package.
+
+    The frames are counted here, because compiled functions have none.
+    """
+    level, frame = 1, sys._getframe()
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, DeprecationWarning, stacklevel=level)

@@ -11,7 +11,7 @@ import trio
 
 from trio_nsq.text.arguments import check_int, check_seconds
 
-from ..client.connection.options import refuse_unknown
+from ..client.connection.options import accepted_options
 from ..client.consuming import consumer as client
 from ..client.consuming import message as client_message
 from ..client.consuming.answers import Answer
@@ -100,7 +100,6 @@ class Consumer:
         idle_timeout_s: float | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        refuse_unknown(Consumer, ConsumerSettings, options)
         if idle_timeout_s is not None:
             check_seconds("idle_timeout_s", idle_timeout_s, positive=True)
         self._consumer = _AsyncConsumer(
@@ -110,7 +109,7 @@ class Consumer:
             lookupd_http_addresses=lookupd_http_addresses,
             max_in_flight=max_in_flight,
             random=random,
-            **options,
+            **accepted_options(Consumer, ConsumerSettings, options),
         )
         self._idle_timeout_s = float("inf") if idle_timeout_s is None else idle_timeout_s
         self._queue = self._consumer._queue
@@ -256,7 +255,7 @@ class Consumer:
 
         If the handler returns `Retry` or `DeadLetter`, that is done; otherwise, the message is finished. If it raises
         an `Exception`, the message has failed: the error is logged and the message is requeued with backoff, for
-        `default_requeue_delay_ms` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
+        `default_requeue_delay_s` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
         the message itself, and may close the consumer. Before it returns, `run` waits for active handlers without
         limit.
 

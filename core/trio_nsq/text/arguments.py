@@ -15,6 +15,8 @@ _Item = TypeVar("_Item")
 
 MAX_INT = 2**63 - 1
 """Larger integers do not fit into the fields of the protocol."""
+MAX_SECONDS = MAX_INT // 1000
+"""The longest time in seconds that is accepted where the protocol has a number of milliseconds."""
 _DESCRIPTIONS: dict[Any, str] = {
     bool: "True or False",
     str: "a string",

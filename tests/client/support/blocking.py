@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 def consumer_of(broker: Broker, topic: str, **options: Any) -> sync.Consumer:
     """Return a consumer of the topic's channel."""
-    defaults = {"max_in_flight": 200, "output_buffer_timeout_ms": 25}
+    defaults = {"max_in_flight": 200, "output_buffer_timeout_s": 0.025}
     return sync.Consumer(topic, "c", nsqd_tcp_addresses=[broker.tcp_address], **defaults | options)
 
 

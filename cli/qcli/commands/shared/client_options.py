@@ -26,7 +26,7 @@ _OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "client_id": ("client_id", str),
     "hostname": ("hostname", str),
     "user_agent": ("user_agent", str),
-    "heartbeat_interval": ("heartbeat_interval_ms", duration),
+    "heartbeat_interval": ("heartbeat_interval_s", _seconds),
     "tls_v1": ("tls_v1", _boolean),
     "tls_root_ca_file": ("tls_root_ca_file", str),
     "tls_cert": ("tls_cert", str),
@@ -43,8 +43,8 @@ _OF_CONSUMERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lookupd_poll_interval": ("lookupd_poll_interval_s", _seconds),
     "lookupd_poll_jitter": ("lookupd_poll_jitter", _number),
     "lookupd_poll_timeout": ("lookupd_poll_timeout_s", _seconds),
-    "max_requeue_delay": ("max_requeue_delay_ms", duration),
-    "default_requeue_delay": ("default_requeue_delay_ms", duration),
+    "max_requeue_delay": ("max_requeue_delay_s", _seconds),
+    "default_requeue_delay": ("default_requeue_delay_s", _seconds),
     "backoff_strategy": ("backoff_strategy", str),
     "max_backoff_duration": ("max_backoff_duration_s", _seconds),
     "backoff_multiplier": ("backoff_multiplier_s", _seconds),
@@ -54,9 +54,9 @@ _OF_CONSUMERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "rdy_redistribute_interval": ("rdy_redistribute_interval_s", _seconds),
     "sample_rate": ("sample_rate", _integer),
     "output_buffer_size": ("output_buffer_size", _integer),
-    "output_buffer_timeout": ("output_buffer_timeout_ms", duration),
+    "output_buffer_timeout": ("output_buffer_timeout_s", _seconds),
     "max_in_flight": ("max_in_flight", _integer),
-    "msg_timeout": ("msg_timeout_ms", duration),
+    "msg_timeout": ("msg_timeout_s", _seconds),
 }
 
 

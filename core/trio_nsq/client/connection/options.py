@@ -1,33 +1,46 @@
 """The options of a connection, shared by consumers and producers."""
 
+import math
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from inspect import signature
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
-from trio_nsq.text.arguments import check_options
+from trio_nsq.text.arguments import MAX_SECONDS, check_number, check_options
 
 from ...access.secret import Secret, StrPath
+from ..arguments import warn_deprecated
 from ..hooks import Hooks, installed_hooks
 from .tls import TLSFiles
 
 OFF = -1
 """Turns heartbeats or output buffering off."""
+IN_MILLISECONDS = frozenset(
+    {
+        "heartbeat_interval_ms",
+        "msg_timeout_ms",
+        "output_buffer_timeout_ms",
+        "default_requeue_delay_ms",
+        "max_requeue_delay_ms",
+        "max_req_timeout_ms",
+    }
+)
+"""Deprecated names of options, whose values are in milliseconds; today's end in `_s`."""
 
 
 class ConnectionOptions(TypedDict, total=False):
     """The keyword arguments that `Consumer` and `Producer` share; see `ConnectionSettings`."""
 
     dial_timeout_s: float
-    heartbeat_interval_ms: int
-    msg_timeout_ms: int
+    heartbeat_interval_s: float
+    msg_timeout_s: float
     sample_rate: int
     output_buffer_size: int
-    output_buffer_timeout_ms: int
+    output_buffer_timeout_s: float
     client_id: str
     hostname: str
     user_agent: str
@@ -57,13 +70,13 @@ class ConnectionSettings:
 
     Attributes:
         dial_timeout_s: The timeout for the TCP connection, including the name lookup.
-        heartbeat_interval_ms: The broker's heartbeat interval, at least 1000. After twice this time without data, the
+        heartbeat_interval_s: The broker's heartbeat interval, at least 1. After twice this time without data, the
             connection counts as lost. -1: no heartbeats, and a dead peer is not detected; not for consumers.
-        msg_timeout_ms: How long the broker waits for an answer to a message before it delivers it again, at least
-            1000; 0: the broker's default (one minute in nsqd).
+        msg_timeout_s: How long the broker waits for an answer to a message before it delivers it again, at least
+            1; 0: the broker's default (one minute in nsqd).
         sample_rate: The percentage of the channel's messages to receive, up to 99; the broker drops the others. 0: all.
         output_buffer_size: Bytes that the broker buffers before it sends, at least 64; 0: its default; -1: no buffer.
-        output_buffer_timeout_ms: How long the broker buffers; 0: its default; -1: until the buffer is full.
+        output_buffer_timeout_s: How long the broker buffers; 0: its default; -1: until the buffer is full.
         client_id: Shown in the broker's statistics; by default the first label of the host name.
         hostname: Shown in the broker's statistics; by default the host name.
         user_agent: Shown in the broker's statistics.
@@ -86,11 +99,11 @@ class ConnectionSettings:
     """
 
     dial_timeout_s: float = 1.0
-    heartbeat_interval_ms: int = 30 * SECOND_MS
-    msg_timeout_ms: int = 0
+    heartbeat_interval_s: float = 30.0
+    msg_timeout_s: float = 0.0
     sample_rate: int = 0
     output_buffer_size: int = 16 * KIB
-    output_buffer_timeout_ms: int = 250
+    output_buffer_timeout_s: float = 0.25
     client_id: str = field(default_factory=_short_hostname)
     hostname: str = field(default_factory=socket.gethostname)
     user_agent: str = f"trio-nsq/{__version__}"
@@ -109,16 +122,16 @@ class ConnectionSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
-        heartbeat_ms, timeout_ms = self.heartbeat_interval_ms, self.msg_timeout_ms
-        size, flush_ms = self.output_buffer_size, self.output_buffer_timeout_ms
+        heartbeat_s, timeout_s = self.heartbeat_interval_s, self.msg_timeout_s
+        size, flush_s = self.output_buffer_size, self.output_buffer_timeout_s
         self._require("dial_timeout_s", self.dial_timeout_s > 0, "more than 0")
-        self._require(
-            "heartbeat_interval_ms", heartbeat_ms == OFF or heartbeat_ms >= SECOND_MS, "-1 or at least 1000"
-        )
-        self._require("msg_timeout_ms", timeout_ms == 0 or timeout_ms >= SECOND_MS, "0 or at least 1000")
+        self._require("heartbeat_interval_s", heartbeat_s == OFF or heartbeat_s >= 1, "-1 or at least 1")
+        self._require("msg_timeout_s", timeout_s == 0 or timeout_s >= 1, "0 or at least 1")
         self._require("sample_rate", 0 <= self.sample_rate <= 99, "within 0..99")
         self._require("output_buffer_size", size in (OFF, 0) or size >= 64, "-1, 0 or at least 64")
-        self._require("output_buffer_timeout_ms", flush_ms >= OFF, "-1, 0 or more")
+        self._require("output_buffer_timeout_s", flush_s == OFF or flush_s >= 0, "-1, 0 or more")
+        for name in ("heartbeat_interval_s", "msg_timeout_s", "output_buffer_timeout_s"):
+            self._require(name, getattr(self, name) <= MAX_SECONDS, f"at most {MAX_SECONDS}")
         self._require("snappy", not (self.snappy and self.deflate), "False if deflate is True")
         self._require("deflate_level", 1 <= self.deflate_level <= 9, "within 1..9")
         self._require("tls_cert", self.tls_key is None or self.tls_cert is not None, "given if tls_key is")
@@ -157,9 +170,7 @@ class ConnectionSettings:
     @property
     def read_timeout_s(self) -> float:
         """How long the broker may send nothing before the connection counts as lost; infinite without heartbeats."""
-        if self.heartbeat_interval_ms == OFF:
-            return float("inf")
-        return 2 * self.heartbeat_interval_ms / SECOND_MS
+        return float("inf") if self.heartbeat_interval_s == OFF else 2 * self.heartbeat_interval_s
 
     def identify(self) -> dict[str, object]:
         return {
@@ -167,11 +178,11 @@ class ConnectionSettings:
             "hostname": self.hostname,
             "user_agent": self.user_agent,
             "feature_negotiation": True,
-            "heartbeat_interval": self.heartbeat_interval_ms,
-            "msg_timeout": self.msg_timeout_ms,
+            "heartbeat_interval": _in_ms(self.heartbeat_interval_s),
+            "msg_timeout": _in_ms(self.msg_timeout_s),
             "sample_rate": self.sample_rate,
             "output_buffer_size": self.output_buffer_size,
-            "output_buffer_timeout": self.output_buffer_timeout_ms,
+            "output_buffer_timeout": _in_ms(self.output_buffer_timeout_s),
             "tls_v1": self.tls_v1,
             "snappy": self.snappy,
             "deflate": self.deflate,
@@ -179,18 +190,49 @@ class ConnectionSettings:
         }
 
 
-def refuse_unknown(
-    owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, object]
-) -> None:
-    """Raise TypeError, like Python, if `options` has a name that is not a field of the settings."""
-    from difflib import get_close_matches  # imported here: only errors need it
+def _in_ms(seconds: float) -> int:
+    """Return a time of IDENTIFY; a time above 0 is at least 1 ms, as 0 has another meaning."""
+    return OFF if seconds == OFF else math.ceil(seconds * SECOND_MS - 1e-6)
 
+
+def accepted_options(
+    owner: type[object], settings: type[ConnectionSettings], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options under their present names. Warns of deprecated names.
+
+    Raises TypeError, like Python, if a name is not a field of the settings.
+    """
     known = [each.name for each in fields(settings)]
-    for name in options:
+    given = renamed_options(known, options)
+    for name in given:
         if name not in known:
+            from difflib import get_close_matches  # imported here: only errors need it
+
             near = get_close_matches(name, [*known, *signature(owner).parameters], 1, cutoff=0.7)
             hint = f". Did you mean {near[0]!r}?" if near else ""
             run = getattr(owner, "run", None)
             if run is not None and name in signature(run).parameters:
                 hint = "; it is an argument of its method run()"
             raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")
+    return given
+
+
+def renamed_options(known: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with times that were given in milliseconds, under their former names, in seconds.
+
+    Warns of each. Raises TypeError if one is given twice, or its value is not a number.
+    """
+    given = dict(options)
+    for old in IN_MILLISECONDS & options.keys():
+        name = old.removesuffix("_ms") + "_s"
+        if name not in known:
+            continue
+        if name in options:
+            raise TypeError(f"{name} and {old} are both given")
+        value = given.pop(old)
+        if value not in (None, OFF):
+            check_number(old, value)
+            value = value / SECOND_MS
+        given[name] = value
+        warn_deprecated(f"{old} is deprecated: use {name}={value}, in seconds")
+    return given

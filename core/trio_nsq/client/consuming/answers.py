@@ -22,7 +22,7 @@ class Retry:
 
     Attributes:
         delay_s: The delay before the next delivery, in seconds; 0: no delay; None: the consumer's
-            `default_requeue_delay_ms` times the message's attempts. The broker silently caps it at its maximum (one
+            `default_requeue_delay_s` times the message's attempts. The broker silently caps it at its maximum (one
             hour by default).
         backoff: The message failed, so the consumer backs off. False: it does not.
 

@@ -16,7 +16,7 @@ from ...event_loop import runtime
 from ..arguments import check_name
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
-from ..connection.options import refuse_unknown
+from ..connection.options import accepted_options
 from ..errors import ConnectionFailed, ConsumerClosed
 from ..hooks import observed, processing
 from ..topics import Topic, name_of
@@ -132,8 +132,7 @@ class Consumer:
         if max_in_flight is not None:
             check_int("max_in_flight", max_in_flight, 1)
         check_type("random", random, Callable)
-        refuse_unknown(Consumer, ConsumerSettings, options)
-        self._settings = ConsumerSettings(**options)
+        self._settings = ConsumerSettings(**accepted_options(Consumer, ConsumerSettings, options))
         if self._settings.private_channel and not is_ephemeral(channel):
             raise ValueError(
                 f"private_channel is True; the channel's name {channel!r} must end in #ephemeral"
@@ -434,7 +433,7 @@ class Consumer:
 
         If the handler returns `Retry` or `DeadLetter`, that is done; otherwise, the message is finished. If it raises
         an `Exception`, the message has failed: the error is logged and the message is requeued with backoff, for
-        `default_requeue_delay_ms` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
+        `default_requeue_delay_s` times its attempts, unless `on_failure` decides otherwise. A handler may also answer
         the message itself.
 
         If the task is cancelled while the handler runs, or the handler raises what is not an `Exception`, such as

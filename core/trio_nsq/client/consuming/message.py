@@ -116,7 +116,7 @@ class MessageBatch:
         Args:
             delay_ms: Deprecated: `delay_s` in milliseconds.
             delay_s: The delay before the next delivery, in seconds; 0: no delay; None: the consumer's
-                `default_requeue_delay_ms` times the attempts of each. The broker silently caps it at its maximum (one
+                `default_requeue_delay_s` times the attempts of each. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The messages failed, so the consumer backs off. False: it does not.
 
@@ -344,7 +344,7 @@ class Message:
         Args:
             delay_ms: Deprecated: `delay_s` in milliseconds.
             delay_s: The delay before the next delivery, in seconds; 0: no delay; None: the consumer's
-                `default_requeue_delay_ms` times the message's attempts. The broker silently caps it at its maximum (one
+                `default_requeue_delay_s` times the message's attempts. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The message failed, so the consumer backs off. False: it does not.
 

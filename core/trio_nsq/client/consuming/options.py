@@ -32,8 +32,8 @@ class ConsumerOptions(DiscoveryOptions, total=False):
     `ConnectionSettings`."""
 
     private_channel: bool
-    default_requeue_delay_ms: int
-    max_requeue_delay_ms: int
+    default_requeue_delay_s: float
+    max_requeue_delay_s: float
     backoff_strategy: BackoffStrategy
     max_backoff_duration_s: float
     backoff_multiplier_s: float
@@ -55,8 +55,8 @@ class ConsumerSettings(DiscoverySettings):
             starts at the end of the topic and does not count as its first channel, so it takes no messages from other
             channels. An existing channel is not changed. Only `qcli serve` has private channels; with another broker,
             connecting raises `ConnectionFailed`, unless `Consumer.without_private_channels` allows it.
-        default_requeue_delay_ms: The requeue delay of a failed message per attempt; within 0..3600000.
-        max_requeue_delay_ms: The upper limit of that delay; within 0..3600000.
+        default_requeue_delay_s: The requeue delay of a failed message per attempt; within 0..3600.
+        max_requeue_delay_s: The upper limit of that delay; within 0..3600.
         backoff_strategy: The length of pauses after failures: `exponential`, or `full_jitter`, a random part of that.
         max_backoff_duration_s: The longest pause after failures, within 0..3600. Pauses stop growing before they exceed
             it. If the first pause would exceed it, as with 0, there are no pauses.
@@ -76,8 +76,8 @@ class ConsumerSettings(DiscoverySettings):
     """
 
     private_channel: bool = False
-    default_requeue_delay_ms: int = 90 * SECOND_MS
-    max_requeue_delay_ms: int = 15 * 60 * SECOND_MS
+    default_requeue_delay_s: float = 90.0
+    max_requeue_delay_s: float = 15 * MINUTE_S
     backoff_strategy: BackoffStrategy = "exponential"
     max_backoff_duration_s: float = 2 * MINUTE_S
     backoff_multiplier_s: float = 1.0
@@ -91,24 +91,25 @@ class ConsumerSettings(DiscoverySettings):
 
     def __post_init__(self) -> None:
         DiscoverySettings.__post_init__(self)  # super() fails here: slots=True creates a new class
-        if self.heartbeat_interval_ms == OFF:
-            raise ValueError("heartbeat_interval_ms is -1; brokers accept no subscription without heartbeats")
+        if self.heartbeat_interval_s == OFF:
+            raise ValueError("heartbeat_interval_s is -1; brokers accept no subscription without heartbeats")
         for name in (
             "low_rdy_idle_timeout_s",
             "low_rdy_timeout_s",
             "rdy_redistribute_interval_s",
         ):
             self._require(name, getattr(self, name) > 0, "more than 0")
-        for name, most in (
-            ("default_requeue_delay_ms", 60 * 60 * SECOND_MS),
-            ("max_requeue_delay_ms", 60 * 60 * SECOND_MS),
-            ("max_backoff_duration_s", 60 * MINUTE_S),
-            ("backoff_multiplier_s", 60 * MINUTE_S),
+        for name in (
+            "default_requeue_delay_s",
+            "max_requeue_delay_s",
+            "max_backoff_duration_s",
+            "backoff_multiplier_s",
         ):
-            self._require(name, 0 <= getattr(self, name) <= most, f"within 0..{most:g}")
+            self._require(name, 0 <= getattr(self, name) <= 60 * MINUTE_S, f"within 0..{60 * MINUTE_S:g}")
         self._require("close_timeout_s", self.close_timeout_s >= 0, "at least 0")
         self._require("backoff_after", self.backoff_after >= 1, "at least 1")
 
     def requeue_delay_ms(self, attempts: int) -> int:
         """Return the requeue delay of a message that failed at this attempt."""
-        return min(self.default_requeue_delay_ms * attempts, self.max_requeue_delay_ms)
+        delay_s = min(self.default_requeue_delay_s * attempts, self.max_requeue_delay_s)
+        return round(delay_s * SECOND_MS)

@@ -26,7 +26,7 @@ from ...api import broker as api
 from ...api.request import Request
 from ...event_loop.retries import FIRST_DELAY_S, PATIENCE_S, Retry
 from ...protocol.messages import pack_messages
-from ..arguments import check_name, check_producer
+from ..arguments import check_name, check_producer, in_ms
 from ..connection.tls import TLSFiles
 from ..errors import BrokerUnreachable, NotABroker, ProducerFenced, PublishInDoubt, RequestRefused
 from .broker_http import BrokerHTTP
@@ -187,8 +187,9 @@ class IdempotentProducer:
         self,
         bodies: Iterable[bytes],
         number: int | None = None,
-        defer_ms: int = 0,
+        defer_ms: int | None = None,
         *,
+        defer_s: float = 0,
         first: int | None = None,
         headers: Headers | Sequence[Headers] | None = None,
     ) -> PublishOutcome:
@@ -199,7 +200,8 @@ class IdempotentProducer:
             number: 0 to 2**63 - 1, greater than the previous number; numbers may be skipped. To send a batch again, use
                 the same number. None: the producer takes the next number, after the last one that the broker has
                 published; `sent_number` is that number.
-            defer_ms: The delay before the delivery, in milliseconds; 0: no delay. nsqd up to 1.3.0 ignores it.
+            defer_ms: Deprecated: `defer_s`, in milliseconds.
+            defer_s: The delay before the delivery, in seconds; 0: no delay. nsqd up to 1.3.0 ignores it.
             first: The batch has the numbers from this one to `number`. For a producer whose batches may end elsewhere
                 after a restart: a batch that is stored in part is refused.
             headers: The headers of all messages, or a list with those of each, see `Producer.publish`. Then the batch
@@ -221,7 +223,7 @@ class IdempotentProducer:
         """
         if number is not None:
             check_int("number", number, 0, MAX_NUMBER)
-        check_int("defer_ms", defer_ms, 0)
+        deferral_ms = in_ms("defer", defer_s, defer_ms) or None
         if first is not None:
             if number is None:
                 raise ValueError("first needs a number")
@@ -239,7 +241,7 @@ class IdempotentProducer:
         body = b"%s%s" % (pack(">i", len(bodies)), packed.data)
 
         def batch_with(number: int, first: int | None, instance: str | None) -> Request[bytes]:
-            numbers = number, first, defer_ms or None, instance
+            numbers = number, first, deferral_ms, instance
             if texts:
                 return api.publish_with_headers(self._topic, self._producer, *numbers, body=body)
             return api.publish_batch(self._topic, self._producer, True, *numbers, body=body)

@@ -18,7 +18,7 @@ class PublishLimits:
     Attributes:
         max_msg_size: The largest message, in bytes.
         max_body_size: The largest body of an MPUB, in bytes.
-        max_req_timeout_ms: The longest time to defer a message; None: the broker decides.
+        max_req_timeout_s: The longest time to defer a message; None: the broker decides.
 
     Raises:
         ValueError: The limits allow no message.
@@ -26,7 +26,7 @@ class PublishLimits:
 
     max_msg_size: int
     max_body_size: int
-    max_req_timeout_ms: int | None
+    max_req_timeout_s: float | None
 
     def __post_init__(self) -> None:
         if self.max_msg_size < 1 or self.max_body_size <= COUNT_BYTES + SIZE_BYTES:
@@ -77,8 +77,8 @@ class PublishLimits:
         _check_sizes(messages.sizes, self.max_msg_size)
 
     def check_defer(self, defer_ms: int) -> None:
-        if self.max_req_timeout_ms is not None and defer_ms > self.max_req_timeout_ms:
-            most_s = self.max_req_timeout_ms / SECOND_MS
+        most_s = self.max_req_timeout_s
+        if most_s is not None and defer_ms > most_s * SECOND_MS:
             raise ValueError(f"defer_s is {defer_ms / SECOND_MS:g}; it must be within 0..{most_s:g}")
 
 

@@ -25,7 +25,7 @@ class ProducerOptions(DiscoveryOptions, total=False):
     max_in_flight_bytes: int
     max_msg_size: int
     max_body_size: int
-    max_req_timeout_ms: int | None
+    max_req_timeout_s: float | None
     silence_timeout_s: float
     publish_timeout_s: float | None
     reconnect_min_s: float
@@ -52,7 +52,7 @@ class ProducerSettings(DiscoverySettings):
             sent alone.
         max_msg_size: The brokers' limit for a message, in bytes.
         max_body_size: The brokers' limit for the body of an MPUB, in bytes.
-        max_req_timeout_ms: The brokers' limit for deferring a message. None: not checked; a broker that refuses closes
+        max_req_timeout_s: The brokers' limit for deferring a message. None: not checked; a broker that refuses closes
             the connection. nsqd's option is `--max-req-timeout`, one hour by default; that of `qcli serve` is
             `--max-defer`, one year by default.
         silence_timeout_s: A broker that answers no publish for this time, although some are unanswered, is silent: hung
@@ -75,7 +75,7 @@ class ProducerSettings(DiscoverySettings):
     max_in_flight_bytes: int = 4 * MIB
     max_msg_size: int = _NSQD.max_msg_size
     max_body_size: int = _NSQD.max_body_size
-    max_req_timeout_ms: int | None = None
+    max_req_timeout_s: float | None = None
     silence_timeout_s: float = 0.5
     publish_timeout_s: float | None = 30.0
     reconnect_min_s: float = MIN_DELAY_S
@@ -96,14 +96,14 @@ class ProducerSettings(DiscoverySettings):
         timeout_s = self.publish_timeout_s
         self._require("publish_timeout_s", timeout_s is None or timeout_s > 0, "more than 0, or None")
         self._require("close_timeout_s", self.close_timeout_s >= 0, "at least 0")
-        defer_ms = self.max_req_timeout_ms
-        self._require("max_req_timeout_ms", defer_ms is None or defer_ms >= 0, "at least 0, or None")
+        defer_s = self.max_req_timeout_s
+        self._require("max_req_timeout_s", defer_s is None or defer_s >= 0, "at least 0, or None")
         _ = self.limits
 
     @property
     def limits(self) -> PublishLimits:
         """The limits of the brokers. Raises ValueError."""
-        return PublishLimits(self.max_msg_size, self.max_body_size, self.max_req_timeout_ms)
+        return PublishLimits(self.max_msg_size, self.max_body_size, self.max_req_timeout_s)
 
     @property
     def part_bytes(self) -> int:

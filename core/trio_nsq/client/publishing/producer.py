@@ -18,7 +18,7 @@ from ...event_loop import runtime
 from ..arguments import check_name, in_ms
 from ..background import BackgroundTask
 from ..connection.addresses import addresses_of
-from ..connection.options import refuse_unknown
+from ..connection.options import accepted_options
 from ..errors import ProducerClosed, PublishFailed
 from ..hooks import PublishCall
 from ..topics import Topic, encoded
@@ -87,8 +87,7 @@ class Producer:
         **options: Unpack[ProducerOptions],
     ) -> None:
         check_type("random", random, Callable)
-        refuse_unknown(Producer, ProducerSettings, options)
-        self._settings = settings = ProducerSettings(**options)
+        self._settings = settings = ProducerSettings(**accepted_options(Producer, ProducerSettings, options))
         self._hooks = settings.hooks
         self._limits = settings.limits
         self._part_bytes = settings.part_bytes

@@ -23,6 +23,7 @@ from ...client.publishing.producer import Producer
 from ...client.publishing.queue import may_pass
 from ...protocol.bulk import MAX_INT32
 from ...protocol.headers import Headers
+from ...protocol.limits import SECOND_MS
 from ...protocol.messages import pack_messages
 from ..source.broker_http import BrokerFinder, FoundBroker
 from ..source.options import BrokerAddresses
@@ -150,7 +151,9 @@ class Destination:
                 if (-1 if last is None else last) < stored and not publisher.may_be_forgotten:
                     raise CopiesLost(topic, self.label)
             try:
-                outcome = publisher.publish(bodies, number, defer_ms, first=first, headers=headers or None)
+                outcome = publisher.publish(
+                    bodies, number, defer_s=defer_ms / SECOND_MS, first=first, headers=headers or None
+                )
             except RequestRefused as exc:
                 if headers and exc.status == 404 and not exc.is_without_topic:
                     raise CopyRefused(f"{HeadersRefused(self.label)}{_WITHOUT_HEADERS}") from exc

@@ -54,7 +54,7 @@ class BrokerSocket:
     def __init__(self, address: str, settings: ConnectionSettings, extensions: Collection[str] = ()) -> None:
         self.address = address
         self.max_rdy_count: int = Limits().max_rdy_count
-        self.msg_timeout_s: float = (settings.msg_timeout_ms or MINUTE_MS) / SECOND_MS
+        self.msg_timeout_s: float = settings.msg_timeout_s or MINUTE_MS / SECOND_MS
         self.max_msg_timeout_s: float = Limits().max_msg_timeout_ms / SECOND_MS
         self.extensions: set[str] = set()
         self._settings = settings

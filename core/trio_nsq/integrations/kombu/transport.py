@@ -15,7 +15,7 @@ from kombu.transport import virtual
 
 from ..._version import __version__
 from ...api import broker as api
-from ...client.connection.options import OFF, ConnectionSettings
+from ...client.connection.options import OFF, ConnectionSettings, renamed_options
 from ...client.connection.tls import TLSFiles
 from ...client.errors import (
     BrokerError,
@@ -141,7 +141,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
             self._publisher.close()
 
     def _connect_publisher(self) -> BrokerSocket:
-        return BrokerSocket(self._address, self._settings_with(heartbeat_interval_ms=OFF, msg_timeout_ms=0))
+        return BrokerSocket(self._address, self._settings_with(heartbeat_interval_s=OFF, msg_timeout_s=0))
 
     def _settings_with(self, **changes: Any) -> ConnectionSettings:
         return ConnectionSettings(
@@ -343,14 +343,13 @@ os.register_at_fork(after_in_child=_forget_parents)
 
 def _settings_of(client: Any) -> ConnectionSettings:
     """Return the settings of consumers. Raises TypeError or ValueError."""
-    options = client.transport_options
-    found: dict[str, Any] = {
-        each.name: options[each.name] for each in fields(ConnectionSettings) if each.name in options
-    }
+    known = {each.name for each in fields(ConnectionSettings)}
+    options = renamed_options(known, client.transport_options)
+    found = {name: value for name, value in options.items() if name in known}
     found.setdefault("dial_timeout_s", client.connect_timeout or 5.0)
-    found.setdefault("output_buffer_timeout_ms", 25)
-    if (visible_s := options.get("visibility_timeout")) is not None:
-        found["msg_timeout_ms"] = round(visible_s * SECOND_MS)
+    found.setdefault("output_buffer_timeout_s", 0.025)
+    if (visible_s := client.transport_options.get("visibility_timeout")) is not None:
+        found["msg_timeout_s"] = visible_s
     if (secret := client.password) and "auth_secret_file" not in found:
         found.setdefault("auth_secret", secret)
     if client.ssl:

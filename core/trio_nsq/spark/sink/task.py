@@ -14,7 +14,9 @@ from ...client.errors import RequestRefused
 from ...client.http.broker_http import BrokerHTTP
 from ...client.http.idempotent_producer import KEEP_ALIVE_S, IdempotentProducer, PublishOutcome
 from ...protocol.errors import NSQError
+from ...protocol.limits import SECOND_MS
 from ...protocol.names import is_valid_name
+from ...text.arguments import MAX_SECONDS
 from .batches import Batch, BatchNumbers, RetryCheck, RowBlock, group_by_topic, make_batches, make_blocks
 from .options import SinkOptions
 
@@ -154,7 +156,10 @@ class _Producers(ExitStack):
         if batch.delay_ms and not producer.remembers:
             self._publish_one_by_one(batch)
             return PublishOutcome.UNKNOWN
-        outcome = producer.publish(batch.bodies, batch.number, batch.delay_ms)
+        delay_s = min(
+            batch.delay_ms / SECOND_MS, MAX_SECONDS
+        )  # the broker refuses long delays with its own limit
+        outcome = producer.publish(batch.bodies, batch.number, defer_s=delay_s)
         if outcome is PublishOutcome.REPEATED and (check.last is None or batch.number > check.last):
             # Another attempt runs at the same time: it must have published the same rows.
             self._checks[batch.topic] = check = RetryCheck(producer.last_number(), self._numbers)
