@@ -338,7 +338,7 @@ def of_message(touched: int) -> bytes:
 @bounded
 async def test_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.testing.MockClock) -> None:
     works = Works()
-    async with running(broker, works, auto_touch=True, msg_timeout_s=4) as (_, peer):
+    async with running(broker, works, auto_touch=True, msg_timeout_s=6) as (_, peer):
         await peer.send(message(1), message(2))
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(3):
@@ -348,7 +348,7 @@ async def test_long_handler_keeps_its_message(broker: FakeBroker, clock: trio.te
             await peer.expect(of_message(1))
         for_first, works.go_on = works.go_on, trio.Event()
         for_first.set()
-        # The second message has waited 6 of its 4 seconds: it is touched late.
+        # The second message has waited for all of its 6 seconds: it is touched late.
         await trio.testing.wait_all_tasks_blocked()
         assert peer.receive_nowait() == fins(1) + of_message(2)
         works.go_on.set()

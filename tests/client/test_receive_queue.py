@@ -1,49 +1,9 @@
-from collections.abc import Sequence
-
 import pytest
 import trio.testing
 
 from client.support.fake_broker import bounded
-from trio_nsq.client.consuming.message import MessageBatch
+from client.support.stub_subscription import StubSubscription, batch
 from trio_nsq.client.consuming.receive_queue import ReceiveQueue
-from trio_nsq.protocol.frames import MessageRun
-
-
-class StubSubscription:
-    """A substitute for a connection, of which only the identity and `held` matter."""
-
-    address = "stub:1"
-    msg_timeout_s = 60.0
-    max_msg_timeout_s = 900.0
-    last_message_at = 0.0
-    live = True
-
-    def __init__(self) -> None:
-        self.held: list[MessageBatch] = []
-
-    def hold(self, batch: MessageBatch) -> None:
-        self.held.append(batch)
-
-    def release(self, batch: MessageBatch) -> None:
-        self.held.remove(batch)
-
-    def finish(self, ids: Sequence[bytes]) -> None:
-        pass
-
-    def finish_one(self, message_id: bytes) -> None:
-        pass
-
-    def requeue(self, *_: object) -> None:
-        pass
-
-    def touch(self, ids: Sequence[bytes]) -> None:
-        pass
-
-
-def batch(bodies: str, source: StubSubscription | None = None) -> MessageBatch:
-    data = [body.encode() for body in bodies]
-    run = MessageRun([body * 16 for body in data], data, [0] * len(data), [1] * len(data))
-    return MessageBatch(run, source or StubSubscription())
 
 
 def test_batch_is_returned_unchanged() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,6 +105,39 @@ def test_running_task_is_touched(nsqd: Broker, monkeypatch: pytest.MonkeyPatch) 
 
     run("asyncio", main)
     assert b"long" in touched[0]
+
+
+def test_unacknowledged_task_is_not_touched_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    touched: list[int] = []
+    touch = Message.touch
+
+    def touch_noted(message: Message) -> None:
+        touched.append(message.attempts)
+        touch(message)
+
+    monkeypatch.setattr(Message, "touch", touch_noted)
+
+    async def main(jobs: NSQBroker) -> None:
+        await jobs.startup()
+        await jobs.kick(BrokerMessage(task_id="1", task_name="never", message=b"{}", labels={}))
+        tasks = jobs.listen()
+        await anext(tasks)
+        again = await anext(tasks)  # the broker has given up waiting
+        await eventually(lambda: "is not acknowledged after 1s" in caplog.text)
+        again.ack()
+        await tasks.aclose()
+        await jobs.shutdown()
+
+    with qcli_serve(
+        tmp_path / "data", "--sync=interval", "--msg-timeout=1s", "--max-msg-timeout=1s"
+    ) as short:
+        short.create("jobs", "taskiq")
+        jobs = NSQBroker(short.tcp_address, topic="jobs")
+        jobs.is_worker_process = True
+        run("asyncio", partial(main, jobs))
+    assert touched.count(1) <= 3
 
 
 @pytest.mark.parametrize("ack_type", ["when_received", "when_executed", "when_saved"])

@@ -11,13 +11,12 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from ..client.arguments import check_name
 from ..client.consuming.consumer import Consumer
 from ..client.consuming.message import Message
+from ..client.consuming.touching import keep_touched
 from ..client.discovery.options import DiscoveryOptions
 from ..client.publishing.producer import Producer
 from ..text.arguments import check_seconds
 
 DELAY_LABEL = "delay"
-_MIN_TOUCH_INTERVAL_S = 0.1
-"""A lower bound, whatever timeout a broker announces."""
 
 
 class NSQBroker(AsyncBroker):
@@ -78,7 +77,7 @@ class NSQBroker(AsyncBroker):
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._opened = AsyncExitStack()
-        self._running: set[Message] = set()
+        self._running: dict[Message, asyncio.Task[None]] = {}  # unacknowledged tasks, and what touches them
 
     async def startup(self) -> None:
         """Connect; a worker process also subscribes.
@@ -91,7 +90,6 @@ class NSQBroker(AsyncBroker):
             if self.is_worker_process:
                 self._consumer = await opened.enter_async_context(self._new_consumer())
                 self._consumer.pause()  # until `listen`
-                opened.push_async_callback(_cancel, asyncio.create_task(self._touch_running()))
             await super().startup()
             self._opened = opened.pop_all()
 
@@ -102,7 +100,8 @@ class NSQBroker(AsyncBroker):
         finally:
             self._producer = self._consumer = None
             await self._opened.aclose()
-            self._running.clear()
+            for touching in [*self._running.values()]:
+                touching.cancel()
 
     async def kick(self, message: BrokerMessage) -> None:
         """Publish a task and wait until the broker has stored it.
@@ -129,33 +128,20 @@ class NSQBroker(AsyncBroker):
         consumer.unpause()
         try:
             async for message in consumer:
-                self._running.add(message)
+                self._running[message] = touching = asyncio.create_task(keep_touched(message))
+                touching.add_done_callback(partial(self._forget, message))
                 yield AckableMessage(data=message.body, ack=partial(self._finish, message))
         finally:
             consumer.pause()
 
+    def _forget(self, message: Message, _: object) -> None:
+        self._running.pop(message, None)
+
     def _finish(self, message: Message) -> None:
-        self._running.discard(message)
+        if (touching := self._running.get(message)) is not None:
+            touching.cancel()
         if not message.answered:
             message.finish()
-
-    async def _touch_running(self) -> None:
-        """Touch each task whenever a third of its timeout has passed."""
-        while True:
-            await asyncio.sleep(self._touch_interval_s())
-            for message in [*self._running]:
-                if message.connected:
-                    message.touch()
-                else:  # the broker delivers it again
-                    self._running.discard(message)
-
-    def _touch_interval_s(self) -> float:
-        return max(_MIN_TOUCH_INTERVAL_S, min((each.timeout_s for each in self._running), default=1.0) / 3)
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def _seconds(delay: Any) -> float:

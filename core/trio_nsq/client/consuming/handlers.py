@@ -16,9 +16,7 @@ from ...event_loop import runtime
 from ..errors import AuthRefused, DecodeFailed
 from .answers import ANSWERS, Answer, DeadLetter, Finish, GivenUp, Handler, OnFailure, Retry
 from .message import Message
-
-MIN_TOUCH_INTERVAL_S = 0.1
-"""A lower bound, whatever timeout a broker announces; nsqd's timeouts are at least a second."""
+from .touching import keep_touched
 
 MOST_COUNTED = 100_000
 """How many messages `FailureCounts` knows: beyond that, the count of the one that failed longest ago is forgotten."""
@@ -82,7 +80,7 @@ class Handling:
         max_attempts: A message that the handler failed this often is given up; 0: no limit.
         given_up: Called with such a message and the last error, before it is finished. None: it is only logged.
         dead_letters: Returns a function that publishes messages to a topic; may raise ValueError.
-        auto_touch: While a handler runs, touch the message whenever half of its timeout has passed.
+        auto_touch: While a handler runs, touch the message, see `keep_touched`.
         failures: The consumer's.
     """
 
@@ -357,13 +355,8 @@ def _underlying(function: object) -> object:
 
 
 async def _touch(message: Message, scope: runtime.CancelScope) -> None:
-    interval_s = max(MIN_TOUCH_INTERVAL_S, message.timeout_s / 2)
-    due = message.received_at + interval_s
     with scope:
-        while True:
-            await runtime.sleep_until(due)
-            message.touch()
-            due = runtime.current_time() + interval_s
+        await keep_touched(message)
 
 
 class ActiveHandlers:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...client.connection.options import ConnectionSettings
+from ...client.consuming.touching import TouchSchedule
 from ...client.errors import BrokerError, ConnectionFailed, ConnectionLost
 from ...protocol.encode import (
     encode_cls,
@@ -19,7 +20,6 @@ from ...protocol.encode import (
 from ...protocol.errors import NON_FATAL_CODES
 from ...protocol.frames import ErrorFrame, MessageRun
 from ...protocol.limits import SECOND_MS
-from ...text.durations import duration_text
 from .broker_socket import HANDSHAKE_TIMEOUT_S, BrokerSocket
 
 CLOSE_TIMEOUT_S = 5.0
@@ -55,12 +55,6 @@ class Received:
     attempts: int
 
 
-@dataclass(slots=True)
-class _InFlight:
-    received_at: float
-    touched_at: float
-
-
 class Subscription:
     """A connection that is subscribed to a source. Answers may come from any thread.
 
@@ -86,7 +80,7 @@ class Subscription:
         self._close_wait = False
         self._arrived: dict[bytes, Received] = {}  # by id, oldest first
         self._nop_sent_at = clock()
-        self._in_flight: dict[bytes, _InFlight] = {}
+        self._in_flight: dict[bytes, TouchSchedule] = {}
         self.socket: BrokerSocket = BrokerSocket(
             address, settings, ("private_channel",) if source.is_new else ()
         )
@@ -129,8 +123,8 @@ class Subscription:
     def _read(self) -> None:
         for event in self.socket.receive():
             if isinstance(event, MessageRun):
-                now = self._clock()
-                self._in_flight |= {id_: _InFlight(now, now) for id_ in event.ids}
+                now, limits = self._clock(), (self.socket.msg_timeout_s, self.socket.max_msg_timeout_s)
+                self._in_flight |= {id_: TouchSchedule(now, *limits) for id_ in event.ids}
                 for id_, body, attempts, published_ns in zip(
                     event.ids, event.bodies, event.attempts, event.timestamps_ns, strict=True
                 ):
@@ -160,21 +154,13 @@ class Subscription:
     def keep_alive(self) -> None:
         """Send what is due, so that neither the connection nor a message times out."""
         now = self._clock()
-        touch_s, longest_s = self.socket.msg_timeout_s / 3, self.socket.max_msg_timeout_s
         due = []
-        for message_id, state in [*self._in_flight.items()]:
-            if state.touched_at + touch_s <= now and state.received_at + longest_s > now:
+        for message_id, schedule in [*self._in_flight.items()]:
+            if schedule.is_due(now):
                 due.append(encode_touch(message_id))
-                state.touched_at = now
-                if state.received_at + longest_s - touch_s <= now:
-                    _logger.warning(
-                        "message %s of topic %s is not acknowledged after %s: the broker will deliver it again",
-                        *(
-                            message_id.decode(),
-                            self.source.topic,
-                            duration_text(round(longest_s * SECOND_MS)),
-                        ),
-                    )
+                if schedule.is_over:
+                    named = f"message {message_id.decode()} of topic {self.source.topic}"
+                    _logger.warning("%s", schedule.warning(named))
         # The broker closes connections that send nothing for two intervals of its heartbeat; a busy program does not
         # read them.
         if due or self._nop_sent_at + self._settings.read_timeout_s / 4 <= now:
