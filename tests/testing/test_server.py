@@ -127,6 +127,37 @@ def test_threads_may_kill_and_start(server: NSQServer) -> None:
     assert "GET" not in server.log
 
 
+@pytest.fixture
+def new_process() -> Iterator[ServerProcess]:
+    process = ServerProcess()
+    yield process
+    process.close()
+
+
+def test_late_answer_is_not_that_of_the_next_command(
+    new_process: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not new_process.do("look")
+    os.kill(new_process.pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(server_module, "PATIENCE_S", 0.01)
+            for command in ("resume", "look"):
+                with pytest.raises(ServerFailed, match="did not answer"):
+                    new_process.do(command)
+    finally:
+        os.kill(new_process.pid, signal.SIGCONT)
+    assert new_process.start(tmp_path, {"unknown": 1}).startswith("TypeError")
+    assert new_process.start(tmp_path, {}) == ""
+    assert new_process.do("look")
+
+
+def test_threads_may_be_the_first_to_use_it(new_process: ServerProcess) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = [*threads.map(lambda _: new_process.addresses, range(8))]
+    assert len({*found}) == 1
+
+
 def test_broker_that_hangs_accepts_and_does_not_answer(server: NSQServer) -> None:
     with NSQ(server) as nsq:
         server.hang()

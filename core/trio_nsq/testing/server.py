@@ -47,14 +47,16 @@ class ServerProcess:
         self._lock = Lock()
         self._addresses: tuple[str, str] | None = None
         self._received = b""
+        self._unread = 0  # commands whose answers were not read
 
     @property
     def addresses(self) -> tuple[str, str]:
         """The addresses of TCP and HTTP, which all brokers of this process have."""
-        if self._addresses is None:
-            tcp, http = self._answer()["addresses"]
-            self._addresses = tcp, http
-        return self._addresses
+        with self._lock:
+            if self._addresses is None:
+                tcp, http = self._next_answer()["addresses"]
+                self._addresses = tcp, http
+            return self._addresses
 
     def start(self, folder: Path, options: Mapping[str, Any]) -> str:
         """Start a broker with a folder unless one runs. Return why it does not run; empty: it does.
@@ -70,8 +72,13 @@ class ServerProcess:
     def _ask(self, command: str, data: bytes = b"") -> dict[str, Any]:
         _ = self.addresses  # its first answer
         with self._lock:  # a test may kill the broker in another thread
+            self._unread += 1
             self._send(command.encode() + b"\n" + data)
-            return self._answer()
+            while True:  # late answers to commands that were given up or interrupted come first
+                answer = self._next_answer()
+                self._unread -= 1
+                if not self._unread:
+                    return answer
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -80,7 +87,7 @@ class ServerProcess:
         except OSError:
             pass  # the process has ended, which the missing answer tells with its reason
 
-    def _answer(self) -> dict[str, Any]:
+    def _next_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         ready = select.poll()
