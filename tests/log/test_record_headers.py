@@ -88,6 +88,18 @@ def test_equal_headers_are_stored_once() -> None:
     assert metadata_of_part(metadata, 5, 7, 1000) == metadata
 
 
+def test_equal_headers_of_a_record_are_decoded_once() -> None:
+    texts = ["", "a:1\n", "a:1\n", "b:2\nc:3\n"]
+    record = RecordBatch(0, 1, 2, 0, pack_messages([b"x"] * 4), metadata_with_headers(b"", texts))
+    assert record.headers() == [{}, {"a": "1"}, {"a": "1"}, {"b": "2", "c": "3"}]
+    same = RecordBatch(
+        0, 1, 2, 0, pack_messages([b"x"] * 1000), metadata_with_headers(b"", texts[1:2] * 1000)
+    )
+    headers = same.headers()
+    assert headers == [{"a": "1"}] * 1000
+    assert len({id(each) for each in headers}) == 1
+
+
 def test_metadata_of_others_is_not_read() -> None:
     """Spools put binary metadata in records."""
     foreign = b'\0"headers":[' + b"x"

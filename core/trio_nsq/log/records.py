@@ -146,9 +146,13 @@ class RecordBatch:
         return [b"%016x" % each for each in range(self.first_id, self.first_id + self.count)]
 
     def headers(self) -> list[Headers]:
-        """Return the headers of each message: values by names in lower case; empty for a message without headers."""
-        texts = headers_in(self.metadata, self.count)
-        return [decode_headers(text) for text in texts] if texts else [{} for _ in self.messages.sizes]
+        """Return the headers of each message: values by names in lower case; empty for a message without headers.
+
+        Messages with equal headers share one mapping: a record of a few KB may have the same headers for thousands.
+        """
+        texts = headers_in(self.metadata, self.count) or [""] * self.count
+        decoded = {text: decode_headers(text) for text in set(texts)}
+        return [decoded[text] for text in texts]
 
     @property
     def payload_crc(self) -> int:
