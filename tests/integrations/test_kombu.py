@@ -1,5 +1,6 @@
 """Tests for kombu's transport, without Celery, with our broker and with nsqd."""
 
+import json
 import os
 import signal
 import socket
@@ -25,12 +26,14 @@ from trio_nsq.client import (
     ConnectionFailed,
     ConnectionLost,
     ConnectionSettings,
+    PublishFailed,
     RequestRefused,
 )
 from trio_nsq.integrations.kombu.envelope import decode, wait_s
 from trio_nsq.integrations.kombu.names import nsq_name
 from trio_nsq.integrations.kombu.subscription import Source, Subscription
 from trio_nsq.protocol import is_valid_name
+from trio_nsq.protocol.frames import encode_error, encode_response
 
 pytestmark = pytest.mark.slow  # starts a broker
 _numbers = count()
@@ -589,6 +592,36 @@ def test_connection_fails(tmp_path: Path) -> None:
         thread.start()
         with pytest.raises((ConnectionFailed, OperationalError), match="HTTP"):
             Connection(f"nsq://127.0.0.1:{address[1]}").transport.establish_connection()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised"),
+    [
+        ("AUTH failed: the token is unknown, expired or revoked", BrokerError),
+        ("AUTH failed", PublishFailed),  # the auth server does not answer
+    ],
+)
+def test_only_a_secret_that_may_be_accepted_later_is_worth_a_retry(
+    reason: str, raised: type[Exception]
+) -> None:
+    limits = {"max_rdy_count": 1, "msg_timeout": 60_000, "max_msg_timeout": 900_000}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(10_000)
+                accepted.sendall(encode_response(json.dumps(limits).encode()))
+                accepted.recv(10_000)
+                accepted.sendall(encode_error(b"E_AUTH_FAILED " + reason.encode()))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        transport = Connection(f"nsq://127.0.0.1:{server.getsockname()[1]}").transport
+        transport.establish_connection()
+        with pytest.raises(raised):
+            transport.publish("topic", b"body")
         thread.join()
 
 

@@ -24,6 +24,7 @@ from ...client.errors import (
     ConnectionLost,
     PublishFailed,
     RequestRefused,
+    is_auth_refusal,
 )
 from ...client.http.broker_http import BrokerHTTP
 from ...protocol.address import format_address, next_port
@@ -169,7 +170,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has few types
                 publisher.ask(command, self._publish_timeout_s)
             except BrokerError as error:
                 publisher.close()  # the broker does so, too
-                if error.code.endswith("_FAILED"):  # such as a full disk, for a while
+                # Such as a full disk, or an auth server that does not answer, for a while.
+                if error.code.endswith("_FAILED") and not is_auth_refusal(error):
                     raise PublishFailed(str(error), maybe_stored=False) from error
                 raise
             except ConnectionLost as error:
