@@ -18,6 +18,7 @@ from client.support.producers import Outcome
 from interop.peers import Broker, qcli_serve
 from trio_nsq import ConnectionFailed, Producer, PublishFailed, sync
 from trio_nsq.client import MessagesLost, ProducerFenced
+from trio_nsq.client.publishing import numbered_queue
 from trio_nsq.client.publishing.broker_link import BrokerLink
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.frames import OK_FRAME, encode_response
@@ -249,6 +250,34 @@ async def test_claim_that_is_not_permitted_fails_only_its_topic(broker: FakeBrok
         await peer.expect(numbered(pub("t", b"y"), 0))
         await peer.send(OK_FRAME)
         await outcomes[1].success()
+        nursery.cancel_scope.cancel()
+
+
+@bounded
+async def test_more_topics_than_a_connection_may_claim(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(numbered_queue, "MAX_PRODUCER_TOPICS", 2)
+    async with trio.open_nursery() as nursery:
+        opened = Opened(broker, nursery)
+        peer, _ = await start(opened, broker, nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        outcomes = [opened.publish(topic, b"1") for topic in "abc"]
+        await peer.expect(claim("a"), claim("b"))
+        await peer.send(last(None), last(None))
+        await peer.expect(numbered(pub("a", b"1"), 0), numbered(pub("b", b"1"), 0))
+        outcomes += [opened.publish(topic, b"2") for topic in "ca"]
+        await peer.expect_nothing()
+        await peer.send(OK_FRAME * 2)
+        await peer.expect_end()
+        peer, instance = await accept(broker)
+        await peer.expect(claim("c"), claim("a"))
+        await peer.send(last(None), last(0, instance))
+        await peer.expect(numbered(mpub("c", b"1", b"2"), 0), numbered(pub("a", b"2"), 1))
+        await peer.send(OK_FRAME * 2)
+        for outcome in outcomes:
+            await outcome.success()
+        assert caplog.text == ""
         nursery.cancel_scope.cancel()
 
 

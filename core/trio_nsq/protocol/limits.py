@@ -18,6 +18,9 @@ MAX_HANDSHAKE_BYTES: Final = 64 * KIB
 """The limit of the bodies of IDENTIFY and AUTH, which normally have a few hundred bytes. Unauthenticated clients send
 them, and IDENTIFY is decoded on the event loop."""
 
+MAX_PRODUCER_TOPICS: Final = 10_000
+"""How many topics one connection of a producer with a name may claim, as each takes memory of the broker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -10,6 +10,7 @@ import trio
 
 from ...log.record_metadata import metadata_for_batch
 from ...protocol import CommandError, MessageSet
+from ...protocol.limits import MAX_PRODUCER_TOPICS
 from ..errors import BatchRefused, PublishRefused
 from ..state.broker import Broker
 from ..state.producers import KEPT_S, MAX_PRODUCERS, BatchNumber, LastBatch
@@ -21,7 +22,6 @@ logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _FENCED_INSTANCES = 8
 _ENDED_CLAIMS = 10_000
-_CLAIMS_PER_CLIENT = 10_000
 
 
 @dataclass(slots=True)
@@ -211,8 +211,8 @@ class NamedProducer:
 
         Raises CommandError: another run of the producer has claimed the topic after this one.
         """
-        if topic not in self._topics and len(self._topics) >= _CLAIMS_PER_CLIENT:
-            raise CommandError("E_INVALID", f"PRODUCER for more than {_CLAIMS_PER_CLIENT} topics")
+        if topic not in self._topics and len(self._topics) >= MAX_PRODUCER_TOPICS:
+            raise CommandError("E_INVALID", f"PRODUCER for more than {MAX_PRODUCER_TOPICS} topics")
         self._publisher.claim(topic, self)
         self._topics[topic] = None
         await self._publisher.until_idle(topic, self.name)

@@ -153,7 +153,11 @@ class BrokerLink:
             try:
                 with runtime.cancel_scope() as self._receiving:
                     await connection.run(self._handle, more=self._take, lost=self._lost)
-                if self._connection is not None:  # not lost, but given up by `_watch_answers`
+                if self._connection is None:
+                    pass  # lost
+                elif isinstance(self.queue, NumberedQueue) and self.queue.needs_new_connection:
+                    self.queue.put_back()
+                else:  # given up by `_watch_answers`
                     timeout_s = self._settings.publish_timeout_s
                     self._lost(ConnectionLost(self.address, f"no answer to a publish for {timeout_s:g} s"))
             finally:
@@ -187,6 +191,9 @@ class BrokerLink:
         if self._connection is None:
             return []
         self._busy.set()
+        if isinstance(self.queue, NumberedQueue) and self.queue.needs_new_connection:
+            self._receiving.cancel()
+            return []
         if self._connection.has_headers:
             return self.queue.take()
         refused: list[Command] = []

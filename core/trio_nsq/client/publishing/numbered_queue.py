@@ -11,6 +11,7 @@ from collections.abc import Collection
 from trio_nsq.protocol import FrameError, NSQError
 from trio_nsq.protocol.encode import encode_claim
 
+from ...protocol.limits import MAX_PRODUCER_TOPICS
 from ...protocol.untrusted_json import decode_json
 from ..errors import ConnectionLost, MessagesLost, ProducerFenced
 from .queue import Command, PublishQueue
@@ -95,8 +96,19 @@ class NumberedQueue(PublishQueue):
         """Claim the topics of all waiting commands, so that they wait once, and not one after the other."""
         topics = dict.fromkeys(command.topic for command in self._waiting)
         new = [topic for topic in topics if topic not in self._claimed and topic not in self._claims]
+        del new[max(0, MAX_PRODUCER_TOPICS - len(self._claimed) - len(self._claims)) :]
         self._claims += new
         return [encode_claim(topic) for topic in new]
+
+    @property
+    def needs_new_connection(self) -> bool:
+        """Whether this connection may claim no more topics, what was sent is answered, and more topics wait."""
+        return (
+            len(self._claimed) >= MAX_PRODUCER_TOPICS
+            and not (self._unacknowledged or self._claims)
+            and bool(self._waiting)
+            and next(iter(self._waiting)).topic not in self._claimed
+        )
 
     def claimed(self, answer: bytes) -> None:
         """Handle the answer to the oldest claim: settle the commands that are stored.
