@@ -64,9 +64,10 @@ from trio_nsq.spark.runtime.spark_engine import open_spark
 
 with open_spark("local[1]") as engine:
     for number in range(30):
-        interrupt = threading.Timer(random.uniform(0.1, 0.3), os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
+        delay_s = random.uniform(0, random.choice((0.03, 0.3)))  # while it starts, and while it runs
+        interrupt = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
         try:
+            interrupt.start()
             engine([Sleep()], lambda _: None, lambda *_: None)
         except KeyboardInterrupt:
             print(number)

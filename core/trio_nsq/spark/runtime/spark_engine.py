@@ -346,7 +346,8 @@ class SparkEngine:
         """Call `work` in a thread. If an exception, such as a signal's, ends the wait here, its jobs are cancelled.
 
         Without the thread, the exception would come in the middle of a call to the JVM. py4j loses it there if an
-        object is released, and otherwise gives the answer of that call to the next one.
+        object is released, and otherwise gives the answer of that call to the next one. For the same reason this is not
+        pyspark's InheritableThread: its `start` asks the JVM for the properties of the calling thread, which has none.
 
         Args:
             look: Called now and then in this thread.
@@ -354,8 +355,6 @@ class SparkEngine:
         Returns:
             The result of `work`. Its exceptions are raised.
         """
-        from pyspark import InheritableThread
-
         results: list[_Found] = []
         failures: list[BaseException] = []
 
@@ -366,7 +365,7 @@ class SparkEngine:
             except BaseException as exc:
                 failures.append(exc)
 
-        thread = InheritableThread(target=run, daemon=True)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             while thread.is_alive():
