@@ -132,7 +132,14 @@ def statuses(exchanges: list[Exchange]) -> list[int]:
 
 @pytest.mark.parametrize(
     "header",
-    [b"Authorization: Basic eA==", b"Cookie: a=b", b"Expect: x", b"Upgrade: h2c", b"X: " + b"x" * 1024],
+    [
+        b"Authorization: Basic eA==",
+        b"Cookie: a=b",
+        b"Expect: x",
+        b"Upgrade: h2c",
+        b"Traceparent: 00-1-2-01",
+        b"X: " + b"x" * 1024,
+    ],
 )
 def test_secrets_and_special_heads_are_not_kept(header: bytes) -> None:
     for extra, kept in ((header + b"\r\n", False), (b"", True)):

@@ -22,6 +22,8 @@ _NOT_KEPT = frozenset(
         "authorization",  # secrets are not kept for longer than their request
         "proxy-authorization",
         "cookie",
+        "traceparent",  # differs in each request, and would displace heads that repeat
+        "tracestate",
     )
 )
 
