@@ -299,6 +299,28 @@ async def test_long_headers_of_many_messages_are_moved(tmp_path: Path) -> None:
         assert all(each["headers"] == {"long": value} for each in found)
 
 
+@pytest.mark.parametrize("count", [8_000, 80_000])  # answered at once, and by a task
+async def test_headers_of_a_request_do_not_multiply_without_limit(tmp_path: Path, count: int) -> None:
+    lines = b"x\n" * count
+    async with running_api(tmp_path / "d") as api:
+        await configure(api, "t", "c")
+        for headers in (
+            {"X-NSQ-Header-Long": "x" * 16_000},
+            {"X-NSQ-Header-Long": "x" * 9_000, "traceparent": TRACE["traceparent"]},
+        ):
+            answer = await api.send("POST", "/mpub?topic=t", headers, lines)
+            assert (answer.status_code, "HEADERS_TOO_BIG" in answer.text) == (413, True)
+        # No publish fails because of its trace.
+        traces = {"traceparent": TRACE["traceparent"], "tracestate": "a=" + "b" * 1000}
+        for number in (1000, count):
+            answer = await api.send("POST", "/mpub?topic=t", traces, lines[: 2 * number])
+            assert (answer.status_code, answer.text) == OK
+        found = await read_headers(api, "t")
+        assert found[999] == traces
+        assert found[1000] == (traces if count * 1100 < 64 * 1024**2 else {})
+        assert len(found) == 1000 + count
+
+
 async def test_moved_groups_with_wrong_headers_are_refused(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await configure(api, "t", "c")

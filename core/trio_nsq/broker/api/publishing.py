@@ -40,6 +40,9 @@ _TRACE_HEADERS = frozenset(("traceparent", "tracestate"))
 """W3C Trace Context: instrumented HTTP clients send these."""
 _MAX_TRACE_BYTES = 1024
 """More than the standard has programs pass on. Longer ones are ignored: no publish fails because of its trace."""
+_MAX_REPEATED_BYTES = 64 * 1024 * 1024
+"""Headers of a request times its messages: consumers get them with each message, so a small request could send them
+gigabytes."""
 _SLOW_PARAMETERS = frozenset(("defer", "producer", "number"))
 """Parameters that need a task."""
 
@@ -56,7 +59,8 @@ class Publishing:
         """Publish the body as one message; `defer` in milliseconds."""
         messages = _message(request)
         topic = valid_name(request, "topic", "INVALID_TOPIC")
-        return await self._publish(request, topic, [messages], self._due_ns(request), _for_all(request, 1))
+        sets = [messages]
+        return await self._publish(request, topic, sets, self._due_ns(request), _for_all(request, sets))
 
     def begin_pub(self, request: Request, on_response: Callable[[Response], None]) -> bool:
         """As `pub`, without a task. See `Begin`."""
@@ -72,7 +76,7 @@ class Publishing:
             gathered.add(piece)
             await trio.lowlevel.checkpoint()
         sets = gathered.take()
-        return await self._publish(request, topic, sets, due_ns, _for_all(request, len(sets)))
+        return await self._publish(request, topic, sets, due_ns, _for_all(request, sets))
 
     async def hpub(self, request: Request) -> Response:
         """Publish many messages, each with its headers, atomically: the body and the limits of the command HPUB.
@@ -97,7 +101,7 @@ class Publishing:
         messages = _message(request)
         channel = find_channel(self._server, request)
         due_ns = self._due_ns(request) or self._server.clock.now_ns()
-        headers = _for_all(request, 1)
+        headers = _for_all(request, [messages])
         publication = Publication([messages], due_ns, metadata_for_channel(channel.name), headers)
         await self._server.topics.publish(channel.topic.name, [publication])
         return _OK
@@ -119,9 +123,9 @@ class Publishing:
                 on_response(_OK if error is None else refusal(error).response())
 
             publication = Publication([messages])
-            if text := _headers_given(request):
+            if headers := _for_all(request, [messages]):
                 sets = messages.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)
-                publication = Publication(sets, headers=[[text]] * len(sets))
+                publication = Publication(sets, headers=list(headers) * len(sets))
             self._server.write_path.submit(topic, [publication], answer)
             return True
         except PublishRefused as exc:
@@ -237,10 +241,16 @@ def _is_plain(value: str) -> bool:
     return value.isascii() and value.isprintable()
 
 
-def _for_all(request: Request, sets: int) -> Sequence[Sequence[str]]:
-    """Return the headers for all messages of a request, in so many sets. Raises HTTPError."""
+def _for_all(request: Request, sets: Sequence[MessageSet]) -> Sequence[Sequence[str]]:
+    """Return the headers for all messages of a request, which are in these sets. Raises HTTPError."""
     text = _headers_given(request)
-    return [[text]] * sets if text else ()
+    if not text:
+        return ()
+    if len(text) * sum(len(each) for each in sets) > _MAX_REPEATED_BYTES:
+        if any(name.startswith(_HEADER_PREFIX) for name in request.headers):
+            raise HTTPError(413, f"HEADERS_TOO_BIG: more than {_MAX_REPEATED_BYTES} bytes for all messages")
+        return ()  # no publish fails because of its trace
+    return [[text]] * len(sets)
 
 
 def _batch_given(request: Request) -> BatchNumber | None:
