@@ -1,5 +1,6 @@
 """Tests for hooks: what producers and consumers tell a program's own code, under both loops and without async code."""
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -84,13 +85,17 @@ class Recorder(Hooks):
 class Broken(Recorder):
     """Raises in each method."""
 
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
     def __getattribute__(self, name: str) -> Any:
         if name in vars(Hooks) and name not in ("install", "uninstall"):
             return self.fail
         return super().__getattribute__(name)
 
     def fail(self, *_: object) -> None:
-        raise RuntimeError("broken")
+        raise self.error("broken")
 
 
 @pytest.fixture(scope="module")
@@ -278,11 +283,18 @@ def test_connections(loop: Loop, broker_process: Broker, topic: str) -> None:
 
 @pytest.mark.slow
 @on_both
+@pytest.mark.parametrize(
+    "error", [RuntimeError, pytest.param(asyncio.CancelledError, id="result-of-a-cancelled-future")]
+)
 def test_hooks_that_fail_change_nothing(
-    loop: Loop, broker_process: Broker, topic: str, caplog: pytest.LogCaptureFixture
+    loop: Loop,
+    error: type[BaseException],
+    broker_process: Broker,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        hooks = Broken()
+        hooks = Broken(error)
         async with Producer(broker_process.tcp_address, hooks=hooks) as producer:
             await producer.publish(topic, b"1")
             await producer.submit(topic, b"2").wait()

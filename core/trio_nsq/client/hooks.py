@@ -278,7 +278,9 @@ def notify(function: Callable[..., object], *args: object) -> None:
     """Call a method of hooks; log what it raises."""
     try:
         function(*args)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # also asyncio's CancelledError, which would silently end a task of the client
         _logger.exception("%r failed", function)
 
 
