@@ -10,7 +10,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-cluster bench-archive pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-peers bench-cluster bench-archive pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -131,6 +131,7 @@ soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		$(BIN)/pytest tests/archive tests/faults tests/integrations tests/recipes tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
+	BENCH_PEERS=1 $(BIN)/pytest tests/interop/test_benchmarks.py -k peers -s --timeout=0
 	$(MAKE) etcds
 
 # `make test` runs Debian's etcd; these are built from Go modules, which takes minutes the first time.
@@ -173,6 +174,9 @@ growth: $(READY) ## how rates, memory and CPU grow with channels, topics, connec
 
 neighbours: $(READY) ## what one client can do to another: make neighbours [ARGS='--only identify']
 	$(BIN)/python bench/neighbours.py $(ARGS)
+
+bench-peers: $(READY) ## NATS JetStream, Redis and RabbitMQ beside this broker: make bench-peers [ARGS='--keep']
+	$(BIN)/python bench/peers.py $(ARGS)
 
 bench-cluster: $(READY) ## a cluster of two members beside one broker and other servers: make bench-cluster [ARGS='--only mpub-100']
 	$(BIN)/python bench/cluster.py $(ARGS)

@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 from bench import record
 from bench.contenders import cpu_s
 from bench.loads import goload
-from bench.peer_servers import Servers, publish
+from bench.peer_servers import Servers, run_load
 from bench.verdicts import judge_goal
 
 from interop.peers import Broker, qcli_serve
@@ -135,7 +135,7 @@ def measure(
         used_s = -cpu_s(broker)
         if workload.command == "publish":
             servers = Servers([address], [broker.process.pid])
-            found = publish("nsq", servers, runfor=f"{options.seconds}s", **workload.flags)
+            found = run_load("nsq", servers, runfor=f"{options.seconds}s", **workload.flags)
         else:
             found = goload(workload.command, address, runfor=f"{options.seconds}s", **workload.flags)
         if contender != PLAIN:

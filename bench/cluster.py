@@ -200,9 +200,9 @@ def measure_peer(load: str, connections: int, peer: Peer, number: int, options: 
         tempfile.TemporaryDirectory(prefix="bench-", dir=options.data_path) as folder,
         peer.start(Path(folder)) as servers,
     ):
-        peer_servers.publish(peer.command, servers, connections=16, runfor=f"{WARM_SECONDS}s")
+        peer_servers.run_load(peer.command, servers, connections=16, runfor=f"{WARM_SECONDS}s")
         used_s = -sum(map(process_cpu_s, servers.pids))
-        found = peer_servers.publish(
+        found = peer_servers.run_load(
             peer.command, servers, connections=connections, runfor=f"{options.seconds}s"
         )
         used_s += sum(map(process_cpu_s, servers.pids))

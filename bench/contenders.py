@@ -78,6 +78,23 @@ def memory_mib(broker: Broker) -> float:
     return int(found[1]) / 1024
 
 
+def process_memory_mib(pid: int) -> float:
+    """Return the memory of a process and its children. What they share counts once."""
+    found = 0.0
+    with suppress(OSError):  # the child has ended
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        found = sum(map(int, re.findall(r"^Pss:\s+(\d+) kB", told, re.MULTILINE))) / 1024
+        found += sum(map(process_memory_mib, _children(pid)))
+    return found
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Yield the running children of all threads of a process."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            yield from map(int, (task / "children").read_text().split())
+
+
 def cpu_s(broker: Broker) -> float:
     """Return the processor time of a broker in seconds: all threads and child processes, also those that have ended."""
     return process_cpu_s(broker.process.pid)
@@ -90,7 +107,7 @@ def process_cpu_s(pid: int) -> float:
         "SC_CLK_TCK"
     )  # children that it has waited for
     running_s = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # the thread or child has ended
-            running_s += sum(process_cpu_s(int(child)) for child in (task / "children").read_text().split())
+    for child in _children(pid):
+        with suppress(OSError):  # it has ended
+            running_s += process_cpu_s(child)
     return time.clock_gettime(~pid << 3 | _PROCESS_SCHEDULED) + ended_s + running_s

@@ -131,14 +131,16 @@ def processors() -> Processors:
     )
 
 
-def share_of_others(since: Processors) -> float:
+def share_of_others(since: Processors, running_s: float = 0.0) -> float:
     """Return the share of the processors, 0 to 1, that others used: also the kernel's own threads.
 
     Args:
-        since: The processor time at the beginning, when none of the measured processes ran; now they have ended.
+        since: The processor time at the beginning.
+        running_s: What measured processes used that ran at the beginning and still run. The others began and have ended
+            meanwhile.
     """
     now = processors()
-    others_s = now.used - since.used - (now.own - since.own)
+    others_s = now.used - since.used - (now.own - since.own) - running_s
     return min(max(0.0, others_s / max(now.all - since.all, 1e-9)), 0.99)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install programs that tests run, from the packages of Debian or Ubuntu. If all are there, nothing happens.
 set -euo pipefail
+PATH=$PATH:/usr/sbin # not on that of every user
 
 # What the tests run, and the package that has it. The first name of several is enough.
 PROGRAMS=(
@@ -10,6 +11,8 @@ PROGRAMS=(
     "chromium-headless-shell,google-chrome:chromium-headless-shell"
     "etcd:etcd-server"
     "systemd-analyze:systemd"
+    "redis-server:redis-server"
+    "rabbitmq-server:rabbitmq-server"
     "jq:jq"
     "pg_ctlcluster:postgresql"
     "groff:groff"

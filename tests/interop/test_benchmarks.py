@@ -1,6 +1,8 @@
 """Check that the programs of bench/ start, and that goload produces the load that it reports."""
 
+import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     "name",
     [
         *("compare", "quick", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages", "cluster"),
+        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages", "cluster", "peers"),
     ],
 )
 def test_program_prints_help(name: str) -> None:
@@ -71,6 +73,36 @@ def test_cluster_measures_leader_and_follower(tmp_path: Path) -> None:
         assert each["figures"]["rate"] > 0
         assert ("follower_us" in each["figures"]) == (each["contender"] == "two members")
     assert "| pub-16 |" in done.stdout
+
+
+@pytest.mark.interop
+@pytest.mark.skipif(
+    "BENCH_PEERS" not in os.environ, reason="BENCH_PEERS=1 builds nats-server, which takes minutes"
+)
+def test_peers_measures_all_servers(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    command = [sys.executable, str(BENCH / "peers.py"), "--quick"]
+    command += [f"--data-path={tmp_path}", f"--json={kept}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    results = json.loads(kept.read_text())["results"]
+    found = {(each["promise"], each["load"], each["contender"]) for each in results}
+    promises = ("synced", "unsynced")
+    loads = ("pub-1", "pub-2", "pub-16", "pub-200", "batch", "consume", "through")
+    servers = ("trio-nsq", "NATS JetStream", "Redis", "RabbitMQ")
+    here = [name for name in servers if f"{name} is skipped" not in done.stdout]
+    assert found == set(itertools.product(promises, loads, here))
+    assert len(results) == len(found)
+    for each in results:
+        figures = each["figures"]
+        assert figures["rate"] > 0
+        assert figures["server_us"] > 0
+        assert ("delivered" in figures) == (each["load"] == "through")
+        assert ("disk_bytes" in figures) == (each["load"] == "consume")
+        if each["load"] == "consume":
+            assert figures["memory_mib"] > 1
+        else:
+            assert 0 < figures["p50_ms"] <= figures["p99_ms"]
 
 
 @pytest.mark.interop
