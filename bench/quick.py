@@ -96,7 +96,8 @@ def measure(numbers: Sequence[int], cases: Sequence[Case], options: argparse.Nam
         brokers: dict[tuple[str, str], Broker] = {}
         for mode in sorted({case.mode for case in cases}):
             for side, version in options.versions.items():
-                contender = replace(MODES[mode], start=partial(qcli_serve, env=version.environment))
+                start = partial(qcli_serve, python=version.python, env=version.environment)
+                contender = replace(MODES[mode], start=start)
                 brokers[mode, side] = stack.enter_context(contender.running(options.data_path))
 
         def load(case: Case, side: str, seconds: float) -> float:
@@ -163,6 +164,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--new", default=HERE, help="the compared version, also a revision or a checkout (default: this one)"
     )
+    for side in ("base", "new"):
+        parser.add_argument(
+            f"--{side}-python",
+            default=sys.executable,
+            metavar="PATH",
+            help=f"the Python of --{side}, of an environment that make setup has made (default: this one)",
+        )
     parser.add_argument("--pure", action="store_true", help="compile neither of them")
     parser.add_argument(
         "--seconds", type=float, default=0.2, help="how long a load lasts (default: %(default)s)"
@@ -181,8 +189,8 @@ def parse() -> argparse.Namespace:
     ]
     try:
         options.versions = {
-            side: build(name, pure=options.pure)
-            for side, name in (("new", options.new), ("base", options.base))
+            "new": build(options.new, pure=options.pure, python=options.new_python),
+            "base": build(options.base, pure=options.pure, python=options.base_python),
         }
     except RuntimeError as reason:
         parser.error(str(reason))
