@@ -57,6 +57,7 @@ WITHIN = {
         "errors",
         "ingest",
         "options",
+        "siblings",
         "state",
         "clock",
         "topic_registry",

@@ -30,6 +30,7 @@ from trio_nsq.fleet import dead_letters
 from trio_nsq.fleet.stats import parse_topics
 
 ELSEWHERE = {
+    ("Info", "processes"): "of a node of several processes",
     ("Stats", "archive"): "of a broker with an archive",
     ("Stats", "cluster"): "of a member of a cluster",
     ("TopicStats", "first_sequence"): "of topics that keep messages",
@@ -181,7 +182,10 @@ def test_every_field_that_clients_read_is_in_an_answer(broker: Broker, http: Bro
     declared = {each.__name__ for each in vars(answers).values() if is_typeddict(each)}
     of_clusters = {"ClusterCounts", "Cluster", "ClusterMember", "Diverged", "MemberView"}
     of_archives = {"ArchiveProgress", "ArchiveStats"}
-    assert declared - found.keys() == {"QueueStats", "Gap", "DeadLetterTopic"} | of_archives | of_clusters
+    assert (
+        declared - found.keys()
+        == {"QueueStats", "Gap", "DeadLetterTopic", "ProcessAddresses"} | of_archives | of_clusters
+    )
 
 
 class Reading(dict[str, Any]):

@@ -252,6 +252,19 @@ class Word(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class CountOrWord(Word):
+    """An integer within bounds, or a word. The value is a text; empty without one."""
+
+    def __init__(self, least: int, most: int, word: str) -> None:
+        super().__init__([word], empty="")
+        self._number = Integer(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value)[:1].isdigit():
+            return str(self._number.convert(value, param, ctx))
+        return super().convert(value, param, ctx)
+
+
 class BooleanOrWord(Word):
     """`true`, `false`, or one of several other words."""
 

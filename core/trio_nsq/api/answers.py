@@ -12,6 +12,13 @@ from .fields import Field
 # ---------------------------------------------------------------------- /info, /stats
 
 
+class ProcessAddresses(TypedDict):
+    """The addresses of a process of a node; without HTTP, the second one is empty."""
+
+    tcp_address: str
+    http_address: str
+
+
 class Info(TypedDict, total=False):
     """The answer of `/info`."""
 
@@ -23,6 +30,7 @@ class Info(TypedDict, total=False):
     start_time: int
     instance: str
     draining: bool
+    processes: list[ProcessAddresses]
 
 
 class PubCount(TypedDict):

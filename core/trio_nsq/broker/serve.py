@@ -35,12 +35,13 @@ from .options import BrokerOptions
 from .resolver import use_own_threads
 from .server import Server
 from .session.auth_service import AuthClient
-from .storage.data_folder import DataFolder, FolderLock, refuse_member_folder
+from .storage.data_folder import DataFolder, FolderLock, refuse_member_folder, refuse_node_folder
 
 if TYPE_CHECKING:
     from ..tls.session import ServerContext
     from .archiving import Archiving
     from .replication import Replication
+    from .siblings import Siblings
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -59,6 +60,7 @@ async def serve(
     replication: "Replication | None" = None,
     lock: FolderLock | None = None,
     listeners: Mapping[str, Listening] | None = None,
+    siblings: "Siblings | None" = None,
     task_status: trio.TaskStatus[BoundAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a broker until cancelled; then stop it gracefully.
@@ -79,6 +81,7 @@ async def serve(
             up.
         lock: The lock of the data folder, if the caller has locked it.
         listeners: Open listeners by name, `TCP`, `HTTP` and `HTTPS`, instead of those of the options. They stay open.
+        siblings: Makes the broker a process of a node: it accepts clients of the shared ports, too.
         task_status: Receives the bound addresses once clients can connect; those of a leader, once they also find it by
             discovery services that answer.
 
@@ -95,6 +98,7 @@ async def serve(
         files = replication.files
     else:
         refuse_member_folder(options.data_path)
+        refuse_node_folder(options.data_path)
         if options.restore_from:
             await trio.to_thread.run_sync(_restore, options)
     if options.archive:
@@ -116,6 +120,7 @@ async def serve(
                     replication,
                     archiving,
                     listeners,
+                    siblings,
                     task_status,
                 )
             finally:
@@ -173,6 +178,7 @@ async def _serve_folder(
     replication: "Replication | None",
     archiving: "Archiving | None",
     listeners: Mapping[str, Listening] | None,
+    siblings: "Siblings | None",
     task_status: trio.TaskStatus[BoundAddresses],
 ) -> None:
     tls_context = _tls_context(options)
@@ -200,8 +206,8 @@ async def _serve_folder(
                 opened[name] = listening.duplicate()  # trio closes those that it serves
         addresses = {name: listening.address for name, listening in opened.items()}
         bound = BoundAddresses(addresses["TCP"], addresses.get("HTTP"), addresses.get("HTTPS"))
-        ports = server.session_deps.wrong_ports
-        ports.tcp, ports.http, ports.https = bound.tcp_address, bound.http_address, bound.https_address
+        wrong = server.session_deps.wrong_ports
+        wrong.tcp, wrong.http, wrong.https = bound.tcp_address, bound.http_address, bound.https_address
         for job in server.jobs:
             workers.start_soon(_keep_running, job, name=job)
         if options.statsd_address:
@@ -212,7 +218,8 @@ async def _serve_folder(
         http_server = HTTPServer(server, bound)
         # A client that a follower passes on over TLS needs three descriptors.
         descriptors = 3 if replication is not None and tls_context is not None else 1
-        most = connection_limit(options.max_connections, len(opened) * descriptors)
+        ports = len(opened) + (siblings.more_ports if siblings is not None else 0)
+        most = connection_limit(options.max_connections, ports * descriptors)
         server.admissions = {
             "TCP": Admission("TCP", most, server.sessions.handle, tcp_refusal(most)),
             "HTTP": Admission("HTTP", most, http_server.handle_http, http_refusal(most)),
@@ -227,6 +234,10 @@ async def _serve_folder(
                 if is_open and is_exposed(listening.address):
                     words = "%s: every client that reaches %s may do everything: see --auth-file"
                     logger.warning(words, name, listening.address)
+            if siblings is not None:
+                from .node.serving import NodeServing  # here, because most brokers are one process
+
+                accepting.start_soon(NodeServing(siblings, server, http_server, most).run, workers)
             accepting.start_soon(http_server.hosts.learn_own_name)
             run = lookup.run  # here, so that a stop unregisters before clients are closed
             accepting.start_soon(_keep_running, run, name=run)

@@ -23,6 +23,7 @@ from .storage.data_folder import (
     MAX_BROKER_BYTES,
     decode_ids,
     refuse_member_folder,
+    refuse_node_folder,
     refuse_nsqd_folder,
     refuse_unfinished_restore,
 )
@@ -50,6 +51,7 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
             *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
+            partial(refuse_node_folder, options.data_path),
             # A member locks its folder, which refuses an unfinished restore, before it may restore from its archive.
             partial(_check_restore, options)
             if restores

@@ -15,7 +15,11 @@ _MPUB_HEAD = Struct(">ii")
 
 def encode_identify(settings: Mapping[str, object]) -> bytes:
     """IDENTIFY with these JSON fields, named as in `IdentifyRequest`."""
-    body = json.dumps(settings, separators=(",", ":")).encode()
+    return encode_identify_body(json.dumps(settings, separators=(",", ":")).encode())
+
+
+def encode_identify_body(body: bytes) -> bytes:
+    """IDENTIFY with this JSON."""
     return b"IDENTIFY\n" + _INT32.pack(len(body)) + body
 
 

@@ -11,7 +11,7 @@ import click
 
 from ...framework.daemon.checking import CHECK_CONFIG, check_config
 from ...framework.daemon.config_file import CONFIG
-from ...framework.errors import ExitCode
+from ...framework.errors import ExitCode, Failure
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import version_option
 from .settings import SETTINGS, broker_options, cluster_options
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         "use free ports, and write them to a file": "qcli serve --data-path /tmp/d --tcp-address "
         "127.0.0.1:0 --http-address 127.0.0.1:0 --address-file a.json",
         "use nsqd's configuration file": "qcli serve --config /etc/nsqd.cfg",
+        "use all cores, with a discovery service for consumers": "qcli serve --data-path ./data --processes auto "
+        "--with-lookupd",
         "be a member of a cluster": "qcli serve --cluster prod --coordinator s3://bucket/nsq --data-path ./data",
         "publish faster, if messages may be lost in a power failure": "qcli serve --data-path ./data --sync interval",
     },
@@ -48,6 +50,16 @@ if TYPE_CHECKING:
         "Durability": "With --sync always, the default, an OK to a producer means that the message is on stable "
         "storage. Concurrent publishes share one sync. With --sync interval, an OK means that the message is "
         "in the file: it survives the death of the process, but not a power failure.",
+        "Addresses": "Port 0 picks a free port. An address without a host, such as :4150, is every interface. A path "
+        "is a unix socket.",
+        "Several processes": "With --processes, N brokers run behind the addresses, each in a process with its own "
+        "event loop, in the folders process-0, process-1 and so on of --data-path. They share the clients of the TCP "
+        "and HTTP addresses. Each also has addresses of its own, with which it registers at discovery services. A "
+        "consumer of the shared TCP address gets the messages of all; one that uses discovery connects to each, "
+        "which costs less. The HTTP address shows sums, and changes topics and channels on all; requests about a "
+        "log or dead letters need the address of one process. A process that ends is started again; all end with "
+        "the command. Limits, also --cache-bytes and --max-connections, are those of each process. Fewer processes "
+        "than the folder has are refused, and so are --cluster, --admin and --restore-from.",
         "Archive": "With --archive, all changes of the data folder are written to a bucket, or to a folder on another "
         "disk, a second behind; each broker needs one of its own. If the machine is lost, 'qcli archive restore', or "
         "--restore-from with an empty data folder, brings back everything but the last second. With "
@@ -127,8 +139,24 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     options, cluster = broker_options(values), cluster_options(values)
     raise_file_limit()
     keep_freed_memory()
-    describe = partial(_described, data_path=options.data_path)
+    describe: Callable[[Any], str] = partial(_described, data_path=options.data_path)
     run: Callable[..., Awaitable[None]] = serve
+    if values["processes"]:
+        from .processes import LookupdProcess, run_processes
+
+        role = run_processes(ctx, options)
+        if isinstance(role, ExitCode):
+            return role
+        if isinstance(role, LookupdProcess):
+            from trio_nsq.lookup.service.server import serve as serve_lookupd
+
+            run_server(ctx, serve_lookupd, role.options, "trio_nsq.lookup", partial(_silent, role.is_ready))
+            return ExitCode.OK
+        options, describe = role.options, partial(_silent, role.is_ready)
+        own = OwnFiles(options.data_path, is_own_name)
+        run = partial(serve, siblings=role.siblings, listeners=role.siblings.own)
+    elif values["process_ports"] or values["with_lookupd"]:
+        raise Failure("--process-ports and --with-lookupd need --processes.")
     if cluster is not None:
         from trio_nsq.cluster.member import serve_member
 
@@ -141,6 +169,12 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         run = partial(serve_with_console, serve=run, admin=values["admin"], log=log, secret_file=secret_file)
     run_server(ctx, run, options, "trio_nsq.broker", describe, own=own, can_drain=True)
     return ExitCode.OK
+
+
+def _silent(is_ready: Callable[[], None], _bound: object) -> str:
+    """Tell the supervisor of this process that it is ready. It says so when all are."""
+    is_ready()
+    return ""
 
 
 def _described(bound: BoundAddresses, data_path: Path) -> str:

@@ -34,6 +34,7 @@ def _descending(_ctx: click.Context, _param: click.Parameter, given: tuple[tuple
 LISTEN = "HOST:PORT|PATH"
 RESTORE_AFTER_MS = 30_000
 ADMIN_ADDRESS = "127.0.0.1:4171"
+LOOKUPD_ADDRESS = "127.0.0.1:4160"
 MIB = 1024**2
 
 
@@ -45,8 +46,7 @@ SETTINGS = under_headings(
         "tcp-address",
         kinds.Kind(params.listen_address, LISTEN, writes=True),
         "127.0.0.1:4150",
-        help="Listen for clients here. Port 0 picks a free port; :4150 is every interface; a path is a unix "
-        "socket.",
+        help="Listen here; :4150 is every interface.",
     ),
     Setting(
         "http-address",
@@ -69,10 +69,33 @@ SETTINGS = under_headings(
         help=f"Run its web console, too, at {ADMIN_ADDRESS}.",
     ),
     Setting(
+        "processes",
+        kinds.Kind(params.CountOrWord(1, 256, "auto"), "N|auto", (int, str), "an integer or auto"),
+        "",
+        help="Run N brokers behind these ports; auto: one for each core.",
+    ),
+    Setting(
+        "process-ports",
+        kinds.number(params.Integer(0, 65535 - 3 * 256), "PORT"),
+        0,
+        help="With --processes: the first port of the processes' own. Process I listens at this port + 3 x I for TCP, "
+        "and at the next two for HTTP and HTTPS. 0: free ports.",
+        brief=True,
+    ),
+    Setting(
+        "with-lookupd",
+        kinds.Kind(params.or_nothing(params.tcp_listen_address), "[=HOST:PORT]"),
+        "",
+        alone=LOOKUPD_ADDRESS,
+        help="With --processes: run a discovery service, too, at this TCP address, and HTTP at the next port.",
+        brief=True,
+    ),
+    Setting(
         "address-file",
         kinds.WRITTEN_FILE,
         help="Write the bound addresses to this file when the broker is ready: JSON with the keys tcp_address, "
-        "http_address and https_address; with --admin also admin_address and admin_url. The file is replaced "
+        "http_address and https_address; with --admin also admin_address and admin_url; with --processes also "
+        "processes, lookupd_tcp_address and lookupd_http_address. The file is replaced "
         "atomically, and removed when the broker stops.",
         brief=True,
     ),

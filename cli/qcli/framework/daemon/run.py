@@ -88,7 +88,8 @@ def run_server(
             each item) and `task_status`, which it starts with the bound addresses, a dataclass.
         options: The options for `serve`.
         logger: The name of the server's logger.
-        describe: Returns the end of the "ready" line, from the bound addresses.
+        describe: Returns the end of the "ready" line, from the bound addresses; empty: there is none, because another
+            process tells it.
         own: Its data folder; None: it has none.
         can_drain: `serve` is also called with `drains`: it begins to drain at each item, which is sent at SIGUSR1.
 
@@ -170,16 +171,18 @@ async def _run(
             gc.freeze()
             gc.set_threshold(_NEW_OBJECTS)
             if address_file is not None:
-                _write_addresses(address_file, bound)
+                write_addresses(address_file, bound)
             status = describe(bound)
-            log_line(f"ready: {status}")
-            notify_ready(status)
+            if status:
+                log_line(f"ready: {status}")
+                notify_ready(status)
     finally:
         if address_file is not None:
             address_file.unlink(missing_ok=True)
 
 
-def _write_addresses(path: Path, bound: Any) -> None:
+def write_addresses(path: Path, bound: Any) -> None:
+    """Write a dataclass with addresses to a file, as JSON. Raises Failure."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text(json.dumps(dataclasses.asdict(bound)) + "\n")

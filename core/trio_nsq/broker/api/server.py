@@ -1,7 +1,7 @@
 """The broker's HTTP and HTTPS servers: connections, routes, and the request log."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,9 +68,19 @@ _POLLED = ("/info", "/stats", "/jobs", "/access")
 
 
 class HTTPServer:
-    """Serves HTTP clients. `bound` has the broker's addresses; `hosts` are the names of the broker."""
+    """Serves HTTP clients.
 
-    def __init__(self, server: Server, bound: BoundAddresses) -> None:
+    Args:
+        bound: The broker's addresses.
+        make: Makes the router from the broker's routes.
+
+    Attributes:
+        hosts: The names of the broker.
+    """
+
+    def __init__(
+        self, server: Server, bound: BoundAddresses, make: Callable[[Iterable[Route]], Router] = Router
+    ) -> None:
         self._server = server
         self._poller = server.poller
         self._bodies = server.session_deps.bodies
@@ -78,16 +88,16 @@ class HTTPServer:
         # A browser cannot connect to a unix socket.
         on_socket = is_unix_path(server.options.http_address)
         self._plain_guard = self._guard(HostNames("*") if on_socket else self.hosts)
-        self._router = self._plain_router = make_router(server, bound)
+        self._router = self._plain_router = make(broker_routes(server, bound))
         if server.options.required_tls == "true":
             self._plain_router = TLSRequiredRouter(port_of(bound.https_address) or 0)
 
-    def _guard(self, hosts: HostNames, tls: "TLSSession | None" = None) -> Guard:
+    def _guard(self, hosts: HostNames, tls: "TLSSession | None" = None, *, encrypted: bool = False) -> Guard:
         return Guard(
             self._server.authentication.access,
             hosts,
             read_only=self._server.options.http_read_only,
-            encrypted=tls is not None,
+            encrypted=encrypted or tls is not None,
             subject=tls.subject if tls is not None else "",
             common_name=tls.common_name if tls is not None else "",
         )
@@ -106,6 +116,19 @@ class HTTPServer:
             )
         except Exception:
             # A bug in the broker: it must not affect other clients.
+            logger.exception("HTTP: internal error")
+
+    async def handle_internal(self, stream: trio.SocketStream) -> None:
+        """Serve another process of this node, which passes on requests with the tokens of its clients."""
+        try:
+            await serve_connection(
+                stream,
+                self._router,
+                peer="",
+                bodies=self._bodies,
+                guard=self._guard(HostNames("*"), encrypted=True),
+            )
+        except Exception:
             logger.exception("HTTP: internal error")
 
     def _log_plain(self, request: Request, status: int, elapsed_s: float) -> None:
@@ -235,6 +258,11 @@ def metrics_rule(options: BrokerOptions) -> Rule:
 
 
 def make_router(server: Server, bound: BoundAddresses) -> Router:
+    """Build the broker's router."""
+    return Router(broker_routes(server, bound))
+
+
+def broker_routes(server: Server, bound: BoundAddresses) -> Iterator[Route]:
     """Build the broker's routes."""
     message, body = server.options.limits.max_msg_size, server.options.limits.max_body_size
     publishing, status, config = Publishing(server), Status(server, bound), Config(server, bound)
@@ -283,7 +311,7 @@ def make_router(server: Server, bound: BoundAddresses) -> Router:
     ]
     answered = (replace(route, handler=partial(_answer, route.handler)) for route in routes)
     audit = server.authentication.access.audit
-    return Router(audited(route, audit) for route in answered)
+    return (audited(route, audit) for route in answered)
 
 
 async def _answer(handler: Handler, request: Request) -> Response:

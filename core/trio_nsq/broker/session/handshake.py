@@ -1,5 +1,7 @@
 """IDENTIFY: negotiates settings with a client, and upgrades the connection to TLS and compression."""
 
+from typing import TYPE_CHECKING
+
 import trio
 
 from ..._version import __version__
@@ -18,6 +20,9 @@ from ...protocol.identify import (
 from ..ingest.idempotent import NamedProducer
 from .deps import SessionDeps
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from ..siblings import Siblings
 
 _LARGE_BODY_BYTES = 4096
 
@@ -43,6 +48,16 @@ class Handshake:
         self._deps = deps
         self._reader = reader
         self._transport = transport
+
+    def owner_in(self, siblings: "Siblings", body: bytes) -> int | None:
+        """Return the process that serves this client, a producer with a name; None: this one. Raises CommandError."""
+        if self._is_identified:
+            return None
+        request = parse_identify(body)
+        if not (request.producer and request.feature_negotiation):
+            return None
+        owner = siblings.owner_of(request.producer)
+        return None if owner == siblings.index else owner
 
     async def identify(self, body: bytes) -> bytes | None:
         """Negotiate, answer, and upgrade the connection to TLS and compression. Raises CommandError.

@@ -3,7 +3,7 @@
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -74,6 +74,14 @@ class Subscription(NamedTuple):
     consumer: Consumer
 
 
+class SubscriptionElsewhere(NamedTuple):
+    """A subscription at all processes of a node, and what executes the client's commands after SUB."""
+
+    topic: str
+    channel: str
+    execute: Callable[[Command], None]
+
+
 class Session(PolledEndpoint):
     """The synchronous part of a client's session; `ClientTask` is the part that waits.
 
@@ -85,6 +93,7 @@ class Session(PolledEndpoint):
         connected_s: Connect time, Unix seconds.
         pub_counts: Messages published, by topic.
         subscription: The subscribed channel; None before SUB.
+        elsewhere: Instead of it, the subscription at all processes of a node.
         rested_s: When the broker last began to wait for the client, by trio's clock.
         handed: Data for the task to execute, or an exception for it to raise.
         publishes: Publishes to one topic, to be stored together.
@@ -99,6 +108,7 @@ class Session(PolledEndpoint):
         self.connected_s: int = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
+        self.elsewhere: SubscriptionElsewhere | None = None
         self.authorizer: Authorizer = Authorizer(deps.access, peer)
         self.transport: Transport = Transport(sock)
         self.send_buffer = self.transport.send_buffer
@@ -424,6 +434,8 @@ class Session(PolledEndpoint):
             return False
         if self.subscription is not None:  # the state table rejects these commands before SUB
             self._execute_for_consumer(command, self.subscription)
+        elif self.elsewhere is not None:
+            self.elsewhere.execute(command)
         return True
 
     def _execute_for_consumer(self, command: Command, subscription: Subscription) -> None:

@@ -6,6 +6,7 @@ import math
 import socket
 from random import random
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -14,14 +15,19 @@ from ...log import LogError
 from ...protocol import CommandError, NSQError, is_ephemeral
 from ...protocol.address import format_peer
 from ...protocol.commands import Auth, Claim, Identify, LineTooLong, Publish, Subscribe
+from ...protocol.encode import encode_identify_body
 from ...protocol.errors import AuthRequired
 from ...protocol.frames import HEARTBEAT_FRAME, OK_FRAME, encode_error, encode_response
+from ...protocol.limits import MAGIC_V2
 from ...protocol.spoken import protocol_of
 from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
 from ..state.consumer import Consumer
 from .deps import SessionDeps
-from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription
+from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription, SubscriptionElsewhere
+
+if TYPE_CHECKING:
+    from ..siblings import Siblings
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -30,11 +36,17 @@ LOGIN_TIMEOUT_S = 60.0
 
 
 class ClientTask:
-    """Serves a client until it disconnects, violates the protocol, or its session is closed."""
+    """Serves a client until it disconnects, violates the protocol, or its session is closed.
 
-    def __init__(self, session: Session, deps: SessionDeps) -> None:
+    Args:
+        siblings: The processes of the node, for a client of a shared port.
+    """
+
+    def __init__(self, session: Session, deps: SessionDeps, siblings: "Siblings | None" = None) -> None:
         self._session = session
         self._deps = deps
+        self._siblings = siblings
+        self._nursery: trio.Nursery | None = None  # while it runs
         self._settings_changed = trio.Event()
         self._is_refused = False  # the final error frame is sent, so no heartbeats follow
         self._turn_over_s = 0.0  # by `perf_counter`
@@ -49,6 +61,7 @@ class ClientTask:
         try:
             with session.scope:
                 async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
                     nursery.start_soon(self._send_heartbeats)
                     nursery.start_soon(self._send_rest)
                     if session.reader.auth_required:
@@ -68,7 +81,8 @@ class ClientTask:
             try:
                 session.leave_channel()
             finally:
-                session.subscription = None  # breaks the reference cycle with its consumer
+                session.subscription = session.elsewhere = None  # breaks reference cycles
+                self._nursery = None
                 session.transport.sock.close()
 
     async def _receive(self) -> None:
@@ -291,6 +305,8 @@ class ClientTask:
 
     async def _identify(self, command: Identify) -> None:
         session, before = self._session, self._session.handshake.settings
+        if self._siblings is not None and await self._pass_on_producer(command, self._siblings):
+            return
         received = await session.handshake.identify(command.body)
         session.answered = True
         if session.handshake.settings is not before:
@@ -302,6 +318,33 @@ class ClientTask:
                 session.reader.auth_required = not session.authorizer.is_authenticated
             await self._take_in(received)
 
+    async def _pass_on_producer(self, command: Identify, siblings: "Siblings") -> bool:
+        """If the client is a producer whose batches another process has, pass it on until its end."""
+        session = self._session
+        owner = session.handshake.owner_in(siblings, command.body)
+        if owner is None:
+            return False
+        from .passing import pass_on  # slow to import, and most brokers are one process
+
+        session.handshake.under_way = True  # no heartbeats: the other process sends its own
+        session.reader.auth_required = False
+        opening = MAGIC_V2 + encode_identify_body(command.body) + session.reader.take_buffered()
+        await pass_on(session.transport.sock, siblings.tcp_addresses[owner], opening)
+        session.close()
+        await trio.lowlevel.checkpoint()
+        return True
+
+    async def _subscribe_everywhere(self, command: Subscribe, siblings: "Siblings") -> None:
+        from .shared_subscription import SharedSubscription
+
+        assert self._nursery is not None
+        session = self._session
+        shared = SharedSubscription(session, siblings, command.topic, command.channel)
+        await shared.begin(self._nursery)
+        session.elsewhere = SubscriptionElsewhere(command.topic, command.channel, shared.execute)
+        session.reader.state = State.SUBSCRIBED
+        session.answer(OK_FRAME)
+
     async def _subscribe(self, command: Subscribe) -> None:
         session = self._session
         await session.authorizer.check("SUB", command.topic, command.channel)
@@ -311,6 +354,9 @@ class ClientTask:
         if private and not is_ephemeral(command.channel):
             reason = "a private channel's name must end in #ephemeral"
             raise CommandError("E_BAD_CHANNEL", f"SUB channel name {command.channel}: {reason}")
+        if self._siblings is not None:
+            await self._subscribe_everywhere(command, self._siblings)
+            return
         consumer = Consumer(
             settings.msg_timeout_ms,
             session,
@@ -344,8 +390,22 @@ class Sessions:
         self._all_closed = trio.Event()  # set while there is no session
         self._all_closed.set()
 
-    async def handle(self, stream: trio.SocketStream, peer: str = "") -> None:
-        """Serve one client; `peer` is its address if it is not the socket's."""
+    async def handle(
+        self,
+        stream: trio.SocketStream,
+        peer: str = "",
+        *,
+        siblings: "Siblings | None" = None,
+        deps: SessionDeps | None = None,
+    ) -> None:
+        """Serve one client.
+
+        Args:
+            peer: Its address if it is not the socket's.
+            siblings: The processes of the node, for a client of a shared port.
+            deps: Instead of those of all clients.
+        """
+        deps = deps or self._deps
         # The plain socket lets frames be sent without a task switch; trio only waits for it.
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
@@ -359,13 +419,13 @@ class Sessions:
         except OSError:
             sock.close()  # the client has disconnected already
             return
-        session = Session(self._deps, sock, peer)
+        session = Session(deps, sock, peer)
         self.connected[session] = None
         if self._all_closed.is_set():
             self._all_closed = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         try:
-            await ClientTask(session, self._deps).run()
+            await ClientTask(session, deps, siblings).run()
         except Exception:
             # A bug in the broker, not the client's fault: it must not affect other clients.
             logger.exception("TCP: client(%s): internal error", peer)
@@ -383,6 +443,8 @@ class Sessions:
             topic = channel = None
             if session.subscription is not None:
                 topic, channel = session.subscription.channel.topic.name, session.subscription.channel.name
+            elif session.elsewhere is not None:
+                topic, channel, _ = session.elsewhere
             if not session.authorizer.renew(topic, channel):
                 logger.warning("%s: closed, its authentication was revoked or has expired", session.peer)
                 session.close()

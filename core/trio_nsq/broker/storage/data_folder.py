@@ -11,6 +11,7 @@ replica-journal.N               of a follower: see `trio_nsq.replication.journal
 diverged-EPOCH/                 what a former leader had and the next one has not
 spare-room                      see `DiskReserve`
 write-ahead.N                   what the topics' segments may lack after a power cut, see `WriteAhead`
+process-N/                      not of a broker: in the folder of a node, the data folder of a process
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
     state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32"
     state.json.previous         the previous state, used if state.json is damaged
@@ -49,6 +50,7 @@ from ..state.broker import COUNTER_BITS
 from ..state.checkpoint import Checkpoint
 from ..state.topic import StateError
 from .disk_reserve import DiskReserve
+from .process_folders import folders_in, number_of
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -99,7 +101,7 @@ def is_own_name(name: str) -> bool:
         RESTORING_FILE,
         OWNER_FILE,
     )
-    return name in names or bool(write_ahead_files(Path(), [name]))
+    return name in names or number_of(name) is not None or bool(write_ahead_files(Path(), [name]))
 
 
 def refuse_nsqd_folder(path: Path) -> None:
@@ -125,6 +127,15 @@ def refuse_member_folder(path: Path) -> None:
         raise StartupError(
             f"--data-path: {path} is the data folder of a member of a cluster, as {MEMBER_FILE} in it says: give "
             "--cluster and --coordinator. A broker alone would have messages that the other members lack"
+        )
+
+
+def refuse_node_folder(path: Path) -> None:
+    """Raise StartupError: the folder is that of a node of several processes, which a broker alone must not open."""
+    if found := folders_in(path):
+        raise StartupError(
+            f"--data-path: {path} has the folders of {len(found)} processes: give --processes {found[-1] + 1}, or the "
+            f"folder of one of them, {path}/process-{found[0]}"
         )
 
 

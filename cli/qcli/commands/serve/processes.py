@@ -1,0 +1,330 @@
+"""`qcli serve --processes`: several brokers behind one TCP port and one HTTP address."""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+
+from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.node.supervisor import READY, Supervisor
+from trio_nsq.broker.server import default_node_id
+from trio_nsq.broker.siblings import Counts, Kind, Siblings
+from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder
+from trio_nsq.broker.storage.process_folders import folder_of, folders_in
+from trio_nsq.lookup.service.options import LookupdOptions
+from trio_nsq.protocol.address import format_address, is_unix_path, next_port
+from trio_nsq.protocol.errors import StartupError
+from trio_nsq.server.listening import Listening, listen
+
+from ...framework.daemon.log_format import LIBRARY, log_to_stderr
+from ...framework.daemon.run import notify_ready, notify_reloading, notify_stopping, write_addresses
+from ...framework.daemon.setting import LOG_LEVELS
+from ...framework.errors import ExitCode, Failure
+
+FLAG = "--processes"
+AUTO = "auto"
+_MOST = 256
+_PORTS_EACH = 3
+_NODE_IDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddresses:
+    """The addresses of a node.
+
+    Attributes:
+        tcp_address, http_address, https_address: The shared ones.
+        processes: Those of each process.
+        lookupd_tcp_address, lookupd_http_address: Those of the discovery service; empty: it runs none.
+    """
+
+    tcp_address: str
+    http_address: str | None
+    https_address: str | None
+    processes: list[dict[str, str | None]]
+    lookupd_tcp_address: str = ""
+    lookupd_http_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """What a process of the node is that runs a broker."""
+
+    siblings: Siblings
+    options: BrokerOptions
+
+    def is_ready(self) -> None:
+        """Tell the supervisor that this process serves clients."""
+        self.siblings.counts.set_ready(self.siblings.index)
+        os.kill(os.getppid(), READY)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupdProcess:
+    """What a process of the node is that runs the discovery service."""
+
+    options: LookupdOptions
+    counts: Counts
+    index: int
+
+    def is_ready(self) -> None:
+        """Tell the supervisor that this process serves clients."""
+        self.counts.set_ready(self.index)
+        os.kill(os.getppid(), READY)
+
+
+def check_possible(options: BrokerOptions, values: dict[str, Any]) -> None:
+    """Raises Failure: an option has no meaning for several processes, or would do something else."""
+    if values["cluster"]:
+        raise Failure(f"{FLAG} does not go with --cluster: run each member as a process of its own.")
+    if values["admin"]:
+        raise Failure(
+            f"{FLAG} does not go with --admin: run 'qcli admin' with the addresses of the processes."
+        )
+    if values["restore_from"]:
+        raise Failure(
+            f"{FLAG} does not go with --restore-from: restore the folder of each process with 'qcli archive restore'."
+        )
+    if options.broadcast_tcp_port or options.broadcast_http_port:
+        raise Failure(f"{FLAG} does not go with --broadcast-tcp-port: each process has a port of its own.")
+    if options.statsd_address and "%s" not in options.statsd_prefix:
+        raise Failure(f"{FLAG} needs %s in --statsd-prefix: otherwise all processes send the same names.")
+
+
+def number_of_processes(wanted: str, data_path: Path) -> int:
+    """Return how many processes to run. Raises Failure: the folder has those of more."""
+    found = folders_in(data_path)
+    needed = found[-1] + 1 if found else 0
+    if wanted == AUTO:
+        return max(needed, min(_MOST, len(os.sched_getaffinity(0))))
+    count = int(wanted)
+    if count < needed:
+        raise Failure(
+            f"{FLAG}: {data_path} has the folders of {needed} processes, more than {count}. Start {needed}, move the "
+            f"messages of process {needed - 1} with 'qcli drain --move-to', stop, and remove its folder, "
+            f"{folder_of(data_path, needed - 1)}."
+        )
+    return count
+
+
+def folder_problems(data_path: Path) -> None:
+    """Raises StartupError: the folder is not that of a node."""
+    refuse_member_folder(data_path)
+    if (data_path / BROKER_FILE).exists():
+        raise StartupError(
+            f"--data-path: {data_path} has the messages of a single broker. To make it process 0 of a node, move "
+            f"all its files into {folder_of(data_path, 0)}"
+        )
+
+
+def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess | LookupdProcess | ExitCode:
+    """Run the processes of a node.
+
+    Returns:
+        In each process, at once, what it is. In the supervisor, when all have ended, the exit code.
+
+    Raises:
+        Failure, StartupError: The node cannot start.
+    """
+    values = ctx.params
+    check_possible(options, values)
+    count = number_of_processes(values["processes"], options.data_path)
+    folder_problems(options.data_path)
+    with suppress(FileExistsError):
+        try:
+            options.data_path.mkdir()
+        except FileNotFoundError:
+            raise StartupError(f"--data-path: the folder {options.data_path.parent} does not exist") from None
+    log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
+    node = _Node(options, count, values, log_line)
+    with node:
+        trio.run(node.open)
+        supervisor = Supervisor(node.names, count, node)
+        index = supervisor.run()
+        if index is not None:
+            logging.getLogger(LIBRARY).handlers.clear()  # the process adds its own
+            ctx.params["address_file"] = None
+            ctx.params["log_prefix"] = f"{values['log_prefix']}{node.names[index]}: "
+            return node.role(index)
+    if supervisor.stopped_by is not None:
+        is_interrupt = supervisor.stopped_by == signal.SIGINT
+        return ExitCode.INTERRUPTED if is_interrupt else ExitCode.TERMINATED
+    return next((code for code in ExitCode if code == supervisor.code), ExitCode.FAILURE)
+
+
+class _Node:
+    """The listeners of a node, and what its supervisor tells."""
+
+    def __init__(self, options: BrokerOptions, count: int, values: dict[str, Any], log_line: Any) -> None:
+        with_lookupd = bool(values["with_lookupd"])
+        self.names = [f"process {index}" for index in range(count)] + ["lookupd"] * with_lookupd
+        self._options = options
+        self._count = count
+        self._lookupd = _lookupd_options(options, values["with_lookupd"]) if with_lookupd else None
+        self._first_port: int = values["process_ports"]
+        self._address_file: Path | None = values["address_file"]
+        self._log_line = log_line
+        self._counts = Counts(len(self.names))
+        self._instance = secrets.token_hex(8)
+        self._shared: dict[Kind, Listening] = {}
+        self._own: list[dict[Kind, Listening]] = [{} for _ in range(count)]
+        self._internal: list[dict[Kind, Listening]] = [{} for _ in range(count)]
+        self._folder = -1
+        self._status = ""
+        self._is_supervisor = True
+
+    def __enter__(self) -> None:
+        if self._address_file is not None:
+            self._address_file.unlink(missing_ok=True)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_supervisor:
+            return
+        trio.run(self._close)
+        if self._address_file is not None:
+            self._address_file.unlink(missing_ok=True)
+
+    async def _close(self) -> None:
+        for group in (self._shared, *self._own, *self._internal):
+            for listening in group.values():
+                listening.close()
+
+    async def open(self) -> None:
+        """Open all listeners. Raises StartupError."""
+        options = self._options
+        addresses: dict[Kind, str] = {"TCP": options.tcp_address}
+        if options.http_address:
+            addresses["HTTP"] = options.http_address
+        if options.tls.is_used and options.https_address:
+            addresses["HTTPS"] = options.https_address
+        for kind, address in addresses.items():
+            self._shared[kind] = await listen(f"--{kind.lower()}-address", address)
+        for index in range(self._count):
+            for number, (kind, address) in enumerate(addresses.items()):
+                port = self._first_port and self._first_port + _PORTS_EACH * index + number
+                host = "127.0.0.1" if is_unix_path(address) else address.rpartition(":")[0]
+                self._own[index][kind] = await listen("--process-ports", f"{host}:{port}")
+        # By the descriptor of the folder: the path of a unix socket has at most 107 bytes.
+        self._folder = os.open(options.data_path, os.O_RDONLY | os.O_DIRECTORY)
+        internal: tuple[Kind, ...] = ("TCP", "HTTP")
+        for index in range(self._count):
+            for kind in internal:
+                path = f"/proc/self/fd/{self._folder}/.process-{index}-{kind.lower()}"
+                before = os.umask(0o177)
+                try:
+                    self._internal[index][kind] = await listen("--data-path", path)
+                finally:
+                    os.umask(before)
+
+    def role(self, index: int) -> BrokerProcess | LookupdProcess:
+        """In a process: return what it is."""
+        self._is_supervisor = False
+        if index == self._count:
+            assert self._lookupd is not None
+            return LookupdProcess(self._lookupd, self._counts, index)
+        self._counts.begin(index)
+        siblings = Siblings(
+            index,
+            self._instance,
+            self._shared,
+            {str(kind): listening for kind, listening in self._own[index].items()},
+            self._internal[index],
+            [own["TCP"].address for own in self._own],
+            [own["HTTP"].address if "HTTP" in own else "" for own in self._own],
+            [internal["TCP"].address for internal in self._internal],
+            [internal["HTTP"].address for internal in self._internal],
+            self._counts,
+        )
+        options = self._options
+        first_id = default_node_id() if options.node_id is None else options.node_id
+        lookupds = options.nsqlookupd_tcp_addresses
+        if self._lookupd is not None:
+            lookupds = (*lookupds, self._lookupd.tcp_address)
+        return BrokerProcess(
+            siblings,
+            replace(
+                options,
+                data_path=folder_of(options.data_path, index),
+                tcp_address=self._own[index]["TCP"].address,
+                http_address=self._own[index]["HTTP"].address if "HTTP" in self._own[index] else "",
+                node_id=(first_id + index) % _NODE_IDS,
+                nsqlookupd_tcp_addresses=lookupds,
+                archive=f"{options.archive.rstrip('/')}/process-{index}" if options.archive else "",
+            ),
+        )
+
+    # ------------------------------------------------------------------ for the supervisor
+
+    def is_ready(self, index: int) -> bool:
+        """Whether a process serves clients."""
+        return self._counts.is_ready(index)
+
+    def ended(self, index: int) -> None:
+        """A process has ended."""
+        self._counts.end(index)
+
+    def all_ready(self) -> None:
+        """Write the addresses, and say that the node is ready."""
+        shared = {kind: listening.address for kind, listening in self._shared.items()}
+        bound = NodeAddresses(
+            shared["TCP"],
+            shared.get("HTTP"),
+            shared.get("HTTPS"),
+            [{f"{kind.lower()}_address": each.address for kind, each in own.items()} for own in self._own],
+            self._lookupd.tcp_address if self._lookupd is not None else "",
+            self._lookupd.http_address if self._lookupd is not None else "",
+        )
+        if self._address_file is not None:
+            write_addresses(self._address_file, bound)
+        self._status = f"tcp {bound.tcp_address}, http {bound.http_address or 'off'}"
+        if bound.https_address:
+            self._status += f", https {bound.https_address}"
+        if bound.lookupd_tcp_address:
+            self._status += f", lookupd {bound.lookupd_tcp_address}"
+        self._status += f", {self._count} processes, data {self._options.data_path}"
+        self._log_line(f"ready: {self._status}")
+        notify_ready(self._status)
+
+    def reloading(self) -> None:
+        """Tell the service manager."""
+        if self._status:
+            notify_reloading()
+            notify_ready(self._status)
+
+    def stopping(self) -> None:
+        """Tell the service manager."""
+        notify_stopping()
+
+
+def _lookupd_options(options: BrokerOptions, address: str) -> LookupdOptions:
+    """Return the options of the discovery service of a node: it listens at a TCP address, and HTTP at the next port."""
+    host, _, port = address.rpartition(":")
+    tcp, http = address, next_port(address)
+    if port == "0":
+        tcp, http = _free_addresses(host.strip("[]"))
+    return LookupdOptions(
+        tcp_address=tcp,
+        http_address=http,
+        broadcast_address=options.broadcast_address,
+        max_connections=options.max_connections,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        http_allowed_hosts=options.http_allowed_hosts,
+    )
+
+
+def _free_addresses(host: str) -> tuple[str, str]:
+    """Return two free addresses: the service has to get the same ones when it is started again."""
+    with (
+        socket.create_server((host or "0.0.0.0", 0)) as one,
+        socket.create_server((host or "0.0.0.0", 0)) as two,
+    ):
+        return format_address(host, one.getsockname()[1]), format_address(host, two.getsockname()[1])

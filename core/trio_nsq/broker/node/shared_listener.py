@@ -1,0 +1,38 @@
+"""A listener that several processes accept from."""
+
+import os
+import socket
+from collections.abc import Callable
+
+import trio
+
+
+class SharedListener(trio.abc.Listener[trio.SocketStream]):
+    """Accepts clients that no other process has taken.
+
+    Args:
+        listener: Its descriptor is duplicated.
+        waits_s: Returns how long to leave a client to the other processes.
+    """
+
+    def __init__(self, listener: trio.SocketListener, waits_s: Callable[[], float]) -> None:
+        self._socket = socket.socket(fileno=os.dup(listener.socket.fileno()))
+        self._socket.setblocking(False)
+        self._waits_s = waits_s
+
+    async def accept(self) -> trio.SocketStream:
+        """Wait for a client. Raises OSError: as `socket.accept`."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            if seconds := self._waits_s():
+                await trio.sleep(seconds)
+            try:
+                client, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue  # another process has taken it, or it has left
+            return trio.SocketStream(trio.socket.from_stdlib_socket(client))
+
+    async def aclose(self) -> None:
+        """Close this descriptor."""
+        self._socket.close()
+        await trio.lowlevel.checkpoint()

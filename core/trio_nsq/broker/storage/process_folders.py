@@ -1,0 +1,26 @@
+"""The data folders of the processes of a node."""
+
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = "process-"
+"""The data folder of a process is this and its number, in the folder of the node."""
+
+
+def folder_of(data_path: Path, index: int) -> Path:
+    """Return the data folder of a process."""
+    return data_path / f"{FOLDER}{index}"
+
+
+def folders_in(data_path: Path) -> list[int]:
+    """Return the numbers of the processes that have a folder in that of the node, sorted. Raises OSError."""
+    if not data_path.is_dir():
+        return []
+    numbers = (number_of(each.name) for each in data_path.iterdir())
+    return sorted(number for number in numbers if number is not None)
+
+
+def number_of(name: str) -> int | None:
+    """Return the number of a process from the name of its folder; None: it is another name."""
+    digits = name.removeprefix(FOLDER)
+    return int(digits) if digits != name and digits.isascii() and digits.isdigit() else None

@@ -1,0 +1,219 @@
+"""A node of several processes: `qcli serve --processes`."""
+
+import http.client
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from broker.support import connected, identify, pub
+from cli.support import Cli, refusal, serving
+
+from .support import PATIENCE_S, is_alive, running_node, wait_until
+
+
+def test_stops_with_all_its_processes(tmp_path: Path) -> None:
+    with running_node(tmp_path, 2, "--with-lookupd=127.0.0.1:0") as node:
+        assert (tmp_path / "addresses.json").exists()
+        pids = node.pids
+        assert len(pids) == 3
+        code, log = node.stop()
+    assert (code, log) == (0, "")
+    assert not any(map(is_alive, pids))
+    assert not (tmp_path / "addresses.json").exists()
+    assert sorted(each.name for each in (tmp_path / "data").iterdir()) == ["process-0", "process-1"]
+
+
+def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        node.publish_at(0, "t", "kept")
+        before = node.kill(0)
+        node.until_restarted(0, before)
+        assert node.stats()["topics"][0]["depth"] == 1
+        code, log = node.stop()
+    assert code == 0
+    assert "process 0 (PID" in log
+    assert "has ended (signal 9)" in log
+
+
+def test_processes_end_with_the_supervisor(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        node.publish_at(1, "t", "kept")
+        pids = node.pids
+        node.running.process.kill()
+        wait_until(lambda: not any(map(is_alive, pids)))
+    with running_node(tmp_path) as node:
+        assert node.stats()["topics"][0]["depth"] == 1
+
+
+def test_a_client_is_served_while_a_process_hangs(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        for index in range(2):
+            pid = node.pid_of(index)
+            os.kill(pid, signal.SIGSTOP)
+            assert node.post("/pub?topic=t", b"x") == (200, b"OK")
+            os.kill(pid, signal.SIGCONT)
+        assert [node.stats(index)["topics"][0]["depth"] for index in range(2)] == [1, 1]
+
+
+def test_the_sum_of_the_statistics(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        node.publish_at(0, "t", "a", "b", "c")
+        node.publish_at(1, "t", "d")
+        node.publish_at(1, "other", "e")
+        assert node.post("/channel/create?topic=t&channel=c") == (200, b"")
+        node.publish_at(0, "t", "f")
+        (other, topic) = node.stats()["topics"]
+        assert (other["topic_name"], other["depth"], other["message_count"]) == ("other", 1, 1)
+        parts = [node.channel("t", "c", index) for index in range(2)]
+        assert [part["depth"] for part in parts] == [4, 1]
+        for name in ("depth", "message_count", "backend_depth", "in_flight_count"):
+            assert topic["channels"][0][name] == sum(part[name] for part in parts)
+        assert (
+            topic["channels"][0]["oldest_message_age_ms"] <= parts[0]["oldest_message_age_ms"]
+        )  # asked later
+        assert topic["message_count"] == 5
+        text = node.get("/stats")[1].decode()
+        assert "[t              ] depth: 0     be-depth: 0     msgs: 5" in text
+        metrics = node.get("/metrics")[1].decode().splitlines()
+        assert 'nsq_channel_depth{process="0",channel="c",topic="t"} 4.0' in metrics
+        assert 'nsq_channel_depth{process="1",channel="c",topic="t"} 1.0' in metrics
+        assert metrics.count("# TYPE nsq_channel_depth gauge") == 1
+        assert node.get("/ping") == (200, b"OK")
+        about = json.loads(node.get("/info")[1])
+        assert about["processes"] == node.processes
+        assert f":{about['tcp_port']}" in node.tcp
+
+
+def test_changes_hold_on_all_processes(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        assert node.post("/topic/pause?topic=none")[0] == 404
+        assert node.post("/channel/create?topic=none&channel=c")[0] == 404
+        node.publish_at(1, "t", "a")
+        assert node.post("/topic/pause?topic=t") == (200, b"")  # process 0 gets the topic
+        assert node.request("PUT", "/topic/settings?topic=t", b'{"ttl_ms":60000}')[0] == 200
+        for index in range(2):
+            (topic,) = node.stats(index)["topics"]
+            assert (topic["paused"], topic["ttl_ms"]) == (True, 60_000)
+        assert json.loads(node.get("/topic/settings?topic=t")[1])["ttl_ms"] == 60_000
+        assert node.request("PUT", "/config/draining", b"true") == (200, b"true")
+        assert [node.stats(index).get("draining") for index in range(2)] == [True, True]
+        assert node.stats()["draining"] is True
+        assert node.request("PUT", "/config/draining", b"false")[0] == 200
+        assert node.post("/topic/delete?topic=t") == (200, b"")
+        assert node.post("/topic/delete?topic=t")[0] == 404
+        assert node.stats()["topics"] == []
+        status, body = node.get("/topic/read?topic=t")
+        assert status == 400
+        assert node.processes[1]["http_address"] in body.decode()
+
+
+def test_a_batch_with_a_number_is_stored_once(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        pids = [node.pid_of(index) for index in range(2)]
+        for index in range(2):
+            # The other process hangs while this one accepts the connection.
+            os.kill(pids[1 - index], signal.SIGSTOP)
+            connections = [http.client.HTTPConnection(node.http, timeout=PATIENCE_S) for _ in range(3)]
+            for connection in connections:
+                connection.request("GET", "/access")
+                connection.getresponse().read()
+            os.kill(pids[1 - index], signal.SIGCONT)
+            for number, connection in enumerate(connections):
+                connection.request("POST", f"/pub?topic=t&producer=p{number}&number=7", b"x")
+                assert connection.getresponse().read() == b"OK"
+                connection.close()
+        assert node.stats()["topics"][0]["message_count"] == 3
+        for number in range(3):
+            about = json.loads(node.get(f"/topic/producer?topic=t&producer=p{number}")[1])
+            assert about["number"] == 7
+
+
+async def test_a_producer_with_a_name_has_one_process(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        for _ in range(6):
+            for name in ("p1", "p2", "p3"):
+                async with connected(node.tcp) as client:
+                    await client.send(
+                        identify(feature_negotiation=True, producer=name, producer_instance="i")
+                    )
+                    answer = await client.frame()
+                    assert answer is not None
+                    await client.send(b"PRODUCER t\nPUB t 0\n\0\0\0\1x")
+                    claimed = await client.frame()
+                    assert claimed is not None
+                    await client.ok()
+        assert node.stats()["topics"][0]["message_count"] == 3
+
+
+async def test_spreads_connections(tmp_path: Path) -> None:
+    """A process accepts clients while another one hangs, and the other gets the next ones."""
+    with running_node(tmp_path) as node:
+        pid = node.pid_of(0)
+        os.kill(pid, signal.SIGSTOP)
+        async with connected(node.tcp) as one, connected(node.tcp) as two:
+            for client in (one, two):
+                await client.send(pub("t", b"x"))
+                await client.ok()
+            os.kill(pid, signal.SIGCONT)
+            assert node.stats(1)["topics"][0]["message_count"] == 2
+
+
+def test_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert "does not go with --admin" in refusal(tmp_path, "--processes", "2", "--admin")
+    assert "--restore-from" in refusal(
+        tmp_path, "--processes", "2", "--restore-from", str(tmp_path / "archive")
+    )
+    assert "need --processes" in refusal(tmp_path, "--process-ports", "4200")
+    assert not data.exists()
+    with serving(tmp_path) as broker:
+        broker.hear_line()
+        wait_until((data / "broker.json").exists)
+        broker.process.kill()
+        broker.process.wait()
+    assert "single broker" in refusal(tmp_path, "--processes", "2")
+
+
+def test_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    with running_node(tmp_path):
+        reason = refusal(tmp_path, "--processes", "2")
+    assert "is in use" in reason
+
+
+def test_a_broker_alone_refuses_the_folder_of_a_node(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        node.stop()
+    assert "give --processes 2" in refusal(tmp_path)
+    assert "than 1. Start 2" in refusal(tmp_path, "--processes", "1")
+
+
+def test_ends_if_a_process_cannot_start(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "process-1").write_text("no folder")
+    with serving(tmp_path, "--processes", "2", "--log-level", "warn") as running:
+        result = running.end()
+    assert result.code == 1
+    assert "ready" not in result.err
+    assert "process-1" in result.err
+
+
+@pytest.mark.parametrize("growing", [True, False])
+def test_another_number_of_processes(tmp_path: Path, growing: bool) -> None:
+    with running_node(tmp_path, 1 if growing else 2) as node:
+        for index in range(len(node.processes)):
+            node.publish_at(index, "t", f"{index}a", f"{index}b")
+        assert node.post("/channel/create?topic=t&channel=c") == (200, b"")
+        if not growing:
+            drained, target = (each["http_address"] for each in reversed(node.processes))
+            result = Cli(node.tcp, drained)("drain", "--move-to", target)
+            assert result.code == 0, result.err
+        assert node.stop()[0] == 0
+    if not growing:
+        for each in sorted((tmp_path / "data" / "process-1").rglob("*"), reverse=True):
+            each.rmdir() if each.is_dir() else each.unlink()
+        (tmp_path / "data" / "process-1").rmdir()
+    with running_node(tmp_path, 2 if growing else 1) as node:
+        assert node.channel("t", "c")["depth"] == (2 if growing else 4)
