@@ -11,8 +11,7 @@ from pathlib import Path
 import trio
 
 from broker.support import RawClient, connected, pub
-
-from .support import PATIENCE_S, Node, running_node, wait_until
+from node.support import PATIENCE_S, Node, running_node, wait_until
 
 KILLS = int(os.environ.get("NODE_KILLS", "2"))
 PUBLISHERS = 4

@@ -10,8 +10,7 @@ import pytest
 
 from broker.support import connected, identify, pub
 from cli.support import Cli, refusal, serving
-
-from .support import PATIENCE_S, is_alive, running_node, wait_until
+from node.support import PATIENCE_S, is_alive, running_node, wait_until
 
 
 def test_stops_with_all_its_processes(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import trio
 from broker.certificates import Certificates
 from broker.support import PATIENCE_S, RawClient, Received, connected, identify
 from broker.upgrading import upgrade
+from node.support import Node, running_node, wait_until
 from trio_nsq.protocol.encode import encode_auth
-
-from .support import Node, running_node, wait_until
 
 BOTH = (0, 1)
 
