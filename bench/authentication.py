@@ -3,6 +3,7 @@
 import argparse
 import http.client
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from struct import pack
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
 from bench.contenders import cpu_s

@@ -155,7 +155,7 @@ def goload(command: str, address: str, **flags: object) -> dict[str, float]:
     """Run our own generator; return its figures (see tests/interop/goload).
 
     Args:
-        command: `pub`, `http`, `through`, `mixed` or `latency`.
+        command: `pub`, `http`, `through`, `mixed`, `latency` or `oks`.
         address: The TCP address of the broker; for `http` the HTTP address.
         flags: The flags of the command.
 

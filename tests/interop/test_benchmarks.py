@@ -16,13 +16,10 @@ from interop.peers import Broker, load_program, qcli_serve
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("compare", "quick", "growth", "neighbours", "generators", "agreement"),
-        *("backlog", "timers", "kills", "clients", "connectors", "web_console", "stages", "cluster", "peers"),
-    ],
-)
+PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py") if "parse_args()" in path.read_text())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_program_prints_help(name: str) -> None:
     command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
