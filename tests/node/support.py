@@ -45,12 +45,7 @@ class Node:
 
     def pid_of(self, index: int) -> int:
         """Return the PID of a process: the one that has locked its data folder. 0: none has."""
-        status = (self.folder / f"process-{index}").stat()
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
-        found = re.findall(
-            r"FLOCK\s+ADVISORY\s+WRITE\s+(\d+)\s+" + re.escape(place), Path("/proc/locks").read_text()
-        )
-        return int(found[0]) if found else 0
+        return lock_holder(self.folder / f"process-{index}")
 
     def kill(self, index: int) -> int:
         """Kill a process with SIGKILL, and return its PID."""
@@ -140,6 +135,15 @@ def running_node(tmp_path: Path, count: int | str = 2, *flags: str) -> Iterator[
             wait_until(
                 lambda: not any(map(is_alive, pids))
             )  # they would keep ports and folders of the next node
+
+
+def lock_holder(folder: Path) -> int:
+    """Return the PID of the process that has locked a folder; 0: none has."""
+    status = folder.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
+    locks = Path("/proc/locks").read_text()
+    found = re.findall(r"FLOCK\s+ADVISORY\s+WRITE\s+(\d+)\s+" + re.escape(place), locks)
+    return int(found[0]) if found else 0
 
 
 def is_alive(pid: int) -> bool:

@@ -10,7 +10,8 @@ import pytest
 
 from broker.support import connected, identify, pub
 from cli.support import Cli, refusal, serving
-from node.support import PATIENCE_S, is_alive, running_node, wait_until
+from node.support import PATIENCE_S, is_alive, lock_holder, running_node, wait_until
+from qcli.commands.serve.processes import archive_of
 
 
 def test_stops_with_all_its_processes(tmp_path: Path) -> None:
@@ -216,3 +217,45 @@ def test_another_number_of_processes(tmp_path: Path, growing: bool) -> None:
         (tmp_path / "data" / "process-1").rmdir()
     with running_node(tmp_path, 2 if growing else 1) as node:
         assert node.channel("t", "c")["depth"] == (2 if growing else 4)
+
+
+def test_a_process_that_cannot_start_again_is_named(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        folder = node.folder / "process-1"
+        folder.rename(tmp_path / "away")
+        folder.write_text("no folder")
+        os.kill(lock_holder(tmp_path / "away"), signal.SIGKILL)
+        wait_until(lambda: node.get("/ping") == (500, b"NOK - process 1 does not answer"))
+        status, body = node.post("/topic/create?topic=t")
+        assert (status, b"process 1 does not answer" in body) == (503, True)
+        assert node.post("/pub?topic=t", b"x") == (200, b"OK")
+
+
+def test_check_config(tmp_path: Path) -> None:
+    check = ("serve", "--check-config", "--processes", "2", "--data-path", str(tmp_path / "data"))
+    cli = Cli("127.0.0.1:1", "127.0.0.1:1")
+    assert cli(*check).code == 0
+    with running_node(tmp_path) as node:
+        node.stop()
+    assert cli(*check).code == 0
+    for flags, reason in (
+        (["--processes", "1"], "than 1. Start 2"),
+        (["--cluster", "a", "--coordinator", "static:127.0.0.1:1"], "--cluster"),
+        (["--broadcast-tcp-port", "1"], "--broadcast-tcp-port"),
+        (["--statsd-address", "127.0.0.1:8125", "--statsd-prefix", "a"], "--statsd-prefix"),
+    ):
+        result = cli(*check, *flags)
+        assert (result.code, reason in result.err) == (1, True), result.err
+
+
+@pytest.mark.parametrize(
+    ("archive", "place"),
+    [
+        ("", ""),
+        ("/mnt/archive/", "/mnt/archive/process-1"),
+        ("s3://bucket/nsq", "s3://bucket/nsq/process-1"),
+        ("s3://bucket/nsq?region=eu&scheme=http", "s3://bucket/nsq/process-1?region=eu&scheme=http"),
+    ],
+)
+def test_each_process_has_an_archive(archive: str, place: str) -> None:
+    assert archive_of(archive, 1) == place

@@ -99,6 +99,10 @@ class Siblings:
         """
         return len(self.shared) + 2 * self.count
 
+    def is_ready(self, index: int) -> bool:
+        """Whether a process serves clients: it may be starting again."""
+        return index == self.index or self.counts.is_ready(index)
+
     def owner_of(self, producer: str) -> int:
         """Return the process that has the batches of a producer with a name."""
         return crc32(producer.encode()) % self.count

@@ -29,8 +29,10 @@ from .storage.data_folder import (
 )
 
 
-def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list[str]:
+def startup_problems(options: BrokerOptions, *, is_member: bool = False, is_node: bool = False) -> list[str]:
     """Return why a broker, alone or as a member of a cluster, could not start with these options; empty: it could.
+
+    With `is_node`, several processes share the data folder, each with a folder in it.
 
     Files and the archive are read, and not changed. Whether a port is free, and whether the logs of topics are intact,
     is not checked.
@@ -51,7 +53,7 @@ def startup_problems(options: BrokerOptions, *, is_member: bool = False) -> list
             partial(check_data_folder, options.data_path),
             partial(_check_contents, options.data_path),
             *(() if is_member else (partial(refuse_member_folder, options.data_path),)),
-            partial(refuse_node_folder, options.data_path),
+            *(() if is_node else (partial(refuse_node_folder, options.data_path),)),
             # A member locks its folder, which refuses an unfinished restore, before it may restore from its archive.
             partial(_check_restore, options)
             if restores

@@ -124,7 +124,13 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
         def problems() -> list[str]:
             options, admin, cluster = broker_options(values), values["admin"], cluster_options(values)
-            found = startup_problems(options, is_member=cluster is not None)
+            found = startup_problems(
+                options, is_member=cluster is not None, is_node=bool(values["processes"])
+            )
+            if values["processes"]:
+                from .processes import node_problems
+
+                found += node_problems(options, values)
             if cluster is not None:
                 from trio_nsq.cluster.startup_check import member_problems
 

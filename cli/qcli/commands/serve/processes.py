@@ -7,6 +7,7 @@ import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from trio_nsq.broker.node.supervisor import READY, Supervisor
 from trio_nsq.broker.server import default_node_id
 from trio_nsq.broker.siblings import Counts, Kind, Siblings
 from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder
-from trio_nsq.broker.storage.process_folders import folder_of, folders_in
+from trio_nsq.broker.storage.process_folders import FOLDER, folder_of, folders_in
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.protocol.address import format_address, is_unix_path, next_port
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.server.listening import Listening, listen
+from trio_nsq.server.startup_checks import problems_of
 
 from ...framework.daemon.log_format import LIBRARY, log_to_stderr
 from ...framework.daemon.run import notify_ready, notify_reloading, notify_stopping, write_addresses
@@ -93,6 +95,11 @@ def check_possible(options: BrokerOptions, values: dict[str, Any]) -> None:
         raise Failure(
             f"{FLAG} does not go with --restore-from: restore the folder of each process with 'qcli archive restore'."
         )
+    if values["with_lookupd"] and options.auth_file is not None and options.lookupd_auth_secret_file is None:
+        raise Failure(
+            "--with-lookupd needs --lookupd-auth-secret-file, because --auth-file is also for the discovery service: a "
+            "token with the role register."
+        )
     if options.broadcast_tcp_port or options.broadcast_http_port:
         raise Failure(f"{FLAG} does not go with --broadcast-tcp-port: each process has a port of its own.")
     if options.statsd_address and "%s" not in options.statsd_prefix:
@@ -115,7 +122,14 @@ def number_of_processes(wanted: str, data_path: Path) -> int:
     return count
 
 
-def folder_problems(data_path: Path) -> None:
+def node_problems(options: BrokerOptions, values: dict[str, Any]) -> list[str]:
+    """Return why the processes could not start, for `--check-config`. Raises Failure, as `run_processes`."""
+    check_possible(options, values)
+    number_of_processes(values["processes"], options.data_path)
+    return problems_of([partial(check_folder, options.data_path)])
+
+
+def check_folder(data_path: Path) -> None:
     """Raises StartupError: the folder is not that of a node."""
     refuse_member_folder(data_path)
     if (data_path / BROKER_FILE).exists():
@@ -137,7 +151,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     values = ctx.params
     check_possible(options, values)
     count = number_of_processes(values["processes"], options.data_path)
-    folder_problems(options.data_path)
+    check_folder(options.data_path)
     with suppress(FileExistsError):
         try:
             options.data_path.mkdir()
@@ -257,7 +271,7 @@ class _Node:
                 http_address=self._own[index]["HTTP"].address if "HTTP" in self._own[index] else "",
                 node_id=(first_id + index) % _NODE_IDS,
                 nsqlookupd_tcp_addresses=lookupds,
-                archive=f"{options.archive.rstrip('/')}/process-{index}" if options.archive else "",
+                archive=archive_of(options.archive, index),
             ),
         )
 
@@ -304,6 +318,12 @@ class _Node:
         notify_stopping()
 
 
+def archive_of(archive: str, index: int) -> str:
+    """Return where a process archives: a folder of the node's place, which may be a URL with options."""
+    place, mark, more = archive.partition("?") if "://" in archive else (archive, "", "")
+    return f"{place.rstrip('/')}/{FOLDER}{index}{mark}{more}" if archive else ""
+
+
 def _lookupd_options(options: BrokerOptions, address: str) -> LookupdOptions:
     """Return the options of the discovery service of a node: it listens at a TCP address, and HTTP at the next port."""
     host, _, port = address.rpartition(":")
@@ -317,6 +337,9 @@ def _lookupd_options(options: BrokerOptions, address: str) -> LookupdOptions:
         max_connections=options.max_connections,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
+        tls_client_auth_policy=options.tls_client_auth_policy,
+        tls_root_ca_file=options.tls_root_ca_file,
+        auth_file=options.auth_file,
         http_allowed_hosts=options.http_allowed_hosts,
     )
 

@@ -26,6 +26,9 @@ from .sums import label_metrics, sum_stats
 
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 30.0
+_RESTART_S: Final = 2.0
+"""A process that has ended is usually there again within this time."""
+_POLL_S: Final = 0.05
 _MOST_BYTES: Final = 256 * 1024 * 1024
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -232,11 +235,34 @@ class Front:
         return answers
 
     async def _ask(self, index: int, request: Request, target: str | None = None) -> Response | None:
+        """Send a request to a process. Returns None if it does not answer, or has ended and does not start again."""
+        answer: Response | None = None
+
+        async def watch(asking: trio.CancelScope) -> None:
+            while await self._until_ready(index):
+                await trio.sleep(_POLL_S)
+            asking.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, nursery.cancel_scope)
+            answer = await self._request(index, request, target or request.target)
+            nursery.cancel_scope.cancel()
+        return answer
+
+    async def _until_ready(self, index: int) -> bool:
+        """Wait a moment for a process that starts again. Returns False if it does not serve clients then."""
+        with trio.move_on_after(_RESTART_S):
+            while not self._siblings.is_ready(index):
+                await trio.sleep(_POLL_S)
+        return self._siblings.is_ready(index)
+
+    async def _request(self, index: int, request: Request, target: str) -> Response | None:
         path = self._siblings.http_paths[index]
         headers = {name: value for name, value in request.headers.items() if name not in _HOP_BY_HOP}
         try:
-            url = URL.at(path, target or request.target)
-            answer = await self._client.start(request.method, url, headers, request.body, unix_path=path)
+            answer = await self._client.start(
+                request.method, URL.at(path, target), headers, request.body, unix_path=path
+            )
             async with aclosing(answer):
                 with trio.fail_after(_ANSWER_S):
                     body = await self._client.read(answer)

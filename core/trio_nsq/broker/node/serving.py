@@ -47,6 +47,7 @@ class NodeServing:
             "HTTP": Admission("HTTP", most, http.handle_http, http_refusal(most)),
             "HTTPS": Admission("HTTPS", most, http.handle_https, https_refusal()),
         }
+        server.admissions |= {f"shared {kind}": self._admissions[kind] for kind in siblings.shared}
         self._internal: dict[Kind, Callable[[trio.SocketStream], Coroutine[Any, Any, None]]] = {
             "TCP": self._serve_sibling,
             "HTTP": http_server.handle_internal,

@@ -144,6 +144,8 @@ class SharedSubscription:
             CommandError: It refuses.
             OSError, trio.BrokenResourceError: It does not answer.
         """
+        if not self._siblings.is_ready(place.index):
+            return  # its listener would accept the connection only when it has started again
         received = bytearray()
         connected = await trio.open_unix_socket(self._siblings.tcp_paths[place.index])
         sock = socket.socket(fileno=connected.socket.detach())
