@@ -65,8 +65,8 @@ class AsyncioLoop:
         return asyncio.get_running_loop().create_future()
 
     @staticmethod
-    def cancel_scope() -> anyio.CancelScope:
-        return anyio.CancelScope()
+    def cancel_scope(*, shield: bool = False) -> anyio.CancelScope:
+        return anyio.CancelScope(shield=shield)
 
     def move_on_after(self, seconds: float) -> anyio.CancelScope:
         return anyio.CancelScope(deadline=self.current_time() + seconds)

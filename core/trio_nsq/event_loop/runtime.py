@@ -183,8 +183,11 @@ def checkpoint_if_cancelled() -> Awaitable[None]:
 # ------------------------------------------------------------------ cancellation
 
 
-def cancel_scope() -> CancelScope:
-    return trio.CancelScope() if (other := _other()) is None else other.cancel_scope()
+def cancel_scope(*, shield: bool = False) -> CancelScope:
+    """Return a scope; with `shield`, cancellations from outside do not pass it."""
+    if (other := _other()) is None:
+        return trio.CancelScope(shield=shield)
+    return other.cancel_scope(shield=shield)
 
 
 def move_on_after(seconds: float) -> CancelScope:

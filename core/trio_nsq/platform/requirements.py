@@ -38,7 +38,6 @@ def require_epoll() -> None:
     """
     if not hasattr(select, "epoll"):
         raise RuntimeError(
-            "trio cannot run: the module select has no epoll. gevent's monkey.patch_all() removes it. Publish with "
-            "trio_nsq.client.IdempotentProducer, which works under gevent; or use threads (gunicorn -k gthread); or "
-            "call monkey.patch_all(thread=False, select=False): then each call of trio_nsq.sync blocks all greenlets"
+            "trio cannot run: the module select has no epoll. gevent's monkey.patch_all() removes it. Clients work "
+            "under gevent with trio_nsq.sync"
         )

@@ -7,8 +7,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-import trio
-
 from trio_nsq.text.arguments import check_int, check_seconds
 
 from ..client.connection.options import accepted_options
@@ -23,10 +21,12 @@ from ..client.consuming.stop_signals import stopping_on
 from ..client.errors import ConsumerClosed
 from ..client.hooks import observed_plain, processing
 from ..client.topics import Topic, name_of
-from .handlers import ThreadedFunction, ThreadedHandler, is_handling
+from ..event_loop import runtime
+from .handlers import ThreadedFunction, ThreadedHandler, Threads, Workers, is_handling
 from .message import Message, MessageBatch
 from .portal import Portal, PortalClosed, mirrors
 from .shared_queue import SharedQueue
+from .waiting import is_gevent
 
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
@@ -300,18 +300,24 @@ class Consumer:
         if (hooks := self._consumer._settings.hooks) is not None:
             handler = observed_plain(handler, hooks, self._consumer._topic, self._consumer._channel)
         check_int("concurrency", concurrency, 1)
-        limiter = trio.CapacityLimiter(concurrency)
+        workers: Workers
+        if is_gevent():
+            from .greenlets import Greenlets
 
+            workers = Greenlets(self._portal)
+        else:
+            workers = Threads(concurrency)
         threaded = ThreadedHandler(
             handler,
-            limiter,
+            workers,
             self._portal,
             self._queue,
             self._consumer._failures,
-            goes_on=not auto_touch,  # only the message that the async consumer knows of is touched
+            # Only the message that the async consumer knows of is touched. A greenlet lets others have their turn.
+            goes_on=not auto_touch and isinstance(workers, Threads),
         )
-        give_up = given_up and ThreadedFunction("given_up", given_up, limiter, self._portal)
-        decide = on_failure and ThreadedFunction("on_failure", on_failure, limiter, self._portal)
+        give_up = given_up and ThreadedFunction("given_up", given_up, workers, self._portal)
+        decide = on_failure and ThreadedFunction("on_failure", on_failure, workers, self._portal)
 
         async def run() -> None:
             try:
@@ -396,7 +402,7 @@ class _Batches:
 
 async def _received(receive: Callable[[], Awaitable[_Item]], timeout_s: float) -> _Item | None:
     """Return the result of `receive`; None after the timeout, or if the consumer was closed."""
-    with trio.move_on_after(timeout_s):
+    with runtime.move_on_after(timeout_s):
         try:
             return await receive()
         except StopAsyncIteration:

@@ -4,10 +4,9 @@ The async consumer hands one message to a thread and waits for it. Before the th
 messages that the queue lends. So a busy handler costs no change of threads per message.
 """
 
-import threading
 from collections.abc import Callable
-from contextvars import Context, copy_context
-from typing import Any
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Protocol
 
 import trio
 
@@ -18,12 +17,30 @@ from .message import Message, MessageBatch
 from .portal import Portal
 from .shared_queue import SharedQueue
 
-_handling = threading.local()
+_handling: ContextVar[Portal | None] = ContextVar("trio_nsq_handling", default=None)
+"""The portal of the consumer whose handler runs here. Threads, and greenlets, have own contexts."""
 
 
 def is_handling(portal: Portal) -> bool:
     """Whether this thread runs a handler of the consumer with this portal."""
-    return getattr(_handling, "portal", None) is portal
+    return _handling.get() is portal
+
+
+class Workers(Protocol):
+    """Threads, or what is used in their place."""
+
+    async def run(self, function: Callable[..., object], *args: object) -> object:
+        """Run a function in one of them and return its result. A cancellation waits for the end of the function."""
+
+
+class Threads:
+    """A limited number of threads."""
+
+    def __init__(self, count: int) -> None:
+        self._limiter = trio.CapacityLimiter(count)
+
+    async def run(self, function: Callable[..., object], *args: object) -> object:
+        return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
 
 class ThreadedFunction:
@@ -32,23 +49,19 @@ class ThreadedFunction:
     Args:
         name: What the function is, for errors.
         function: Called with a message, and with further arguments.
-        limiter: The threads.
+        workers: The threads.
         portal: The consumer's.
     """
 
-    def __init__(
-        self, name: str, function: Callable[..., object], limiter: trio.CapacityLimiter, portal: Portal
-    ) -> None:
+    def __init__(self, name: str, function: Callable[..., object], workers: Workers, portal: Portal) -> None:
         self._name = name
         self._function = function
-        self._limiter = limiter
+        self._workers = workers
         self._portal = portal
 
     async def __call__(self, message: client_message.Message, *args: object) -> Any:
         try:
-            return await trio.to_thread.run_sync(
-                self._work, self._shared(message), *args, limiter=self._limiter
-            )
+            return await self._workers.run(self._work, self._shared(message), *args)
         finally:
             self._portal.call_posted()  # an answer of the function
 
@@ -60,12 +73,11 @@ class ThreadedFunction:
 
     def _work(self, message: Message, *args: object) -> object:
         """Call the function, in a thread; return its result."""
-        before = getattr(_handling, "portal", None)
-        _handling.portal = self._portal
+        before = _handling.set(self._portal)
         try:
             result = self._function(message, *args)
         finally:
-            _handling.portal = before
+            _handling.reset(before)
         if result is not None:
             check_result(self._name, self._function, result)
         return result
@@ -85,14 +97,14 @@ class ThreadedHandler(ThreadedFunction):
     def __init__(
         self,
         handler: Callable[..., object],
-        limiter: trio.CapacityLimiter,
+        workers: Workers,
         portal: Portal,
         queue: SharedQueue,
         failures: FailureCounts,
         *,
         goes_on: bool,
     ) -> None:
-        super().__init__("handler", handler, limiter, portal)
+        super().__init__("handler", handler, workers, portal)
         self._queue = queue
         self._failures = failures
         self._goes_on = goes_on

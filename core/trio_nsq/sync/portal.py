@@ -1,4 +1,4 @@
-"""Run an async object in a trio thread, for callers without trio."""
+"""Run an async object in a thread with an event loop, for callers without one: trio, or asyncio under gevent."""
 
 import os
 import re
@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
-from ..platform.requirements import require_epoll
+from ..event_loop import runtime
+from .waiting import Lock, is_gevent, new_lock
 
 _Result = TypeVar("_Result")
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -41,7 +43,7 @@ class Result(Generic[_Result]):
         self.is_set: bool = False
         self._value: _Result | None = None
         self._error: BaseException | None = None
-        self._waits: list[threading.Lock] = []
+        self._waits: list[Lock] = []
 
     def set(self, value: _Result) -> None:
         """Set the value, and wake the threads that wait."""
@@ -55,8 +57,9 @@ class Result(Generic[_Result]):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until the result is set, or until the timeout. None: without limit."""
-        lock = threading.Lock()
-        lock.acquire()
+        if self.is_set:
+            return
+        lock = new_lock()
         self._waits.append(lock)
         if not self.is_set:  # otherwise the setter may not have seen the lock
             lock.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
@@ -95,15 +98,17 @@ class Portal:
         self._manager = manager
         self._name = name
         self._notify_ended = ended
-        self._thread: threading.Thread | None = None
+        self._is_gevent = False  # when the thread was started
+        self._thread: threading.Thread | None = None  # None: not started, or under gevent
+        self.was_opened: bool = False
         self._forks = 0  # of this process, when the thread was started
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False  # the thread will look at `_posted`
         self._is_over = False  # the thread will not look at `_posted` any more
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._nursery: trio.Nursery | None = None  # runs the calls; None: no calls are accepted
-        self._stop = trio.Event()
-        self._scope = trio.CancelScope()
+        self._schedule: Callable[[Callable[[], object]], object] | None = None  # not before the loop starts
+        self._nursery: runtime.Nursery | None = None  # runs the calls; None: no calls are accepted
+        self._stop = runtime.Event()
+        self._scope: runtime.CancelScope | None = None
         self._cancelled = False
         self._opened: Result[None] = Result()
         self._ended: Result[None] = Result()
@@ -112,25 +117,27 @@ class Portal:
         self._error: BaseException | None = None
 
     @property
-    def was_opened(self) -> bool:
-        """Whether `open` was called."""
-        return self._thread is not None
-
-    @property
     def is_forked(self) -> bool:
         """Whether the process has forked since `open`, and has no thread of it."""
-        return self._thread is not None and self._forks != _forks
+        return self.was_opened and self._forks != _forks
 
     def open(self) -> None:
         """Start the thread; returns when the manager is entered. Raises the errors of entering it."""
-        if self._thread is not None:
+        if self.was_opened:
             raise RuntimeError("it can be entered only once; create another one")
-        require_epoll()
+        self._is_gevent = is_gevent()
         self._forks = _forks
-        self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        try:
+        if self._is_gevent:
+            from .greenlets import start_thread
+
+            start = partial(start_thread, self._run, ())
+        else:
+            self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             # `Thread.start` waits for the thread with an Event; see `Result`.
-            start_new_thread(self._start, (thread,))
+            start = partial(start_new_thread, self._start, (thread,))
+        self.was_opened = True
+        try:
+            start()
             self._opened.get()
         except BaseException:
             self._cancel()
@@ -147,7 +154,7 @@ class Portal:
         Args:
             timeout_s: Return after this time although the thread has not ended; it then ends by itself. None: wait.
         """
-        if self._thread is None or self.is_forked:
+        if not self.was_opened or self.is_forked:
             return
         try:
             self.post(self._request_stop)
@@ -175,22 +182,23 @@ class Portal:
             RuntimeError: The process has forked since the portal was opened.
         """
         result: Result[_Result] = Result()
-        started = False
         context = copy_context()  # hooks see the variables of the caller
-        # Shielded: on closing, `aclose` ends the call with the right result, not a cancellation.
-        scope = trio.CancelScope(shield=True)
+        scopes: list[runtime.CancelScope] = []  # one, once the call has begun
 
         def start() -> None:
-            nonlocal started
-            started = True
             if self._nursery is None:
                 result.fail(PortalClosed())
             else:
-                context.run(self._nursery.start_soon, _fulfil, result, scope, function, args)
+                if self._is_gevent:
+                    from .greenlets import tell_loop
+
+                    context.run(tell_loop)
+                context.run(self._nursery.start_soon, _fulfil, result, scopes, function, args)
 
         def cancel() -> None:
-            scope.cancel()
-            if not started:  # the interrupt came before `start` ran
+            if scopes:
+                scopes[0].cancel()
+            elif not result.is_set:  # the interrupt came before the call began: it does not begin
                 result.fail(PortalClosed())
 
         try:
@@ -225,7 +233,7 @@ class Portal:
         Raises:
             RuntimeError: The process has forked since the portal was opened.
         """
-        if (token := self._token) is None:
+        if (schedule := self._schedule) is None:
             return False
         self.check_process()
         self._posted.append((function, args))
@@ -234,9 +242,9 @@ class Portal:
         elif not self._is_woken:
             try:
                 self._is_woken = True
-                token.run_sync_soon(self.call_posted)
-            except trio.RunFinishedError:
-                pass  # the thread is about to look for the last time
+                schedule(self.call_posted)
+            except RuntimeError:
+                pass  # the loop has ended: the thread is about to look for the last time
             except BaseException:
                 self._is_woken = False  # interrupted, perhaps before the call: the next post wakes the thread
                 raise
@@ -260,8 +268,7 @@ class Portal:
 
     def _wait_ended(self, timeout_s: float | None = None) -> None:
         self._ended.wait(timeout_s)
-        if self._ended.is_set and self._began:
-            assert self._thread is not None
+        if self._ended.is_set and self._began and self._thread is not None:
             self._thread.join()
 
     def _cancel(self) -> None:
@@ -275,7 +282,7 @@ class Portal:
             self._stop.set()
 
     def _request_cancel(self) -> None:
-        if not self._is_over:
+        if not self._is_over and self._scope is not None:
             self._scope.cancel()
 
     def _start(self, thread: threading.Thread) -> None:
@@ -291,7 +298,12 @@ class Portal:
         self._began = True
         error: BaseException | None = None
         try:
-            trio.run(self._main)
+            if self._is_gevent:
+                from .greenlets import run
+
+                run(self._main)
+            else:
+                trio.run(self._main)
         except BaseException as caught:
             error = caught
         self._end(error)
@@ -308,11 +320,13 @@ class Portal:
         self._ended.set(None)
 
     async def _main(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
+        runtime.require_task("a portal")
+        self._scope = runtime.cancel_scope()
+        self._schedule = runtime.scheduler()
         with self._scope:
             if self._cancelled:
                 self._scope.cancel()
-            async with self._manager as opened, trio.open_nursery() as nursery:
+            async with self._manager as opened, runtime.open_nursery() as nursery:
                 self._nursery = nursery
                 self._opened.set(None)
                 try:
@@ -326,12 +340,16 @@ class Portal:
 
 async def _fulfil(
     result: Result[_Result],
-    scope: trio.CancelScope,
+    scopes: list[runtime.CancelScope],
     function: Callable[..., Awaitable[_Result]],
     args: tuple[object, ...],
 ) -> None:
+    if result.is_set:
+        return
     try:
-        with scope:
+        # Shielded: on closing, `aclose` ends the call with the right result, not a cancellation.
+        with runtime.cancel_scope(shield=True) as scope:
+            scopes.append(scope)
             result.set(await function(*args))
     except BaseException as error:
         result.fail(error)

@@ -5,7 +5,6 @@ thread takes one without asking, because that is a single atomic call. Before th
 batch or a handler, it takes back those that are lent. Lent messages count as received and unanswered like all others.
 """
 
-from _thread import LockType, allocate_lock
 from collections import deque
 from threading import TIMEOUT_MAX
 from time import monotonic
@@ -15,6 +14,7 @@ from ..client.consuming.receive_queue import ReceiveQueue
 from ..event_loop import runtime
 from .message import Message, MessageBatch
 from .portal import Portal
+from .waiting import Lock, new_lock
 
 
 class SharedQueue(ReceiveQueue):
@@ -31,7 +31,7 @@ class SharedQueue(ReceiveQueue):
         self._lent: deque[Message] = deque()  # if there are some, `_batches` is empty
         self._returned: deque[Message] = deque()
         self._lends = False  # lend what arrives; no: threads wait for batches, not for messages
-        self._waiting: deque[LockType] = deque()  # a lock for each thread that waits; released to wake it
+        self._waiting: deque[Lock] = deque()  # a lock for each thread that waits; released to wake it
 
     # ------------------------------------------------------------------ in other threads
 
@@ -69,8 +69,7 @@ class SharedQueue(ReceiveQueue):
         self._returned.append(message)
 
     def _wait_for_lent(self, timeout_s: float) -> None:
-        lock = allocate_lock()
-        lock.acquire()
+        lock = new_lock()
         try:
             self._waiting.append(lock)  # before looking, so that what comes afterwards releases the lock
             if self._lent or self.closed:
@@ -86,7 +85,7 @@ class SharedQueue(ReceiveQueue):
         finally:
             self._stop_waiting(lock)
 
-    def _stop_waiting(self, lock: LockType) -> None:
+    def _stop_waiting(self, lock: Lock) -> None:
         try:
             self._waiting.remove(lock)
         except ValueError:
