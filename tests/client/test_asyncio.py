@@ -1,43 +1,27 @@
 """Check what only programs on asyncio do: enter and leave in any task, `Task.cancel`, and errors of other tasks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import count
 
 import outcome
 import pytest
 import trio
 
 from client.support.loops import run
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker
 from trio_nsq import ConnectionFailed, Consumer, Message, Producer, PublishFailed, TopicReader
 from trio_nsq.client import ProducerClosed
 from trio_nsq.client.discovery.discovery import Discovery
 
 pytestmark = pytest.mark.slow  # starts a broker
-_topics = map("topic{}".format, count())
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker for all tests; each uses a topic of its own."""
-    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
-        yield broker
-
-
-@pytest.fixture
-def topic(broker: Broker) -> str:
-    """A new topic with the channel `c`."""
-    broker.create(name := next(_topics), "c")
-    return name
-
-
-def consumer_of(broker: Broker, topic: str) -> Consumer:
+def consumer_of(real_broker: Broker, topic: str) -> Consumer:
     return Consumer(
         topic,
         "c",
-        nsqd_tcp_addresses=broker.tcp_address,
+        nsqd_tcp_addresses=real_broker.tcp_address,
         max_in_flight=10,
         default_requeue_delay_s=0,
         backoff_after=1,
@@ -45,19 +29,19 @@ def consumer_of(broker: Broker, topic: str) -> Consumer:
     )
 
 
-def is_idle(broker: Broker, topic: str) -> bool:
+def is_idle(real_broker: Broker, topic: str) -> bool:
     """Whether no message is in flight and no client is connected to the channel."""
-    stats = broker.channel_stats(topic, "c")
+    stats = real_broker.channel_stats(topic, "c")
     return not stats["in_flight_count"] and not stats["client_count"]
 
 
-def test_entered_and_left_by_different_tasks_in_any_order(broker: Broker, topic: str) -> None:
+def test_entered_and_left_by_different_tasks_in_any_order(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
         clients: list[Producer | Consumer | TopicReader] = [
-            Producer(broker.tcp_address),
-            consumer_of(broker, topic),
-            consumer_of(broker, topic),
-            TopicReader(broker.http_address, topic),
+            Producer(real_broker.tcp_address),
+            consumer_of(real_broker, topic),
+            consumer_of(real_broker, topic),
+            TopicReader(real_broker.http_address, topic),
         ]
         for client in clients:
             await asyncio.create_task(client.__aenter__())
@@ -71,16 +55,16 @@ def test_entered_and_left_by_different_tasks_in_any_order(broker: Broker, topic:
             await asyncio.create_task(client.__aexit__(None, None, None))
 
     run("asyncio", main)
-    assert is_idle(broker, topic)
-    assert broker.channel_stats(topic, "c")["depth"] == 14
+    assert is_idle(real_broker, topic)
+    assert real_broker.channel_stats(topic, "c")["depth"] == 14
 
 
-def test_a_lifespan_whose_parts_run_in_two_tasks(broker: Broker, topic: str) -> None:
+def test_a_lifespan_whose_parts_run_in_two_tasks(real_broker: Broker, topic: str) -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[Producer]:
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(consumer_of(broker, topic))
-            yield await stack.enter_async_context(Producer(broker.tcp_address))
+            await stack.enter_async_context(consumer_of(real_broker, topic))
+            yield await stack.enter_async_context(Producer(real_broker.tcp_address))
 
     async def main() -> None:
         manager = lifespan()
@@ -89,16 +73,16 @@ def test_a_lifespan_whose_parts_run_in_two_tasks(broker: Broker, topic: str) -> 
         await asyncio.create_task(manager.__aexit__(None, None, None))
 
     run("asyncio", main)
-    assert is_idle(broker, topic)
+    assert is_idle(real_broker, topic)
 
 
 def test_cancelling_the_task_that_closes_a_consumer_still_returns_its_messages(
-    broker: Broker, topic: str
+    real_broker: Broker, topic: str
 ) -> None:
     async def main() -> None:
-        async with Producer(broker.tcp_address) as producer:
+        async with Producer(real_broker.tcp_address) as producer:
             await producer.publish_many(topic, [b"x"] * 10)
-        consumer = consumer_of(broker, topic)
+        consumer = consumer_of(real_broker, topic)
         await consumer.__aenter__()
         await anext(consumer)
         closing = asyncio.create_task(consumer.__aexit__(None, None, None))
@@ -107,17 +91,20 @@ def test_cancelling_the_task_that_closes_a_consumer_still_returns_its_messages(
             assert closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        assert is_idle(broker, topic)  # at once, not when the loop ends
+        assert is_idle(real_broker, topic)  # at once, not when the loop ends
 
     run("asyncio", main)
 
 
 def test_a_program_that_is_cancelled_inside_the_block_returns_its_messages(
-    broker: Broker, topic: str
+    real_broker: Broker, topic: str
 ) -> None:
     async def main() -> None:
         async def work() -> None:
-            async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+            async with (
+                Producer(real_broker.tcp_address) as producer,
+                consumer_of(real_broker, topic) as consumer,
+            ):
                 await producer.publish_many(topic, [b"x"] * 10)
                 await anext(consumer)
                 received.set()
@@ -129,20 +116,20 @@ def test_a_program_that_is_cancelled_inside_the_block_returns_its_messages(
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await working
-        assert is_idle(broker, topic)
+        assert is_idle(real_broker, topic)
 
     run("asyncio", main)
 
 
-def test_a_loop_that_ends_before_the_block_ends_all_tasks(broker: Broker, topic: str) -> None:
+def test_a_loop_that_ends_before_the_block_ends_all_tasks(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
-        await Producer(broker.tcp_address).__aenter__()
-        await consumer_of(broker, topic).__aenter__()
+        await Producer(real_broker.tcp_address).__aenter__()
+        await consumer_of(real_broker, topic).__aenter__()
 
     run("asyncio", main)  # warnings about tasks that were never awaited would fail this test
 
 
-def test_entering_can_be_cancelled(broker: Broker, topic: str) -> None:
+def test_entering_can_be_cancelled(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
         nowhere = "127.0.0.1:1"
         for client in (
@@ -157,9 +144,9 @@ def test_entering_can_be_cancelled(broker: Broker, topic: str) -> None:
     run("asyncio", main)
 
 
-def test_a_timeout_of_asyncio_around_each_wait(broker: Broker, topic: str) -> None:
+def test_a_timeout_of_asyncio_around_each_wait(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
-        async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        async with Producer(real_broker.tcp_address) as producer, consumer_of(real_broker, topic) as consumer:
             for wait in (lambda: anext(consumer), lambda: anext(consumer.batches())):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(wait(), 0.01)
@@ -170,14 +157,14 @@ def test_a_timeout_of_asyncio_around_each_wait(broker: Broker, topic: str) -> No
 
 
 def test_a_handler_that_awaits_a_cancelled_task_has_failed(
-    broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
+    real_broker: Broker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = []
 
     async def main() -> None:
         async with (
-            Producer(broker.tcp_address) as producer,
-            consumer_of(broker, topic) as consumer,
+            Producer(real_broker.tcp_address) as producer,
+            consumer_of(real_broker, topic) as consumer,
         ):
 
             async def handle(message: Message) -> None:
@@ -193,25 +180,25 @@ def test_a_handler_that_awaits_a_cancelled_task_has_failed(
 
     run("asyncio", main)
     assert attempts == [1, 2]
-    assert broker.is_drained(topic, "c")
+    assert real_broker.is_drained(topic, "c")
     assert "CancelledError" in caplog.text
 
 
-def test_a_callback_may_answer_messages(broker: Broker, topic: str) -> None:
+def test_a_callback_may_answer_messages(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
-        async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        async with Producer(real_broker.tcp_address) as producer, consumer_of(real_broker, topic) as consumer:
             await producer.publish_many(topic, [b"1", b"2"])
             for answer in (Message.requeue, Message.finish, Message.requeue, Message.finish):
                 # The failures pause the consumer, which needs the time.
                 asyncio.get_running_loop().call_soon(answer, await anext(consumer))
 
     run("asyncio", main)
-    assert broker.is_drained(topic, "c")
+    assert real_broker.is_drained(topic, "c")
 
 
-def test_a_task_of_a_handler_may_close_the_consumer(broker: Broker, topic: str) -> None:
+def test_a_task_of_a_handler_may_close_the_consumer(real_broker: Broker, topic: str) -> None:
     async def main() -> None:
-        async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        async with Producer(real_broker.tcp_address) as producer, consumer_of(real_broker, topic) as consumer:
 
             async def handle(message: Message) -> None:
                 await asyncio.wait_for(asyncio.create_task(consumer.aclose()), 50)
@@ -225,10 +212,10 @@ def test_a_task_of_a_handler_may_close_the_consumer(broker: Broker, topic: str) 
 
 
 def test_a_defect_ends_all_that_wait_for_messages(
-    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+    real_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        consumer = consumer_of(broker, topic)
+        consumer = consumer_of(real_broker, topic)
         await consumer.__aenter__()
         with pytest.raises(ExceptionGroup) as caught:
             await anext(consumer)
@@ -243,9 +230,9 @@ def test_a_defect_ends_all_that_wait_for_messages(
     run("asyncio", main)
 
 
-def test_a_defect_fails_publishes(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_fails_publishes(real_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        producer = Producer(broker.tcp_address)
+        producer = Producer(real_broker.tcp_address)
         await producer.__aenter__()
         publishing = asyncio.create_task(producer.publish_many(topic, [b"1"] * 1_000_000))
         await asyncio.sleep(0)
@@ -268,11 +255,11 @@ def test_a_defect_fails_publishes(broker: Broker, topic: str, monkeypatch: pytes
 
 
 def test_connecting_tries_the_next_address(
-    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+    real_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        port = int(broker.tcp_address.rpartition(":")[2])
+        port = int(real_broker.tcp_address.rpartition(":")[2])
 
         async def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
             # The first is refused, the second does not answer (TEST-NET-1) or is unreachable.
@@ -288,9 +275,9 @@ def test_connecting_tries_the_next_address(
     run("asyncio", main)
 
 
-def test_trio_as_a_guest_of_asyncio(broker: Broker, topic: str) -> None:
+def test_trio_as_a_guest_of_asyncio(real_broker: Broker, topic: str) -> None:
     async def consume() -> bytes:
-        async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+        async with Producer(real_broker.tcp_address) as producer, consumer_of(real_broker, topic) as consumer:
             await producer.publish(topic, b"1")
             message = await anext(consumer)
             message.finish()
@@ -306,7 +293,7 @@ def test_trio_as_a_guest_of_asyncio(broker: Broker, topic: str) -> None:
             host_uses_signal_set_wakeup_fd=True,
         )
         assert (await ended).unwrap() == b"1"
-        async with Producer(broker.tcp_address) as producer:  # a client of asyncio beside it
+        async with Producer(real_broker.tcp_address) as producer:  # a client of asyncio beside it
             await producer.publish(topic, b"2")
 
     run("asyncio", main)

@@ -1,18 +1,17 @@
 """Cancel each wait of the client's calls, one after the other, under both loops, and compare with the broker's log."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from itertools import count, cycle
 
 import pytest
 
 from client.support.loops import Cancellation, Loop, cancelled, on_both, run
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker
 from trio_nsq import Consumer, Message, Producer, PublishFailed, TopicReader
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 
 pytestmark = pytest.mark.slow  # starts a broker
-_topics = map("topic{}".format, count())
 
 ON_ALL = pytest.mark.parametrize(
     ("loop", "is_late"),
@@ -24,24 +23,10 @@ MOST_WAITS = 8
 MESSAGES = 40
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker for all tests; each uses a topic of its own."""
-    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
-        yield broker
-
-
-@pytest.fixture
-def topic(broker: Broker) -> str:
-    """A new topic with the channel `c`."""
-    broker.create(name := next(_topics), "c")
-    return name
-
-
-async def stored(broker: Broker, topic: str) -> list[bytes]:
+async def stored(real_broker: Broker, topic: str) -> list[bytes]:
     """Return all messages of a topic, as the broker has them."""
     bodies: list[bytes] = []
-    async with TopicReader(broker.http_address, topic) as reader:
+    async with TopicReader(real_broker.http_address, topic) as reader:
         while found := await reader.receive():
             for each in found:
                 assert isinstance(each, RecordBatch)
@@ -90,7 +75,7 @@ def take_combined(consumer: Consumer) -> Callable[[], Awaitable[list[Message]]]:
 def test_a_cancelled_wait_takes_no_message(
     loop: Loop,
     is_late: bool,
-    broker: Broker,
+    real_broker: Broker,
     topic: str,
     taking: Callable[[Consumer], Callable[[], Awaitable[list[Message]]]],
 ) -> None:
@@ -100,11 +85,11 @@ def test_a_cancelled_wait_takes_no_message(
     async def main() -> None:
         nonlocal cancellations
         async with (
-            Producer(broker.tcp_address) as producer,
+            Producer(real_broker.tcp_address) as producer,
             Consumer(
                 topic,
                 "c",
-                nsqd_tcp_addresses=broker.tcp_address,
+                nsqd_tcp_addresses=real_broker.tcp_address,
                 max_in_flight=7,
                 output_buffer_size=-1,
             ) as consumer,
@@ -125,8 +110,8 @@ def test_a_cancelled_wait_takes_no_message(
     run(loop, main)
     assert cancellations
     assert received == [b"%d" % number for number in range(MESSAGES)]
-    assert broker.is_drained(topic, "c")
-    assert broker.channel_stats(topic, "c")["requeue_count"] == 0
+    assert real_broker.is_drained(topic, "c")
+    assert real_broker.channel_stats(topic, "c")["requeue_count"] == 0
 
 
 Publish = Callable[[Producer, str, list[bytes]], Awaitable[None]]
@@ -151,7 +136,7 @@ async def publish_set(producer: Producer, topic: str, bodies: list[bytes]) -> No
 @ON_ALL
 @pytest.mark.parametrize("publish", [publish_one, publish_many, publish_set])
 def test_a_cancelled_publish_is_stored_once_or_not_at_all(
-    loop: Loop, is_late: bool, broker: Broker, topic: str, publish: Publish
+    loop: Loop, is_late: bool, real_broker: Broker, topic: str, publish: Publish
 ) -> None:
     acknowledged: list[bytes] = []
     found: list[bytes] = []
@@ -160,7 +145,7 @@ def test_a_cancelled_publish_is_stored_once_or_not_at_all(
 
     async def main() -> None:
         nonlocal cancellations
-        async with Producer(broker.tcp_address, max_in_flight_bytes=300_000) as producer:
+        async with Producer(real_broker.tcp_address, max_in_flight_bytes=300_000) as producer:
             for at in range(1, MOST_WAITS):
                 for _ in range(2):
                     bodies = [b"%d " % next(numbers) + bytes(100_000) for _ in range(4)]
@@ -173,7 +158,7 @@ def test_a_cancelled_publish_is_stored_once_or_not_at_all(
             # The producer is as before: later publishes are stored behind the others.
             await producer.publish(topic, b"last")
             acknowledged.append(b"last")
-        found.extend(await stored(broker, topic))
+        found.extend(await stored(real_broker, topic))
 
     run(loop, main)
     assert cancellations
@@ -184,7 +169,7 @@ def test_a_cancelled_publish_is_stored_once_or_not_at_all(
 
 @ON_ALL
 def test_a_receipt_tells_what_became_of_a_message(
-    loop: Loop, is_late: bool, broker: Broker, topic: str
+    loop: Loop, is_late: bool, real_broker: Broker, topic: str
 ) -> None:
     by_state: dict[str, set[bytes]] = {"stored": set(), "sent": set(), "withdrawn": set()}
     found: list[bytes] = []
@@ -192,7 +177,7 @@ def test_a_receipt_tells_what_became_of_a_message(
 
     async def main() -> None:
         # A message may be in flight, and the next one waits.
-        async with Producer(broker.tcp_address, max_in_flight_bytes=150_000) as producer:
+        async with Producer(real_broker.tcp_address, max_in_flight_bytes=150_000) as producer:
             for number in range(24):
                 bodies = [b"%d " % next(numbers) + bytes(140_000) for _ in range(3)]
                 receipts = [producer.submit(topic, body) for body in bodies]
@@ -205,7 +190,7 @@ def test_a_receipt_tells_what_became_of_a_message(
                     if receipt.state == "withdrawn":
                         with pytest.raises(PublishFailed, match="it was not stored: it was withdrawn"):
                             await receipt.wait()
-        found.extend(await stored(broker, topic))
+        found.extend(await stored(real_broker, topic))
 
     run(loop, main)
     assert len(set(found)) == len(found)
@@ -217,14 +202,14 @@ def test_a_receipt_tells_what_became_of_a_message(
 
 @ON_ALL
 def test_entering_and_leaving_leave_nothing_behind(
-    loop: Loop, is_late: bool, broker: Broker, topic: str
+    loop: Loop, is_late: bool, real_broker: Broker, topic: str
 ) -> None:
     cancellations = 0
 
     async def use() -> None:
         async with (
-            Producer(broker.tcp_address) as producer,
-            Consumer(topic, "c", nsqd_tcp_addresses=broker.tcp_address, max_in_flight=7) as consumer,
+            Producer(real_broker.tcp_address) as producer,
+            Consumer(topic, "c", nsqd_tcp_addresses=real_broker.tcp_address, max_in_flight=7) as consumer,
         ):
             await producer.publish(topic, b"x")
             await anext(consumer)
@@ -234,7 +219,7 @@ def test_entering_and_leaving_leave_nothing_behind(
         for at in count(1):
             outcome = await cancelled(use(), Cancellation(at, is_late=is_late))
             cancellations += outcome.was_cancelled
-            about = broker.channel_stats(topic, "c")
+            about = real_broker.channel_stats(topic, "c")
             assert not about["in_flight_count"], f"after the cancellation of wait {at}"
             if not outcome.waited:
                 break
@@ -244,15 +229,17 @@ def test_entering_and_leaving_leave_nothing_behind(
 
 
 @on_both
-def test_a_reader_that_is_cancelled_neither_skips_nor_repeats(loop: Loop, broker: Broker, topic: str) -> None:
+def test_a_reader_that_is_cancelled_neither_skips_nor_repeats(
+    loop: Loop, real_broker: Broker, topic: str
+) -> None:
     found: list[bytes] = []
     cancellations = 0
 
     async def main() -> None:
         nonlocal cancellations
         async with (
-            Producer(broker.tcp_address) as producer,
-            TopicReader(broker.http_address, topic, follow=True) as reader,
+            Producer(real_broker.tcp_address) as producer,
+            TopicReader(real_broker.http_address, topic, follow=True) as reader,
         ):
             for number in range(MOST_WAITS):
                 outcome = await cancelled(reader.receive(), Cancellation(1))

@@ -2,21 +2,14 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker
 
 pytestmark = pytest.mark.slow  # starts a broker
 TIMEOUT_S = 60
 ALL = "monkey.patch_all()"
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
-        yield broker
 
 
 def output(program: str, *arguments: str) -> str:
@@ -70,9 +63,9 @@ with trio_nsq.sync.Consumer(topic, "c", nsqd_tcp_addresses=tcp) as consumer:
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-def test_all_ways_to_publish_and_to_consume(beginning: str, broker: Broker) -> None:
+def test_all_ways_to_publish_and_to_consume(beginning: str, real_broker: Broker) -> None:
     topic = beginning.replace(" ", "-")
-    printed = output(BEGINNINGS[beginning] + ALL_WAYS, broker.tcp_address, topic)
+    printed = output(BEGINNINGS[beginning] + ALL_WAYS, real_broker.tcp_address, topic)
     assert printed == "stored 4\n[b'0', b'1', b'2', b'3']\nNone\n"
 
 
@@ -114,9 +107,9 @@ with Consumer("many", "d", nsqd_tcp_addresses=name) as consumer:
 """
 
 
-def test_many_greenlets(broker: Broker) -> None:
-    named = "localhost" + broker.tcp_address[broker.tcp_address.rindex(":") :]
-    assert output(MANY, broker.tcp_address, named) == "True\n100\nGreenletExit\n"
+def test_many_greenlets(real_broker: Broker) -> None:
+    named = "localhost" + real_broker.tcp_address[real_broker.tcp_address.rindex(":") :]
+    assert output(MANY, real_broker.tcp_address, named) == "True\n100\nGreenletExit\n"
 
 
 CLOSED = """
@@ -144,18 +137,18 @@ except Exception as error:
 """
 
 
-def test_nothing_is_left_behind(broker: Broker) -> None:
-    assert output(CLOSED, broker.tcp_address) == "0\nConnectionFailed\n"
+def test_nothing_is_left_behind(real_broker: Broker) -> None:
+    assert output(CLOSED, real_broker.tcp_address) == "0\nConnectionFailed\n"
 
 
-def test_idempotent_producer(broker: Broker) -> None:
+def test_idempotent_producer(real_broker: Broker) -> None:
     program = (
         f"{ALL}\n"
         "import sys\n"
         "from trio_nsq.client import IdempotentProducer\n"
         "print(IdempotentProducer(sys.argv[1], 'numbered', 'name').publish([b'1', b'2'], 1))\n"
     )
-    assert output(program, broker.http_address) == "published\n"
+    assert output(program, real_broker.http_address) == "published\n"
 
 
 def test_broker_says_that_it_cannot_run() -> None:

@@ -1,7 +1,6 @@
 """A producer with a name: each message is stored once, in order, whatever happens to the connection and the broker."""
 
 import json
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -15,7 +14,7 @@ from client.support.fake_broker import FakeBroker, Peer, bounded, error, identif
 from client.support.lookupds import fake_lookupd
 from client.support.loops import Loop, on_both, run
 from client.support.producers import Outcome
-from interop.peers import Broker, qcli_serve
+from interop.peers import Broker
 from trio_nsq import ConnectionFailed, Producer, PublishFailed, sync
 from trio_nsq.client import MessagesLost, ProducerFenced
 from trio_nsq.client.publishing import numbered_queue
@@ -485,12 +484,6 @@ def test_invalid_options(options: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------- with a real broker
-
-
-@pytest.fixture(scope="module")
-def real_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with qcli_serve(tmp_path_factory.mktemp("broker") / "data", "--sync=interval") as broker:
-        yield broker
 
 
 def stored(broker: Broker, topic: str) -> list[bytes]:
