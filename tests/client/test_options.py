@@ -159,15 +159,17 @@ def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None
         (
             partial(Consumer, "t", "c"),
             "max_attempts",
-            "'max_attempts'; it is an argument of its method run()",
+            "'max_attempts'; it is an argument of run()",
         ),
-        (partial(sync.Consumer, "t", "c"), "auto_touch", "it is an argument of its method run()"),
+        (partial(sync.Consumer, "t", "c"), "auto_touch", "it is an argument of run()"),
         (partial(sync.Consumer, "t", "c"), "idle_timeout", "Did you mean 'idle_timeout_s'?"),
         (
             Producer,
             "reconnect_mins",
             "Producer() got an unexpected keyword argument 'reconnect_mins'. Did you mean 're",
         ),
+        (Producer, "timeout_s", "'timeout_s'; it is an argument of flush(), publish(), publish_many(), "),
+        (sync.Producer, "timeout_s", "'timeout_s'; it is an argument of flush(), publish(), "),
         (Producer, "low_rdy_timeout_s", "Producer() got an unexpected keyword argument 'low_rdy_timeout_s'"),
     ],
 )

@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from inspect import signature
+from inspect import getmembers, isfunction, signature
 from typing import Any, TypedDict
 
 from trio_nsq._version import __version__
@@ -210,9 +210,13 @@ def accepted_options(
 
             near = get_close_matches(name, [*known, *signature(owner).parameters], 1, cutoff=0.7)
             hint = f". Did you mean {near[0]!r}?" if near else ""
-            run = getattr(owner, "run", None)
-            if run is not None and name in signature(run).parameters:
-                hint = "; it is an argument of its method run()"
+            takers = [
+                f"{each}()"
+                for each, method in getmembers(owner, isfunction)
+                if each[0] != "_" and name in signature(method).parameters
+            ]
+            if takers:
+                hint = f"; it is an argument of {', '.join(takers)}"
             raise TypeError(f"{owner.__name__}() got an unexpected keyword argument {name!r}{hint}")
     return given
 
