@@ -141,14 +141,44 @@ def test_nothing_waits_for_a_client_that_fills_another_ones_share() -> None:
     assert not fixture.channel().dispatcher.can_wait
 
 
-def test_redelivered_messages_do_not_wait() -> None:
+def test_redelivered_messages_wait_as_others_do() -> None:
     fixture = Fixture()
-    one = fixture.subscriber(ready=100, buffer=BUFFER)
-    fixture.publish(bytes(100_000))
+    one = fixture.subscriber(ready=5, buffer=BUFFER)
+    fixture.publish_many(4)
+    received = one.receive()
+    one.finish(received[:2])
+    one.requeue(received[2])
+    assert fixture.channel().dispatcher.can_wait
+    fixture.publish(b"fresh")
+    assert fixture.channel().dispatcher.can_wait
+    one.requeue(received[3])
+    assert fixture.channel().dispatcher.can_wait
+    fixture.publish(b"one more", b"the last one that has room")
+    assert not fixture.channel().dispatcher.can_wait
+    assert len(one.receive()) == 5
+
+
+def test_redelivered_message_of_a_client_with_room_for_one_does_not_wait() -> None:
+    fixture = Fixture()
+    one = fixture.subscriber(ready=1, buffer=BUFFER)
+    fixture.publish(b"x")
     (message,) = one.receive()
     one.requeue(message)
     assert not fixture.channel().dispatcher.can_wait
     assert one.receive() != []
+
+
+def test_redelivered_messages_that_fill_the_buffer_with_the_heads_of_their_frames_do_not_wait() -> None:
+    fixture = Fixture()
+    count = -(-BUFFER[0] // MESSAGE_FRAME_BYTES)
+    one = fixture.subscriber(ready=100, buffer=BUFFER)
+    fixture.publish_many(count)
+    received = one.receive()
+    for message in received[1:]:
+        one.requeue(message)
+    assert fixture.channel().dispatcher.can_wait
+    one.requeue(received[0])
+    assert not fixture.channel().dispatcher.can_wait
 
 
 def test_nothing_waits_after_a_seek_back() -> None:

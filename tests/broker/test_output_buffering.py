@@ -16,6 +16,7 @@ from broker.support import (
     TopicsFiles,
     Watched,
     connected,
+    dpub,
     identify,
     pub,
     running_broker,
@@ -67,6 +68,47 @@ async def test_after_a_pause_a_message_is_sent_at_once_and_the_next_waits(
             clock.jump(0.3)
             await publisher.publish("t", b"5")
             assert await client.here() == [b"5"]
+
+
+async def test_requeued_and_deferred_messages_wait_with_the_others(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            message_id = (await client.message()).id
+            await publisher.send(dpub("t", 100, b"2"))
+            await publisher.ok()
+            await client.send(b"REQ " + message_id + b" 0\n")
+            await publisher.publish("t", b"3")
+            assert await client.here() == []
+            clock.jump(0.101)
+            assert await client.here() == []
+            clock.jump(0.154)
+            assert sorted(await client.here()) == [b"1", b"2", b"3"]
+
+
+async def test_after_a_pause_a_requeued_message_is_sent_at_once(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address) as client, connected(bound.tcp_address) as publisher:
+            await publisher.publish("t", b"1")
+            message_id = (await client.message()).id
+            clock.jump(0.3)
+            await client.send(b"REQ " + message_id + b" 0\n")
+            assert await client.here() == [b"1"]
+
+
+async def test_requeued_message_of_a_client_without_output_buffering_is_sent_at_once(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_size=-1) as client:
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b"1")
+                await client.send(b"REQ " + (await client.message()).id + b" 0\n")
+                assert await client.here() == [b"1"]
 
 
 async def test_full_buffer_does_not_wait(tmp_path: Path, clock: trio.testing.MockClock) -> None:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -59,21 +58,28 @@ class OutputBuffering:
         self._least_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
         self._least_ns = min([time_ns for _, time_ns in self._buffers], default=0)
 
-    def can_wait(self, fresh: int, ready: dict[Consumer, None]) -> bool:
-        """Whether this many fresh messages may wait for more.
+    def can_wait(self, count: int, ready: dict[Consumer, None]) -> bool:
+        """Whether this many ready messages may wait for more.
 
         As in nsqd, they do not wait if they fill the client's buffer, or if one of the next clients has no room for
-        more. They also do not wait if the topic is limited, because it could refuse further messages.
+        more. Of requeued messages, only the heads of their frames count. They also do not wait if the topic is limited,
+        because it could refuse further messages.
         """
         if not self._least_ns or self.sent_bytes is None or self._topic.is_limited:
             return False
         consumers = len(ready)
-        frame_bytes = self._topic.message_bytes - self.sent_bytes + fresh * MESSAGE_FRAME_BYTES
+        frame_bytes = self._topic.message_bytes - self.sent_bytes + count * MESSAGE_FRAME_BYTES
         if frame_bytes >= consumers * self._least_bytes:
             return False
-        share = -(-fresh // consumers)
-        next_ones: Iterable[Consumer] = islice(ready, _CONSUMERS_COMPARED)
-        return share < min([consumer.window for consumer in next_ones])
+        share = -(-count // consumers)
+        compared = _CONSUMERS_COMPARED
+        for consumer in ready:
+            if consumer.window <= share:
+                return False
+            compared -= 1
+            if not compared:
+                break
+        return True
 
     @property
     def is_on(self) -> bool:
@@ -152,14 +158,8 @@ class Dispatcher:
 
     @property
     def can_wait(self) -> bool:
-        """Whether deliverable messages may wait for more, until `buffering.wait_until_ns`.
-
-        Requeued messages never wait.
-        """
-        buffering, messages = self.buffering, self._messages
-        if buffering.sent_bytes is None or messages.requeued.entries:
-            return False
-        return buffering.can_wait(messages.fresh, self._ready)
+        """Whether deliverable messages may wait for more, until `buffering.wait_until_ns`."""
+        return self.buffering.can_wait(self._messages.ready_count, self._ready)
 
     @property
     def has_little_room(self) -> bool:
