@@ -279,7 +279,7 @@ async def serve_clients(poller: Poller) -> None:
 
 def a_delivery(broker: Broker, options: BrokerOptions, poller: Poller, nursery: trio.Nursery) -> Deliverer:
     """Return a `Deliverer` for a broker's state."""
-    return Deliverer(broker, options, BrokerClock(broker), poller, ReaderPool(broker), nursery)
+    return Deliverer(broker, options, BrokerClock(), poller, ReaderPool(broker), nursery)
 
 
 class HeldFiles(Files):

@@ -35,11 +35,10 @@ async def test_tasks_shows_the_stack_of_each_task(tmp_path: Path) -> None:
         lines = (await api.get("/debug/tasks")).text.splitlines()
         living = trio.lowlevel.current_statistics().tasks_living
         assert lines[0] == f"{living} tasks"
-        (timers,) = [i for i, line in enumerate(lines) if line.endswith("Deliverer.run_timers")]
-        assert lines[timers + 1].strip().startswith("_keep_running (trio_nsq.broker.serve:")
-        assert lines[timers + 2].strip().startswith("Deliverer.run_timers (trio_nsq.broker.delivery:")
-        assert lines[timers + 3].strip().startswith("BrokerClock.wait (trio_nsq.broker.clock:")
-        assert lines[timers + 4].strip().startswith("Event.wait (trio._sync:")
+        (mover,) = [i for i, line in enumerate(lines) if line.endswith("DeadLetterMover.run")]
+        assert lines[mover + 1].strip().startswith("_keep_running (trio_nsq.broker.serve:")
+        assert lines[mover + 2].strip().startswith("DeadLetterMover.run (trio_nsq.broker.dead_letters:")
+        assert lines[mover + 3].strip().startswith("Event.wait (trio._sync:")
 
 
 async def test_equal_tasks_are_shown_once() -> None:

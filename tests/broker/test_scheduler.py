@@ -11,9 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from broker.state import BUFFERED, ChannelClient
+from broker.state import BUFFERED, MS, ChannelClient, next_record
 from broker.support import BOTH_SYNCS, PATIENCE_S, PolledClient, a_delivery, settle, until
 from trio_nsq.broker import BrokerOptions
+from trio_nsq.broker.clock import BrokerClock
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.ingest.write_path import WritePath
 from trio_nsq.broker.scheduler import Scheduler
@@ -91,6 +92,7 @@ class Scheduled:
         broker = Broker(options, lambda name: self.log)
         self.topic = broker.topic("t")
         self.poller = Poller(options.pacing, clock_s)
+        self.clock = BrokerClock()
         self.delivery = a_delivery(broker, options, self.poller, nursery)
         room = DiskReserve(options.data_path / "spare-room", Files())
         self.write_path = WritePath(options, MessageIds(0, 0), nursery, room, self.poller, self.delivery)
@@ -391,6 +393,66 @@ async def test_no_nap_if_other_tasks_can_run() -> None:
             await settle()
             client.other.send(b"x")
         assert perf_counter() - began_s < PATIENCE_S / 2
+
+
+async def test_nap_without_trio_while_clients_send_often() -> None:
+    slept_in_trio: list[bool] = []
+    done = trio.Event()
+
+    def work() -> None:
+        for _ in range(2):
+            assert client.served.wait(PATIENCE_S)
+            slept_in_trio.append(sleeps.slept.wait(0.2))
+            client.served.clear()
+            client.other.send(b"x")
+        assert client.served.wait(PATIENCE_S)
+        running.poller.call_soon(done.set)
+
+    pacing = Pacing(nap_s=PATIENCE_S, spin_s=0, spin_at_most_s=PATIENCE_S, turn_s=PATIENCE_S)
+    async with scheduling(pacing) as running:
+        client = Served(running.poller)
+        await until(client.served.is_set)
+        client.served.clear()
+        sleeps = SleepsOfTrio(client)
+        thread = threading.Thread(target=work)
+        thread.start()
+        trio.lowlevel.add_instrument(sleeps)
+        client.other.send(b"x")
+        await done.wait()
+        trio.lowlevel.remove_instrument(sleeps)
+        thread.join()
+        client.close()
+    assert slept_in_trio == [False, False]
+
+
+# ---------------------------------------------------------------------- timers
+
+
+async def test_due_messages_are_delivered_while_clients_send_all_the_time() -> None:
+    class SendsAgain(PolledClient):
+        def serve_data(self, data: bytes | None) -> None:
+            super().serve_data(data)
+            self.other.send(b"x")
+
+    async with scheduling() as running:
+        client = SendsAgain("client", [], running.poller)
+        consumer = ChannelClient(running.topic.add_channel("c"), (1, 0), 100)
+        due_ns = running.clock.now_ns() + 20 * MS
+        running.write_path.submit(
+            running.topic, [Publication([pack_messages([b"x"])], due_ns)], lambda _: None
+        )
+        await until(lambda: consumer.bodies == [b"x"])
+        client.close()
+
+
+async def test_timer_that_a_task_sets_wakes_the_sleeping_scheduler() -> None:
+    async with scheduling() as running:
+        consumer = ChannelClient(running.topic.add_channel("c"), (1, 0), 100)
+        await until(lambda: running.poller.is_asleep)
+        record = next_record(running.topic, pack_messages([b"x"]), 1, running.clock.now_ns() + 20 * MS)
+        running.log.append([record], sync=False)
+        running.topic.accept([record])
+        await until(lambda: consumer.bodies == [b"x"])
 
 
 # ---------------------------------------------------------------------- calls from threads

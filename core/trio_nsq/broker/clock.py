@@ -1,4 +1,4 @@
-"""The broker's clock, and a wait for the next timer of a channel."""
+"""The broker's clock, and how long the event loop was held up."""
 
 import logging
 import math
@@ -6,8 +6,6 @@ import time
 from typing import Final
 
 import trio
-
-from .state.broker import Broker
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -57,16 +55,13 @@ class Lateness(trio.abc.Instrument):
 
 
 class BrokerClock:
-    """Returns the time, and waits for the next timer of the broker's channels."""
+    """Returns the time."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self) -> None:
         # Bound once: `trio.current_time` looks the clock up at each call.
         self.clock_s = trio.lowlevel.current_clock().current_time
         # Wall-clock time at the start, minus trio's clock, which never steps.
         self._offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
-        self._broker = broker
-        self._moved = trio.Event()  # the next timer is earlier than before
-        broker.on_earlier_deadline = self._end_wait
 
     def now_ns(self) -> int:
         """Unix nanoseconds by a clock that never steps."""
@@ -79,14 +74,3 @@ class BrokerClock:
         timeouts are by `now_ns`.
         """
         return round((time.time_ns() - self.now_ns()) / _NS_PER_MS) * _NS_PER_MS
-
-    def _end_wait(self) -> None:
-        self._moved.set()
-
-    async def wait(self) -> None:
-        """Wait until the next timer is due, or another one is the next."""
-        self._moved = trio.Event()
-        due_ns = self._broker.deadlines.next_ns
-        wait_s = math.inf if due_ns is None else max(0.0, (due_ns - self.now_ns()) / _NS_PER_S)
-        with trio.move_on_after(wait_s):
-            await self._moved.wait()

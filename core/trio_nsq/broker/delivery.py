@@ -5,6 +5,7 @@ work per turn is bounded: further channels are queued until the poller has serve
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from .reader_pool import ReaderPool
 from .state.broker import Broker
 from .state.channel import Channel
 from .state.consumer import Subscriber
+from .state.dispatcher import MAX_GRANT_BYTES
 from .state.topic import Topic
 from .state.withdrawn import WithdrawnMessage
 
@@ -25,6 +27,8 @@ logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _READ_AGAIN_NS: Final = 1_000_000_000
 """After a failed read, the channel is served again after this long, or at the next event."""
+_NS_PER_S: Final = 1_000_000_000
+_SERVED_S: Final = 1.0
 _PAUSE_S: Final = 1.0
 """Pause after a failed read. Without it, a channel with other messages to deliver would retry all the time."""
 
@@ -40,6 +44,7 @@ class Deliverer:
     Attributes:
         with_dead_letters: Channels with messages for their dead-letter topics. The mover takes them out.
         dead_letters_added: Set when a channel is added to `with_dead_letters`.
+        lateness: Measures how long the event loop was held up; the scheduler makes it an instrument of trio.
     """
 
     def __init__(
@@ -67,6 +72,9 @@ class Deliverer:
         self._refilling: dict[Channel, float] = {}
         self._reading: set[Channel] = set()  # the messages they deliver next are read from disk
         self._unreadable: set[Channel] = set()  # the last read of their messages failed; it is logged
+        self.lateness: Lateness = Lateness()
+        self._serves_first_until_s = 0.0  # no timer runs before
+        broker.on_earlier_deadline = self._wake_for_timer
 
     # ------------------------------------------------------------------ scheduling
 
@@ -129,22 +137,43 @@ class Deliverer:
         self._refill_next()
         return True
 
-    async def run_timers(self) -> None:
-        """Run due timers (deferred messages, timeouts), and deliver; runs until cancelled."""
-        lateness = Lateness()
-        trio.lowlevel.add_instrument(lateness)
-        try:
-            while True:
-                if late_ns := lateness.take_ns():
-                    # What clients sent in time is still in their sockets.
-                    self._broker.extend_timeouts(late_ns)
-                    await self._poller.until_served()
-                for channel in self._broker.tick(self._clock.now_ns()):
-                    self.collect_dead_letters(channel)
-                    self._enqueue(channel)
-                await self._clock.wait()
-        finally:
-            trio.lowlevel.remove_instrument(lateness)
+    # ------------------------------------------------------------------ timers
+
+    @property
+    def next_timer_s(self) -> float:
+        """Seconds until the next timer (a deferred message, a timeout); infinite: there is none."""
+        due_ns = self._broker.deadlines.next_ns
+        return math.inf if due_ns is None else (due_ns - self._clock.now_ns()) / _NS_PER_S
+
+    def extend_if_late(self) -> None:
+        """If the event loop was held up, give messages in flight more time.
+
+        Then no timer runs before all clients are served, or for 1 s: what they sent in time is still in their sockets.
+        """
+        if late_ns := self.lateness.take_ns():
+            self._broker.extend_timeouts(late_ns)
+            self._serves_first_until_s = self._clock_s() + _SERVED_S
+
+    def run_timers(self, *, all_served: bool) -> None:
+        """In a round: run due timers, and queue their channels.
+
+        Args:
+            all_served: No client has sent anything that is not served.
+        """
+        if self.next_timer_s > 0:
+            return
+        self.extend_if_late()
+        if not all_served and self._clock_s() < self._serves_first_until_s:
+            return
+        self._serves_first_until_s = 0.0
+        for channel in self._broker.tick(self._clock.now_ns()):
+            self.collect_dead_letters(channel)
+            self._enqueue(channel)
+
+    def _wake_for_timer(self) -> None:
+        """Have a sleeping scheduler look at the timers again: one is due earlier than it knows."""
+        if self._poller.is_asleep:
+            self._poller.wake()
 
     def _enqueue(self, channel: Channel) -> None:
         """Serve a channel at the end of this round or the next one."""
@@ -227,33 +256,39 @@ class Deliverer:
 
     def _deliver_now(self, channel: Channel) -> None:
         now_ns = self._clock.now_ns()
-        sent = 0
+        sent = unsent_bytes = 0
         over_s = self._clock_s() + self._pacing.turn_s
-        while channel.dispatcher.can_deliver:
-            if sent >= self._pacing.grants_per_turn or (sent and self._clock_s() > over_s):
-                self._enqueue(channel)
-                break
-            try:
-                grants = channel.dispatcher.dispatch(now_ns, self._clock.ahead_ns())
-            except ReadWouldWaitError:
-                self._read(channel)
-                break
-            except LogError as exc:
-                self._mark_unreadable(channel, exc)
-                break
-            if channel.dispatcher.others_wait_for_read:
-                self._read(channel)
-            if not grants:
-                if channel.dispatcher.budget_exhausted:
+        # Fresh and requeued messages are different grants: one send for both costs less than two.
+        granted: dict[Subscriber, None] = {}
+        try:
+            while channel.dispatcher.can_deliver:
+                if sent >= self._pacing.grants_per_turn or (sent and self._clock_s() > over_s):
                     self._enqueue(channel)
-                break
-            sent += len(grants)
-            subscribers: dict[Subscriber, None] = {}
-            for consumer, frames in grants:
-                consumer.subscriber.deliver(frames)
-                subscribers[consumer.subscriber] = None
-            for subscriber in subscribers:
-                subscriber.send_delivered()
+                    break
+                try:
+                    grants = channel.dispatcher.dispatch(now_ns, self._clock.ahead_ns())
+                except ReadWouldWaitError:
+                    self._read(channel)
+                    break
+                except LogError as exc:
+                    self._mark_unreadable(channel, exc)
+                    break
+                if channel.dispatcher.others_wait_for_read:
+                    self._read(channel)
+                if not grants:
+                    if channel.dispatcher.budget_exhausted:
+                        self._enqueue(channel)
+                    break
+                sent += len(grants)
+                for consumer, frames in grants:
+                    consumer.subscriber.deliver(frames)
+                    granted[consumer.subscriber] = None
+                    unsent_bytes += len(frames)
+                if unsent_bytes >= MAX_GRANT_BYTES:
+                    _send(granted)
+                    unsent_bytes = 0
+        finally:
+            _send(granted)
 
     # ------------------------------------------------------------------ messages that are on disk only
 
@@ -296,3 +331,10 @@ class Deliverer:
         if channel not in self._unreadable and not deleted:
             self._unreadable.add(channel)
             logger.error("%s/%s: %s", channel.topic.name, channel.name, error)
+
+
+def _send(granted: dict[Subscriber, None]) -> None:
+    """Send what these subscribers have been granted."""
+    for subscriber in granted:
+        subscriber.send_delivered()
+    granted.clear()

@@ -10,11 +10,15 @@
    channels with much to deliver; when no client sends for output buffers; before the sleep for consumers that have
    most of their RDY in flight.
 6. **Idle**, when no client sends: begin syncs, or do the only one; then deliveries that may wait.
-7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread or a follower that syncs; then
-   sleep in trio.
+7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread or a follower that syncs, or for
+   clients that send all the time; then sleep in trio, until the next timer at most.
+
+Due timers (deferred messages, timeouts) run in step 5, before the deliveries.
 
 After `Pacing.turn_s` of this, the other tasks of trio run: connections, timers, checkpoints.
 """
+
+import math
 
 import trio
 
@@ -24,22 +28,29 @@ from .delivery import Deliverer
 from .ingest.write_path import WritePath
 
 
-class _ScheduledTasks(trio.abc.Instrument):
-    """Notes whether trio has scheduled tasks. Asking trio each time takes longer than a read from a socket.
+class _OtherTasks(trio.abc.Instrument):
+    """Notes whether trio has scheduled other tasks than this one. Asking trio takes longer than a read from a socket.
 
     Attributes:
-        some_runnable: A task was scheduled since `ask`, or was runnable then.
+        some_runnable: A task was scheduled since `forget` or `ask`, or was runnable then.
     """
 
     def __init__(self) -> None:
         self.some_runnable = False
+        self._own = trio.lowlevel.current_task()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        self.some_runnable = True
+        if task is not self._own:
+            self.some_runnable = True
+
+    def forget(self) -> None:
+        """Forget the tasks that were scheduled: this one is about to wait, and they run meanwhile."""
+        self.some_runnable = False
 
     def ask(self) -> None:
-        """Ask trio."""
-        self.some_runnable = trio.lowlevel.current_statistics().tasks_runnable > 0
+        """Ask trio whether the tasks that were scheduled have run."""
+        if self.some_runnable:
+            self.some_runnable = trio.lowlevel.current_statistics().tasks_runnable > 0
 
 
 class Scheduler:
@@ -58,50 +69,69 @@ class Scheduler:
         self._delivery = delivery
         self._pacing = pacing
         self._syncs_first = syncs_first
-        self._tasks = _ScheduledTasks()
 
     async def run(self) -> None:
         """Serve clients, and do the work that they cause; runs until cancelled."""
-        poller = self._poller
+        poller, lateness = self._poller, self._delivery.lateness
+        tasks = _OtherTasks()
         poller.open()
-        trio.lowlevel.add_instrument(self._tasks)
+        trio.lowlevel.add_instrument(tasks)
+        trio.lowlevel.add_instrument(lateness)
         try:
             while True:
+                tasks.forget()
                 fell_asleep_s = poller.clock_s()
-                await poller.sleep()
-                await self._work(fell_asleep_s)
+                await self._sleep()
+                tasks.ask()
+                await self._work(fell_asleep_s, tasks)
         finally:
-            trio.lowlevel.remove_instrument(self._tasks)
+            trio.lowlevel.remove_instrument(lateness)
+            trio.lowlevel.remove_instrument(tasks)
             poller.close()
 
-    async def _work(self, fell_asleep_s: float) -> None:
+    async def _sleep(self) -> None:
+        """Wait until there is something to serve, or a timer is due."""
+        wait_s = self._delivery.next_timer_s
+        if wait_s == math.inf:
+            await self._poller.sleep()
+        else:
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._poller.sleep()
+        self._delivery.extend_if_late()
+
+    async def _work(self, fell_asleep_s: float, tasks: _OtherTasks) -> None:
         """Run rounds, and do what could wait, until there is nothing to do."""
-        poller, pacing, tasks, clock_s = self._poller, self._pacing, self._tasks, self._poller.clock_s
+        poller, pacing, clock_s = self._poller, self._pacing, self._poller.clock_s
         woke_s = clock_s()
         spins = woke_s - fell_asleep_s < 2 * pacing.spin_s  # clients have sent again at once
-        spins_until_s = woke_s + pacing.spin_at_most_s
+        naps = woke_s - fell_asleep_s < pacing.nap_s  # they send all the time
+        lingers_until_s = woke_s + pacing.spin_at_most_s
         turn_over_s = woke_s + pacing.turn_s
-        tasks.ask()
         while True:
-            if poller.poll():
-                self._round()
+            has_input = poller.poll()
+            if has_input or self._delivery.next_timer_s <= 0:
+                self._round(all_served=not has_input)
             elif self._idle():
                 pass
-            elif spins and self._may_spin(spins_until_s) and poller.spin():
+            elif spins and self._may_linger(lingers_until_s, tasks) and poller.spin():
                 self._round()
             elif self._delivery.before_sleep():
                 pass
-            elif self._write_path.is_call_near and not tasks.some_runnable and poller.nap():
+            elif self._write_path.is_call_near and not tasks.some_runnable and poller.nap_for_call():
                 self._round()
+            elif naps and self._may_linger(lingers_until_s, tasks):
+                naps = poller.nap()
             else:
                 return
             if clock_s() > turn_over_s:
+                tasks.forget()
                 await trio.lowlevel.checkpoint()
                 tasks.ask()
+                self._delivery.extend_if_late()
                 turn_over_s = clock_s() + pacing.turn_s
 
-    def _round(self) -> None:
-        """Read, write, answer and deliver."""
+    def _round(self, *, all_served: bool = False) -> None:
+        """Read, write, answer, run timers and deliver."""
         poller = self._poller
         poller.in_round = True
         try:
@@ -113,6 +143,7 @@ class Scheduler:
                 poller.call_due()  # before the local sync, so that members sync at the same time
                 if self._local.is_late:
                     self._local.begin()
+                self._delivery.run_timers(all_served=all_served)
                 self._delivery.end_round()
                 poller.call_due()
             finally:
@@ -128,6 +159,6 @@ class Scheduler:
         self._local.begin()
         return self._delivery.idle()
 
-    def _may_spin(self, until_s: float) -> bool:
+    def _may_linger(self, until_s: float, tasks: _OtherTasks) -> bool:
         """Whether nothing else needs the event loop or the processor: no sync here or in a follower, no task."""
-        return not (self._poller.clock_s() > until_s or self._write_path.is_busy or self._tasks.some_runnable)
+        return not (self._poller.clock_s() > until_s or self._write_path.is_busy or tasks.some_runnable)

@@ -108,7 +108,7 @@ class Server:
 
         self.broker = broker = Broker(options, self._make_log)
         broker.waits_for_disk = False
-        self.clock = clock = BrokerClock(broker)
+        self.clock = clock = BrokerClock()
         self.start_time_ns: int = clock.now_ns()
         self.instance: str = os.urandom(8).hex()
         self.poller = poller = Poller(options.pacing)
@@ -151,7 +151,6 @@ class Server:
         self.reported_jobs: ReportedJobs = ReportedJobs()
         self.jobs = (
             self.scheduler.run,
-            delivery.run_timers,
             self._dead_letters.run,
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,

@@ -34,7 +34,6 @@ logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 RECEIVE_BYTES: Final = 64 * 1024
 _MAX_PARTS: Final = 256
 _CONGESTED_BYTES: Final = 4 * 1024 * 1024
-_SERVED_S: Final = 1.0
 # Edge-triggered: a socket is registered once, and each arrival of data causes an event.
 _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -295,10 +294,11 @@ class Poller:
     Attributes:
         clock_s: A clock that never steps, in seconds.
         in_round: A round is running: requests are best gathered until its end.
+        is_asleep: The poller waits in trio: only `wake` and clients start a round.
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
-        self.in_round = False
+        self.in_round = self.is_asleep = False
         self._pacing = pacing or Pacing()
         self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()
@@ -313,7 +313,6 @@ class Poller:
         self._again: dict[PolledEndpoint, None] = {}
         self._due: deque[Callable[[], None]] = deque()  # to call in this round
         self._napped_in_vain = False  # and nothing has called since
-        self._all_served: trio.Event | None = None  # set when no client has anything to serve
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
         """Watch a client's socket, until `remove`."""
@@ -343,14 +342,6 @@ class Poller:
         if self._epoll is not None and not self._is_woken:
             self._is_woken = True
             os.eventfd_write(self._wake_fd, 1)
-
-    async def until_served(self) -> None:
-        """Wait until everything that clients have sent by now is served; for 1 s at most if they send all the time."""
-        if self._all_served is None:
-            self._all_served = trio.Event()
-        self.wake()
-        with trio.move_on_after(_SERVED_S):
-            await self._all_served.wait()
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         """Call a function in the next round, or by trio if the poller is not open. Thread-safe."""
@@ -409,14 +400,15 @@ class Poller:
     async def sleep(self) -> None:
         """Wait until there is something to serve, while trio runs other tasks."""
         assert self._epoll is not None
-        await trio.lowlevel.wait_readable(self._epoll.fileno())
+        self.is_asleep = True
+        try:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+        finally:
+            self.is_asleep = False
 
     def poll(self) -> bool:
         """Find the readable clients. Returns True if there is something to serve: these, or calls."""
         self._look()
-        if self._all_served is not None and not self._again:
-            self._all_served.set()
-            self._all_served = None
         return bool(self._again or self._calls)
 
     def spin(self) -> bool:
@@ -429,14 +421,21 @@ class Poller:
         return False
 
     def nap(self) -> bool:
-        """Sleep without trio while a thread or a follower syncs. Returns True if there is something to serve.
+        """Sleep briefly without trio. Returns True if there is something to serve.
 
-        This saves a turn of trio, and its system calls, for each sync. After a nap in vain, for example because the
-        disk hangs, the poller does not do this again before something was called.
+        This saves a turn of trio, and its system calls, for each client that sends soon.
+        """
+        return self._look(self._pacing.nap_s)
+
+    def nap_for_call(self) -> bool:
+        """As `nap`, while a thread or a follower syncs.
+
+        After a nap in vain, for example because the disk hangs, the poller does not do this again before something was
+        called.
         """
         if self._napped_in_vain:
             return False
-        has_events = self._look(self._pacing.nap_s)
+        has_events = self.nap()
         self._napped_in_vain = not has_events
         return has_events
 
