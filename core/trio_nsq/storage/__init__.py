@@ -20,7 +20,7 @@ from .interface import (
 from .local import PRIVATE_MODE, LocalStorage, lock_file, make_folder, naming_file, not_utf8
 from .objects import ObjectStorage
 from .opening import storage_at
-from .storage_uri import absolute_place, canonical_place, local_path, shown_place, split_place
+from .storage_uri import absolute_place, canonical_place, local_path, place_below, shown_place, split_place
 
 __all__ = [
     "PRIVATE_MODE",
@@ -47,6 +47,7 @@ __all__ = [
     "naming_file",
     "not_shared",
     "not_utf8",
+    "place_below",
     "shown_place",
     "split_place",
     "storage_at",

@@ -129,6 +129,12 @@ def canonical_place(place: str) -> str:
     return shown_place(place) if local is None else str(local.absolute())
 
 
+def place_below(place: str, *names: str) -> str:
+    """Return a place below another one; the options of a URI stay."""
+    head, mark, options = (place, "", "") if local_path(place) is not None else place.partition("?")
+    return ("/".join([head.rstrip("/"), *names]) or "/") + mark + options
+
+
 def split_place(place: str) -> tuple[str, str]:
     """Return the folder of a file, and its name."""
     if local_path(place) is not None:

@@ -228,6 +228,28 @@ def _http_timeouts() -> list[Decorator]:
     ]
 
 
+def pattern_options(verb: str) -> Decorator:
+    """`--topic-pattern` and `--topic-refresh`; the verb begins the help of the former."""
+    return all_of(
+        option(
+            SOURCE,
+            "--topic-pattern",
+            type=_pattern,
+            metavar="REGEX",
+            help=f"{verb} all topics whose name matches, also those created later.",
+        ),
+        option(
+            SOURCE,
+            "--topic-refresh",
+            "topic_refresh_ms",
+            type=positive_duration,
+            default="1m",
+            brief=True,
+            help="Look for new topics and brokers at this interval.",
+        ),
+    )
+
+
 def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: int = 200) -> Decorator:
     """Return the options and the argument TOPIC... as one decorator; the command gets `consuming: Consuming`.
 
@@ -250,22 +272,7 @@ def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: i
             hidden=True,
             help="Consume this topic, as TOPIC.",
         ),
-        option(
-            SOURCE,
-            "--topic-pattern",
-            type=_pattern,
-            metavar="REGEX",
-            help="Consume all topics whose name matches, also those created later.",
-        ),
-        option(
-            SOURCE,
-            "--topic-refresh",
-            "topic_refresh_ms",
-            type=positive_duration,
-            default="1m",
-            brief=True,
-            help="Look for new topics and brokers at this interval.",
-        ),
+        pattern_options("Consume"),
         option(
             SOURCE,
             "--channel",

@@ -48,11 +48,8 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
     from ...framework.signals import run_trio
 
     connecting = ConnectOptions.of_command()
-    if not options.consume and connecting.auth_secret and connecting.encrypts_tcp:
-        raise click.UsageError(
-            f"{LOOKUPD_OPTION} finds ports of plain HTTP, over which the secret would not be encrypted: give the "
-            f"brokers with {HTTP_OPTION} https://HOST:PORT, or use --consume."
-        )
+    if not options.consume:
+        check_encryption(connecting)
     brokers, failures = run_trio(
         partial(ask_lookupds, lookupds, options.topic, connecting, options.lookupd_allowed_hosts)
     )
@@ -70,16 +67,25 @@ def find_brokers(options: ToParquetOptions) -> Sequence[str]:
     )
 
 
-def note_new_channel(options: ToParquetOptions, addresses: Sequence[str]) -> None:
+def check_encryption(connecting: ConnectOptions) -> None:
+    """Raises UsageError if discovery services would make a secret travel in the clear."""
+    if connecting.auth_secret and connecting.encrypts_tcp:
+        raise click.UsageError(
+            f"{LOOKUPD_OPTION} finds ports of plain HTTP, over which the secret would not be encrypted: give the "
+            f"brokers with {HTTP_OPTION} https://HOST:PORT, or use --consume."
+        )
+
+
+def note_new_channel(options: ToParquetOptions, addresses: Sequence[str], topic: str) -> None:
     """Print a note for each broker where --channel is a new channel that begins after the topic's messages."""
     if options.channel is None or options.quiet or not addresses:
         return
-    source = f"{options.topic}/{options.channel}"
-    found = at_once(addresses, lambda address: AdminClient(address).stats(options.topic)["topics"])
+    source = f"{topic}/{options.channel}"
+    found = at_once(addresses, lambda address: AdminClient(address).stats(topic)["topics"])
     for address, topics in found.items():
         if isinstance(topics, Failure):
             continue  # the export reports it, or waits for the broker
-        channels = channels_by_topic(topics).get(options.topic, [])
+        channels = channels_by_topic(topics).get(topic, [])
         if channels and options.channel not in channels:  # the first channel gets all messages
             print_diagnostic(
                 f"Note: channel {source} is new on {address} and begins after the newest message. To export older "

@@ -1,4 +1,4 @@
-"""`qcli to-parquet`: exports a topic's messages to Parquet files."""
+"""`qcli to-parquet`: exports the messages of topics to Parquet files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
 from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
+from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import ColumnType
     from trio_nsq.spark.tables.target import TableTarget
 
-SELECTION, FILES, CONTINUOUS = "Which messages", "Files", "Continuous export"
+FILES, CONTINUOUS = "Files", "Continuous export"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 RECEIVING = "Consuming a channel"
@@ -75,7 +76,7 @@ def iceberg_table(text: str) -> TableTarget:
 @click.command(
     "to-parquet",
     cls=DocumentedCommand,
-    short_help="Write a topic's messages to Parquet files or tables.",
+    short_help="Write the messages of topics to Parquet files or tables.",
     examples={
         "export all retained messages": "qcli to-parquet clicks ./archive",
         "export continuously, each message exactly once": "qcli to-parquet clicks "
@@ -93,6 +94,9 @@ def iceberg_table(text: str) -> TableTarget:
         "127.0.0.1:4151=./backup/data",
         "export continuously to an Iceberg table": "qcli to-parquet clicks s3://bucket/clicks --iceberg "
         "prod/events.clicks --channel lake --follow --every 5m --compact",
+        "export all topics, also those created later, to a folder each": "qcli to-parquet --topic-pattern . ./archive "
+        "--channel archive --follow --every 5m",
+        "export two topics, each to a table": "qcli to-parquet clicks orders s3://bucket/tables/{topic}/v1 --delta",
         "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
     },
@@ -100,8 +104,8 @@ def iceberg_table(text: str) -> TableTarget:
         ExitCode.OK: "All selected messages are in files, or there are none.",
         ExitCode.FAILURE: "Nothing was written: there is no such topic, the folder cannot be used, or pyarrow or "
         "pyspark is not installed.",
-        ExitCode.PARTIAL: "Some files were written before a failure, or some brokers do not answer or lack the "
-        "topic. Standard error says how to continue.",
+        ExitCode.PARTIAL: "Some files were written before a failure, some brokers do not answer or lack the topic, or "
+        "some of several topics failed. Standard error says which, and how to continue.",
         ExitCode.DAMAGED: "Damaged messages were skipped, or messages behind a damaged object of an archive are not "
         "exported yet; standard error says which. All others are in files.",
         ExitCode.MISSING: "Retention deleted messages before they were exported, perhaps since the last run; standard "
@@ -113,7 +117,17 @@ def iceberg_table(text: str) -> TableTarget:
         "Files": "The messages are divided into ranges of sequences, which are saved in FOLDER/_nsq before the export "
         "begins. Each range becomes a file, or one for each date or hour. Files appear atomically, and their names "
         "contain the broker and the sequences. So the same command again writes missing files, and "
-        "nothing twice: every reader sees each message once. Only one export at a time may write to a folder.",
+        "nothing twice: every reader sees each message once. Only one export at a time may write to a folder. With "
+        "--partition-by the folders are date=2026-11-21/hour=04. With --follow each round that has messages writes at "
+        "least one file.",
+        "Several topics": "With several topics, or with --topic-pattern, each is exported to FOLDER/TOPIC, with a "
+        "manifest, a lock and a table of its own. A {topic} in FOLDER stands for the name instead, as it must in the "
+        "name of an Iceberg table, where characters other than letters, digits and _ become _. So a run with one topic "
+        "and the folder of that topic continues the same export. One engine exports all topics: 32 of them are open "
+        "at a time, and take turns, so that a large topic does not hold up small ones. A topic that fails does not "
+        "stop the others. The exit code is 4 if some topics failed, otherwise 5 or 6 if one of them has that code; if "
+        "all failed it is their code, or 1. With --follow, failures are warnings, and tried again in the next round. "
+        "Ephemeral topics must be named.",
         "At least once": "nsqd keeps no log. With --nsqd-tcp-address the command therefore consumes "
         "the channel: it writes messages to a spool on this machine's disk, syncs it, finishes the messages, and "
         "exports the spool like a log. A finished message is in the spool or in files, whichever process is "
@@ -144,11 +158,14 @@ def iceberg_table(text: str) -> TableTarget:
         "fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, by field), "
         "widened (fields whose columns became double), repeated (delivered again by a channel, and not written), "
         "compacted (small files of a table that were merged), unread (why newer messages of an archive were not read: "
-        "damaged objects), unavailable (brokers that did not answer, or lack the topic).",
+        "damaged objects), unavailable (brokers that did not answer, or lack the topic). With several topics there is "
+        "an object for each topic, with --follow for each topic that has something new, and also: error (null, or why "
+        "the topic is not exported completely), exit_code (that of an export of this topic alone).",
     },
 )
-@click.argument("topic", metavar="TOPIC", type=topic_name, shell_complete=complete_topic)
+@click.argument("topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic)
 @click.argument("folder", metavar="FOLDER")
+@pattern_options("Export")
 @http_addresses("Read logs from these brokers.")
 @lookupd_addresses("Ask these nsqlookupd for brokers instead.")
 @several(
@@ -173,7 +190,7 @@ def iceberg_table(text: str) -> TableTarget:
     "name of FOLDER. Several: with commas, or repeat the option.",
 )
 @tcp_connection
-@range_options(SELECTION)
+@range_options(SOURCE)
 @option(
     CONTINUOUS,
     "--channel",
@@ -188,7 +205,7 @@ def iceberg_table(text: str) -> TableTarget:
     "every_ms",
     type=params.positive_duration,
     default="1m",
-    help="With --follow, export at this interval. Each round with messages writes at least one file.",
+    help="With --follow, export at this interval, each time to new files.",
 )
 @option(
     RECEIVING,
@@ -248,8 +265,7 @@ def iceberg_table(text: str) -> TableTarget:
     "--partition-by",
     type=click.Choice(["none", "date", "hour"]),
     default="none",
-    help="Write a folder per date or hour (UTC): date=2026-11-21/hour=04. A table has the same partitions; with "
-    "--iceberg the default is hour.",
+    help="Write a folder, or a partition of the table, per date or hour (UTC). The default with --iceberg is hour.",
 )
 @option(
     FILES,
@@ -291,15 +307,15 @@ def iceberg_table(text: str) -> TableTarget:
     TABLES,
     "--delta",
     is_flag=True,
-    help="Make FOLDER a Delta table: add the files of each round to it, in one version, exactly once.",
+    help="Make FOLDER a Delta table, with a version for each round.",
 )
 @option(
     TABLES,
     "--iceberg",
     type=iceberg_table,
     metavar="CATALOG/NAMESPACE.TABLE",
-    help="Add the files of each round to this Iceberg table, in one snapshot, exactly once. The catalog is from the "
-    "configuration of pyiceberg. A missing table is created in FOLDER.",
+    help="Add the files of each round to this Iceberg table, in one snapshot. The catalog is from pyiceberg's "
+    "configuration. A missing table is created in FOLDER.",
 )
 @option(
     TABLES,
@@ -317,11 +333,11 @@ def iceberg_table(text: str) -> TableTarget:
 )
 @options_as(ToParquetOptions)
 def command(options: ToParquetOptions) -> int:
-    """Write the messages of a topic, from its log, to Parquet files in a folder.
+    """Write the messages of topics, from their logs, to Parquet files in a folder.
 
-    The topic's channels do not change, except the one of --channel. Messages that an earlier run has written are not
+    The topics' channels do not change, except the one of --channel. Messages that an earlier run has written are not
     written again. nsqd has no log: with --nsqd-tcp-address the command consumes a channel instead, at least once.
-    FOLDER is a path, or a URL such as s3://bucket/archive.
+    FOLDER is a path, or a URL such as s3://bucket/archive. Each of several topics gets a folder in it.
     """
     options.check()
 

@@ -22,6 +22,10 @@ def export(options: ToParquetOptions) -> int:
     """Export, once or until interrupted, and return the exit code. Raises Failure: the export is incomplete."""
     from trio_nsq.spark.export.job import open_export
 
+    if not options.is_of_one_topic:
+        from .topics_run import export_topics
+
+        return export_topics(options)
     request = options.request()
     with library_errors(when_refused), ExitStack() as stack:
         addresses = _known_brokers(options)
@@ -29,7 +33,7 @@ def export(options: ToParquetOptions) -> int:
             places = [options.place(address) for address in addresses]
             waits_for = is_temporary if options.follow else lambda _: False
             job = stack.enter_context(open_export(request, places, waits_for=waits_for))
-            note_new_channel(options, healthy(addresses, job.failures))
+            note_new_channel(options, healthy(addresses, job.failures), options.topic)
             run = ExportRun(job, options, stack)
         else:
             from .spool_run import SpoolExportRun, check_reachable

@@ -1,8 +1,7 @@
 """One run of `to-parquet`: the brokers, rounds, the choice of an engine, progress, errors and the report."""
 
-import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
@@ -10,7 +9,7 @@ from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.export.job import ExportJob
-from trio_nsq.spark.export.request import ExportRequest, ExportResult
+from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine
@@ -21,15 +20,16 @@ from trio_nsq.text.wording import count_of
 
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import json_lines, print_diagnostic, rate, size, with_counts, write
+from ...framework.output import json_lines, print_diagnostic, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, local_engine, spark_engine, useful_processes
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
 from .options import ToParquetOptions
+from .reports import json_record, print_notes, summary
 
 _SPARK_CORES = 4
 """With fewer cores, an export in this process is faster than one on Spark: `bench/export.py` has 2."""
-_RETRY_S = 5.0
+RETRY_S = 5.0
 """The maximum time from the start of a failed round to the next round."""
 
 
@@ -133,7 +133,7 @@ class ExportRun:
                 self.report(outcome)
                 with suppress(StorageError, OSError):  # the next round repeats it
                     self.job.mark_reported(total)
-            self._pause(begun_s + (min(every_s, _RETRY_S) if failing else every_s), failing)
+            self._pause(begun_s + (min(every_s, RETRY_S) if failing else every_s), failing)
             try:
                 # A broker that is down is forgotten by discovery services, and still has messages to export.
                 addresses = sorted({*addresses, *find_brokers(self._options)})
@@ -194,21 +194,8 @@ class ExportRun:
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
         """Return the engine of this and all later rounds."""
-        wanted, processes = self._options.engine, self._options.processes
-        why = ""
-        if wanted == "auto" and processes is not None:
-            wanted = "inline"
-        elif wanted == "auto":
-            wanted, why = better_engine(self.job.result.planned_bytes, len(tasks), "range", _SPARK_CORES)
-        self._engine_name = wanted
-        if why and not self._options.quiet:
-            print_diagnostic(f"Note: engine {wanted}: {why}.")
-        if wanted == "inline":
-            if processes is None:
-                processes = useful_processes(self.job.result.planned_bytes, len(tasks))
-            self._engine = local_engine(self._stack, processes)
-        else:
-            self._engine = self._stack.enter_context(spark_engine(self._options.master))
+        planned = self.job.result.planned_bytes
+        self._engine_name, self._engine = choose_engine(self._options, self._stack, planned, len(tasks))
         return self._engine
 
     def _report_gaps(self) -> None:
@@ -218,8 +205,7 @@ class ExportRun:
         self._gaps_reported = len(gaps)
         for damage in self.job.result.unread:
             if damage not in self._damage_reported:
-                hint = "Messages behind it are exported when the broker has written its next checkpoint."
-                print_diagnostic(f"Warning: {damage}. {hint}")
+                print_diagnostic(unread_warning(damage))
         self._damage_reported = set(self.job.result.unread)
 
     def _is_news(self) -> bool:
@@ -238,30 +224,11 @@ class ExportRun:
         outcome, request = outcome or self.job.result, self.job.request
         elapsed_s = time.monotonic() - self._begun_s
         if self._options.form == "json":
-            fields = dataclasses.asdict(outcome)
-            for name in ("gaps", "planned_bytes"):
-                del fields[name]
-            head = {"topic": request.topic, "folder": request.place, "engine": self._engine_name or None}
-            fields["unavailable"] = sorted(self.job.failures)
-            write(json_lines([{**head, **fields, "elapsed_s": round(elapsed_s, 3)}]))
+            record = json_record(request, outcome, self._engine_name, elapsed_s, self.job.failures)
+            write(json_lines([record]))
         elif not self._options.quiet:
-            print_diagnostic(self._heading + _summary(request, outcome, elapsed_s))
-        if outcome.widened and not self._options.quiet:
-            wider = ", ".join(sorted(set(outcome.widened)))
-            print_diagnostic(f"Note: double instead of long in all files, because of fractions: {wider}.")
-        if outcome.without_column:
-            print_diagnostic(
-                f"Warning: the headers of {count_of(outcome.without_column, 'message')} are not written: the files "
-                "have no column for them. Export to a new folder to keep them."
-            )
-        if outcome.misfits:
-            print_diagnostic(_misfits_warning(outcome.misfits))
-            if outcome.milliseconds:
-                names = ", ".join(sorted(outcome.milliseconds))
-                print_diagnostic(
-                    f"Note: {names} seems to be in milliseconds, and a number in a column of type timestamp is in "
-                    "seconds. Export it as long, to another folder."
-                )
+            print_diagnostic(self._heading + summary(request, outcome, elapsed_s))
+        print_notes(outcome, quiet=self._options.quiet)
 
     def _partial(self, error: Exception) -> Failure:
         """Return the failure after a part of the export was written."""
@@ -276,34 +243,26 @@ def _wrote_nothing(error: Exception, *results: ExportResult) -> bool:
     return not isinstance(error, ProcessDied) and all(result.ranges == 0 for result in results)
 
 
-def _summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
-    catalog = request.table.catalog if request.table else ""
-    table = f" and the table {catalog}/{request.table.name}" if request.table and catalog else ""
-    text = (
-        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
-        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place}{table} in "
-        f"{elapsed_s:.2f} s: {rate(outcome.messages / elapsed_s)} messages/s"
-    )
-    return with_counts(
-        text,
-        (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
-        (outcome.unparsed, "{} in the column unparsed"),
-        (outcome.for_one_channel, "{} copies for one channel left out"),
-        (outcome.repeated, "{} repeated deliveries left out"),
-        (outcome.compacted, f"{count_of(outcome.compacted, 'small file')} of the table merged"),
-        (outcome.missing, "{} missing"),
-    )
-
-
-_FIELDS_SHOWN = 10
-
-
-def _misfits_warning(misfits: Mapping[str, int]) -> str:
-    """Return the warning about values that are null in their columns."""
-    worst = sorted(misfits.items(), key=lambda each: (-each[1], each[0]))
-    fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
-    more = f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else ""
+def unread_warning(damage: str) -> str:
+    """Return the warning of a damaged object of an archive."""
     return (
-        f"Warning: {count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
-        f"{fields}{more}. The columns are null there, and the column unparsed has the whole bodies."
+        f"Warning: {damage}. Messages behind it are exported when the broker has written its next checkpoint."
     )
+
+
+def choose_engine(
+    options: ToParquetOptions, stack: ExitStack, planned_bytes: int, ranges: int
+) -> tuple[str, Engine]:
+    """Return the name of an engine, and the engine, until the end of the stack."""
+    wanted, processes, why = options.engine, options.processes, ""
+    if wanted == "auto" and processes is not None:
+        wanted = "inline"
+    elif wanted == "auto":
+        wanted, why = better_engine(planned_bytes, ranges, "range", _SPARK_CORES)
+    if why and not options.quiet:
+        print_diagnostic(f"Note: engine {wanted}: {why}.")
+    if wanted == "inline":
+        if processes is None:
+            processes = useful_processes(planned_bytes, ranges)
+        return wanted, local_engine(stack, processes)
+    return wanted, stack.enter_context(spark_engine(options.master))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from trio_nsq.spark.logs import LogPlace
     from trio_nsq.spark.tables.target import TableTarget
 
+TOPIC_PLACE = "{topic}"
+"""What a topic's name replaces in FOLDER and in the name of an Iceberg table."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToParquetOptions:
@@ -37,8 +41,10 @@ class ToParquetOptions:
     `resolve` returns them with the final values of `consume`, `spool`, `engine` and `lookupd_addresses`.
     """
 
-    topic: str
+    topics: tuple[str, ...]
     folder: str
+    topic_pattern: str | None
+    topic_refresh_ms: int
     nsqd_http_addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]
     lookupd_allowed_hosts: tuple[str, ...]
@@ -70,6 +76,17 @@ class ToParquetOptions:
     processes: int | None
     form: str
     quiet: bool
+
+    @property
+    def is_of_one_topic(self) -> bool:
+        """Whether FOLDER is that of the only topic."""
+        return self.topic_pattern is None and len(self.topics) == 1
+
+    @property
+    def topic(self) -> str:
+        """The only topic."""
+        (topic,) = self.topics
+        return topic
 
     @property
     def broker_addresses(self) -> tuple[str, ...]:
@@ -106,10 +123,27 @@ class ToParquetOptions:
         if self.compact and not self.delta and not self.iceberg:
             raise click.UsageError("--compact merges files of a table: give --delta or --iceberg.")
         check_range(self.first, self.end)
-        if self.channel is not None:
-            params.source(f"{self.topic}/{self.channel}")
+        for topic in self.topics or ["any"]:
+            if self.channel is not None:
+                params.source(f"{topic}/{self.channel}")
         if given("every_ms") and not self.follow:
             raise click.UsageError("--every is for --follow: without it there is one round.")
+        self._check_topics()
+
+    def _check_topics(self) -> None:
+        """Raises UsageError for topics that contradict other options."""
+        if not self.topics and self.topic_pattern is None:
+            raise click.UsageError("Missing argument 'TOPIC...': name topics, or give --topic-pattern.")
+        for topic in self.topics:
+            if self.topics.count(topic) > 1:
+                raise click.UsageError(f"The topic {topic} is given twice.")
+        if self.is_of_one_topic:
+            return
+        if self.iceberg is not None and TOPIC_PLACE not in self.iceberg.name:
+            raise click.UsageError(
+                f"--iceberg is one table, and each topic needs its own: write {TOPIC_PLACE} where its name belongs, "
+                f"as in prod/events.{TOPIC_PLACE}."
+            )
 
     def _check_segments(self) -> None:
         """Raises UsageError for options that need a broker."""
@@ -136,6 +170,11 @@ class ToParquetOptions:
             self._check_segments()
             return dataclasses.replace(self, folder=folder, lookupd_addresses=(), engine=engine)
         consume = self._consumes()
+        if consume and not self.is_of_one_topic:
+            raise click.UsageError(
+                f"{TCP_OPTION}, --consume and --spool are for one topic: its messages go through a spool. Run the "
+                "command once for each topic."
+            )
         # A broker on the command line replaces services of the environment.
         asks = given("lookupd_addresses") or not given("tcp_addresses", "nsqd_http_addresses")
         lookupds = self.lookupd_addresses if asks else ()
@@ -204,6 +243,7 @@ class ToParquetOptions:
         return (folder / manifest_path(self.topic)).with_name("spool")
 
     def request(self) -> ExportRequest:
+        """Return the request; for several topics, it is completed by `request_for`."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
         from trio_nsq.spark.tables.target import TableKind, TableTarget
@@ -216,7 +256,7 @@ class ToParquetOptions:
         if level is None and self.compression == "zstd":
             level = 1
         return ExportRequest(
-            self.topic,
+            self.topic if self.is_of_one_topic else "",
             self.folder,
             first=self.first or "earliest",
             end=self.end or "latest",
@@ -231,14 +271,37 @@ class ToParquetOptions:
             compact=self.compact,
         )
 
-    def place(self, address: str) -> LogPlace:
-        """Return the place of the topic's log: a broker, or the folder of a log that `find_brokers` has found."""
+    def place(self, address: str, topic: str = "") -> LogPlace:
+        """Return the place of a log: a broker, or the folder of a log that `find_brokers` has found."""
         from trio_nsq.spark.logs import BrokerPlace
 
+        topic = topic or self.topic
         if self.from_segments:
             from trio_nsq.spark.segments.places import parse_places
 
-            (place,) = parse_places([address], self.topic)
+            (place,) = parse_places([address], topic)
             return place
         connecting = ConnectOptions.of_command()
-        return BrokerPlace(address, self.topic, connecting.tls_files(), secret=connecting.secret)
+        return BrokerPlace(address, topic, connecting.tls_files(), secret=connecting.secret)
+
+
+def request_for(template: ExportRequest, topic: str, *, is_only: bool) -> ExportRequest:
+    """Return the request for one of several topics.
+
+    Args:
+        template: The request for all of them; `{topic}` in its places stands for the name.
+        is_only: Whether the folder is for this topic only, so that it needs no subfolder.
+    """
+    from trio_nsq.spark.export.layout import safe_name
+    from trio_nsq.storage import place_below
+
+    folder, table = template.place, template.table
+    if TOPIC_PLACE in folder:
+        folder = folder.replace(TOPIC_PLACE, safe_name(topic))
+    elif not is_only:
+        folder = place_below(folder, safe_name(topic))
+    if table is not None and table.catalog:
+        table = dataclasses.replace(
+            table, name=table.name.replace(TOPIC_PLACE, re.sub(r"\W", "_", topic, flags=re.A))
+        )
+    return dataclasses.replace(template, topic=topic, place=folder, table=table)

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import re2  # type: ignore[import-untyped]  # no types are published
 import trio
 
-from ...api.lookupd import Node
 from ...client.consuming.consumer import Consumer
 from ...client.consuming.options import ConsumerSettings
 from ...client.discovery.discovery import Discovery
@@ -27,13 +25,14 @@ from ...event_loop.retries import Delays
 from ...log.raw import RawStreamError
 from ...lookup.query import lookup_nodes
 from ...protocol.errors import leaves_of
-from ...protocol.names import is_ephemeral, is_valid_name
+from ...protocol.names import is_ephemeral
 from .batch import Position, Source
 from .broker_http import BrokerFinder, FoundBroker
 from .channel_source import ChannelSource
 from .log_source import FoundLog, LogChanged, LogIdentified, LogRequests, open_log_source
 from .open_logs import LogTaken, OpenLogs
 from .options import BrokerAddresses, SourceOptions
+from .topic_choice import TopicChoice, topics_of
 
 logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
@@ -84,7 +83,7 @@ class _Sources:
             ConsumerSettings(**options.consumer), lookupd_poll_interval_s=options.topic_refresh_s
         )
         self._finder = BrokerFinder(options, options.brokers, self._settings)
-        self._pattern = re2.compile(options.topic_pattern) if options.topic_pattern is not None else None
+        self._choice = TopicChoice(options.topics, options.topic_pattern, options.left_out)
         self._discovery = Discovery(
             options.lookupd_http_addresses, self._settings, random.random, lookup_nodes, self._open_new
         )
@@ -139,32 +138,27 @@ class _Sources:
         nursery.start_soon(self._discovery.keep_asking)
         if self._options.lookupd_http_addresses:
             nursery.start_soon(self._ask_while_missing)
-        if self._pattern is not None:
+        if self._options.topic_pattern is not None:
             for broker in self._options.brokers:
                 nursery.start_soon(self._keep_refreshing, broker)
 
     # ------------------------------------------------------------------ topics and brokers
-
-    def _is_wanted(self, topic: str) -> bool:
-        return topic in self._options.topics or (
-            self._pattern is not None
-            and is_valid_name(topic)  # a discovery service can answer anything
-            and self._pattern.search(topic) is not None
-            and not self._options.left_out(topic)
-        )
 
     def _wanted(self) -> dict[tuple[str, str], BrokerAddresses]:
         """Return the broker of each source, by topic and TCP address."""
         options = self._options
         listed: dict[tuple[str, str], BrokerAddresses] = {}
         for address, nodes in self._discovery.found.items():
-            for topic in _topics_of(nodes):
-                if self._is_wanted(topic):
+            for topic in topics_of(nodes):
+                if topic in self._choice:
                     http = tuple(each for each in (node.http_address for node in nodes) if each)
                     listed[topic, address] = BrokerAddresses(address, http[:1])
         given: dict[tuple[str, str], BrokerAddresses] = {}
         for broker in options.brokers:
-            for topic in (*options.topics, *filter(self._is_wanted, self._topics_of.get(broker, ()))):
+            for topic in (
+                *options.topics,
+                *filter(self._choice.__contains__, self._topics_of.get(broker, ())),
+            ):
                 given[topic, broker.tcp or broker.http[0]] = broker
         if options.at_least_once:
             topics = dict.fromkeys([*options.topics, *(topic for topic, _ in (*given, *listed))])
@@ -193,7 +187,7 @@ class _Sources:
         """Wait for the topics of brokers that did not answer; name discovery services that did not."""
         for failure in self._discovery.failures_to_connect():
             logger.warning("%s; brokers and topics that only this service knows are left out", failure)
-        if self._pattern is not None:
+        if self._options.topic_pattern is not None:
             for broker in self._options.brokers:
                 if broker not in self._topics_of:
                     nursery.start_soon(self._refresh_patiently, broker)
@@ -214,7 +208,7 @@ class _Sources:
     async def _refresh(self, broker: BrokerAddresses) -> None:
         """Check that a broker can be reached; with a pattern, look for its topics. Raises ConnectionFailed."""
         found = await self._finder.find(broker)
-        if self._pattern is None:
+        if self._options.topic_pattern is None:
             return
         if not found.http:
             logger.warning(
@@ -233,7 +227,7 @@ class _Sources:
         pauses = Delays(_FIRST_PAUSE_S, max(_FIRST_PAUSE_S, refresh_s))
         while True:
             missing = set(self._options.topics) - {topic for topic, _ in self._wanted()}
-            if self._pattern is not None and not self._sources:
+            if self._options.topic_pattern is not None and not self._sources:
                 missing.add("")
             if not missing:
                 pauses.reset()
@@ -393,9 +387,3 @@ class _Sources:
             max_in_flight=self._options.max_in_flight,
             **self._options.consumer,
         )
-
-
-def _topics_of(nodes: list[Node]) -> set[str]:
-    """Return the topics of a broker that is listed by several services, without those that are being deleted."""
-    topics = {topic for node in nodes for topic in node.topics}
-    return topics - {topic for node in nodes for topic in node.tombstones}

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import cast
 
@@ -59,11 +59,37 @@ def _span(first: int, end: int) -> Span | None:
     return Span(first, end) if first < end else None
 
 
+@dataclass(slots=True)
+class ExportMemory:
+    """What the rounds of a continuous export remember of each other, also if each has a job of its own.
+
+    Attributes:
+        next: Where the next round starts, by label.
+        ends: The identity and the end of each log that the last round has exported completely, by `LogPlace.where`.
+        has_planned: Whether a round was planned; it may have had no log.
+        seen: Where the logs of all plans are.
+        labels: Their labels.
+        late: Where the logs are that are newer than the first plan.
+    """
+
+    next: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+    has_planned: bool = False
+    seen: set[str] = field(default_factory=set)
+    labels: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+
+
 class ExportJob:
     """The export of one topic into one folder. Created by `open_export`."""
 
     def __init__(
-        self, request: ExportRequest, storage: Storage, lease: Lease, logs: LogQueries | None = None
+        self,
+        request: ExportRequest,
+        storage: Storage,
+        lease: Lease,
+        logs: LogQueries | None = None,
+        memory: ExportMemory | None = None,
     ) -> None:
         self.request = request
         self.result: ExportResult = ExportResult()
@@ -71,11 +97,9 @@ class ExportJob:
         self._shown = storage.shown
         self._logs = logs or LogQueries()
         self._wanted: list[_WantedSpan] = []
-        self._next: dict[str, int] = {}  # by label: where the next round starts
-        self._has_planned = False
-        self._seen: set[str] = set()  # where the logs of all plans are
-        self._labels: set[str] = set()  # of the logs of all plans
-        self._late: set[str] = set()  # where the logs are that are newer than the first plan
+        self._memory = memory or ExportMemory()
+        self._running: Sequence[ExportTask] = ()
+        self._finished: list[RangeResult] = []  # of the running tasks
         if self._state.manifest is not None:
             check_layout(self._state.manifest.layout, request, self._shown)
             self._attach_table()
@@ -101,7 +125,7 @@ class ExportJob:
         return {
             label: sum(span.length for span in ranges.pending)
             for label, ranges in self.exported.items()
-            if ranges.pending and label not in self._seen | self._labels
+            if ranges.pending and label not in self._memory.seen | self._memory.labels
         }
 
     @property
@@ -140,15 +164,15 @@ class ExportJob:
         """
         request = self.request
         wheres = {place.where for place in places}
-        if self._has_planned:  # the first plan may have no log
-            self._late |= wheres - self._seen
-        self._has_planned = True
-        self._seen |= wheres
+        if self._memory.has_planned:  # the first plan may have no log
+            self._memory.late |= wheres - self._memory.seen
+        self._memory.has_planned = True
+        self._memory.seen |= wheres
         self._note_late()
         self._logs.begin(places)
         logs = self._named(self._logs.ask(places, lambda place: (place, place.open().bounds())))
         self._note_late()
-        self._labels |= {place.label for place in logs}
+        self._memory.labels |= {place.label for place in logs}
         self._wanted = self._logs.ask(logs, self._resolve)
         damages = {each.damage for each in self._wanted if each.damage}
         self.result.unread += sorted(damages.difference(self.result.unread))
@@ -160,7 +184,7 @@ class ExportJob:
                     if wanted.span is not None:
                         self.result.add_gap(wanted.place.label, wanted.span, "discarded")
                 return []
-            manifest = self._state.start(new_layout(request, spans), self._seen | self._labels)
+            manifest = self._state.start(new_layout(request, spans), self._memory.seen | self._memory.labels)
             self._attach_table()
         self._state.check_names(each.place.label for each in self._wanted)
         tasks: list[ExportTask] = []
@@ -171,7 +195,7 @@ class ExportJob:
 
     def _note_late(self) -> None:
         """Note the logs whose topic does not exist yet."""
-        self._late |= {
+        self._memory.late |= {
             where
             for where, error in self.failures.items()
             if isinstance(error, RequestRefused) and error.is_without_topic
@@ -206,8 +230,8 @@ class ExportJob:
         channel_at = 0
         if request.channel is not None:
             first = channel_at = self._open_channel(place, request.channel, bounds.first)
-        elif place.label in self._next:
-            first = self._next[place.label]
+        elif place.label in self._memory.next:
+            first = self._memory.next[place.label]
         else:
             _, first = resolve(log, request.first)
         ranges = self._state.ranges_of(place.label)
@@ -219,7 +243,7 @@ class ExportJob:
     def _open_channel(self, place: LogPlace, channel: str, oldest: int) -> int:
         """Create the channel if it does not exist, and return its position; `oldest` is the log's first message."""
         log = _with_channels(place)
-        is_new = place.where in self._late and not log.has_channel(channel)
+        is_new = place.where in self._memory.late and not log.has_channel(channel)
         at = log.open_channel(channel)
         if is_new and oldest < at:
             # All its messages were published while the job ran, and a new channel begins after them.
@@ -278,35 +302,41 @@ class ExportJob:
         Raises:
             NSQError, OSError: A task failed for another reason.
         """
-        left = self._run_tasks(engine, tasks, advance)
-        while left:
-            left = self._run_tasks(engine, left, advance)
-        for wanted in self._wanted:
-            if wanted.place.where not in self.failures:
-                self._finish(wanted)
-        if self.request.compact:
-            self.result.compacted += self._state.compact().replaced
+        left = tasks
+        while True:
+            attempts = self.begin(left, secrets.token_hex(4))
+            try:
+                if attempts:
+                    engine(attempts, self.collect, advance)
+            finally:
+                self.reconcile()
+            if not (left := self.to_repeat()):
+                break
+        self.complete()
 
-    def _run_tasks(self, engine: Engine, tasks: Sequence[ExportTask], advance: Advance) -> list[ExportTask]:
-        """Run tasks once. Return those to run again, with a new layout, because their values need wider columns."""
-        finished: list[RangeResult] = []
-        places = {task.broker: task.log for task in tasks}
+    def begin(self, tasks: Sequence[ExportTask], plan: str) -> list[TolerantTask]:
+        """Return what an engine has to run for tasks of the plan; `plan` is the one of `TolerantTask`."""
+        self._running, self._finished = tasks, []
+        return [TolerantTask(task, plan) for task in tasks]
 
-        def finish(outcome: RangeResult | Skipped) -> None:
-            if isinstance(outcome, RangeResult):
-                finished.append(outcome)
-            elif places[outcome.broker].where not in self.failures:
-                self._logs.failed(places[outcome.broker], outcome.error)
+    def collect(self, outcome: RangeResult | Skipped) -> None:
+        """Take the result of what `begin` has returned."""
+        if isinstance(outcome, RangeResult):
+            self._finished.append(outcome)
+            return
+        place = next(task.log for task in self._running if task.broker == outcome.broker)
+        if place.where not in self.failures:
+            self._logs.failed(place, outcome.error)
 
-        plan = secrets.token_hex(4)
-        try:
-            if tasks:
-                engine([TolerantTask(task, plan) for task in tasks], finish, advance)
-        finally:
-            for result in self._state.reconcile([each for each in finished if not each.widen]):
-                self.result.add(result)
-            self._state.commit()
-        unwritten = {(each.broker, each.span): each.widen for each in finished if each.widen}
+    def reconcile(self) -> None:
+        """Bring the collected results into the manifest and the table. Raises the errors of `ExportState.commit`."""
+        for result in self._state.reconcile([each for each in self._finished if not each.widen]):
+            self.result.add(result)
+        self._state.commit()
+
+    def to_repeat(self) -> list[ExportTask]:
+        """Return the tasks to begin again, with a new layout, because their values need wider columns."""
+        unwritten = {(each.broker, each.span): each.widen for each in self._finished if each.widen}
         if not unwritten:
             return []
         types = {field: kind for widen in unwritten.values() for field, kind in widen.items()}
@@ -315,14 +345,23 @@ class ExportJob:
         assert manifest is not None
         return [
             replace(task, layout=manifest.layout, layout_index=len(manifest.layouts) - 1)
-            for task in tasks
+            for task in self._running
             if (task.broker, task.span) in unwritten
         ]
+
+    def complete(self) -> None:
+        """Move the channel, when all tasks of the plan have ended, and compact the table."""
+        self._memory.ends.clear()
+        for wanted in self._wanted:
+            if wanted.place.where not in self.failures:
+                self._finish(wanted)
+        if self.request.compact:
+            self.result.compacted += self._state.compact().replaced
 
     def _finish(self, wanted: _WantedSpan) -> None:
         """Remember where the next round starts, and move the channel past the exported messages."""
         channel, place = self.request.channel, wanted.place
-        self._next[place.label] = max(wanted.bounds.at, self._next.get(place.label, 0))
+        self._memory.next[place.label] = max(wanted.bounds.at, self._memory.next.get(place.label, 0))
         first = max(wanted.channel_at, wanted.bounds.first)
         to = covered_up_to(first, self._state.ranges_of(place.label).done)
         if channel is not None and to > wanted.channel_at:
@@ -330,6 +369,8 @@ class ExportJob:
                 _with_channels(place).move_channel(channel, to)
             except (BrokerUnreachable, RequestRefused) as exc:
                 self._logs.failed(place, exc)
+                return
+        self._memory.ends[place.where] = wanted.bounds.incarnation, wanted.bounds.at
 
 
 def _with_channels(place: LogPlace) -> ChannelLog:
@@ -343,12 +384,16 @@ def open_export(
     places: Sequence[LogPlace],
     *,
     waits_for: Callable[[Exception], bool] = lambda _: False,
+    memory: ExportMemory | None = None,
+    unreachable: dict[str, Exception] | None = None,
 ) -> Iterator[ExportJob]:
     """Open a folder for an export. It is locked against other exports.
 
     Args:
         places: The logs. Logs that cannot be read are in the job's `failures`.
         waits_for: Whether a later plan may succeed after an error of a log; then no log need be readable now.
+        memory: What earlier jobs of the same continuous export remember.
+        unreachable: See `LogQueries`.
 
     Raises:
         BrokerUnreachable, RequestRefused: No log can be read.
@@ -356,7 +401,7 @@ def open_export(
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
         TableError: The table cannot be used.
     """
-    logs = LogQueries()
+    logs = LogQueries(unreachable)
     logs.begin(places)
     if not logs.ask(places, lambda place: place.open().bounds()):
         for error in logs.failures.values():
@@ -374,7 +419,7 @@ def open_export(
         stack.callback(logs.close)
         lock = PurePosixPath(manifest_path(request.topic)).with_name("lock")
         lease = stack.enter_context(storage.hold(str(lock), if_held))
-        job = ExportJob(request, storage, lease, logs)
+        job = ExportJob(request, storage, lease, logs, memory)
         try:
             yield job
         except BaseException:

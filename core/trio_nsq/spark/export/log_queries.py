@@ -29,12 +29,17 @@ class LogQueries:
     A broker that failed is asked again in the background, so that the others do not wait for it. A single broker is
     only asked when there is a question.
 
+    Args:
+        unreachable: The brokers that did not answer in this round, by `LogPlace.where`, for all topics that are
+            exported in it: they are not asked again. None: there is one topic.
+
     Attributes:
         failures: Why a log could not be read, by `LogPlace.where`, until it can be read again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unreachable: dict[str, Exception] | None = None) -> None:
         self.failures: dict[str, Exception] = {}
+        self._unreachable = unreachable
         self._probes: dict[str, _RecoveryProbe] = {}
         self._are_several = False
 
@@ -58,7 +63,9 @@ class LogQueries:
         asked: dict[LogPlace, Future[_T] | None] = {}
         for where, place in {place.where: place for place in places}.items():
             probe = self._probes.get(where)
-            if self._are_several and probe is not None and not probe.answers:
+            if self._unreachable is not None and where in self._unreachable:
+                self.failures[where] = self._unreachable[where]
+            elif self._are_several and probe is not None and not probe.answers:
                 self.failures[where] = probe.error
             else:
                 # A single one is asked here, so that a signal interrupts it.
@@ -78,7 +85,10 @@ class LogQueries:
         """Note that a log cannot be read, and ask in the background when it can be read again."""
         self.failures[place.where] = error
         self._end_probe(place.where)
-        if self._are_several:
+        if self._unreachable is not None:
+            if isinstance(error, BrokerUnreachable):
+                self._unreachable[place.where] = error
+        elif self._are_several:
             self._probes[place.where] = _RecoveryProbe(place, error)
 
     def found_elsewhere(self, where: str) -> None:
@@ -156,21 +166,24 @@ class TolerantTask:
         return self.task.messages
 
     def run(self, advance: Advance | None = None) -> RangeResult | Skipped:
-        gone = _gone_in(self.plan)
-        broker = self.task.broker
-        try:
-            if broker not in gone:
-                return self.task.run(advance)
-        except (BrokerUnreachable, RequestRefused, LogReplaced) as exc:
-            gone[broker] = exc
-        return Skipped(broker, self.task.span, gone[broker])
+        gone, task = _gone_in(self.plan), self.task
+        log = task.request.topic, task.log.where
+        error = gone.get(("", task.log.where)) or gone.get(log)
+        if error is None:
+            try:
+                return task.run(advance)
+            except BrokerUnreachable as exc:
+                error = gone["", task.log.where] = exc
+            except (RequestRefused, LogReplaced) as exc:
+                error = gone[log] = exc
+        return Skipped(task.broker, task.span, error)
 
 
-_gone: dict[str, dict[str, NSQError]] = {}
-"""The brokers that could not be read in this process, with their errors, by plan."""
+_gone: dict[str, dict[tuple[str, str], NSQError]] = {}
+"""What could not be read in this process, by plan: topic and `LogPlace.where`, or a broker with all its topics."""
 
 
-def _gone_in(plan: str) -> dict[str, NSQError]:
+def _gone_in(plan: str) -> dict[tuple[str, str], NSQError]:
     if plan not in _gone:
         _gone.clear()  # plans are executed one after the other
         _gone[plan] = {}

@@ -11,7 +11,7 @@ from ...archive.segment_names import ARCHIVED_SUFFIX, parse_incarnation
 from ...archive.stored_files import StoredFiles
 from ...archive.tail import ArchiveTail
 from ...protocol.errors import NSQError
-from ...storage import Storage, absolute_place, local_path, shown_place
+from ...storage import Storage, absolute_place, local_path, place_below, shown_place
 from ..places import keep_secrets, storage_at
 from .log import ArchivedLog, SegmentLog
 
@@ -212,8 +212,5 @@ def _above(place: str) -> tuple[str, str]:
 
 
 def _join(place: str, *names: str) -> str:
-    """Return the place below another one; the options of a URI stay."""
-    if local_path(place) is not None:
-        return str(Path(absolute_place(place), *names))  # a relative one may look like a URL without its `./`
-    head, mark, options = place.partition("?")
-    return "/".join([head.rstrip("/"), *names]) + mark + options
+    """Return the place below another one. A local one is absolute: a relative one may look like a URL without `./`."""
+    return place_below(absolute_place(place), *names)

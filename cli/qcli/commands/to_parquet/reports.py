@@ -1,0 +1,98 @@
+"""The reports of `to-parquet`, for people and for programs."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from trio_nsq.spark.export.request import ExportRequest, ExportResult
+from trio_nsq.text.wording import count_of
+
+from ...framework.output import print_diagnostic, rate, size, with_counts
+
+
+def json_record(
+    request: ExportRequest,
+    outcome: ExportResult,
+    engine: str,
+    elapsed_s: float,
+    unavailable: Iterable[str],
+) -> dict[str, Any]:
+    """Return the object of `--format json`."""
+    fields = dataclasses.asdict(outcome)
+    for name in ("gaps", "planned_bytes"):
+        del fields[name]
+    head = {"topic": request.topic, "folder": request.place, "engine": engine or None}
+    tail = {"unavailable": sorted(unavailable), "elapsed_s": round(elapsed_s, 3)}
+    return {**head, **fields, **tail}
+
+
+def totals(outcomes: Collection[ExportResult], elapsed_s: float) -> str:
+    """Return the sum of several topics."""
+    total = ExportResult()
+    for each in outcomes:
+        total.merge(each)
+    topics = count_of(len(outcomes), "topic")
+    text = (
+        f"{count_of(total.messages, 'message')} ({size(total.body_bytes)}) of {topics} written to "
+        f"{count_of(total.files, 'file')} ({size(total.file_bytes)}) in {elapsed_s:.2f} s: "
+        f"{rate(total.messages / elapsed_s)} messages/s"
+    )
+    return _with_counts(text, total)
+
+
+def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
+    """Print what the user should know about the values of an export; `topic`: of one of several topics."""
+    about = f"{topic}: " if topic else ""
+    if outcome.widened and not quiet:
+        wider = ", ".join(sorted(set(outcome.widened)))
+        print_diagnostic(f"Note: {about}double instead of long in all files, because of fractions: {wider}.")
+    if outcome.without_column:
+        print_diagnostic(
+            f"Warning: {about}the headers of {count_of(outcome.without_column, 'message')} are not written: the files "
+            "have no column for them. Export to a new folder to keep them."
+        )
+    if outcome.misfits:
+        print_diagnostic(f"Warning: {about}{_misfits_warning(outcome.misfits)}")
+        if outcome.milliseconds:
+            names = ", ".join(sorted(outcome.milliseconds))
+            print_diagnostic(
+                f"Note: {about}{names} seems to be in milliseconds, and a number in a column of type timestamp is in "
+                "seconds. Export it as long, to another folder."
+            )
+
+
+def summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
+    catalog = request.table.catalog if request.table else ""
+    table = f" and the table {catalog}/{request.table.name}" if request.table and catalog else ""
+    text = (
+        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
+        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place}{table} in "
+        f"{elapsed_s:.2f} s: {rate(outcome.messages / elapsed_s)} messages/s"
+    )
+    return _with_counts(text, outcome)
+
+
+def _with_counts(text: str, outcome: ExportResult) -> str:
+    return with_counts(
+        text,
+        (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
+        (outcome.unparsed, "{} in the column unparsed"),
+        (outcome.for_one_channel, "{} copies for one channel left out"),
+        (outcome.repeated, "{} repeated deliveries left out"),
+        (outcome.compacted, f"{count_of(outcome.compacted, 'small file')} of the table merged"),
+        (outcome.missing, "{} missing"),
+    )
+
+
+_FIELDS_SHOWN = 10
+
+
+def _misfits_warning(misfits: Mapping[str, int]) -> str:
+    """Return the warning about values that are null in their columns."""
+    worst = sorted(misfits.items(), key=lambda each: (-each[1], each[0]))
+    fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
+    more = f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else ""
+    return (
+        f"{count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
+        f"{fields}{more}. The columns are null there, and the column unparsed has the whole bodies."
+    )

@@ -1,0 +1,133 @@
+"""Finds the topics of a `to-parquet` of several topics, and the brokers that have each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trio_nsq.connectors.source.topic_choice import TopicChoice, topics_of
+from trio_nsq.protocol.names import is_ephemeral
+from trio_nsq.spark.export.job import ExportMemory
+from trio_nsq.spark.export.topics import TopicSource
+from trio_nsq.spark.segments.places import places_of, topics_in
+
+from ...broker.admin_client import AdminClient
+from ...broker.at_once import at_once
+from ...broker.brokers import Brokers, distinct_brokers
+from ...broker.connection_options import ConnectOptions
+from ...framework.errors import Failure
+from .brokers import check_encryption
+from .options import ToParquetOptions, request_for
+
+if TYPE_CHECKING:
+    from trio_nsq.spark.export.request import ExportRequest
+    from trio_nsq.spark.logs import LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSection:
+    """Some of the topics of a command, with the same options.
+
+    Attributes:
+        name: The section of the configuration file; empty: the command line.
+        request: For all of them, see `request_for`.
+        is_of_one_folder: Whether the folder is that of the only topic.
+    """
+
+    options: ToParquetOptions
+    request: ExportRequest
+    name: str = ""
+    is_of_one_folder: bool = False
+
+    @classmethod
+    def of(cls, options: ToParquetOptions) -> TopicSection:
+        """Return the section of the current command line."""
+        return cls(options, options.request())
+
+
+class TopicFinder:
+    """Finds topics and their logs, each time anew. A topic belongs to the first section that selects it.
+
+    Attributes:
+        failures: Why brokers or discovery services could not be asked the last time, by address: topics that only they
+            have are missing.
+        without_broker: Named topics that no discovery service knows.
+        sections: The section of each topic.
+    """
+
+    def __init__(self, sections: Sequence[TopicSection]) -> None:
+        self.failures: dict[str, Failure] = {}
+        self.without_broker: list[str] = []
+        self.sections: dict[str, TopicSection] = {}
+        self._sections = sections
+        self._memories: dict[str, ExportMemory] = {}
+        self._topics_at: dict[
+            tuple[str, str], list[str]
+        ] = {}  # by discovery services and broker, as last told
+
+    def find(self) -> list[TopicSource]:
+        """Return the topics, with those that are new since the last time.
+
+        Raises:
+            Failure: No broker or no discovery service answers.
+            NSQError, OSError: An archive cannot be read.
+        """
+        self.failures.clear()
+        self.without_broker = []
+        found: dict[str, TopicSource] = {}
+        for section in self._sections:
+            for topic, places in self._find(section):
+                if topic in found:
+                    continue
+                self.sections[topic] = section
+                request = request_for(section.request, topic, is_only=section.is_of_one_folder)
+                memory = self._memories.setdefault(topic, ExportMemory())
+                found[topic] = TopicSource(request, places, memory)
+        return list(found.values())
+
+    def _find(self, section: TopicSection) -> Iterator[tuple[str, Sequence[LogPlace]]]:
+        options = section.options
+        choice = TopicChoice(options.topics, options.topic_pattern, is_ephemeral)
+        if options.from_segments:
+            listed = (topic for text in options.from_segments for topic in topics_in(text) if topic in choice)
+            for topic in dict.fromkeys([*options.topics, *listed]):
+                yield topic, places_of(options.from_segments, topic)
+            return
+        services = ",".join(options.lookupd_addresses)
+        if services:
+            self._ask_services(options, services)
+            brokers = distinct_brokers(broker for asked, broker in self._topics_at if asked == services)
+        else:
+            brokers = distinct_brokers(options.nsqd_http_addresses)
+            if options.topic_pattern is not None:
+                self._ask_brokers(brokers)
+        having: dict[str, list[str]] = {} if services else {topic: list(brokers) for topic in options.topics}
+        for broker in brokers:
+            for topic in self._topics_at.get((services, broker), ()):
+                if topic in choice and topic not in (() if services else options.topics):
+                    having.setdefault(topic, []).append(broker)
+        self.without_broker += [topic for topic in options.topics if topic not in having]
+        for topic in sorted(having, key=lambda topic: topic not in options.topics):
+            yield topic, [options.place(address, topic) for address in having[topic]]
+
+    def _ask_services(self, options: ToParquetOptions, services: str) -> None:
+        """Ask discovery services. A broker that they have forgotten keeps its topics: it may be down."""
+        check_encryption(ConnectOptions.of_command())
+        for node in Brokers((), options.lookupd_addresses, options.lookupd_allowed_hosts).nodes():
+            if node.http_address is not None:
+                self._topics_at[services, node.http_address] = sorted(topics_of([node]))
+
+    def _ask_brokers(self, brokers: Sequence[str]) -> None:
+        def ask(address: str) -> list[str]:
+            return [topic["topic_name"] for topic in AdminClient(address).stats()["topics"]]
+
+        failures: list[Failure] = []
+        for broker, answer in at_once(brokers, ask).items():
+            if isinstance(answer, Failure):
+                failures.append(answer)
+                self.failures[broker] = answer
+            else:
+                self._topics_at["", broker] = answer
+        if len(failures) == len(brokers):
+            raise failures[0]

@@ -1,0 +1,241 @@
+"""Runs `to-parquet` for several topics, with one engine, one schedule, one report and one exit code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NoReturn
+
+from trio_nsq.client.errors import BrokerUnreachable
+from trio_nsq.client.http.job_reporter import JobProgress
+from trio_nsq.protocol.errors import NSQError
+from trio_nsq.spark.export.request import ExportResult
+from trio_nsq.spark.export.topics import TopicOutcome, TopicsExport, TopicSource
+from trio_nsq.spark.logs import BrokerPlace
+from trio_nsq.spark.runtime.engine import Engine
+from trio_nsq.text.wording import count_of
+
+from ...broker.brokers import combined
+from ...broker.topic_log import report_gap
+from ...framework.errors import ExitCode, Failure, Terminated
+from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
+from ...terminal.progress import message_progress
+from ..shared.engine import failure_from, library_errors
+from ..shared.job_reports import job_reports
+from .brokers import GO_ON, incomplete, is_temporary, note_new_channel, when_refused
+from .export_run import RETRY_S, choose_engine, unread_warning
+from .options import ToParquetOptions
+from .reports import json_record, print_notes, summary, totals
+from .topic_finder import TopicFinder, TopicSection
+
+
+def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection] = ()) -> int:
+    """Export once or until interrupted, and return the exit code.
+
+    Args:
+        options: Those of the whole command.
+        sections: The topics; none: those of the options.
+
+    Raises Failure: the export is incomplete.
+    """
+    sections = sections or [TopicSection.of(options)]
+    with library_errors(when_refused), ExitStack() as stack:
+        run = TopicsRun(options, sections, stack)
+        brokers = dict.fromkeys(
+            address
+            for section in sections
+            if not section.options.from_segments and not section.options.lookupd_addresses
+            for address in section.options.nsqd_http_addresses
+        )
+        reports = job_reports(
+            list(brokers), "to-parquet", "", lambda: run.progress, name=f"topics to {options.folder}"
+        )
+        try:
+            with reports:
+                if options.interval_s is None:
+                    return run.once()
+                run.follow(options.interval_s)
+        except (KeyboardInterrupt, Terminated) as stop:
+            run.conclude()
+            return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
+
+
+class TopicsRun:
+    """One run of the command; the caller closes the stack at its end.
+
+    Attributes:
+        progress: For reports to the brokers.
+    """
+
+    def __init__(self, options: ToParquetOptions, sections: Sequence[TopicSection], stack: ExitStack) -> None:
+        self.progress = JobProgress()
+        self._options = options
+        self._stack = stack
+        self._finder = TopicFinder(sections)
+        self._engine: Engine | None = None
+        self._engine_name = ""
+        self._begun_s = time.monotonic()
+        self._total: dict[str, ExportResult] = {}
+        self._ends: dict[str, Failure | ExitCode] = {}  # of each topic in this round
+        self._temporary: set[str] = set()  # topics of this round that may succeed later
+        self._warnings: dict[str, str] = {}  # of this round, each with the broker that does not answer
+        self._noted: set[str] = set()  # topics whose new channel was noted
+        self._damages: set[str] = set()  # that were reported
+
+    def once(self) -> int:
+        self._round(self._finder.find())
+        self._print_table()
+        for topic in self._finder.without_broker:
+            self._ends[topic] = Failure(f"The discovery services know no broker with topic {topic}.")
+        failures = [end for end in self._ends.values() if isinstance(end, Failure)]
+        failures += self._finder.failures.values()
+        codes = {end for end in self._ends.values() if not isinstance(end, Failure)}
+        if failures:
+            partial = bool(codes) or any(result.ranges for result in self._total.values())
+            raise combined(failures, partial=partial)
+        if not self._ends:
+            print_diagnostic("Note: no topic matches.")
+        return next((code for code in (ExitCode.DAMAGED, ExitCode.MISSING) if code in codes), ExitCode.OK)
+
+    def follow(self, every_s: float) -> NoReturn:
+        """Export in rounds until interrupted. A topic or a broker that fails is reported once, and tried again.
+
+        Raises Failure: nothing can be exported, and waiting does not help.
+        """
+        sources: list[TopicSource] = []
+        find_s = 0.0
+        told: dict[str, str] = {}
+        while True:
+            begun_s = time.monotonic()
+            self._warnings = {}
+            if begun_s >= find_s or not sources:
+                find_s = begun_s + self._options.topic_refresh_ms / 1000
+                try:
+                    sources = self._finder.find()
+                    self._warnings |= {f"{each.brief}": "" for each in self._finder.failures.values()}
+                except (Failure, NSQError, OSError) as error:
+                    if isinstance(error, Failure) and error.exit_code is not ExitCode.UNREACHABLE:
+                        raise
+                    self._warnings[failure_from(error, when_refused).brief] = ""
+            self._round(sources)
+            failures = [end for end in self._ends.values() if isinstance(end, Failure)]
+            if failures and len(failures) == len(sources) and not self._temporary and not self._total:
+                raise combined(failures, partial=False)
+            for text, broker in told.items():
+                if broker and text not in self._warnings and broker not in self._warnings.values():
+                    print_diagnostic(f"Note: the broker at {broker} answers; the export continues with it.")
+            for text in self._warnings.keys() - told.keys():
+                print_diagnostic(f"Warning: {text.rstrip('.')}; retrying.")
+            told = dict(self._warnings)
+            is_failing = bool(self._warnings) and (not sources or len(failures) == len(sources))
+            pause_s = min(every_s, RETRY_S) if is_failing else every_s
+            time.sleep(max(0.0, begun_s + pause_s - time.monotonic()))
+
+    def conclude(self) -> None:
+        """Report the total after an interruption, and say how to continue."""
+        self._print_table()
+        if not self._options.quiet:
+            print_diagnostic(GO_ON)
+
+    # ------------------------------------------------------------------ a round
+
+    def _round(self, sources: Sequence[TopicSource]) -> None:
+        self._ends, self._temporary = {}, set()
+        for source in sources:
+            if source.request.topic not in self._noted:
+                self._note_channel(source)
+        with message_progress(None, self._options.quiet) as show:
+            TopicsExport(self._choose, self.progress.and_then(show), self._report).run(sources)
+
+    def _note_channel(self, source: TopicSource) -> None:
+        """Note the first time that a topic's channel begins after its messages."""
+        topic = source.request.topic
+        self._noted.add(topic)
+        addresses = [place.address for place in source.places if isinstance(place, BrokerPlace)]
+        note_new_channel(self._finder.sections[topic].options, addresses, topic)
+
+    def _choose(self, planned_bytes: int, ranges: int) -> Engine:
+        if self._engine is None:
+            self._engine_name, self._engine = choose_engine(self._options, self._stack, planned_bytes, ranges)
+        return self._engine
+
+    def _report(self, outcome: TopicOutcome) -> None:
+        """Report how the export of a topic ended in this round."""
+        topic, result = outcome.topic, outcome.result
+        end = self._ends[topic] = self._end_of(outcome)
+        is_news = bool(result.ranges or result.missing)
+        if is_news or topic not in self._total:
+            self._total.setdefault(topic, ExportResult()).merge(result)
+        for broker, first, stop, reason in result.gaps:
+            report_gap(f"{topic} on {broker}", first, stop, reason)
+        for damage in set(result.unread) - self._damages:
+            print_diagnostic(unread_warning(damage))
+        self._damages.update(result.unread)
+        for label, messages in outcome.left_elsewhere.items():
+            if not self._options.follow:
+                print_diagnostic(
+                    f"Warning: an earlier run planned {count_of(messages, 'message')} of {topic} on {label}, which "
+                    "are not in files yet. Run it with this broker again."
+                )
+        elapsed_s = time.monotonic() - self._begun_s
+        if self._options.form == "json":
+            if is_news or not self._options.follow:
+                request = outcome.source.request
+                record = json_record(request, result, self._engine_name, elapsed_s, outcome.failures)
+                record["error"] = end.brief if isinstance(end, Failure) else None
+                record["exit_code"] = int(end.exit_code if isinstance(end, Failure) else end)
+                write(json_lines([record]))
+        elif self._options.follow and is_news and not self._options.quiet:
+            print_diagnostic(summary(outcome.source.request, result, elapsed_s))
+        print_notes(result, topic, quiet=self._options.quiet)
+
+    def _end_of(self, outcome: TopicOutcome) -> Failure | ExitCode:
+        """Return the failure of a topic, or its exit code; note what to warn of in a continuous export."""
+        topic, result = outcome.topic, outcome.result
+        errors = [*outcome.failures.values(), *([outcome.error] if outcome.error else [])]
+        if errors:
+            for error in errors:
+                if isinstance(error, BrokerUnreachable):
+                    self._warnings[failure_from(error, when_refused).brief] = error.address
+                else:
+                    self._warnings[self._named(topic, failure_from(error, when_refused).brief)] = ""
+            if all(is_temporary(error) for error in errors):
+                self._temporary.add(topic)
+            wrote = result.ranges or (outcome.failures and len(outcome.failures) < len(outcome.source.places))
+            failure = incomplete(errors) if wrote else failure_from(errors[0], when_refused)
+            brief = self._named(topic, failure.brief)
+            return Failure(brief, failure.exit_code, brief=brief)
+        if result.damaged or result.unread:
+            return ExitCode.DAMAGED
+        return ExitCode.MISSING if result.missing else ExitCode.OK
+
+    @staticmethod
+    def _named(topic: str, text: str) -> str:
+        return text if topic in text else f"{topic}: {text}"
+
+    # ------------------------------------------------------------------ the report of all rounds
+
+    def _print_table(self) -> None:
+        """Print a row for each topic, and the sum."""
+        if self._options.form == "json" or self._options.quiet or not self._total:
+            return
+        rows = [["TOPIC", "RESULT", "MESSAGES", "SIZE", "FILES", "FILE SIZE"]]
+        for topic, result in sorted(self._total.items()):
+            numbers = (
+                f"{result.messages:,}",
+                size(result.body_bytes),
+                f"{result.files:,}",
+                size(result.file_bytes),
+            )
+            rows.append([topic, self._result_of(topic, result), *numbers])
+        print_diagnostic(plain_table(rows, 2).rstrip("\n"))
+        print_diagnostic(totals(self._total.values(), time.monotonic() - self._begun_s))
+
+    def _result_of(self, topic: str, result: ExportResult) -> str:
+        end = self._ends.get(topic, ExitCode.OK)
+        if isinstance(end, Failure):
+            return "incomplete" if end.exit_code is ExitCode.PARTIAL else "failed"
+        if result.damaged or result.unread:
+            return "damaged"
+        return "missing" if result.missing else "exported" if result.ranges else "nothing new"
