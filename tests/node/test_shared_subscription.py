@@ -180,3 +180,12 @@ async def test_with_tls_and_tokens(tmp_path: Path) -> None:
         assert (status, json.loads(body)["topics"][0]["message_count"]) == (200, 2)
         assert node.get("/stats")[0] == 401
         assert node.request("POST", "/topic/pause?topic=t", token="secret")[0] == 403
+
+
+async def test_is_disconnected_when_its_channel_is_deleted(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        async with consumer(node, 1) as client:
+            assert node.post("/channel/delete?topic=t&channel=c") == (200, b"")
+            while (frame := await client.frame()) is not None:
+                assert frame == (0, b"_heartbeat_")
+        assert node.channel("t", "c") == {}

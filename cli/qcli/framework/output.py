@@ -56,7 +56,8 @@ def print_diagnostic(text: str) -> None:
     The text may contain data of brokers and their clients, so control characters are escaped.
     """
     try:
-        print(printable(text, keep="\n\t"), file=sys.stderr, flush=True)
+        # One write: several processes of a broker write lines to the same file.
+        print(printable(text, keep="\n\t") + "\n", end="", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         pass
 

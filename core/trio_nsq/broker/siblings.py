@@ -12,6 +12,9 @@ from ..server.listening import Listening
 ENDED: Final = -1
 Kind = Literal["TCP", "HTTP", "HTTPS"]
 _KINDS: Final[tuple[Kind, ...]] = ("TCP", "HTTP", "HTTPS")
+_READY: Final = len(_KINDS)
+_STARTS: Final = _READY + 1
+_ROWS: Final = _STARTS + 1
 WAITS_S: Final = 0.002
 """A process with fewer clients that is idle accepts within this time, and one that is busy should not get more."""
 DRAINING_WAITS_S: Final = 0.02
@@ -19,45 +22,52 @@ _NUMBER: Final = struct.Struct("i")
 
 
 class Counts:
-    """The clients of each process on the shared ports, in memory that all processes share.
+    """What the processes of a node know of each other, in memory that all share: numbers by process.
 
-    Each process writes its own numbers; the supervisor writes those of a process that has ended.
+    Each process writes its own; the supervisor writes those of a process that has ended.
     """
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._memory = mmap.mmap(-1, _NUMBER.size * processes * (len(_KINDS) + 1))
-        self._numbers = memoryview(self._memory).cast("i")
+        self._numbers = memoryview(mmap.mmap(-1, _NUMBER.size * processes * _ROWS)).cast("i")
+
+    def _place(self, row: int, index: int) -> int:
+        return row * self._processes + index
 
     def clients(self, kind: Kind) -> list[int]:
-        """The number of clients of each process; `ENDED` for one that does not run."""
-        start = _KINDS.index(kind) * self._processes
+        """The number of clients of each process on a shared port; `ENDED` for one that does not run."""
+        start = self._place(_KINDS.index(kind), 0)
         return list(self._numbers[start : start + self._processes])
 
     def add(self, kind: Kind, index: int, difference: int) -> None:
         """Count clients that came or went."""
-        self._numbers[_KINDS.index(kind) * self._processes + index] += difference
+        self._numbers[self._place(_KINDS.index(kind), index)] += difference
 
     def begin(self, index: int) -> None:
         """A process starts: it has no clients."""
-        self._set(index, 0)
+        self._set_clients(index, 0)
+        self._numbers[self._place(_STARTS, index)] += 1
 
     def end(self, index: int) -> None:
         """A process has ended."""
-        self._set(index, ENDED)
-        self._numbers[len(_KINDS) * self._processes + index] = 0
+        self._set_clients(index, ENDED)
+        self._numbers[self._place(_READY, index)] = 0
 
     def set_ready(self, index: int) -> None:
         """A process accepts clients."""
-        self._numbers[len(_KINDS) * self._processes + index] = 1
+        self._numbers[self._place(_READY, index)] = 1
 
     def is_ready(self, index: int) -> bool:
         """Whether a process accepts clients."""
-        return bool(self._numbers[len(_KINDS) * self._processes + index])
+        return bool(self._numbers[self._place(_READY, index)])
 
-    def _set(self, index: int, number: int) -> None:
-        for kind in range(len(_KINDS)):
-            self._numbers[kind * self._processes + index] = number
+    def starts(self, index: int) -> int:
+        """How often a process was started."""
+        return self._numbers[self._place(_STARTS, index)]
+
+    def _set_clients(self, index: int, number: int) -> None:
+        for row in range(len(_KINDS)):
+            self._numbers[self._place(row, index)] = number
 
 
 @dataclass(frozen=True, slots=True)

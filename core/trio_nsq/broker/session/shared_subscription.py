@@ -56,6 +56,7 @@ class _Place:
         ready: The RDY that it has.
         in_flight: When each message came from it, or was touched, by trio's clock; oldest first.
         turns: For how many turns it has had its only place.
+        starts: How often the process had been started when it was subscribed; 0: it was not yet.
         settled: Set when it is subscribed for the first time, or cannot be now.
     """
 
@@ -65,6 +66,7 @@ class _Place:
         self.ready = 0
         self.in_flight: dict[bytes, float] = {}
         self.turns = 0
+        self.starts = 0
         self.settled = trio.Event()
 
     def put(self, command: bytes) -> None:
@@ -146,6 +148,11 @@ class SharedSubscription:
         """
         if not self._siblings.is_ready(place.index):
             return  # its listener would accept the connection only when it has started again
+        starts = self._siblings.counts.starts(place.index)
+        if place.starts == starts:
+            # It has not ended, so it has closed the connection on purpose, as when the channel is deleted.
+            self._session.close()
+            return
         received = bytearray()
         connected = await trio.open_unix_socket(self._siblings.tcp_paths[place.index])
         sock = socket.socket(fileno=connected.socket.detach())
@@ -158,6 +165,7 @@ class SharedSubscription:
                 if not data:
                     return
                 received += data
+            place.starts = starts
             buffer = place.buffer = SendBuffer(sock)
             place.settled.set()
             self._spread()
