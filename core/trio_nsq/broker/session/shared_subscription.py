@@ -9,6 +9,7 @@ import random
 import socket
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from struct import Struct
 from typing import Final
 
@@ -17,9 +18,10 @@ import trio
 from ...event_loop.reactor import SendBuffer
 from ...event_loop.retries import Delays
 from ...protocol import CommandError
+from ...protocol.bulk import COMPILED, MAX_INT32, split_frames
 from ...protocol.commands import Command, Finish, Ready, Requeue, StartClose, Touch
 from ...protocol.encode import encode_identify, encode_rdy, encode_sub
-from ...protocol.frames import CLOSE_WAIT_FRAME, FrameType, encode_error
+from ...protocol.frames import CLOSE_WAIT_FRAME, FrameType, encode_error, unpack_frames
 from ...protocol.limits import MAGIC_V2
 from ...protocol.states import State
 from ..siblings import Siblings
@@ -31,7 +33,6 @@ PREAMBLE_BYTES: Final = 64
 """An internal connection begins with the client's address, filled up with blanks."""
 _HEAD: Final = Struct(">ii")
 _ID_AT, _ID_END = 18, 34
-_MESSAGES: Final = (FrameType.MESSAGE, FrameType.MESSAGE_WITH_HEADERS)
 _RECEIVE_BYTES: Final = 256 * 1024
 _BEGIN_S: Final = 5.0
 """A process that has not subscribed within this time is tried again later, without the client waiting for it."""
@@ -42,6 +43,7 @@ _LONGEST_TURNS: Final = 4
 """And one that always has some after so many of these times, as soon as it has none."""
 _LATE_S: Final = 1.0
 """A message counts as in flight for so long after its timeout: the other process may be late."""
+_split_frames = split_frames if COMPILED else unpack_frames
 _NOT_PASSED_ON: Final = (
     *("tls_v1", "snappy", "deflate", "deflate_level", "producer", "producer_instance"),
     *("heartbeat_interval", "survive_refusals"),
@@ -153,18 +155,23 @@ class SharedSubscription:
             # It has not ended, so it has closed the connection on purpose, as when the channel is deleted.
             self._session.close()
             return
-        received = bytearray()
+        received = b""
         connected = await trio.open_unix_socket(self._siblings.tcp_paths[place.index])
         sock = socket.socket(fileno=connected.socket.detach())
         sock.setblocking(False)
         async with trio.SocketStream(trio.socket.from_stdlib_socket(sock)) as stream:
             await stream.send_all(self._opening)
-            answers = 0
-            while (answers := answers + self._take_answers(received, 2 - answers)) < 2:  # to IDENTIFY and SUB
-                data = await stream.receive_some(_RECEIVE_BYTES)
-                if not data:
-                    return
-                received += data
+            for _ in ("IDENTIFY", "SUB"):
+                while (frame := _frame_at(received, 0)) is None:
+                    data = await stream.receive_some(_RECEIVE_BYTES)
+                    if not data:
+                        return
+                    received += data
+                kind, end = frame
+                content, received = received[_HEAD.size : end], received[end:]
+                if kind == FrameType.ERROR:
+                    code, _, text = content.decode(errors="backslashreplace").partition(" ")
+                    raise CommandError(code, text)
             place.starts = starts
             buffer = place.buffer = SendBuffer(sock)
             place.settled.set()
@@ -174,26 +181,15 @@ class SharedSubscription:
                 await self._receive(place, stream, received)
                 nursery.cancel_scope.cancel()
 
-    async def _receive(self, place: _Place, stream: trio.SocketStream, received: bytearray) -> None:
+    async def _receive(self, place: _Place, stream: trio.SocketStream, received: bytes) -> None:
         with suppress(trio.BrokenResourceError):
             while True:
-                self._pass_on(place, received)
+                received = self._pass_on(place, received)
                 await self._session.send_buffer.emptied()
                 data = await stream.receive_some(_RECEIVE_BYTES)
                 if not data:
                     return
                 received += data
-
-    @staticmethod
-    def _take_answers(received: bytearray, most: int) -> int:
-        count = 0
-        while count < most and (frame := _take_frame(received)) is not None:
-            kind, content = frame[0], bytes(frame[1][8:])
-            if kind == FrameType.ERROR:
-                code, _, text = content.decode(errors="backslashreplace").partition(" ")
-                raise CommandError(code, text)
-            count += content != b"_heartbeat_"
-        return count
 
     def _lose(self, place: _Place) -> None:
         """Forget what a process had in flight: it delivers these messages again."""
@@ -204,39 +200,55 @@ class SharedSubscription:
         place.in_flight.clear()
         self._spread()
 
-    def _pass_on(self, place: _Place, received: bytearray) -> None:
-        """Pass the complete frames on to the client, and answer heartbeats."""
+    def _pass_on(self, place: _Place, data: bytes) -> bytes:
+        """Pass the complete frames on to the client, and answer heartbeats. Returns what follows them."""
         buffer = self._session.send_buffer
-        now_s = trio.current_time()
-        while (frame := _take_frame(received)) is not None:
-            kind, data = frame
-            if kind in _MESSAGES:
-                message_id = data[_ID_AT:_ID_END]
-                place.in_flight.pop(message_id, None)  # it timed out, and is delivered again
-                place.in_flight[message_id] = now_s
-                self._place_of[message_id] = place
-                buffer.put(data)
+        view, start = memoryview(data), 0
+        while True:
+            ids: list[bytes] = []
+            end = _split_frames(data, start, MAX_INT32, ids, [], [], [])
+            if ids:
+                self._note(place, ids)
+                buffer.put(view[start:end])
+                start = end
+            frame = _frame_at(data, start)
+            if frame is None:
+                break
+            kind, end = frame
+            if kind == FrameType.MESSAGE_WITH_HEADERS:
+                self._note(place, [data[start + _ID_AT : start + _ID_END]])
+                buffer.put(view[start:end])
             elif kind == FrameType.ERROR:
-                buffer.put(data)
-            elif data[8:] == b"_heartbeat_":
+                buffer.put(view[start:end])
+            elif data[start + _HEAD.size : end] == b"_heartbeat_":
                 place.put(b"NOP\n")
                 place.flush()
+            start = end
         buffer.flush()
+        return data[start:]
+
+    def _note(self, place: _Place, ids: list[bytes]) -> None:
+        """Note messages that are in flight now."""
+        if not place.in_flight.keys().isdisjoint(ids):
+            for message_id in ids:
+                place.in_flight.pop(message_id, None)  # it timed out, and is delivered again
+        place.in_flight.update(dict.fromkeys(ids, trio.current_time()))
+        self._place_of.update(dict.fromkeys(ids, place))
 
     # ------------------------------------------------------------------ commands of the client
 
     def execute(self, command: Command) -> None:
         """Execute a command of the subscribed client."""
         if isinstance(command, Finish):
-            for message_id in command.ids:
-                self._answer("FIN", message_id, b"FIN %s\n" % message_id)
+            for place, ids in groupby(command.ids, self._place_of.get):
+                self._answer("FIN", place, list(ids))
             self._flush()
         elif isinstance(command, Ready):
             if self._session.reader.state is not State.CLOSING:
                 self._ready = command.count
                 self._spread()
         elif isinstance(command, Requeue):
-            self._answer("REQ", command.id, b"REQ %s %d\n" % (command.id, command.delay_ms))
+            self._answer("REQ", self._place_of.get(command.id), [command.id], b" %d" % command.delay_ms)
             self._flush()
         elif isinstance(command, Touch):
             place = self._place_of.get(command.id)
@@ -257,15 +269,19 @@ class SharedSubscription:
         for place in self._places:
             place.flush()
 
-    def _answer(self, verb: str, message_id: bytes, line: bytes) -> None:
-        place = self._place_of.pop(message_id, None)
+    def _answer(self, verb: str, place: _Place | None, ids: list[bytes], more: bytes = b"") -> None:
+        """Send FIN or REQ for messages of a process; None: they are not in flight."""
         if place is None:
-            self._refuse(verb, message_id)
+            for message_id in ids:
+                self._refuse(verb, message_id)
             return
-        del place.in_flight[message_id]
+        for message_id in ids:
+            if self._place_of.pop(message_id, None) is not None:  # else twice in a run, and refused there
+                del place.in_flight[message_id]
         if not place.in_flight and place.turns >= _LONGEST_TURNS:
-            self._give_away(place)  # before the line, which would bring the next message
-        place.put(line)
+            self._give_away(place)  # before the lines, which would bring the next message
+        start, end = verb.encode() + b" ", more + b"\n"
+        place.put(start + (end + start).join(ids) + end)
 
     def _refuse(self, verb: str, message_id: bytes) -> None:
         text = b"E_%s_FAILED %s %s failed ID not in flight" % (verb.encode(), verb.encode(), message_id)
@@ -335,13 +351,10 @@ async def _send_rest(buffer: SendBuffer) -> None:
         pass
 
 
-def _take_frame(received: bytearray) -> tuple[int, bytes] | None:
-    """Remove the first complete frame, and return its type and all its bytes; None if it is not complete."""
-    if len(received) < _HEAD.size:
+def _frame_at(data: bytes, start: int) -> tuple[int, int] | None:
+    """Return the type and the end of a frame; None if it is not complete."""
+    if len(data) - start < _HEAD.size:
         return None
-    size, kind = _HEAD.unpack_from(received)
-    if len(received) < 4 + size:
-        return None
-    data = bytes(received[: 4 + size])
-    del received[: 4 + size]
-    return kind, data
+    size, kind = _HEAD.unpack_from(data, start)
+    end = start + 4 + size
+    return (kind, end) if end <= len(data) else None
