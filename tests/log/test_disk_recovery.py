@@ -166,12 +166,22 @@ def test_zeros_at_the_end(tmp_path: Path) -> None:
 def test_recovery_runs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_log(tmp_path, BATCHES)
     with (tmp_path / FIRST).open("ab") as file:
-        file.write(b"\0" * 100)
+        file.write(b"x" * 100)
     DiskLog(tmp_path).close()
     assert len(complaints(caplog)) == 1
     DiskLog(tmp_path).close()
     assert complaints(caplog) == []
     assert (tmp_path / FIRST).stat().st_size == record_offsets(BATCHES)[-1]
+
+
+def test_zeros_that_were_written_ahead_are_cut_off_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_log(tmp_path, BATCHES)
+    with (tmp_path / FIRST).open("ab") as file:
+        file.write(bytes(100_000))
+    check_usable(tmp_path, BATCHES)
+    assert complaints(caplog) == []
 
 
 # ---------------------------------------------------------------------- damage

@@ -136,9 +136,16 @@ def test_tail_torn_at_any_byte_is_not_damage(tmp_path: Path) -> None:
         assert report.next_sequence == (whole[-1].next_sequence if whole else 0)
 
 
-def test_zeros_at_the_end_are_not_damage(tmp_path: Path) -> None:
+def test_zeros_at_the_end_are_no_finding(tmp_path: Path) -> None:
+    """A broker writes them ahead."""
     path = make_log(tmp_path)
     edit(path, lambda content: content.extend(bytes(500)))
+    assert verify_log(tmp_path).findings == []
+
+
+def test_other_bytes_at_the_end_are_not_damage(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    edit(path, lambda content: content.extend(bytes(400) + b"x" * 100))
     assert only(verify_log(tmp_path)) == (Kind.TORN, FIRST, OFFSETS[-1], OFFSETS[-1] + 500, None, 0)
 
 

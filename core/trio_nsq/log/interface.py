@@ -204,7 +204,7 @@ class Log(Protocol):
         """
 
     def finish_cut(self) -> None:
-        """Remove what an earlier attempt failed to remove.
+        """Remove what an earlier attempt failed to remove, and all that the log has written ahead.
 
         Raises:
             LogWriteError: It is still there.

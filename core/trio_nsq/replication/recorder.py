@@ -42,6 +42,8 @@ class RecordingFiles(Files):
         is_exact: No operation or sync has failed: the folder is what the operations make of it, byte for byte.
     """
 
+    writes_zeros_ahead = False  # they would be sent to the other members
+
     def __init__(self, root: Path, operations: OperationStream) -> None:
         self.root = root
         self.is_exact: bool = True

@@ -47,9 +47,11 @@ class Files:
     Attributes:
         is_read_only: Whether another process owns the files. Then readers do not log damage, and do not wait for blocks
             that cannot be read.
+        writes_zeros_ahead: Whether a log may write zeros after its records, which later writes replace.
     """
 
     is_read_only = False
+    writes_zeros_ahead = True
     _buffer = bytearray()  # for `read_cached`: allocating a buffer takes as long as the read
 
     def create(self, path: Path) -> int:

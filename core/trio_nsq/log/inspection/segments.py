@@ -368,6 +368,8 @@ class _Scan:
             what = f"a record batch that begins with sequence {header.base_sequence} again"
             self._add(Kind.DAMAGE, offset, following, what)
             return following
+        if self._unwritten is not None and self._unwritten.is_zeros(offset):
+            return self._end  # a broker has written them ahead
         found = find_record(self._read, self._seed, offset, self._end, expected, self._limit)
         if found is not None:
             start, header = found
@@ -390,12 +392,20 @@ class _Scan:
         return self._end
 
     def _is_whole_record(self, offset: int) -> bool:
-        """Whether the bytes up to the end of the file are a record with a damaged header and an intact payload."""
+        """Whether the bytes up to the end of the file are a record with a damaged header and an intact payload.
+
+        Zeros may follow it, which a broker has written ahead.
+        """
         data = self._read(self._end - offset, offset)
-        return (
-            len(data) > HEADER_BYTES
-            and crc32(memoryview(data)[HEADER_BYTES:]).to_bytes(4, "big") == data[_PAYLOAD_CRC]
-        )
+        payload = data[HEADER_BYTES:].rstrip(b"\0")  # as far as it does not end in zeros itself
+        if not payload:
+            return False
+        found, wanted = crc32(payload), int.from_bytes(data[_PAYLOAD_CRC], "big")
+        for _ in range(len(data) - HEADER_BYTES - len(payload)):
+            if found == wanted:
+                break
+            found = crc32(b"\0", found)
+        return found == wanted
 
     def _add_payload_finding(self, offset: int, header: RecordHeader) -> bool:
         """Add a finding about a record with a damaged payload; return whether the records end there."""

@@ -1,7 +1,8 @@
 """Recovery of the last segment of a log after a crash.
 
 A crash can leave a partial record, or bytes that are not a record, at the end of the file. They were being written and
-were never acknowledged. Recovery truncates them, with all records of the same batch of messages.
+were never acknowledged. Recovery truncates them, with all records of the same batch of messages. Zeros at the end were
+written ahead, see `SegmentWriter`.
 
 A power cut can also leave later records and not an earlier one, see `UnwrittenRecords`. No sync had covered the earlier
 one, so neither it nor anything after it was acknowledged: recovery truncates all of that.
@@ -89,7 +90,12 @@ def recover(
     # Sync all records: a killed process may have written some without a sync, and they will be delivered now.
     writer = SegmentWriter(files, segment, synced_to=start)
     if end < size:
-        segment.damage.end_cut(end, size)
+        try:
+            has_more = not unwritten.is_zeros(end)
+        except OSError as exc:
+            raise LogReadError(segment.path, exc) from exc
+        if has_more:
+            segment.damage.end_cut(end, size)
         writer.cut()
     writer.sync()
     if end == start:

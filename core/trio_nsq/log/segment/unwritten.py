@@ -1,8 +1,11 @@
 """Records that a power cut kept from the disk, although it has later ones: how to tell them from damage.
 
 When the power fails, a disk may have written the pages of a file in any order. A page that it has not written reads as
-zeros, from the end of the file at the last sync on. Damage changes bits, and leaves no page of zeros. Records before
+zeros, from the end of the records at the last sync on. Damage changes bits, and leaves no page of zeros. Records before
 the saved end of the log were synced, so there it is damage in any case.
+
+A writer may have written zeros ahead, which a record replaces: see `SegmentWriter`. So the last record may also be
+written up to any byte, although the file does not end there.
 """
 
 import mmap
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .format import FileHeader
-from .scan import NO_LIMIT, Read, headers_in
+from .scan import NO_LIMIT, SCAN_BYTES, Read, headers_in
 
 ALL_STABLE: Final = 2**64
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -33,7 +36,7 @@ class UnwrittenRecords:
     read: Read
 
     def begin_at(self, offset: int, end: int, sequence: int) -> bool:
-        """Whether the record at an offset, which should begin with this sequence, was not written; others follow it.
+        """Whether the record at an offset, which should begin with this sequence, was not written, or not to its end.
 
         Args:
             end: Where the next record begins.
@@ -41,9 +44,20 @@ class UnwrittenRecords:
         if sequence < self.stable_end:
             return False
         page_end = -(-end // PAGE_BYTES) * PAGE_BYTES
-        return _has_empty_page(self.read(page_end - offset, offset), offset) and (
+        data = self.read(page_end - offset, offset)
+        ends_in_zero = data[end - offset - 1 : end - offset] == b"\0"
+        return (_has_empty_page(data, offset) or (ends_in_zero and self.is_zeros(end))) and (
             self.stable_end > 0 or self._is_young()
         )
+
+    def is_zeros(self, offset: int) -> bool:
+        """Whether the file has zeros from an offset on, at least one, and nothing else. Raises OSError."""
+        begin = offset
+        while data := self.read(SCAN_BYTES if offset > begin else PAGE_BYTES, offset):
+            if data.strip(b"\0"):
+                return False
+            offset += len(data)
+        return offset > begin
 
     def _is_young(self) -> bool:
         """Whether the segment is the first of its log, and was written in a short time."""

@@ -3,6 +3,10 @@
 The writer truncates a failed write, so that the file ends after a whole record; until that succeeds, the file is
 "torn". After a failed sync, all unsynced bytes are written again, because the kernel may have dropped them.
 
+If syncs store little, most of their time goes into metadata: each makes the file longer and takes new blocks, which
+commits the file system's journal. So the writer then writes zeros ahead, and the next writes replace them: see
+docs/decisions/0049. Zeros are no record. They are cut off before the next segment begins, and when the log is closed.
+
 One thread has the writer. Another one may sync meanwhile: it gets a `SegmentSync`, and the writer gets the result.
 """
 
@@ -22,6 +26,12 @@ from .reader import Segment
 logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 _REWRITE_BYTES: Final = 1024 * 1024
+_SMALL_SYNC_BYTES: Final = 64 * 1024
+"""A sync that stores more takes longer for its bytes than for the metadata."""
+_LEAST_ZEROS: Final = 4 * 1024
+_ZEROS: Final = bytes(128 * 1024)
+"""The most that is written ahead. Less is, until so much was stored by small syncs: a topic with few messages has at
+most as many zeros as bytes."""
 
 
 class SegmentSync:
@@ -87,6 +97,9 @@ class SegmentWriter:
     def __init__(self, files: Files, segment: Segment, synced_to: int) -> None:
         self.segment = segment
         self.written_size: int = segment.size
+        self._zeros_to = segment.size  # where the file ends; from `written_size` on it has zeros
+        self._small_bytes = 0  # stored by small syncs since the last large one
+        self._writes_zeros: bool = files.writes_zeros_ahead  # and no write has failed: the disk may be full
         self._files = files
         self._file = segment.file
         self._seed = segment.seed
@@ -134,7 +147,8 @@ class SegmentWriter:
 
     def write(self, batches: Sequence[RecordBatch]) -> None:
         """Write batches at the end, as `Log.write`. Raises LogWriteError if nothing was written."""
-        self.finish_cut()
+        if self._has_torn_tail:
+            self.cut()
         parts: list[bytes] = []
         for batch in batches:
             parts += (encode_header(batch, self._seed), batch.messages.data)
@@ -146,12 +160,29 @@ class SegmentWriter:
             with self._file as fd:
                 self._files.write(fd, start, parts)
         except BaseException as exc:
+            self._writes_zeros = False
             self._try_cut()
             if isinstance(exc, OSError):
                 raise LogWriteError(self.segment.path, exc) from exc
             raise
         self.written_size = start + sum([batch.record_bytes for batch in batches])
         self._uncommitted.append((batches, self.written_size, parts))
+        if self.written_size > self._zeros_to:
+            self._zeros_to = self.written_size
+            if self._writes_zeros and self._small_bytes >= _LEAST_ZEROS:
+                self._write_zeros()
+
+    def _write_zeros(self) -> None:
+        """Write zeros ahead. Without space for them, the log goes on."""
+        zeros = memoryview(_ZEROS)[: self._small_bytes]
+        try:
+            with self._file as fd:
+                self._files.write(fd, self.written_size, [zeros])
+        except OSError:
+            self._writes_zeros = False
+            self._try_cut()
+        else:
+            self._zeros_to = self.written_size + len(zeros)
 
     def pending_wal(self) -> UnsyncedPart | None:
         """As `Log.pending_wal`.
@@ -178,6 +209,7 @@ class SegmentWriter:
     def mark_in_wal(self) -> None:
         """As `Log.mark_in_wal`."""
         self._in_wal_to = self.written_size
+        self._small_bytes = 0  # its sync is not needed soon
 
     def commit(self, sequence: int) -> None:
         """Make writes below a sequence visible to readers, as `Log.commit`."""
@@ -212,7 +244,7 @@ class SegmentWriter:
 
     def finish_cut(self) -> None:
         """As `Log.finish_cut`."""
-        if self._has_torn_tail:
+        if self._has_torn_tail or self._zeros_to > self.written_size:
             self.cut()
 
     def _try_cut(self) -> None:
@@ -232,6 +264,7 @@ class SegmentWriter:
         except OSError as exc:
             raise LogWriteError(self.segment.path, exc) from exc
         self._has_torn_tail = False
+        self._zeros_to = self.written_size
 
     def sync_point(self) -> SegmentSync:
         """As `Log.sync_point`."""
@@ -249,7 +282,10 @@ class SegmentWriter:
             return error
         self._sync_failed = False
         self._synced_cuts = point.cuts
-        self._synced_to = max(self._synced_to, point.size)
+        stored = point.size - self._synced_to
+        if stored > 0:
+            self._synced_to = point.size
+            self._small_bytes = self._small_bytes + stored if stored <= _SMALL_SYNC_BYTES else 0
         if self._synced_to == self.written_size and not self._has_torn_tail:
             self._file.hold(False)
         return None
@@ -272,8 +308,8 @@ class SegmentWriter:
         self.segment.save_index()
 
     def close(self) -> None:
-        """Truncate a failed write, if there is one. The caller closes the segment separately."""
-        if self._has_torn_tail:
+        """Truncate a failed write, and zeros that were written ahead. The caller closes the segment separately."""
+        if self._has_torn_tail or self._zeros_to > self.written_size:
             self._try_cut()
 
 
