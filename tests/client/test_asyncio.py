@@ -10,7 +10,7 @@ import trio
 
 from client.support.loops import run
 from interop.peers import Broker
-from trio_nsq import ConnectionFailed, Consumer, Message, Producer, PublishFailed, TopicReader
+from trio_nsq import ConnectionFailed, Consumer, Message, Producer, PublishFailed, Receipt, TopicReader
 from trio_nsq.client import ProducerClosed
 from trio_nsq.client.discovery.discovery import Discovery
 
@@ -273,6 +273,35 @@ def test_connecting_tries_the_next_address(
             await Producer("127.0.0.1:1").__aenter__()
 
     run("asyncio", main)
+
+
+def test_loops_that_run_in_turn(real_broker: Broker, topic: str) -> None:
+    """As those of a test framework: a client works in the loop that entered it, and refuses others."""
+    loops = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def enter() -> tuple[Producer, Consumer]:
+        return await Producer(real_broker.tcp_address).__aenter__(), await consumer_of(real_broker, topic).__aenter__()
+
+    async def refused(producer: Producer, consumer: Consumer) -> None:
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await producer.publish(topic, b"x")
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await consumer.get()
+
+    async def use(receipt: Receipt, producer: Producer, consumer: Consumer) -> None:
+        await receipt.wait()
+        (await consumer.get()).finish()
+        await consumer.aclose()
+        await producer.aclose()
+
+    clients = loops[0].run_until_complete(enter())
+    loops[1].run_until_complete(refused(*clients))
+    receipt = clients[0].submit(topic, b"1")  # while its loop does not run
+    loops[0].run_until_complete(use(receipt, *clients))
+    assert real_broker.is_drained(topic, "c")
+    asyncio.run(refused(*asyncio.run(enter())))  # the loop of these has ended
+    for loop in loops:
+        loop.close()
 
 
 def test_trio_as_a_guest_of_asyncio(real_broker: Broker, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -263,3 +264,45 @@ def test_no_broker(loop: Loop, address: str, reason: str) -> None:
             await TopicReader(address, "t").__aenter__()
 
     run(loop, main)
+
+
+@on_both
+def test_a_client_refuses_calls_in_another_loop(loop: Loop, broker: Broker, topic: str) -> None:
+    """There, its waits would never end."""
+    refusals: list[str] = []
+
+    async def handle(_: Message) -> None:
+        """Do nothing."""
+
+    async def call(producer: Producer, consumer: Consumer) -> None:
+        calls = (
+            lambda: producer.publish(topic, b"x"),
+            lambda: producer.publish_many(topic, [b"x"]),
+            lambda: producer.publish_set(topic, pack_messages([b"x"])),
+            lambda: producer.last_number(topic),
+            producer.flush,
+            producer.aclose,
+            consumer.get,
+            lambda: anext(consumer),
+            lambda: anext(consumer.batches()),
+            lambda: consumer.run(handle),
+            consumer.drain,
+            consumer.aclose,
+        )
+        for each in calls:
+            with pytest.raises(RuntimeError, match="belongs to another event loop") as refused:
+                await each()
+            refusals.append(str(refused.value))
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            producer.submit(topic, b"x")
+
+    async def main() -> None:
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker, topic) as consumer:
+            await anyio.to_thread.run_sync(partial(anyio.run, call, producer, consumer, backend=loop))
+            await producer.publish(topic, b"1")
+            (await consumer.get()).finish()
+
+    run(loop, main)
+    assert broker.is_drained(topic, "c")
+    assert "trio_nsq.sync.Producer" in refusals[0]
+    assert "trio_nsq.sync.Consumer" in refusals[-1]

@@ -29,6 +29,7 @@ class AsyncioLoop:
     sleep = staticmethod(anyio.sleep)
     sleep_until = staticmethod(anyio.sleep_until)
     checkpoint = staticmethod(anyio.lowlevel.checkpoint)
+    running = staticmethod(_running_loop)
 
     @staticmethod
     async def checkpoint_if_cancelled() -> None:
@@ -39,13 +40,13 @@ class AsyncioLoop:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
     @staticmethod
-    def is_current() -> bool:
-        """Whether a task or callback of asyncio calls, and no task of trio as its guest."""
-        return _running_loop() is not None and not _in_trio_task()
+    def current() -> asyncio.AbstractEventLoop | None:
+        """Return the loop of the calling task or callback; None if none calls, or a task of trio as its guest."""
+        return None if _in_trio_task() else _running_loop()
 
     @staticmethod
     def in_task() -> bool:
-        """Whether a task of asyncio calls; `is_current` is true."""
+        """Whether a task of asyncio calls; `current` has a loop."""
         return asyncio.current_task() is not None
 
     @staticmethod
@@ -59,10 +60,6 @@ class AsyncioLoop:
     @staticmethod
     def scheduler() -> Callable[[Callable[[], object]], object]:
         return asyncio.get_running_loop().call_soon_threadsafe
-
-    @staticmethod
-    def new_future() -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
 
     @staticmethod
     def cancel_scope(*, shield: bool = False) -> anyio.CancelScope:

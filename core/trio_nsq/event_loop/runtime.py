@@ -9,6 +9,7 @@ Programs on trio import neither asyncio nor anyio: `AsyncioLoop` is loaded when 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -67,7 +68,7 @@ def require_task(name: str, instead: str = "") -> None:
     if "asyncio" in sys.modules:
         from .asyncio_loop import AsyncioLoop
 
-        if AsyncioLoop.is_current() and AsyncioLoop.in_task():
+        if AsyncioLoop.current() is not None and AsyncioLoop.in_task():
             _asyncio = _asyncio or AsyncioLoop()
             return
     or_else = f", or use {instead}" if instead else ""
@@ -76,9 +77,62 @@ def require_task(name: str, instead: str = "") -> None:
     )
 
 
+class OwnLoop:
+    """The event loop of an object, which is the one that enters it. In another loop, its waits would never end.
+
+    Callers that check per message may compare `running()` with `own` first, and call `check` if they differ.
+
+    Args:
+        name: The class of the object, for errors.
+        instead: The blocking class, which any thread may use, for errors.
+
+    Attributes:
+        running: Returns what identifies the loop that runs.
+        own: The same of the object's loop; None: the object was not entered.
+    """
+
+    __slots__ = ("_instead", "_name", "_thread", "own", "running")
+
+    def __init__(self, name: str, instead: str) -> None:
+        self.own: object = None
+        self.running: Callable[[], object] = _no_loop
+        self._name = name
+        self._instead = instead
+        self._thread = 0
+
+    def enter(self) -> None:
+        """Make the calling task's loop the one of the object. Raises RuntimeError if the caller is not a task."""
+        require_task(self._name, self._instead)
+        # One run of trio after the other has a thread, and objects of an earlier one are closed.
+        self.running = get_ident if (other := _other()) is None else other.running
+        self.own = self.running()
+        self._thread = get_ident()
+
+    def check_task(self) -> None:
+        """Check that a task of this loop calls; of any loop, if the object was not entered. Raises RuntimeError."""
+        require_task(self._name, self._instead)
+        self.check()
+
+    def check(self) -> None:
+        """Check that the loop calls, or its thread while no loop runs, unless the object was not entered.
+
+        Raises RuntimeError.
+        """
+        running = self.running()
+        if running != self.own and (running is not None or get_ident() != self._thread):
+            raise RuntimeError(
+                f"this {self._name} belongs to another event loop, in which it was entered: enter one in each loop, or "
+                f"use {self._instead}, which any thread may use"
+            )
+
+
+def _no_loop() -> None:
+    return None
+
+
 def _other() -> "AsyncioLoop | None":
     """Return the side of asyncio if a task or callback of asyncio calls; None: a task of trio."""
-    return _asyncio if _asyncio is not None and _asyncio.is_current() else None
+    return _asyncio if _asyncio is not None and _asyncio.current() is not None else None
 
 
 class Event:
@@ -116,7 +170,7 @@ class Event:
         """Wait until it is set. Always lets other tasks run."""
         if self._is_set:
             await checkpoint()
-        elif _asyncio is None or not _asyncio.is_current():
+        elif _asyncio is None or (loop := _asyncio.current()) is None:
             task = trio.lowlevel.current_task()
             self._tasks.add(task)
 
@@ -126,7 +180,7 @@ class Event:
 
             await trio.lowlevel.wait_task_rescheduled(abort)
         else:
-            future = _asyncio.new_future()
+            future = loop.create_future()
             if self._futures is None:
                 self._futures = []
             self._futures.append(future)

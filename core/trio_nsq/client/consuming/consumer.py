@@ -83,7 +83,8 @@ class Consumer:
     the loop over messages, or `run`, raises `AuthRefused`. The block then returns all unanswered messages.
 
     Leaving the block returns all unanswered messages to the brokers, so nothing stays in flight; see `aclose`. Several
-    tasks may iterate over one consumer: each message goes to one of them. Cancelling a task that waits for a message
+    tasks may iterate over one consumer: each message goes to one of them. They run in the event loop that entered it;
+    in others, its methods raise RuntimeError. Cancelling a task that waits for a message
     loses no message.
 
     When several messages in a row fail (are requeued without `backoff=False`), the consumer backs off: it pauses, then
@@ -158,6 +159,7 @@ class Consumer:
             queue=self._queue,
             without_private_channels=lambda address: self.without_private_channels(address),
         )
+        self._loop = runtime.OwnLoop("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         self._background = BackgroundTask(self._subscriptions.crashed)
         self._yield_at = 0.0
         self._now: Callable[[], float] = lambda: math.inf  # until it is entered, `_wait` raises
@@ -173,9 +175,9 @@ class Consumer:
             ConnectionFailed: No broker could be reached, and no discovery service answered.
             RuntimeError: The caller is not a task of trio or asyncio, or the consumer was entered before.
         """
-        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
         if self._entered:
             raise RuntimeError("a Consumer can be entered only once; create another one")
+        self._loop.enter()
         self._entered = True
         self._now = runtime.clock()  # called per message
         self._schedule = runtime.scheduler()
@@ -208,7 +210,7 @@ class Consumer:
         messages in flight. May be called again. A handler of `run` may call it: there it only starts to close and
         returns at once, and the handler's message is answered as usual.
         """
-        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        self._loop.check_task()
         if self._active.include_caller():  # it would wait for itself
             self._close_in_background()
             return
@@ -243,7 +245,7 @@ class Consumer:
         Raises:
             ValueError: timeout_s is less than 0.
         """
-        runtime.require_task("trio_nsq.Consumer", "trio_nsq.sync.Consumer")
+        self._loop.check_task()
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
         self._check_entered()
@@ -565,6 +567,7 @@ class Consumer:
         return max_messages is not None and self._queue.available >= max_messages
 
     def _check_entered(self) -> None:
+        self._loop.check()
         if not self._entered:
             raise RuntimeError("a Consumer receives only inside its `async with` block")
 

@@ -45,8 +45,9 @@ class Producer:
     program that starts again with the same name takes over: in an earlier one that still runs, publishes fail because
     of `ProducerFenced`. Connecting to nsqd, which knows no names, fails.
 
-    Any number of tasks may publish at the same time. Single messages to one topic that wait for the same write are sent
-    as one MPUB. The broker stores all messages of an MPUB or none: if it refuses one, all of them fail.
+    Any number of tasks may publish at the same time, in the event loop that entered the producer. In another one, its
+    methods raise RuntimeError. Single messages to one topic that wait for the same write are sent as one MPUB. The
+    broker stores all messages of an MPUB or none: if it refuses one, all of them fail.
 
     Publishes go to the brokers in turn: the given ones, and all brokers that discovery services know, whatever their
     topics. A broker that cannot be reached, loses its connection or drains is excluded and tried again after a growing
@@ -97,6 +98,7 @@ class Producer:
             raise ValueError(f"ordered is True with {what}; it works with one broker only")
         if not (settings.wait_connected or addresses):
             raise ValueError("wait_connected is False without nsqd_tcp_addresses")
+        self._loop = runtime.OwnLoop("trio_nsq.Producer", "trio_nsq.sync.Producer")
         self._brokers = BrokerPool(addresses, lookupds, settings, random)
         self._background = BackgroundTask(self._crashed)
         self._entered = self._opened = self._closing = False
@@ -109,9 +111,9 @@ class Producer:
             ConnectionFailed: No broker could be reached, or the discovery services know none.
             RuntimeError: The caller is not a task of trio or asyncio, or the producer was entered before.
         """
-        runtime.require_task("trio_nsq.Producer", "trio_nsq.sync.Producer")
         if self._entered:
             raise RuntimeError("a Producer can be entered only once; create another one")
+        self._loop.enter()
         self._entered = True
         await self._background.open(self._brokers.run)
         try:
@@ -142,7 +144,7 @@ class Producer:
         Waits for `close_timeout_s` at most; then unacknowledged publishes fail. If this is cancelled, they fail at
         once. Later publishes raise `ProducerClosed`. May be called again.
         """
-        runtime.require_task("trio_nsq.Producer", "trio_nsq.sync.Producer")
+        self._loop.check_task()
         if self._closing:
             await self._closed.wait()
             return
@@ -168,6 +170,7 @@ class Producer:
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
+        self._loop.check()
         self._check_open()
         await runtime.checkpoint()
         with runtime.move_on_after(inf if timeout_s is None else timeout_s) as scope:
@@ -253,6 +256,8 @@ class Producer:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
         defer_ms = in_ms("defer", defer_s, defer_ms) or 0
+        if self._loop.running() != self._loop.own:  # as `check` does
+            self._loop.check()
         if self._hooks is None:
             return await self._settle(self._queue(*encoded(topic, body), defer_ms, headers), timeout_s)
         call, message = self._begin(*encoded(topic, body), defer_ms, headers)
@@ -297,6 +302,8 @@ class Producer:
             TypeError, ValueError: See `publish`.
         """
         defer_ms = in_ms("defer", defer_s, defer_ms) or 0
+        if self._loop.running() != self._loop.own:  # as `check` does
+            self._loop.check()
         if self._hooks is None:
             return Receipt(self._queue(*encoded(topic, body), defer_ms, headers))
         call, message = self._begin(*encoded(topic, body), defer_ms, headers)
@@ -427,6 +434,7 @@ class Producer:
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, positive=True)
         defer_ms = in_ms("defer", defer_s, defer_ms) or 0
+        self._loop.check()
         self._check_call(topic)
         bodies = list_of(bodies)
         try:
@@ -563,6 +571,7 @@ class Producer:
             TypeError: These are not packed messages.
             ValueError: The topic, a message or the total size is invalid.
         """
+        self._loop.check()
         self._check_call(topic)
         if not isinstance(messages, MessageSet):
             raise TypeError(f"messages must be the result of pack_messages, not {type(messages).__name__}")
@@ -582,6 +591,7 @@ class Producer:
         return ack
 
     def _check_call(self, topic: str) -> None:
+        """Raise the errors of a call that do not depend on the message. Any thread may call it."""
         self._check_open()
         check_name("topic", topic)
         if (fenced := self._brokers.fenced_topics.get(topic)) is not None:
@@ -616,6 +626,7 @@ class Producer:
             TypeError: The topic is not a string.
             ValueError: The topic is invalid.
         """
+        self._loop.check()
         self._check_call(topic)
         link = self._brokers.only_link()
         if self._settings.name is None or link is None:
