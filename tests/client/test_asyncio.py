@@ -280,7 +280,9 @@ def test_loops_that_run_in_turn(real_broker: Broker, topic: str) -> None:
     loops = asyncio.new_event_loop(), asyncio.new_event_loop()
 
     async def enter() -> tuple[Producer, Consumer]:
-        return await Producer(real_broker.tcp_address).__aenter__(), await consumer_of(real_broker, topic).__aenter__()
+        return await Producer(real_broker.tcp_address).__aenter__(), await consumer_of(
+            real_broker, topic
+        ).__aenter__()
 
     async def refused(producer: Producer, consumer: Consumer) -> None:
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
