@@ -18,7 +18,6 @@ from ...broker.address_options import (
 from ...broker.connection_options import tcp_connection
 from ...broker.name_completion import complete_topic
 from ...framework import params
-from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
 from ...framework.params import Integer, parsed, topic_name
@@ -26,6 +25,7 @@ from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
 from .options import ToParquetOptions
+from .pipeline import PipelineCommand, pipeline_of
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.layout import ColumnType
@@ -75,7 +75,7 @@ def iceberg_table(text: str) -> TableTarget:
 
 @click.command(
     "to-parquet",
-    cls=DocumentedCommand,
+    cls=PipelineCommand,
     short_help="Write the messages of topics to Parquet files or tables.",
     examples={
         "export all retained messages": "qcli to-parquet clicks ./archive",
@@ -96,6 +96,7 @@ def iceberg_table(text: str) -> TableTarget:
         "prod/events.clicks --channel lake --follow --every 5m --compact",
         "export all topics, also those created later, to a folder each": "qcli to-parquet --topic-pattern . ./archive "
         "--channel archive --follow --every 5m",
+        "export what a file describes": "qcli to-parquet --config pipeline.toml",
         "export two topics, each to a table": "qcli to-parquet clicks orders s3://bucket/tables/{topic}/v1 --delta",
         "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
@@ -128,6 +129,14 @@ def iceberg_table(text: str) -> TableTarget:
         "stop the others. The exit code is 4 if some topics failed, otherwise 5 or 6 if one of them has that code; if "
         "all failed it is their code, or 1. With --follow, failures are warnings, and tried again in the next round. "
         "Ephemeral topics must be named.",
+        "Configuration file": "--config has a section for each topic or pattern. Its keys are the long options "
+        "without the dashes, and folder; flags are true or false, several values a list. The section is named after "
+        "its topic, or has topics (a list) or topic-pattern. Keys above the first section are for all sections. "
+        "--follow, --every, --topic-refresh and the options of the engine, the output and the connection are only "
+        "allowed there. The command line wins over the file. A topic belongs to the section that names it, "
+        "otherwise to the first one with a pattern that matches. The folder of a section with one topic is used as "
+        "it is, unless it is given above the sections; others get a folder for each topic. --check-config prints "
+        "the command line of each section.",
         "At least once": "nsqd keeps no log. With --nsqd-tcp-address the command therefore consumes "
         "the channel: it writes messages to a spool on this machine's disk, syncs it, finishes the messages, and "
         "exports the spool like a log. A finished message is in the spool or in files, whichever process is "
@@ -164,8 +173,22 @@ def iceberg_table(text: str) -> TableTarget:
     },
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic)
-@click.argument("folder", metavar="FOLDER")
+@click.argument("folder", metavar="FOLDER", required=False, default="")
 @pattern_options("Export")
+@option(
+    SOURCE,
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Read options, topics and folders from this TOML file.",
+)
+@option(
+    SOURCE,
+    "--check-config",
+    is_flag=True,
+    brief=True,
+    help="Check --config, print the command line that each of its sections stands for, and end.",
+)
 @http_addresses("Read logs from these brokers.")
 @lookupd_addresses("Ask these nsqlookupd for brokers instead.")
 @several(
@@ -335,15 +358,21 @@ def iceberg_table(text: str) -> TableTarget:
 def command(options: ToParquetOptions) -> int:
     """Write the messages of topics, from their logs, to Parquet files in a folder.
 
-    The topics' channels do not change, except the one of --channel. Messages that an earlier run has written are not
-    written again. nsqd has no log: with --nsqd-tcp-address the command consumes a channel instead, at least once.
-    FOLDER is a path, or a URL such as s3://bucket/archive. Each of several topics gets a folder in it.
+    Channels do not change, except the one of --channel. Messages that an earlier run has written are not
+    written again. nsqd has no log: with --nsqd-tcp-address a channel is consumed, at least once. FOLDER is a path or a
+    URL (s3://bucket/archive); several topics get a folder each.
     """
-    options.check()
+    pipeline = pipeline_of(click.get_current_context())
+    if pipeline is None:
+        options.check()
 
     from ..shared.engine import check_extra
 
     check_extra("to-parquet")
+    if pipeline is not None:
+        from .topics_run import export_pipeline
+
+        return export_pipeline(options, pipeline)
     options = options.resolve()
 
     from .export import export

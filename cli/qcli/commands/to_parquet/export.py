@@ -23,9 +23,10 @@ def export(options: ToParquetOptions) -> int:
     from trio_nsq.spark.export.job import open_export
 
     if not options.is_of_one_topic:
+        from .topic_finder import TopicSection
         from .topics_run import export_topics
 
-        return export_topics(options)
+        return export_topics(options, [TopicSection.of(options)], f"topics to {options.folder}")
     request = options.request()
     with library_errors(when_refused), ExitStack() as stack:
         addresses = _known_brokers(options)

@@ -45,6 +45,8 @@ class ToParquetOptions:
     folder: str
     topic_pattern: str | None
     topic_refresh_ms: int
+    config: Path | None
+    check_config: bool
     nsqd_http_addresses: tuple[str, ...]
     lookupd_addresses: tuple[str, ...]
     lookupd_allowed_hosts: tuple[str, ...]
@@ -133,7 +135,13 @@ class ToParquetOptions:
     def _check_topics(self) -> None:
         """Raises UsageError for topics that contradict other options."""
         if not self.topics and self.topic_pattern is None:
-            raise click.UsageError("Missing argument 'TOPIC...': name topics, or give --topic-pattern.")
+            raise click.UsageError(
+                "Missing argument 'TOPIC...' or 'FOLDER': name topics, or give --topic-pattern."
+            )
+        if not self.folder:
+            raise click.UsageError("Missing argument 'FOLDER'.")
+        if self.check_config:
+            raise click.UsageError("--check-config is for --config.")
         for topic in self.topics:
             if self.topics.count(topic) > 1:
                 raise click.UsageError(f"The topic {topic} is given twice.")

@@ -47,7 +47,9 @@ class TopicSection:
 
 
 class TopicFinder:
-    """Finds topics and their logs, each time anew. A topic belongs to the first section that selects it.
+    """Finds topics and their logs, each time anew.
+
+    A topic belongs to the section that names it, otherwise to the first one whose pattern matches.
 
     Attributes:
         failures: Why brokers or discovery services could not be asked the last time, by address: topics that only they
@@ -62,18 +64,21 @@ class TopicFinder:
         self.sections: dict[str, TopicSection] = {}
         self._sections = sections
         self._memories: dict[str, ExportMemory] = {}
-        self._topics_at: dict[
-            tuple[str, str], list[str]
-        ] = {}  # by discovery services and broker, as last told
+        self._named = {topic for section in sections for topic in section.options.topics}
+        # As discovery services and brokers have told last, by both.
+        self._topics_at: dict[tuple[str, str], list[str]] = {}
+        # The brokers of a list of addresses, in this call of `find`.
+        self._asked: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def find(self) -> list[TopicSource]:
         """Return the topics, with those that are new since the last time.
 
         Raises:
-            Failure: No broker or no discovery service answers.
+            Failure: There are none, because no broker or no discovery service answers.
             NSQError, OSError: An archive cannot be read.
         """
         self.failures.clear()
+        self._asked.clear()
         self.without_broker = []
         found: dict[str, TopicSource] = {}
         for section in self._sections:
@@ -84,24 +89,22 @@ class TopicFinder:
                 request = request_for(section.request, topic, is_only=section.is_of_one_folder)
                 memory = self._memories.setdefault(topic, ExportMemory())
                 found[topic] = TopicSource(request, places, memory)
+        if self.failures and not found:
+            raise next(iter(self.failures.values()))
         return list(found.values())
 
     def _find(self, section: TopicSection) -> Iterator[tuple[str, Sequence[LogPlace]]]:
         options = section.options
-        choice = TopicChoice(options.topics, options.topic_pattern, is_ephemeral)
+        choice = TopicChoice(
+            options.topics, options.topic_pattern, lambda topic: is_ephemeral(topic) or topic in self._named
+        )
         if options.from_segments:
             listed = (topic for text in options.from_segments for topic in topics_in(text) if topic in choice)
             for topic in dict.fromkeys([*options.topics, *listed]):
                 yield topic, places_of(options.from_segments, topic)
             return
         services = ",".join(options.lookupd_addresses)
-        if services:
-            self._ask_services(options, services)
-            brokers = distinct_brokers(broker for asked, broker in self._topics_at if asked == services)
-        else:
-            brokers = distinct_brokers(options.nsqd_http_addresses)
-            if options.topic_pattern is not None:
-                self._ask_brokers(brokers)
+        brokers = self._brokers_of(options, services)
         having: dict[str, list[str]] = {} if services else {topic: list(brokers) for topic in options.topics}
         for broker in brokers:
             for topic in self._topics_at.get((services, broker), ()):
@@ -111,10 +114,28 @@ class TopicFinder:
         for topic in sorted(having, key=lambda topic: topic not in options.topics):
             yield topic, [options.place(address, topic) for address in having[topic]]
 
+    def _brokers_of(self, options: ToParquetOptions, services: str) -> tuple[str, ...]:
+        """Ask the brokers of a section for their topics, or its discovery services, unless another section did."""
+        asked = options.lookupd_addresses or options.nsqd_http_addresses
+        if asked not in self._asked:
+            brokers = asked
+            if services:
+                self._ask_services(options, services)
+                brokers = tuple(broker for source, broker in self._topics_at if source == services)
+            self._asked[asked] = distinct_brokers(brokers)
+            if not services and any(each.options.topic_pattern is not None for each in self._sections):
+                self._ask_brokers(self._asked[asked])
+        return self._asked[asked]
+
     def _ask_services(self, options: ToParquetOptions, services: str) -> None:
         """Ask discovery services. A broker that they have forgotten keeps its topics: it may be down."""
         check_encryption(ConnectOptions.of_command())
-        for node in Brokers((), options.lookupd_addresses, options.lookupd_allowed_hosts).nodes():
+        try:
+            nodes = Brokers((), options.lookupd_addresses, options.lookupd_allowed_hosts).nodes()
+        except Failure as failure:
+            self.failures[services] = failure
+            return
+        for node in nodes:
             if node.http_address is not None:
                 self._topics_at[services, node.http_address] = sorted(topics_of([node]))
 
@@ -122,12 +143,8 @@ class TopicFinder:
         def ask(address: str) -> list[str]:
             return [topic["topic_name"] for topic in AdminClient(address).stats()["topics"]]
 
-        failures: list[Failure] = []
         for broker, answer in at_once(brokers, ask).items():
             if isinstance(answer, Failure):
-                failures.append(answer)
                 self.failures[broker] = answer
             else:
                 self._topics_at["", broker] = answer
-        if len(failures) == len(brokers):
-            raise failures[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NoReturn
+
+import click
 
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.client.http.job_reporter import JobProgress
@@ -19,27 +22,38 @@ from trio_nsq.text.wording import count_of
 from ...broker.brokers import combined
 from ...broker.topic_log import report_gap
 from ...framework.errors import ExitCode, Failure, Terminated
-from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
+from ...framework.output import json_lines, plain_table, print_diagnostic, size, write, write_lines
 from ...terminal.progress import message_progress
 from ..shared.engine import failure_from, library_errors
 from ..shared.job_reports import job_reports
 from .brokers import GO_ON, incomplete, is_temporary, note_new_channel, when_refused
 from .export_run import RETRY_S, choose_engine, unread_warning
 from .options import ToParquetOptions
+from .pipeline import Pipeline
 from .reports import json_record, print_notes, summary, totals
 from .topic_finder import TopicFinder, TopicSection
 
 
-def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection] = ()) -> int:
+def export_pipeline(options: ToParquetOptions, pipeline: Pipeline) -> int:
+    """Export what a configuration file describes, or with --check-config print it. See `export_topics`."""
+    sections = pipeline.open(click.get_current_context())
+    if options.check_config:
+        write_lines(pipeline.lines())
+        return ExitCode.OK
+    options = dataclasses.replace(options, engine=sections[0].options.engine)  # it is the same in all
+    return export_topics(options, sections, f"topics of {pipeline.path.name}")
+
+
+def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection], name: str) -> int:
     """Export once or until interrupted, and return the exit code.
 
     Args:
         options: Those of the whole command.
-        sections: The topics; none: those of the options.
+        sections: The topics.
+        name: What people call the job.
 
     Raises Failure: the export is incomplete.
     """
-    sections = sections or [TopicSection.of(options)]
     with library_errors(when_refused), ExitStack() as stack:
         run = TopicsRun(options, sections, stack)
         brokers = dict.fromkeys(
@@ -48,9 +62,7 @@ def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection] = 
             if not section.options.from_segments and not section.options.lookupd_addresses
             for address in section.options.nsqd_http_addresses
         )
-        reports = job_reports(
-            list(brokers), "to-parquet", "", lambda: run.progress, name=f"topics to {options.folder}"
-        )
+        reports = job_reports(list(brokers), "to-parquet", "", lambda: run.progress, name=name)
         try:
             with reports:
                 if options.interval_s is None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-import re2  # type: ignore[import-untyped]  # no types are published
-
 from ...api.lookupd import Node
 from ...protocol.names import is_valid_name
 
@@ -24,8 +22,12 @@ class TopicChoice:
         left_out: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         self._topics = topics
-        self._pattern = None if pattern is None else re2.compile(pattern)
+        self._pattern = None
         self._left_out = left_out
+        if pattern is not None:
+            import re2  # type: ignore[import-untyped]  # no types are published
+
+            self._pattern = re2.compile(pattern)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics or (
