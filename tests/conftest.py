@@ -59,6 +59,7 @@ _SLOW_FOLDERS = {
     "fleet",
     "interop",
     "model",
+    "node",
     "spark",
     "storage",
     "coordination",

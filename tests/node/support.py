@@ -23,7 +23,7 @@ class Node:
 
     Attributes:
         folder: Its data folder.
-        tcp, http: The shared addresses.
+        tcp, http, https: The shared addresses.
         processes: The addresses of each process, by `tcp_address` and `http_address`.
         lookupd: The HTTP address of its discovery service; empty without one.
     """
@@ -34,6 +34,7 @@ class Node:
         self.tcp: str = addresses["tcp_address"]
         self.http: str = addresses["http_address"]
         self.processes: list[dict[str, str]] = addresses["processes"]
+        self.https: str = addresses["https_address"] or ""
         self.lookupd: str = addresses["lookupd_http_address"]
 
     @property
@@ -146,13 +147,29 @@ def lock_holder(folder: Path) -> int:
     return int(found[0]) if found else 0
 
 
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a process that is suspended was sent a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _state_of(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"
+
+
+def suspend(pid: int) -> None:
+    """Suspend a process. Before that has taken effect, it may still accept a client, or get another signal."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _state_of(pid) == "T")
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.support import connected, identify, pub
 from cli.support import Cli, refusal, serving
-from node.support import PATIENCE_S, is_alive, lock_holder, running_node, wait_until
+from node.support import PATIENCE_S, is_alive, is_pending, lock_holder, running_node, suspend, wait_until
 from qcli.commands.serve.processes import archive_of
 
 
@@ -24,6 +24,21 @@ def test_stops_with_all_its_processes(tmp_path: Path) -> None:
     assert not any(map(is_alive, pids))
     assert not (tmp_path / "addresses.json").exists()
     assert sorted(each.name for each in (tmp_path / "data").iterdir()) == ["process-0", "process-1"]
+
+
+def test_signals_reach_all_processes(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            node.running.process.send_signal(number)
+        wait_until(lambda: [node.stats(index).get("draining") for index in range(2)] == [True, True])
+        pids = [node.pid_of(index) for index in range(2)]
+        for pid in pids:
+            suspend(pid)  # so that the first signal does not end them
+        node.running.process.terminate()
+        wait_until(lambda: all(is_pending(pid, signal.SIGTERM) for pid in pids))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert node.running.end().code == 1
 
 
 def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
@@ -52,7 +67,7 @@ def test_a_client_is_served_while_a_process_hangs(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         for index in range(2):
             pid = node.pid_of(index)
-            os.kill(pid, signal.SIGSTOP)
+            suspend(pid)
             assert node.post("/pub?topic=t", b"x") == (200, b"OK")
             os.kill(pid, signal.SIGCONT)
         assert [node.stats(index)["topics"][0]["depth"] for index in range(2)] == [1, 1]
@@ -115,7 +130,7 @@ def test_a_batch_with_a_number_is_stored_once(tmp_path: Path) -> None:
         pids = [node.pid_of(index) for index in range(2)]
         for index in range(2):
             # The other process hangs while this one accepts the connection.
-            os.kill(pids[1 - index], signal.SIGSTOP)
+            suspend(pids[1 - index])
             connections = [http.client.HTTPConnection(node.http, timeout=PATIENCE_S) for _ in range(3)]
             for connection in connections:
                 connection.request("GET", "/access")
@@ -152,7 +167,7 @@ async def test_spreads_connections(tmp_path: Path) -> None:
     """A process accepts clients while another one hangs, and the other gets the next ones."""
     with running_node(tmp_path) as node:
         pid = node.pid_of(0)
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         async with connected(node.tcp) as one, connected(node.tcp) as two:
             for client in (one, two):
                 await client.send(pub("t", b"x"))

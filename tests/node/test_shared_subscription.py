@@ -1,6 +1,7 @@
 """Consumers on the shared port of a node: they get the messages of all processes."""
 
 import hashlib
+import http.client
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,12 @@ async def test_with_tls_and_tokens(tmp_path: Path) -> None:
         status, body = node.request("GET", "/stats?format=json", token="secret")
         assert (status, json.loads(body)["topics"][0]["message_count"]) == (200, 2)
         assert node.get("/stats")[0] == 401
+        host, _, port = node.https.rpartition(":")
+        context = certificates.client_context()
+        secure = http.client.HTTPSConnection(host, int(port), context=context, timeout=PATIENCE_S)
+        secure.request("GET", "/ping")
+        assert secure.getresponse().read() == b"OK"
+        secure.close()
         assert node.request("POST", "/topic/pause?topic=t", token="secret")[0] == 403
 
 

@@ -26,7 +26,7 @@ from .sums import label_metrics, sum_stats
 
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 30.0
-_RESTART_S: Final = 2.0
+_RESTART_S: Final = 1.0
 """A process that has ended is usually there again within this time."""
 _POLL_S: Final = 0.05
 _MOST_BYTES: Final = 256 * 1024 * 1024
@@ -214,11 +214,9 @@ class Front:
         return missing
 
     async def _refuse(self, request: Request) -> Response:
-        places = ", ".join(self._siblings.http_addresses)
-        raise HTTPError(
-            400,
-            f"ONE_PROCESS: this address is that of {self._siblings.count} brokers; ask one of them: {places}",
-        )
+        places = ",".join(self._siblings.http_addresses)
+        reason = f"{self._siblings.count} brokers share this address; use those of the brokers: {places}"
+        raise HTTPError(400, f"ONE_PROCESS: {reason}")
 
     # ------------------------------------------------------------------ requests
 
