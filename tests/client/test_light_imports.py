@@ -32,6 +32,37 @@ LOADED = {
 """What a consumer and a producer may load of some packages. The others belong to the client."""
 
 
+def test_programs_on_asyncio_do_not_load_trio() -> None:
+    program = """
+import asyncio, socket, sys, trio_nsq
+
+async def fail(client):
+    try:
+        async with client:
+            pass
+    except trio_nsq.ConnectionFailed as error:
+        print(error.reason)
+
+async def main():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "127.0.0.1:%d" % server.getsockname()[1]
+        closing = asyncio.create_task(asyncio.to_thread(lambda: server.accept()[0].close()))
+        await fail(trio_nsq.Producer(address))
+        await closing
+    await fail(trio_nsq.Consumer("t", "c", nsqd_tcp_addresses=address))
+    print("trio" in sys.modules)
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    first, second, is_loaded = done.stdout.splitlines()
+    assert first
+    assert second == "Connection refused"
+    assert is_loaded == "False"
+
+
 @pytest.mark.parametrize("loop", ["trio", "asyncio"])
 def test_client_loads_no_server(loop: str) -> None:
     program = f"""

@@ -1,10 +1,8 @@
 """A background task for objects that are async context managers."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
-
-import trio
+from typing import TYPE_CHECKING, Any
 
 from ..event_loop import runtime
 
@@ -28,10 +26,10 @@ class BackgroundTask:
 
     def __init__(self, crashed: Callable[[Exception], object] = lambda _: None) -> None:
         self._crashed = crashed
-        self._scope = trio.CancelScope(shield=True)
-        self._stopped = trio.Event()
-        self._manager: AbstractAsyncContextManager[trio.Nursery] | None = None
-        self._nursery: trio.Nursery | None = None
+        self._scope: runtime.CancelScope | None = None  # under trio, while it is open
+        self._stopped = runtime.Event()
+        self._manager: AbstractAsyncContextManager[runtime.Nursery] | None = None
+        self._nursery: runtime.Nursery | None = None
         self._detached: DetachedTasks | None = None  # under asyncio
 
     async def open(self, main: Callable[[], Awaitable[None]]) -> None:
@@ -40,18 +38,19 @@ class BackgroundTask:
         if self._detached is not None:
             self._detached.open(main, self._crashed)
             return
-        self._manager = trio.open_nursery()
+        self._scope = runtime.cancel_scope(shield=True)
+        self._manager = runtime.open_nursery()
         self._nursery = await self._manager.__aenter__()
-        self._nursery.start_soon(self._run, main)
+        self._nursery.start_soon(self._run, main, self._scope)
 
-    async def _run(self, main: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, main: Callable[[], Awaitable[None]], scope: runtime.CancelScope) -> None:
         try:
-            with self._scope:
+            with scope:
                 await main()
         finally:
             self._stopped.set()
 
-    def start_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start another task, which `stop` does not cancel and `close` waits for."""
         tasks = self._detached or self._nursery
         assert tasks is not None
@@ -62,7 +61,8 @@ class BackgroundTask:
         if self._detached is not None:
             await self._detached.stop()
             return
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
         await self._stopped.wait()
 
     async def close(self) -> None:
@@ -71,6 +71,6 @@ class BackgroundTask:
         if detached is not None:
             await runtime.shielded(detached.close)
         manager, self._manager = self._manager, None
-        if manager is not None:
+        if manager is not None and self._scope is not None:
             self._scope.cancel()
             await manager.__aexit__(None, None, None)

@@ -5,18 +5,17 @@ anyio's streams and events cost several times as much as these, per read and per
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import trio
 
 from ..protocol.limits import KIB
+from .runtime import BrokenResourceError, ClosedResourceError, in_trio_task
 
 _running_loop = asyncio._get_running_loop
-_in_trio_task = trio.lowlevel.in_trio_task
 
 READ_BYTES = 256 * KIB
 NEXT_ADDRESS_S = 0.25
@@ -42,7 +41,7 @@ class AsyncioLoop:
     @staticmethod
     def current() -> asyncio.AbstractEventLoop | None:
         """Return the loop of the calling task or callback; None if none calls, or a task of trio as its guest."""
-        return None if _in_trio_task() else _running_loop()
+        return None if in_trio_task() else _running_loop()
 
     @staticmethod
     def in_task() -> bool:
@@ -71,13 +70,6 @@ class AsyncioLoop:
     @staticmethod
     def move_on_at(deadline: float) -> anyio.CancelScope:
         return anyio.CancelScope(deadline=deadline)
-
-    @contextmanager
-    def fail_after(self, seconds: float) -> Iterator[None]:
-        with self.move_on_after(seconds) as scope:
-            yield
-        if scope.cancelled_caught:
-            raise trio.TooSlowError
 
     @staticmethod
     async def shielded(work: Callable[[], Awaitable[None]]) -> None:
@@ -157,7 +149,7 @@ class AsyncioLoop:
                 sock.close()
 
 
-class SocketStream(trio.abc.HalfCloseableStream):
+class SocketStream:
     """A connected socket, which `aclose` closes at once.
 
     It is not a transport of asyncio: after a failed write, a transport drops what was received before, which may have
@@ -200,10 +192,10 @@ class SocketStream(trio.abc.HalfCloseableStream):
                 self._unwatch()
         _wake(self._arrived)
 
-    def _fail(self, cause: OSError) -> trio.BrokenResourceError:
+    def _fail(self, cause: OSError) -> BrokenResourceError:
         if self._is_watched:
             self._unwatch()
-        self._end = trio.BrokenResourceError(str(cause))
+        self._end = BrokenResourceError(str(cause))
         self._end.__cause__ = cause
         return self._end
 
@@ -235,7 +227,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
-                failed = trio.BrokenResourceError(str(error))
+                failed = BrokenResourceError(str(error))
                 raise failed from error
             if not left:
                 return
@@ -254,13 +246,13 @@ class SocketStream(trio.abc.HalfCloseableStream):
 
     def _check_open(self) -> None:
         if self._sock.fileno() < 0:
-            raise trio.ClosedResourceError("the socket is closed")
+            raise ClosedResourceError("the socket is closed")
 
     async def send_eof(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            raise trio.BrokenResourceError(str(error)) from error
+            raise BrokenResourceError(str(error)) from error
 
     async def aclose(self) -> None:
         if self._sock.fileno() < 0:
@@ -270,7 +262,7 @@ class SocketStream(trio.abc.HalfCloseableStream):
         self._loop.remove_writer(self._sock)
         self._sock.close()
         self._received.clear()
-        self._end = trio.ClosedResourceError("the socket is closed")
+        self._end = ClosedResourceError("the socket is closed")
         _wake(self._arrived)
         _wake(self._sendable)
 

@@ -1,29 +1,72 @@
 """What the client needs of an event loop. Each function uses the loop that runs the calling task: trio or asyncio.
 
 Names and meaning are trio's, also under asyncio: a cancelled scope cancels every later wait, too, and a timeout raises
-`TooSlowError`. Under trio the objects are trio's own.
+`TooSlowError`. Under trio the objects are trio's own, but not the errors.
 
 Programs on trio import neither asyncio nor anyio: `AsyncioLoop` is loaded when a task of asyncio enters a client.
+Programs on asyncio do not import trio, which takes longer than all of the client.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import trio
-
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from .asyncio_loop import AsyncioLoop, DetachedTasks
+    import trio
 
-BrokenResourceError = trio.BrokenResourceError
-ClosedResourceError = trio.ClosedResourceError
-TooSlowError = trio.TooSlowError
-Stream = trio.abc.HalfCloseableStream
+    from .asyncio_loop import AsyncioLoop, DetachedTasks
+else:
+
+    class _Trio:
+        """The module, loaded when it is first used."""
+
+        def __getattr__(self, name: str) -> object:
+            import trio
+
+            Event.set = trio.lowlevel.enable_ki_protection(Event.set)
+            self.__dict__.update(vars(trio))
+            return getattr(trio, name)
+
+    trio = _Trio()
+
+
+class TooSlowError(Exception):
+    """A timeout of `fail_after` has passed."""
+
+
+class BrokenResourceError(Exception):
+    """The connection of a stream broke; see `broken_errors`."""
+
+
+class ClosedResourceError(Exception):
+    """The stream was closed before, or meanwhile."""
+
+
+class Stream(Protocol):
+    """A connection, such as a `trio.abc.HalfCloseableStream`."""
+
+    async def receive_some(self, max_bytes: int | None = None, /) -> bytes | bytearray: ...
+
+    async def send_all(self, data: bytes | bytearray | memoryview, /) -> None: ...
+
+    async def wait_send_all_might_not_block(self) -> None: ...
+
+    async def send_eof(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def broken_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of a stream whose connection broke, as trio's streams have their own, and more errors."""
+    if "trio" not in sys.modules:
+        return BrokenResourceError, *more
+    return BrokenResourceError, trio.BrokenResourceError, *more
+
 
 _asyncio: "AsyncioLoop | None" = None
 
@@ -63,7 +106,7 @@ def require_task(name: str, instead: str = "") -> None:
         RuntimeError: The caller does not run in a task.
     """
     global _asyncio
-    if trio.lowlevel.in_trio_task():
+    if in_trio_task():
         return
     if "asyncio" in sys.modules:
         from .asyncio_loop import AsyncioLoop
@@ -130,6 +173,12 @@ def _no_loop() -> None:
     return None
 
 
+def in_trio_task() -> bool:
+    """Whether a task of trio calls."""
+    check: Callable[[], bool] | None = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
+    return check is not None and check()
+
+
 def _other() -> "AsyncioLoop | None":
     """Return the side of asyncio if a task or callback of asyncio calls; None: a task of trio."""
     return _asyncio if _asyncio is not None and _asyncio.current() is not None else None
@@ -153,8 +202,7 @@ class Event:
         """Whether a task waits."""
         return bool(self._tasks or self._futures)
 
-    @trio.lowlevel.enable_ki_protection
-    def set(self) -> None:
+    def set(self) -> None:  # under trio, protected from KeyboardInterrupt
         """Wake the tasks that wait, and let later ones pass."""
         if self._is_set:
             return
@@ -252,9 +300,13 @@ def move_on_at(deadline: float) -> CancelScope:
     return trio.move_on_at(deadline) if (other := _other()) is None else other.move_on_at(deadline)
 
 
-def fail_after(seconds: float) -> AbstractContextManager[object]:
+@contextmanager
+def fail_after(seconds: float) -> Iterator[None]:
     """Limit the time of a block. Raises TooSlowError."""
-    return trio.fail_after(seconds) if (other := _other()) is None else other.fail_after(seconds)
+    with move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise TooSlowError
 
 
 async def shielded(work: Callable[[], Awaitable[None]]) -> None:
@@ -298,6 +350,8 @@ async def open_tcp_stream(host: str, port: int) -> Stream:
 async def aclose_forcefully(stream: Stream) -> None:
     """Close a stream at once."""
     if _other() is None:
-        await trio.aclose_forcefully(stream)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await stream.aclose()
     else:
         await stream.aclose()  # a stream of asyncio does not wait

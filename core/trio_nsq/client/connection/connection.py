@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-import trio
-
 from trio_nsq.protocol import FrameError, Limits, NSQError
 from trio_nsq.protocol.encode import encode_auth, encode_identify, encode_nop, encode_sub
 from trio_nsq.protocol.frames import (
@@ -54,8 +52,10 @@ DEFAULT_MSG_TIMEOUT_MS = MINUTE_MS
 
 Event = ResponseFrame | ErrorFrame | MessageRun
 
-_BROKEN = (FrameError, CompressionError, TLSError, runtime.BrokenResourceError)
-"""Errors that end a connection."""
+
+def _broken() -> tuple[type[Exception], ...]:
+    """Return the errors that end a connection."""
+    return runtime.broken_errors(FrameError, CompressionError, TLSError)
 
 
 async def connect(
@@ -385,7 +385,9 @@ class Connection:
             The socket, which does not block and which the caller must close; the codecs for all bytes on it; and the
             reader, which may hold decoded bytes.
         """
-        assert isinstance(self._stream, trio.SocketStream)
+        from trio import SocketStream
+
+        assert isinstance(self._stream, SocketStream)
         sock = socket.socket(fileno=self._stream.socket.detach())
         sock.setblocking(False)
         self.ended.set()
@@ -426,7 +428,7 @@ class Connection:
                 begun_at = min(begun_at, runtime.current_time())
         except runtime.TooSlowError:
             return ConnectionLost(self.address, f"no heartbeat for {timeout_s:g} s")
-        except _BROKEN as error:
+        except _broken() as error:
             lost = ConnectionLost(self.address, _reason(error))
             lost.__cause__ = error
             return lost
@@ -448,7 +450,7 @@ class Connection:
                         await self._stream.send_all(goodbye)
                     await self._stream.send_eof()
                     return
-        except (runtime.BrokenResourceError, TLSError):
+        except runtime.broken_errors(TLSError):
             # The reader notices the end too, and first reads the error frame with the reason, if there is one.
             pass
 
@@ -480,12 +482,12 @@ def _handshake_failure(error: BaseException, limit_s: float) -> str | None:
         case runtime.TooSlowError():
             return f"connected, but no answer within {limit_s:g} s"
         case _:
-            return _reason(error) if isinstance(error, _BROKEN) else None
+            return _reason(error) if isinstance(error, _broken()) else None
 
 
 def _reason(error: BaseException) -> str:
     match error:
-        case runtime.BrokenResourceError():
+        case _ if isinstance(error, runtime.broken_errors()):
             return (
                 _reason(error.__cause__) if isinstance(error.__cause__, OSError) else "the connection broke"
             )
