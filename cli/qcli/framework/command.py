@@ -110,19 +110,24 @@ class DocumentedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, but report an option that takes one value and is given several times."""
         if not ctx.resilient_parsing:
-            try:
-                _, _, given = self.make_parser(ctx).parse_args(list(args))
-            except click.NoSuchOption as error:
-                if error.option_name in ("-y", "--yes"):
-                    raise click.UsageError(
-                        f"No such option {error.option_name!r}: this command asks no question.", ctx
-                    ) from None
-                raise
-            for param in dict.fromkeys(given):
-                if (count := given.count(param)) > 1 and _takes_one_value(param):
-                    names = " / ".join([*param.opts, *param.secondary_opts])
-                    self.report_repeated(ctx, f"{names} is given {count} times")
+            self.typed(ctx, args)
         return super().parse_args(ctx, args)
+
+    def typed(self, ctx: click.Context, args: Sequence[str]) -> dict[str, Any]:
+        """Return the texts of a command line by parameter, without those of the environment. Raises UsageError."""
+        try:
+            found, _, given = self.make_parser(ctx).parse_args(list(args))
+        except click.NoSuchOption as error:
+            if error.option_name in ("-y", "--yes"):
+                raise click.UsageError(
+                    f"No such option {error.option_name!r}: this command asks no question.", ctx
+                ) from None
+            raise
+        for param in dict.fromkeys(given):
+            if (count := given.count(param)) > 1 and _takes_one_value(param):
+                names = " / ".join([*param.opts, *param.secondary_opts])
+                self.report_repeated(ctx, f"{names} is given {count} times")
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         raise_dropped()

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,7 +23,9 @@ from ...framework.command import DocumentedCommand, alike
 from ...framework.errors import Failure
 from ...framework.options import CONNECTION_OPTIONS, GroupedOption
 from .options import TOPIC_PLACE, ToParquetOptions
-from .topic_finder import TopicSection
+
+if TYPE_CHECKING:
+    from .topic_finder import TopicSection
 
 TOPICS, FOLDER = "topics", "folder"
 """Keys for the arguments of the command."""
@@ -101,6 +103,8 @@ class Pipeline:
         return found
 
     def _open(self, ctx: click.Context, name: str, words: _Words) -> TopicSection:
+        from .topic_finder import TopicSection  # not above: the help needs no library
+
         if words.folder is None:
             raise self._error(name, f"{FOLDER}: it is missing.")
         try:
@@ -144,7 +148,7 @@ class PipelineCommand(DocumentedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line, with the keys of the file that are for the whole command."""
         if not ctx.resilient_parsing:
-            typed, _, _ = self.make_parser(ctx).parse_args(list(args))
+            typed = self.typed(ctx, args)
             if typed.get("config") is not None:
                 words = _typed_words(self, typed)
                 pipeline, general = _read(ctx, Path(typed["config"]), words)
