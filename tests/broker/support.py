@@ -291,7 +291,7 @@ class HeldFiles(Files):
         self._reached = trio.Event()
 
     def hold(self, *operations: str) -> None:
-        """Let these operations wait from now on: `read`, `write`, `sync`, `replace` or `rename`."""
+        """Let these operations wait from now on: `read`, `write`, `sync`, `replace` (also `extend`) or `rename`."""
         self._go_on = threading.Event()
         self._reached = trio.Event()
         self._held = set(operations)  # last, because threads may be at such an operation
@@ -326,6 +326,10 @@ class HeldFiles(Files):
     def replace(self, path: Path, content: bytes) -> None:
         self._pass("replace")
         super().replace(path, content)
+
+    def extend(self, path: Path, offset: int, content: bytes) -> None:
+        self._pass("replace")
+        super().extend(path, offset, content)
 
     def rename(self, path: Path, to: Path) -> None:
         self._pass("rename")
@@ -420,6 +424,11 @@ class UnsavedStates(Files):
         if self.fails:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().replace(path, content)
+
+    def extend(self, path: Path, offset: int, content: bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().extend(path, offset, content)
 
 
 async def bodies(client: RawClient, count: int) -> list[bytes]:

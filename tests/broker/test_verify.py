@@ -13,7 +13,9 @@ import trio
 from broker.state import Fixture, disk_log, packed, records
 from broker.support import PATIENCE_S, running_broker
 from log.support import carry_forward, segment_files
+from trio_nsq.broker.state.checkpoint import Addition
 from trio_nsq.broker.state.deferred import DeferredMessages
+from trio_nsq.broker.storage.data_folder import encode_checked
 from trio_nsq.broker.storage.verify import topic_folders, verify_broker_file, verify_topic
 from trio_nsq.client import Consumer, Producer
 from trio_nsq.log import Files, LogReadError
@@ -98,6 +100,17 @@ def test_topic_without_a_state(folder: Path) -> None:
 def test_unreadable_state(folder: Path, text: str) -> None:
     (folder / "state.json").write_text(text)
     assert only(verify_topic(folder)) == (Kind.DAMAGE, "state.json", None, 0)
+
+
+def test_channels_behind_the_state(folder: Path) -> None:
+    path = folder / "state.json"
+    state, line = encode_checked(path.read_bytes()), encode_checked(Addition(["new"], 2).encode())
+    path.write_bytes(state + b"\n" + line)
+    assert verify_topic(folder).findings == []
+    path.write_bytes(state + b"\n" + line[:-1])
+    assert only(verify_topic(folder)) == (Kind.NOTE, "state.json", None, 0)
+    path.write_bytes(state + b"\n" + encode_checked(Addition(["new"], 10**6).encode()))
+    assert only(verify_topic(folder))[0] is Kind.DAMAGE  # the log ends before
 
 
 def test_state_with_a_usable_copy(folder: Path) -> None:

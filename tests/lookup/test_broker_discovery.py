@@ -14,6 +14,7 @@ from broker.support import PATIENCE_S, HeldFiles, connected, pub, running_broker
 from lookup.fake_lookupd import FakeLookupd, fake_lookupd
 from trio_nsq.broker import BoundAddresses, BrokerOptions, StartupError, serve
 from trio_nsq.broker.replication import Replication
+from trio_nsq.broker.storage.data_folder import decode_state
 
 
 async def http(broker: BoundAddresses, method: str, path: str, **options: Any) -> httpx.Response:
@@ -191,7 +192,7 @@ async def test_first_publish_waits_for_the_channels_and_nothing_else_does(tmp_pa
             await one.ok()
             await two.ok()
             # The channels are as durable as the messages.
-            states = [json.loads(path.read_text()) for path in tmp_path.rglob("state.json")]
+            states = [decode_state(path.read_bytes()) for path in tmp_path.rglob("state.json")]
             assert any(all(f'"{name}"' in json.dumps(state) for name in "abc") for state in states)
             assert {(await consumer.message()).body for _ in range(2)} == {b"1", b"2"}
             assert await depths(broker, "t") == {"a": 2, "b": 2, "c": 0}

@@ -13,7 +13,7 @@ from ..log import ALL_STABLE, Log, LogError, is_disk_full
 from ..log.write_ahead import Replay
 from .delivery import Deliverer
 from .state.broker import Broker
-from .state.checkpoint import first_needed, stable_end
+from .state.checkpoint import ADDITIONS, first_needed, known_end, stable_end
 from .state.moved_letters import MovedLetters
 from .state.topic import StateError, Topic
 from .storage.data_folder import STATE_FILE, DataFolder
@@ -191,8 +191,9 @@ class TopicLoader:
                 topic.refuse_publishes(f"cannot save the state of topic {name}: {exc.strerror}")
         if state is None:
             return topic, None
-        # If the end differs, the log has messages published after the last checkpoint.
-        return topic, ahead or (not is_previous and int(state["end"]) == log.next_sequence)
+        # If the end differs, the log has messages published after the last checkpoint. Channels may follow it.
+        is_whole = int(state["end"]) == log.next_sequence and ADDITIONS not in state
+        return topic, ahead or (not is_previous and is_whole)
 
     def _add(self, topic: Topic, is_saved: bool | None) -> None:
         """Add a topic to the broker; arguments as `_restore` returns them."""
@@ -224,6 +225,6 @@ def _report_missing(
     if not is_previous and (needed := first_needed(state, topic.store.is_carried)) < first:
         what = "%s: messages %d to %d are missing: the log begins after them"
         logger.error(what, path, needed, first - 1)
-    if (known := int(state["end"])) > end:
+    if (known := known_end(state)) > end:
         what = "%s: messages %d to %d are missing: the log ends before them"
         logger.error(what, path, end, known - 1)

@@ -235,7 +235,9 @@ class TopicRegistry:
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
         """Raise LimitReached if a channel of this name would exceed the topic's limit."""
         limit = self.options.max_channels
-        if limit and len((topic.channels.keys() | self._creating.get(topic, set())) - {name}) >= limit:
+        creating = self._creating.get(topic, set())
+        others = len(topic.channels) + sum(each != name and each not in topic.channels for each in creating)
+        if limit and others >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
     async def forget_new(self, topic: Topic) -> None:
@@ -368,7 +370,7 @@ class TopicRegistry:
         creating.update(names)
         try:
             await self.checkpointer.change(
-                topic, add, channels=names, then=release_due, with_others=with_others
+                topic, add, channels=names, then=release_due, with_others=with_others, only_creates=True
             )
         finally:
             creating.difference_update(names)

@@ -133,6 +133,8 @@ class Checkpoint:
     followed by the channel if only one gets the messages, producers [[producer, number, sequence]] if there are any,
     producer_instances [[producer, instance, 0]] for those that have one, channels (see `ChannelState`).
 
+    `Addition`s may follow, one a line.
+
     Args:
         head: The fields from format to producers_used.
         durable, ephemeral: The channels. Channels without changes since an earlier checkpoint are already encoded.
@@ -213,6 +215,43 @@ class Checkpoint:
             if channel.first_needed < sequence:
                 found.update(each for each in channel.sequences() if each < sequence)
         return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """Channels that were created after a checkpoint, with nothing else that a restart needs to know.
+
+    It is saved behind the checkpoint. A checkpoint for each new channel would write all others as well.
+
+    Attributes:
+        names: The channels.
+        high_watermark: That of the topic when they were created, where they begin.
+    """
+
+    names: Sequence[str]
+    high_watermark: int
+
+    def encode(self) -> bytes:
+        """Return a JSON object, in UTF-8."""
+        data = {"created": self.names, "distribution_point": self.high_watermark}
+        return json.dumps(data, separators=(",", ":")).encode()
+
+
+ADDITIONS = "additions"
+"""The field of a decoded state that has the additions behind the checkpoint; absent without one."""
+
+
+def additions_of(state: dict[str, Any] | None) -> list[Addition]:
+    """Return the additions behind a checkpoint. Raises KeyError, TypeError or ValueError if they are not valid."""
+    found = state.get(ADDITIONS, ()) if state is not None else ()
+    return [
+        Addition([str(name) for name in each["created"]], int(each["distribution_point"])) for each in found
+    ]
+
+
+def known_end(state: dict[str, Any]) -> int:
+    """Return the sequence up to which a saved state knows of messages. Raises as `additions_of`."""
+    return max(int(state["end"]), *(each.high_watermark for each in additions_of(state)), 0)
 
 
 def _row(waiting: PendingRange) -> tuple[Any, ...]:

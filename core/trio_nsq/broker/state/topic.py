@@ -12,7 +12,7 @@ The end of the topic is the end of the last records passed to `accept`.
 """
 
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ...log import Log, RecordBatch
@@ -22,7 +22,7 @@ from ...protocol import is_ephemeral
 from .batch import make_batches
 from .cache import BatchCache
 from .channel import Channel
-from .checkpoint import STATE_FORMAT, ChannelState, Checkpoint
+from .checkpoint import STATE_FORMAT, Addition, ChannelState, Checkpoint, additions_of, known_end
 from .dead_letter_ledger import DeadLetterLedger
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
@@ -202,18 +202,18 @@ class Topic:
             for channel in self.channels.values():
                 channel.messages.cursor.move_to(self._first)
 
-    def distribute(self) -> None:
-        """Give the channels the messages beyond the high watermark.
+    def distribute(self, until: int | None = None) -> None:
+        """Give the channels the messages beyond the high watermark, or only those before a sequence.
 
         Does nothing if the topic is paused, is moved to another broker, or has no channel.
         """
         channels = self.limits.shared if self._private else self.channels.values()
         if self.paused or not channels or self.moving.current is not None:
             return
-        count, deferred = self._undistributed.take()
+        count, deferred = self._undistributed.take(until)
         if deferred:
             distribute_to(channels, count, deferred)
-        else:
+        elif count:
             for channel in channels:
                 channel.arrived(count)
 
@@ -376,6 +376,20 @@ class Topic:
             self.settings,
         )
 
+    def addition(self, names: Iterable[str]) -> Addition:
+        """Return what is saved when channels are added, and nothing else changes.
+
+        Args:
+            names: The new channels. Those that are ephemeral, or that exist, are left out.
+        """
+        new = [name for name in dict.fromkeys(names) if name not in self.channels and not is_ephemeral(name)]
+        return Addition(new, self.view.high_watermark)
+
+    @property
+    def can_save_additions(self) -> bool:
+        """Whether an `addition` after the last checkpoint suffices to save new channels."""
+        return self.moving.current is None and not self.refuses_because
+
     def saved(self, checkpoint: Checkpoint) -> None:
         """Handle a checkpoint that is on disk: allow publishes, and confirm the dead letters it no longer has."""
         if self.refuses_because:
@@ -406,9 +420,11 @@ class Topic:
         """
         end, scanned, ahead = self.view.end, self._first, False
         unconfirmed = scanned
+        additions: list[Addition] = []
         if state is not None:
             try:
-                ahead = int(state["end"]) > end
+                additions = additions_of(state)
+                ahead = known_end(state) > end
                 scanned = min(int(state["end"]), end)
                 unconfirmed = min(int(state.get("settled", scanned)), scanned)
                 self._load(state)
@@ -417,8 +433,22 @@ class Topic:
                     f"the field {exc} is missing" if isinstance(exc, KeyError) else str(exc)
                 ) from exc
         self._scan(scanned, unconfirmed)
+        for addition in additions:
+            self._add_again(addition)
         self.distribute()
         return ahead
+
+    def _add_again(self, addition: Addition) -> None:
+        """Add channels that were created after the checkpoint. They do not get the messages from before."""
+        sequence = min(addition.high_watermark, self.view.end)
+        if self.channels:
+            self.distribute(sequence)
+        else:  # ephemeral channels, which are not saved, had those messages
+            self._undistributed.drop_before(sequence)
+        for name in addition.names:
+            if name not in self.channels:
+                self.channels[name] = self._make_channel(name, max(self._first, sequence))
+                self.moving.hold(self.channels[name])
 
     def _scan(self, new: int, unconfirmed: int) -> None:
         """Read the log after the saved state.

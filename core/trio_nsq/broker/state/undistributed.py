@@ -37,13 +37,15 @@ class UndistributedMessages:
         self.waiting.add(waiting)
         self._version.increment()
 
-    def take(self) -> tuple[int, list[PendingRange]]:
-        """Move the high watermark to the end of the topic.
+    def take(self, until: int | None = None) -> tuple[int, list[PendingRange]]:
+        """Move the high watermark to the end of the topic, or only to this sequence, after a message.
 
         Returns:
             The number of messages to read in sequence order, and the others.
         """
         topic = self._topic
+        if until is not None and until < topic.end:
+            return self._take_before(until)
         end, point = topic.end, topic.high_watermark
         if not self.waiting:
             if end > point:
@@ -52,6 +54,14 @@ class UndistributedMessages:
             return end - point, []
         count, deferred = self.depth, list(self.waiting)
         self.clear()
+        return count, deferred
+
+    def _take_before(self, until: int) -> tuple[int, list[PendingRange]]:
+        deferred = [each for each in self.waiting if each.sequences.start < until]
+        if deferred:
+            until = max(until, deferred[-1].sequences.stop)
+        count = self.count_before(until)
+        self.drop_before(until)
         return count, deferred
 
     def clear(self) -> None:

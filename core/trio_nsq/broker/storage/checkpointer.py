@@ -39,6 +39,7 @@ class _Change:
     """A pending change of a topic; arguments as for `Checkpointer.change`.
 
     Attributes:
+        only_creates: The change creates `channels`, and does nothing else.
         done: The change was made or refused.
         error: Why it was refused.
         result: What `change` returned for the topic itself.
@@ -49,9 +50,16 @@ class _Change:
     check: Callable[[], object]
     then: Callable[[], object]
     with_others: bool
+    only_creates: bool = False
     done: bool = False
     error: Exception | None = None
     result: Any = None
+
+    def run_check(self) -> None:
+        try:
+            self.check()
+        except Exception as exc:
+            self.refuse(exc)
 
     def try_on(self, copy: Topic) -> None:
         try:
@@ -78,7 +86,8 @@ def _copy_with(topic: Topic, changes: Sequence[_Change]) -> Topic:
     """Return a copy of a topic after these changes; those that cannot be made are refused."""
     copy = topic.copy({name for each in changes for name in each.channels})
     for change in changes:
-        change.try_on(copy)
+        if not change.done:
+            change.try_on(copy)
     return copy
 
 
@@ -128,6 +137,7 @@ class Checkpointer:
         self._ids = ids
         self._reserving = trio.Lock()
         self._saved: dict[Topic, int] = {}  # the version of the state last saved
+        self._extendable: set[Topic] = set()  # what the file has was saved by this broker, and is complete
         # Names of topics to save although they have not changed: a save failed, or files may be deleted.
         self._due: set[str] = set()
         self._locks: dict[Topic, trio.Lock] = {}
@@ -155,6 +165,7 @@ class Checkpointer:
         check: Callable[[], object] = lambda: None,
         then: Callable[[], object] = lambda: None,
         with_others: bool = False,
+        only_creates: bool = False,
         locked: bool = False,
     ) -> _T:
         """Change a topic durably: make the change in a copy and save its state, then make it in the topic.
@@ -167,6 +178,7 @@ class Checkpointer:
             check: May refuse the change, too; called before it is saved, and not afterwards.
             then: Called after the change of the topic, before any other task runs.
             with_others: One write may save this change together with other such changes.
+            only_creates: The change creates the channels, and does nothing else: it may be saved behind the last state.
             locked: The caller has `locked` the topic.
 
         Returns:
@@ -180,7 +192,7 @@ class Checkpointer:
             self._refuse(ephemeral=topic.ephemeral)
         except PublishRefused as exc:
             raise SaveError(str(exc)) from exc
-        pending = _Change(change, channels, check, then, with_others)
+        pending = _Change(change, channels, check, then, with_others, only_creates)
         if topic.ephemeral:
             self._check_exists(topic)
             _copy_with(topic, [pending])  # may refuse the change
@@ -276,19 +288,13 @@ class Checkpointer:
 
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with these changes, and make the changes."""
+        is_extendable = topic in self._extendable and topic.can_save_additions
+        only_creates = is_extendable and bool(changes) and all(each.only_creates for each in changes)
+        self._extendable.discard(topic)
+        saved: SavedCheckpoint | None = None
         try:
-            await self.retention.maintain(topic)
-            self._saved[topic] = topic.version.number
-            self._broker.changed.discard(topic.name)
-            self._due.discard(topic.name)
-            checkpoint = (_copy_with(topic, changes) if changes else topic).checkpoint()
-            for _ in checkpoint.encode():
-                await trio.lowlevel.checkpoint()
-            # If a batch number survived a power cut without its messages, the batch would count as published.
-            if checkpoint.names_batches and not await self._sync(topic):
-                raise OSError(EIO, "its log cannot be synced")
-            save = partial(self._folder.save, topic.name, checkpoint)
-            saved = await trio.to_thread.run_sync(save, limiter=self._threads)
+            if not (only_creates and await self._append(topic, changes)):
+                saved = await self._write(topic, changes)
         except BaseException as exc:  # if cancelled, nothing was written
             self._saved.pop(topic, None)
             self._due.add(topic.name)
@@ -315,8 +321,41 @@ class Checkpointer:
             change.make(topic)
             # Save again: the topic changed after the checkpoint, and the previous state lacks the change.
             self._due.add(topic.name)
-        topic.saved(checkpoint)
-        await self._discard(topic, saved)
+        self._extendable.add(topic)
+        if saved is not None:
+            topic.saved(saved)
+            await self._discard(topic, saved)
+
+    async def _write(self, topic: Topic, changes: Sequence[_Change]) -> SavedCheckpoint:
+        """Write the state of a topic with these changes."""
+        await self.retention.maintain(topic)
+        self._saved[topic] = topic.version.number
+        self._broker.changed.discard(topic.name)
+        self._due.discard(topic.name)
+        checkpoint = (_copy_with(topic, changes) if changes else topic).checkpoint()
+        for _ in checkpoint.encode():
+            await trio.lowlevel.checkpoint()
+        # If a batch number survived a power cut without its messages, the batch would count as published.
+        if checkpoint.names_batches and not await self._sync(topic):
+            raise OSError(EIO, "its log cannot be synced")
+        save = partial(self._folder.save, topic.name, checkpoint)
+        return await trio.to_thread.run_sync(save, limiter=self._threads)
+
+    async def _append(self, topic: Topic, changes: Sequence[_Change]) -> bool:
+        """Write channels that these changes create behind the topic's state: what that takes does not grow with it.
+
+        Returns False if that fails, because the file may end with a part of it: the whole state must be written.
+        """
+        for change in changes:
+            change.run_check()
+        addition = topic.addition(name for each in changes if not each.done for name in each.channels)
+        if addition.names:
+            append = partial(self._folder.append_to_state, topic.name, addition.encode())
+            try:
+                await trio.to_thread.run_sync(append, limiter=self._threads)
+            except OSError:
+                return False
+        return True
 
     async def _discard(self, topic: Topic, saved: SavedCheckpoint) -> None:
         """Delete files that a topic's log no longer needs. If that fails, the next checkpoint retries."""
@@ -339,6 +378,7 @@ class Checkpointer:
 
     def forget(self, topic: Topic) -> None:
         self._saved.pop(topic, None)
+        self._extendable.discard(topic)
         self._locks.pop(topic, None)
         self._errors.pop(topic.name, None)
         self.retention.forget(topic.name)

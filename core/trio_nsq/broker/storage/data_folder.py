@@ -13,7 +13,8 @@ spare-room                      see `DiskReserve`
 write-ahead.N                   what the topics' segments may lack after a power cut, see `WriteAhead`
 process-N/                      not of a broker: in the folder of a node, the data folder of a process
 topics/NAME.topic/              one folder per topic (the suffix keeps a topic called ".." harmless)
-    state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32"
+    state.json                  `Checkpoint`: pause flags, channels, unfinished messages; starts with a "crc32". New
+                                channels follow, see `Addition`: one JSON object a line, each with a "crc32"
     state.json.previous         the previous state, used if state.json is damaged
     state.json.damaged          a damaged state.json, kept for inspection
     00000000000000000000.log    segments of its log
@@ -47,7 +48,7 @@ from ...platform.folder_locks import lock_holder
 from ...protocol import is_valid_name
 from ..errors import StartupError
 from ..state.broker import COUNTER_BITS
-from ..state.checkpoint import Checkpoint
+from ..state.checkpoint import ADDITIONS, Checkpoint
 from ..state.topic import StateError
 from .disk_reserve import DiskReserve
 from .process_folders import folders_in, number_of
@@ -78,6 +79,7 @@ MAX_STATE_BYTES = 1024**3
 """Maximum size of a topic's state; enough for 40 million deferred messages."""
 MAX_BROKER_BYTES = 64 * 1024
 _IDS_PER_SECOND_BITS = 20
+_CHECKED = b'{"crc32":"'
 _CHECKED_FROM = len('{"crc32":"00000000",')
 _WITHOUT_STATE = "the topic has no channels, and its first channel gets all messages in the log"
 MISSING_WRITE_AHEAD = (
@@ -366,7 +368,11 @@ class DataFolder:
     def _read_state(self, path: Path, name: str) -> dict[str, Any]:
         """Raises ValueError, which names the file; FileNotFoundError; LogReadError if a retry may succeed."""
         try:
-            return decode_state(self.files.content(path, MAX_STATE_BYTES), name)
+            state = decode_state(self.files.content(path, MAX_STATE_BYTES), name)
+            if incomplete := state.pop(INCOMPLETE, 0):
+                what = "%s: its last %d bytes are incomplete, as after a crash while a channel was created"
+                logger.warning(what, path, incomplete)
+            return state
         except FileNotFoundError:
             raise
         except OSError as exc:
@@ -426,6 +432,21 @@ class DataFolder:
                 self.files.rename(linked, previous)
             except OSError:
                 pass  # the state is saved, without a copy of the previous one
+
+    def append_to_state(self, name: str, addition: bytes) -> None:
+        """Append a JSON object to a topic's state, durably, after `write_state`.
+
+        It does not use the disk reserve, as `write_state` does.
+
+        Raises:
+            OSError: The object, or a part of it, may be in the file. A broker ignores a part at its end.
+        """
+        path = self.topic_folder(name) / STATE_FILE
+        line = b"\n" + encode_checked(addition)
+        end = path.stat().st_size
+        if end + len(line) > MAX_STATE_BYTES:
+            raise OSError(EFBIG, os.strerror(EFBIG))
+        self.files.extend(path, end, line)
 
     def _link(self, path: Path, to: Path) -> bool:
         """Link a file to a second name, replacing a file of that name; False if that fails or there is no file."""
@@ -518,11 +539,35 @@ def decode_checked(content: bytes) -> dict[str, Any]:
     return state
 
 
-def decode_state(content: bytes, name: str) -> dict[str, Any]:
-    """Decode the saved state of the topic of this name. Raises ValueError if it is damaged or another topic's."""
-    state = decode_checked(content)
-    if state.get("name", name) != name:
+INCOMPLETE = "incomplete"
+"""The field of a decoded state with the size of an addition at its end that was not written completely."""
+
+
+def decode_state(content: bytes, name: str = "") -> dict[str, Any]:
+    """Decode a topic's saved state, with the channels that follow the checkpoint as `ADDITIONS`.
+
+    Args:
+        name: The topic; empty: not known.
+
+    Raises:
+        ValueError: It is damaged, or another topic's.
+    """
+    lines = [content]
+    if content.startswith(_CHECKED):  # otherwise it is written by hand, and may have several lines
+        lines = content.rstrip().split(b"\n")
+    state = decode_checked(lines[0])
+    if name and state.get("name", name) != name:
         raise ValueError(f"it is the state of topic {state['name']}")
+    additions = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            additions.append(decode_checked(line))
+        except ValueError:
+            if number < len(lines):
+                raise
+            state[INCOMPLETE] = len(line)
+    if additions or INCOMPLETE in state:
+        state[ADDITIONS] = additions
     return state
 
 

@@ -16,12 +16,13 @@ from ...log.inspection.verify import LogReport, Progress, verify_log
 from ...log.write_ahead import write_ahead_files
 from ...protocol import is_valid_name
 from ..state.cache import BatchCache
-from ..state.checkpoint import first_needed, stable_end, unfinished_in
+from ..state.checkpoint import first_needed, known_end, stable_end, unfinished_in
 from ..state.topic import StateError, Topic
 from .data_folder import (
     BROKER_COPY_FILE,
     BROKER_FILE,
     DAMAGE,
+    INCOMPLETE,
     MAX_BROKER_BYTES,
     MAX_STATE_BYTES,
     MISSING_WRITE_AHEAD,
@@ -30,7 +31,6 @@ from .data_folder import (
     STATE_FILE,
     SUFFIX,
     TOPICS_FOLDER,
-    decode_checked,
     decode_ids,
     decode_state,
 )
@@ -112,6 +112,9 @@ def verify_topic(folder: Path, *, files: Files | None = None, progress: Progress
             report.findings.append(Finding(Kind.NOTE, path, 0, 0, text))
         return report
     before = before or after
+    if incomplete := after.get(INCOMPLETE, 0):
+        text = f"its last {incomplete} bytes are incomplete, as after a crash while a channel was created"
+        report.findings.append(Finding(Kind.NOTE, path, 0, 0, text))
     try:
         for state in (before, after):
             _restore(folder, state, report, begin)
@@ -151,9 +154,7 @@ def _read_state(files: Files, path: Path) -> dict[str, Any] | None:
     """Read a topic's saved state; None if there is none. Raises StateError if a broker cannot use it, and OSError."""
     try:
         content = _content(files, path, MAX_STATE_BYTES)
-        if _is_named_after_topic(path.parent):
-            return decode_state(content, topic_name(path.parent))
-        return decode_checked(content)
+        return decode_state(content, topic_name(path.parent) if _is_named_after_topic(path.parent) else "")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as exc:
@@ -220,7 +221,7 @@ def _compare(
     begin: int,
 ) -> Iterator[Finding]:
     """Yield inconsistencies between restorable states and the log, which begins in the archive at `begin`."""
-    end, needed = int(before["end"]), first_needed(before, is_carried)
+    end, needed = known_end(before), first_needed(before, is_carried)
     if end > report.next_sequence:
         start = max(report.next_sequence, needed)
         what = (

@@ -246,6 +246,15 @@ class Files:
             raise
         self.sync_folder(path.parent)
 
+    def extend(self, path: Path, offset: int, content: bytes) -> None:
+        """Write durably at the end of a file, which is at `offset`. After an error, the file may have a part of it."""
+        fd = self.open(path)
+        try:
+            self.write(fd, offset, [content])
+            self.sync(fd)
+        finally:
+            self.close(fd)
+
     def link(self, path: Path, to: Path) -> None:
         """Give a file a second name, which must not exist."""
         os.link(path, to)
