@@ -141,7 +141,7 @@ class Server:
         self.moved_messages: MovedMessages = MovedMessages(broker, self.topics, self.checkpointer)
         self._dead_letters = DeadLetterMover(broker, self.topics, delivery, self.readers, moved_letters)
         self.session_deps: SessionDeps = SessionDeps(
-            options, broker, clock, poller, write_path, delivery, self.topics, self.idempotent, tls_context,
+            options, broker, clock, poller, write_path, delivery, self.topics, self.idempotent, nursery, tls_context,
             self.authentication.access,
         )  # fmt: skip
         self.sessions: Sessions = Sessions(self.session_deps)
@@ -151,6 +151,7 @@ class Server:
         self.reported_jobs: ReportedJobs = ReportedJobs()
         self.jobs = (
             self.scheduler.run,
+            self.session_deps.heartbeats.run,
             self._dead_letters.run,
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,

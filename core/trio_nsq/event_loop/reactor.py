@@ -163,12 +163,14 @@ class SendBuffer:
     Attributes:
         patience_s: How long the socket may accept no data before the connection is closed; math.inf is no limit.
         full: The socket did not accept all data; set until `drain` has sent the rest.
+        on_full: Called when `drain` has something to do, also because the connection is lost; None: it runs always.
         broken: The connection is lost; further data is dropped.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.patience_s: float = math.inf
         self.full: bool = False
+        self.on_full: Callable[[], object] | None = None
         self.broken: bool = False
         self._sock = sock
         self._codecs: list[Codec] = []  # in the order of encoding
@@ -210,7 +212,12 @@ class SendBuffer:
             if self._plain or self._wire:
                 self.full = True
                 self._emptied = trio.Event()
-                self._became_full.set()
+                self._fill()
+
+    def _fill(self) -> None:
+        self._became_full.set()
+        if self.on_full is not None:
+            self.on_full()
 
     def encode(self) -> None:
         """Encode the data put so far now, not at the next flush."""
@@ -284,7 +291,7 @@ class SendBuffer:
         self.full = True
         self._plain.clear()
         self._wire.clear()
-        self._became_full.set()
+        self._fill()
         self._emptied.set()
 
 

@@ -69,9 +69,12 @@ class GoObject:
             for key, value in self._pairs:
                 if value is not None:
                     self._values.setdefault(_fold(key), []).append(value)
-        values = self._values.get(name, [zero])
-        if any(type(value) is not kind for value in values):  # not isinstance: in Python a bool is an int
-            raise _wrong(name)
+        values = self._values.get(name)
+        if values is None:
+            return zero
+        for value in values:
+            if type(value) is not kind:  # not isinstance: in Python a bool is an int
+                raise _wrong(name)
         found: _T = values[-1]
         return found
 
@@ -80,12 +83,7 @@ def decode_object(data: bytes) -> GoObject:
     """Decode one JSON object; `null` is an empty object. Raises ValueError."""
     try:
         # Bytes that are not UTF-8 become U+FFFD. (json.loads of bytes would also accept UTF-16 and others.)
-        decoded: Any = json.loads(
-            data.decode("utf-8", "replace"),
-            object_pairs_hook=GoObject,
-            parse_int=_integer,
-            parse_constant=refuse_constant,
-        )
+        decoded: Any = _DECODER.decode(data.decode("utf-8", "replace"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if decoded is None:
@@ -93,6 +91,20 @@ def decode_object(data: bytes) -> GoObject:
     if not isinstance(decoded, GoObject):
         raise ValueError("not a JSON object")
     return decoded
+
+
+def _integer(digits: str) -> float:
+    """Return an integer; infinity for a very long one, which Python parses slowly or rejects."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError: for `parse_constant` of decoders, which would take NaN and Infinity."""
+    raise ValueError(f"{name} is not JSON")
+
+
+# One for all: `json.loads` with arguments makes a decoder for each call.
+_DECODER = json.JSONDecoder(object_pairs_hook=GoObject, parse_int=_integer, parse_constant=refuse_constant)
 
 
 _ESCAPES = str.maketrans(
@@ -112,16 +124,6 @@ def _fold(key: str) -> str:
 
 def _text(value: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", value)
-
-
-def _integer(digits: str) -> float:
-    """Return an integer; infinity for a very long one, which Python parses slowly or rejects."""
-    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
-
-
-def refuse_constant(name: str) -> NoReturn:
-    """Raise ValueError: for `parse_constant` of decoders, which would take NaN and Infinity."""
-    raise ValueError(f"{name} is not JSON")
 
 
 def _wrong(name: str) -> ValueError:

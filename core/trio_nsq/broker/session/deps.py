@@ -15,6 +15,7 @@ from ..ingest.write_path import WritePath
 from ..options import BrokerOptions
 from ..state.broker import Broker
 from ..topic_registry import TopicRegistry
+from .heartbeats import Heartbeats
 from .wrong_ports import WrongPorts
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class SessionDeps:
     """The parts of a broker that its sessions use.
 
     Attributes:
+        nursery: Runs the sends to clients that do not read fast enough.
         tls_context: For new TLS sessions; None without TLS.
         access: Identifies clients.
         bodies: Limits the memory of large bodies that are arriving.
@@ -41,8 +43,10 @@ class SessionDeps:
     delivery: Deliverer
     topics: TopicRegistry
     idempotent: IdempotentPublisher
+    nursery: trio.Nursery
     tls_context: "ServerContext | None" = None
     access: Access = field(default_factory=Access)
     bodies: BodyMemoryLimit = field(default_factory=BodyMemoryLimit)
     wrong_ports: WrongPorts = field(default_factory=WrongPorts)
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
     parsing: trio.Lock = field(default_factory=trio.Lock)

@@ -46,11 +46,13 @@ class ClientTask:
         self._session = session
         self._deps = deps
         self._siblings = siblings
-        self._nursery: trio.Nursery | None = None  # while it runs
-        self._settings_changed = trio.Event()
+        self._nursery: trio.Nursery | None = None  # while it runs, with `siblings`
         self._is_refused = False  # the final error frame is sent, so no heartbeats follow
         self._turn_over_s = 0.0  # by `perf_counter`
-        session.send_buffer.patience_s = self._heartbeat_interval_s
+        self._is_sending = False  # a task sends what the socket did not accept at once
+        self._heartbeat = deps.heartbeats.begin(self._beat)
+        self._next_beat_s = self._watched_s = math.inf
+        self._apply_heartbeat_interval()
 
     @property
     def _heartbeat_interval_s(self) -> float:
@@ -58,21 +60,24 @@ class ClientTask:
 
     async def run(self) -> None:
         session = self._session
+        session.send_buffer.on_full = self._begin_sending
+        if session.reader.auth_required:
+            # Strangers must not keep connections from others.
+            session.scope.deadline = trio.current_time() + LOGIN_TIMEOUT_S
         try:
             with session.scope:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    nursery.start_soon(self._send_heartbeats)
-                    nursery.start_soon(self._send_rest)
-                    if session.reader.auth_required:
-                        nursery.start_soon(self._limit_login)
-                    session.start_polling()
-                    try:
-                        await self._receive()
-                    finally:
-                        session.stop_polling()
-                    nursery.cancel_scope.cancel()
+                if self._siblings is None:
+                    await self._serve()
+                else:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        await self._serve()
+                        nursery.cancel_scope.cancel()
+            if session.scope.cancelled_caught and trio.current_time() >= session.scope.deadline:
+                logger.info("%s: closed, no AUTH within %g s", session.peer, LOGIN_TIMEOUT_S)
         finally:
+            self._heartbeat.end()
+            session.send_buffer.on_full = None
             session.transport.finish_sending()
             session.send_buffer.abandon()
             self._deps.bodies.leave(session)
@@ -83,7 +88,16 @@ class ClientTask:
             finally:
                 session.subscription = session.elsewhere = None  # breaks reference cycles
                 self._nursery = None
+                if self._is_sending:
+                    trio.lowlevel.notify_closing(session.transport.sock)
                 session.transport.sock.close()
+
+    async def _serve(self) -> None:
+        self._session.start_polling()
+        try:
+            await self._receive()
+        finally:
+            self._session.stop_polling()
 
     async def _receive(self) -> None:
         """Execute the client's commands until it disconnects or violates the protocol."""
@@ -196,54 +210,79 @@ class ClientTask:
             session.send_buffer.put(encode_error(error.wire))
         await session.transport.linger()
 
-    async def _send_heartbeats(self) -> None:
-        """Send heartbeats, and close a connection that is silent for two intervals; runs until cancelled."""
+    def _apply_heartbeat_interval(self) -> None:
+        """Begin to count the interval of the settings."""
+        self._session.send_buffer.patience_s = self._heartbeat_interval_s
+        self._next_beat_s = trio.current_time() + self._heartbeat_interval_s
+        self._watched_s = self._beat_again_s()
+        self._deps.heartbeats.watch(self._heartbeat, self._watched_s)
+
+    def _beat_again_s(self) -> float:
+        # A silence that starts after now cannot exceed the limit before the next heartbeat.
+        return min(self._next_beat_s, self._silent_since_s + 2 * self._heartbeat_interval_s)
+
+    def _beat(self, now_s: float) -> float:
+        """Do what is due, and return when to call this again. See `Heartbeat`."""
+        try:
+            return self._beat_or_close(now_s)
+        except Exception:
+            # A bug in the broker, not the client's fault: it must not affect other clients.
+            logger.exception("TCP: client(%s): internal error", self._session.peer)
+            self._session.close()
+            return math.inf
+
+    def _beat_or_close(self, now_s: float) -> float:
+        """Send a heartbeat if it is due. Close a connection that is silent for two intervals."""
         session = self._session
-        next_beat_s = trio.current_time() + self._heartbeat_interval_s
-        while True:
-            # A silence that starts after now cannot exceed the limit before the next heartbeat.
-            too_long_s = self._silent_since_s + 2 * self._heartbeat_interval_s
-            until_s = min(next_beat_s, too_long_s)
-            with trio.move_on_at(until_s):
-                await self._settings_changed.wait()
-                self._settings_changed = trio.Event()
-                next_beat_s = trio.current_time() + self._heartbeat_interval_s
-                continue
-            now_s = trio.current_time()
-            if now_s >= self._silent_since_s + 2 * self._heartbeat_interval_s:
-                if session.transport.has_unread or now_s > until_s + self._heartbeat_interval_s:
-                    # The broker was late, not the client, which may have waited for heartbeats.
-                    session.rested_s = next_beat_s = now_s
-                    continue
+        if now_s >= self._silent_since_s + 2 * self._heartbeat_interval_s:
+            if session.transport.has_unread or now_s > self._watched_s + self._heartbeat_interval_s:
+                # The broker was late, not the client, which may have waited for heartbeats.
+                session.rested_s = self._next_beat_s = now_s
+            else:
                 logger.info("%s: closed, nothing heard for two heartbeats", session.peer)
                 session.close()
-                return
-            if now_s >= next_beat_s:
-                next_beat_s += self._heartbeat_interval_s
-                if session.reader.greeted and not (self._is_refused or session.handshake.under_way):
-                    session.answer(HEARTBEAT_FRAME)
-                    session.flush_answers()
+                return math.inf
+        if now_s >= self._next_beat_s:
+            self._next_beat_s += self._heartbeat_interval_s
+            if session.reader.greeted and not (self._is_refused or session.handshake.under_way):
+                session.answer(HEARTBEAT_FRAME)
+                session.flush_answers()
+        self._watched_s = self._beat_again_s()
+        return self._watched_s
 
     @property
     def _silent_since_s(self) -> float:
         """Start of the client's silence, by trio's clock; math.inf while the broker does not wait for it."""
         return self._session.rested_s if self._session.state is RESTING else math.inf
 
-    async def _limit_login(self) -> None:
-        """Close a client that does not authenticate: strangers must not keep connections from others."""
-        await trio.sleep(LOGIN_TIMEOUT_S)
-        if self._session.reader.auth_required:
-            logger.info("%s: closed, no AUTH within %g s", self._session.peer, LOGIN_TIMEOUT_S)
-            self._session.close()
+    def _admit(self) -> None:
+        """The client has authenticated, or need not."""
+        self._session.reader.auth_required = False
+        self._session.scope.deadline = math.inf
+
+    def _begin_sending(self) -> None:
+        """The socket is full, or the connection lost."""
+        if not self._is_sending:
+            self._is_sending = True
+            self._deps.nursery.start_soon(self._send_rest)
 
     async def _send_rest(self) -> None:
-        """Whenever the socket is full, send the rest, then resume deliveries. Close a client that reads nothing."""
+        """Send what the socket did not accept, then resume deliveries. Close a client that reads nothing."""
         session = self._session
-        while await session.send_buffer.drain():
-            session.unblock()
-        if not session.send_buffer.broken:
-            logger.warning("%s: closed, the client does not read its data", session.peer)
-        session.close()
+        try:
+            while session.send_buffer.full:
+                if not await session.send_buffer.drain():
+                    if not session.send_buffer.broken:
+                        logger.warning("%s: closed, the client does not read its data", session.peer)
+                    session.close()
+                    return
+                session.unblock()
+        except Exception:
+            # A bug in the broker, not the client's fault: it must not affect other clients.
+            logger.exception("TCP: client(%s): internal error", session.peer)
+            session.close()
+        finally:
+            self._is_sending = False
 
     async def _execute_all(self) -> None:
         """Execute the complete commands. Raises CommandError."""
@@ -284,7 +323,7 @@ class ClientTask:
             await self._subscribe(command)
         elif isinstance(command, Auth):
             reply = await session.authorizer.authenticate(command.secret, session.transport.tls)
-            session.reader.auth_required = False
+            self._admit()
             session.answer(encode_response(reply))
         elif isinstance(command, Claim):
             await self._claim(command)
@@ -310,12 +349,13 @@ class ClientTask:
         received = await session.handshake.identify(command.body)
         session.answered = True
         if session.handshake.settings is not before:
-            session.send_buffer.patience_s = self._heartbeat_interval_s
-            self._settings_changed.set()
+            self._apply_heartbeat_interval()
         if received is not None:
             if session.transport.tls is not None:
                 session.authorizer.use_certificate(session.transport.tls)
-                session.reader.auth_required = not session.authorizer.is_authenticated
+                session.reader.auth_required = True
+                if session.authorizer.is_authenticated:
+                    self._admit()
             await self._take_in(received)
 
     async def _pass_on_producer(self, command: Identify, siblings: "Siblings") -> bool:
