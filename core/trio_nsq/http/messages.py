@@ -145,7 +145,11 @@ class EndOfAnswer(Exception):
 
 def compact_json(value: Any) -> str:
     """Encode JSON without blanks, as NSQ does. Raises TypeError as `json.dumps` does."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
+
+
+# One for all: `json.dumps` with arguments makes an encoder for each call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 # ---------------------------------------------------------------------- parameters, with NSQ's error strings

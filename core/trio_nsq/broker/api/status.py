@@ -6,14 +6,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import trio
-
 from ..._version import __version__
 from ...access.description import describe
 from ...http import Request, Response, compact_json
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
 from ..monitoring.disk import disk_space
+from ..monitoring.forms import Dicts, Texts
 from ..monitoring.oldest import OldestMessages
 from ..monitoring.stats import broker_stats
 from ..monitoring.stats_text import render_text
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from ..monitoring.metrics import MetricsExposition
 
 _NS_PER_MS = 1_000_000
-_TOPICS_PER_STEP = 50
+_DICTS = Dicts()
+_TEXTS = Texts()
 
 
 class Status:
@@ -89,6 +89,7 @@ class Status:
             if topic in ("", found.name) and channel in ("", each.name)
         )
         now_ns = time.time_ns()
+        is_json = query.get("format") == "json"
         limited = identity if identity is not None and not identity.allows_everywhere("read") else None
         stats = await broker_stats(
             self._server,
@@ -100,12 +101,13 @@ class Status:
             include_mem=is_set(request, "include_mem", "true"),
             sees=limited.sees if limited is not None else None,
             reads=partial(limited.allows, "read") if limited is not None else None,
+            form=_TEXTS if is_json else _DICTS,
         )
         stats["health"] = self._health(request)
         if is_set(request, "include_disk") and limited is None:
             stats["disk"] = await disk_space(self._server.broker, self._server.options.data_path)
-        if query.get("format") == "json":
-            return await _in_steps(stats)
+        if is_json:
+            return _encode(stats)
         uptime_ns = self._server.clock.now_ns() - self._server.start_time_ns
         return Response.text(render_text(stats, now_ns, uptime_ns))
 
@@ -129,15 +131,10 @@ def ping_of_member(request: Request, role: str, health: str) -> Response:
     return replace(answer, headers={"X-NSQ-Role": role})
 
 
-async def _in_steps(stats: dict[str, Any]) -> Response:
-    """Build the response of `Response.json`, encoded a few topics at a time."""
-    topics = []
-    for number, topic in enumerate(stats["topics"] or (), 1):
-        topics.append(compact_json(topic))
-        if number % _TOPICS_PER_STEP == 0:
-            await trio.lowlevel.checkpoint()
-    fields = {name: compact_json(value) for name, value in stats.items() if name != "topics" or not value}
-    if topics:
-        fields["topics"] = f"[{','.join(topics)}]"
-    text = ",".join(f'"{name}":{fields[name]}' for name in stats)
-    return Response.encoded(f"{{{text}}}".encode())
+def _encode(stats: dict[str, Any]) -> Response:
+    """Build the response of `Response.json` from `broker_stats` of which most is encoded."""
+    fields = []
+    for name, value in stats.items():
+        is_encoded = name in ("topics", "producers") and value
+        fields.append(f'"{name}":' + (f"[{','.join(value)}]" if is_encoded else compact_json(value)))
+    return Response.encoded(f"{{{','.join(fields)}}}".encode())

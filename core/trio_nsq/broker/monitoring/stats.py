@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
-from operator import itemgetter
 from typing import Any
 
 import trio
@@ -17,11 +16,13 @@ from ..state.quantiles import Sketch
 from ..state.settings import TopicSettings
 from ..state.topic import Topic
 from ..state.topic_limits import TopicLimits
+from .forms import Dicts, Form
 from .oldest import OldestMessages
 
 _NS_PER_MS = 1_000_000
-_PER_STEP = 50
-"""Describing these topics and channels takes about two milliseconds."""
+_PER_STEP = 200
+"""Describing these topics, channels and clients takes about two milliseconds."""
+_DICTS = Dicts()
 
 
 async def broker_stats(
@@ -35,8 +36,11 @@ async def broker_stats(
     include_mem: bool = True,
     sees: Callable[[str], bool] | None = None,
     reads: Callable[[str], bool] | None = None,
+    form: Form = _DICTS,
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`, in steps. The broker serves clients in between.
+
+    The topics, with what they contain, and the producers are in this form; the rest is a dict.
 
     Fields that nsqd does not have are present only if they apply. An unavailable topic has the reason under
     `unavailable`, no channels, and 0 for all counts.
@@ -50,12 +54,21 @@ async def broker_stats(
         sees: Whether the reader may know a topic of this name; None: all.
         reads: Whether the reader may know the clients of a topic; None: all.
     """
-    by_consumer = {
-        s.subscription.consumer: s for s in server.sessions.connected if s.subscription is not None
-    }
-    figures = _Figures(server.options.e2e_processing_latency_percentiles, now_ns, oldest)
-    topics: list[dict[str, Any]] | None = None
+    figures = _Figures(form, server.options.e2e_processing_latency_percentiles, now_ns, oldest)
+    clients_form = _Clients(form)
+    topics: dict[str, Any] | None = None  # by name
     steps = count(1)
+
+    async def clients_of(found: Topic, each: Channel) -> list[Any]:
+        clients = []
+        for consumer in list(each.consumers):
+            session = consumer.subscriber
+            if isinstance(session, Session) and session.subscription is not None:
+                clients.append(clients_form.describe(session, topic or (found.name if sees else "")))
+            if next(steps) % _PER_STEP == 0:
+                await trio.lowlevel.checkpoint()
+        return clients
+
     for name, found in sorted(server.broker.topics.items()):
         if next(steps) % _PER_STEP == 0:
             await trio.lowlevel.checkpoint()
@@ -63,7 +76,8 @@ async def broker_stats(
             continue  # deleted meanwhile
         if (topic and found.name != topic) or (sees is not None and not sees(found.name)):
             continue
-        topics = [] if topics is None else topics
+        topics = {} if topics is None else topics
+        lists_clients = include_clients and (reads is None or reads(found.name))
         channels = [found.channels[channel]] if channel in found.channels else []
         if not channel:
             channels = [c for _, c in sorted(found.channels.items())]
@@ -75,19 +89,15 @@ async def broker_stats(
                 await trio.lowlevel.checkpoint()
             if found.channels.get(each.name) is not each:
                 continue
-            clients = [by_consumer[c] for c in each.consumers if c in by_consumer]
-            listed = (
-                [_client(c, topic or (found.name if sees else "")) for c in clients]
-                if include_clients and (reads is None or reads(found.name))
-                else None
-            )
-            described.append(figures.channel(found, each, listed))
-        topics.append(figures.topic(found, described))
+            clients = await clients_of(found, each) if lists_clients else None
+            described.append(figures.channel(found, each, clients))
+        topics[name] = figures.topic(found, described)
     if not channel or topic:
         missing = _unavailable_topics(server.broker.unavailable, topic)
-        missing = [each for each in missing if sees is None or sees(each["topic_name"])]
+        missing = {name: found for name, found in missing.items() if sees is None or sees(name)}
         if missing:
-            topics = sorted([*(topics or ()), *missing], key=itemgetter("topic_name"))
+            described_missing = {name: form.other(found) for name, found in missing.items()}
+            topics = dict(sorted(((topics or {}) | described_missing).items()))
     unknown = topics is None and bool(topic)  # then nsqd lists nothing, not even producers
     publishing = []
     if include_clients and not unknown and sees is None:  # producers publish to any topics
@@ -96,7 +106,7 @@ async def broker_stats(
         "version": __version__,
         "health": server.health,
         "start_time": server.start_time_s,
-        "topics": topics if topics is not None or unknown else [],
+        "topics": list(topics.values()) if topics is not None else None if unknown else [],
     }
     if server.broker.draining:
         stats["draining"] = True
@@ -108,7 +118,12 @@ async def broker_stats(
         }
     if include_mem:
         stats["memory"] = server.process.memory()
-    stats["producers"] = [_client(c, topic) for c in publishing] or None
+    producers = []
+    for session in publishing:
+        producers.append(clients_form.describe(session, topic))
+        if next(steps) % _PER_STEP == 0:
+            await trio.lowlevel.checkpoint()
+    stats["producers"] = producers or None
     return stats
 
 
@@ -127,9 +142,9 @@ def _cluster(server: Server) -> dict[str, Any] | None:
     }
 
 
-def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str, Any]]:
-    return [
-        {
+def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
             "topic_name": name,
             "channels": [],
             "depth": 0,
@@ -137,33 +152,51 @@ def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> list[dict[str
             "message_count": 0,
             "message_bytes": 0,
             "paused": False,
-            "e2e_processing_latency": {"count": 0, "percentiles": None},
+            "e2e_processing_latency": _NO_LATENCY,
             "unavailable": reason,
         }
         for name, reason in reasons.items()
         if not topic or name == topic
-    ]
+    }
+
+
+_TOPIC = (
+    "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused",
+    "e2e_processing_latency",
+)  # fmt: skip
+_CHANNEL = (
+    "channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count", "message_count", "requeue_count",
+    "timeout_count", "client_count", "clients", "paused", "e2e_processing_latency",
+)  # fmt: skip
+_CHANNEL_WITH_AGE = (*_CHANNEL, "oldest_message_age_ms")
+_NO_LATENCY = {"count": 0, "percentiles": None}
+_USUAL_SETTINGS = TopicSettings()
 
 
 class _Figures:
     """Describes topics and channels. `fractions` are the quantiles of the end-to-end latency; empty if not measured."""
 
-    def __init__(self, fractions: Sequence[float], now_ns: int, oldest: OldestMessages | None) -> None:
+    def __init__(
+        self, form: Form, fractions: Sequence[float], now_ns: int, oldest: OldestMessages | None
+    ) -> None:
+        self._form = form
+        self._no_latency = form.other(_NO_LATENCY)
         self._fractions = fractions
         self._now_ns = now_ns
         self._oldest = oldest
 
-    def topic(self, topic: Topic, channels: list[dict[str, Any]]) -> dict[str, Any]:
-        stats = {
-            "topic_name": topic.name,
-            "channels": channels,
-            "depth": topic.depth,
-            "backend_depth": topic.backend_depth,
-            "message_count": topic.message_count,
-            "message_bytes": topic.message_bytes,
-            "paused": topic.paused,
-            "e2e_processing_latency": self._latency(topic.channels.values()),
-        }
+    def topic(self, topic: Topic, channels: list[Any]) -> Any:
+        form = self._form
+        values = (
+            form.text(topic.name), form.listed(channels), topic.depth, topic.backend_depth, topic.message_count,
+            topic.message_bytes, form.boolean(topic.paused), self._latency(topic.channels.values()),
+        )  # fmt: skip
+        more = self._more_of_topic(topic)
+        return form.describe(_TOPIC, values, form.fields(more) if more else None)
+
+    def _more_of_topic(self, topic: Topic) -> dict[str, Any]:
+        """Return the fields that only some topics have."""
+        stats: dict[str, Any] = {}
         if topic.settings.keeps:
             log = topic.log
             kept = {
@@ -182,24 +215,22 @@ class _Figures:
             stats["moving_to"] = topic.moving.current.to
         return stats | _non_default_settings(topic.settings) | _losses(topic.settings, topic.limits)
 
-    def channel(self, topic: Topic, channel: Channel, clients: list[dict[str, Any]] | None) -> dict[str, Any]:
-        stats = {
-            "channel_name": channel.name,
-            "depth": channel.depth,
-            "backend_depth": channel.backend_depth,
-            "in_flight_count": channel.in_flight_count,
-            "deferred_count": channel.deferred_count,
-            "message_count": channel.message_count,
-            "requeue_count": channel.requeue_count,
-            "timeout_count": channel.timeout_count,
-            "client_count": len(channel.consumers),
-            "clients": clients,
-            "paused": channel.paused,
-            "e2e_processing_latency": self._latency([channel]),
-        }
+    def channel(self, topic: Topic, channel: Channel, clients: list[Any] | None) -> Any:
+        form = self._form
+        names: tuple[str, ...] = _CHANNEL
+        values: tuple[Any, ...] = (
+            form.text(channel.name), *channel.counts(), form.listed(clients), form.boolean(channel.paused),
+            self._latency([channel]),
+        )  # fmt: skip
         if self._oldest is not None:
             age_ns = self._oldest.age_ns(channel, self._now_ns)
-            stats["oldest_message_age_ms"] = None if age_ns is None else age_ns // _NS_PER_MS
+            names, values = _CHANNEL_WITH_AGE, (*values, form.other(age_ns and age_ns // _NS_PER_MS))
+        more = self._more_of_channel(topic, channel)
+        return form.describe(names, values, form.fields(more) if more else None)
+
+    def _more_of_channel(self, topic: Topic, channel: Channel) -> dict[str, Any]:
+        """Return the fields that only some channels have."""
+        stats: dict[str, Any] = {}
         if channel.settings.max_attempts or channel.dead_letter_count or channel.given_up_count:
             stats |= {
                 "max_attempts": channel.settings.max_attempts,
@@ -209,7 +240,7 @@ class _Figures:
             }
         return stats | _losses(topic.settings, channel.messages)
 
-    def _latency(self, channels: Iterable[Channel]) -> dict[str, Any]:
+    def _latency(self, channels: Iterable[Channel]) -> Any:
         """Merge the latencies of these channels. If none is measured, `percentiles` is None."""
         merged: Sketch | None = None
         for channel in channels:
@@ -220,20 +251,20 @@ class _Figures:
                 else:
                     merged.merge(recent)
         if merged is None:
-            return {"count": 0, "percentiles": None}
+            return self._no_latency
         values_ns = merged.quantiles(self._fractions)
-        return {
-            "count": merged.count,
-            "percentiles": [
-                {"quantile": int(f) if f == int(f) else f, "value": v}  # 1, as Go writes it
-                for f, v in zip(self._fractions, values_ns, strict=True)
-            ],
-        }
+        percentiles = [
+            {"quantile": int(f) if f == int(f) else f, "value": v}  # 1, as Go writes it
+            for f, v in zip(self._fractions, values_ns, strict=True)
+        ]
+        return self._form.other({"count": merged.count, "percentiles": percentiles})
 
 
 def _non_default_settings(settings: TopicSettings) -> dict[str, Any]:
     """Return the settings of a topic that differ from nsqd's behaviour."""
-    usual = asdict(TopicSettings())
+    if settings == _USUAL_SETTINGS:
+        return {}
+    usual = asdict(_USUAL_SETTINGS)
     found = {name: value for name, value in asdict(settings).items() if value != usual[name]}
     return found | ({"when_full": settings.when_full} if settings.is_limited else {})
 
@@ -248,42 +279,72 @@ def _losses(settings: TopicSettings, where: TopicLimits | ChannelMessages) -> di
     return losses
 
 
-def _client(client: Session, topic: str) -> dict[str, Any]:
+_CLIENT = (
+    "client_id", "hostname", "version", "remote_address", "state", "ready_count", "in_flight_count", "message_count",
+    "finish_count", "requeue_count", "connect_ts", "sample_rate", "deflate", "snappy", "user_agent",
+)  # fmt: skip
+_NO_TLS = {
+    "tls": False,
+    "tls_cipher_suite": "",
+    "tls_version": "",
+    "tls_negotiated_protocol": "",
+    "tls_negotiated_protocol_is_mutual": False,
+}
+
+
+class _Clients:
+    """Describes clients. `topic`: show only publishes to this one; empty: all."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._v2 = form.text("V2")
+        self._no_tls = form.fields(_NO_TLS)
+
+    def describe(self, client: Session, topic: str) -> Any:
+        text, boolean = self._form.text, self._form.boolean
+        handshake, subscription = client.handshake, client.subscription
+        request, upgrades = handshake.identity, handshake.upgrades
+        counts = _NO_COUNTS
+        if subscription is not None:
+            consumer = subscription.consumer
+            counts = (
+                consumer.ready_count, consumer.in_flight.count, consumer.message_count, consumer.finish_count,
+                consumer.requeue_count,
+            )  # fmt: skip
+        values = (
+            text(request.client_id), text(request.hostname), self._v2, text(client.peer), client.reader.state.value,
+            *counts, client.connected_s, handshake.settings.sample_rate, boolean(upgrades.deflate),
+            boolean(upgrades.snappy), text(request.user_agent),
+        )  # fmt: skip
+        if client.transport.tls is None and client.authorizer.identity is None and not client.pub_counts:
+            more = self._no_tls
+        else:
+            more = self._form.fields(_more_of_client(client, topic))
+        return self._form.describe(_CLIENT, values, more)
+
+
+def _more_of_client(client: Session, topic: str) -> dict[str, Any]:
     tls, identity = client.transport.tls, client.authorizer.identity
-    handshake, subscription = client.handshake, client.subscription
-    consumer = subscription.consumer if subscription is not None else None
-    stats: dict[str, Any] = {
-        "client_id": handshake.identity.client_id,
-        "hostname": handshake.identity.hostname,
-        "version": "V2",
-        "remote_address": client.peer,
-        "state": int(client.reader.state),
-        "ready_count": consumer.ready_count if consumer else 0,
-        "in_flight_count": len(consumer.in_flight) if consumer else 0,
-        "message_count": consumer.message_count if consumer else 0,
-        "finish_count": consumer.finish_count if consumer else 0,
-        "requeue_count": consumer.requeue_count if consumer else 0,
-        "connect_ts": client.connected_s,
-        "sample_rate": handshake.settings.sample_rate,
-        "deflate": handshake.upgrades.deflate,
-        "snappy": handshake.upgrades.snappy,
-        "user_agent": handshake.identity.user_agent,
-    }
+    more: dict[str, Any] = {}
     if identity is not None:
-        stats["authed"] = True
+        more["authed"] = True
         about = {"auth_identity": identity.name, "auth_identity_url": identity.url}
-        stats |= {name: text for name, text in about.items() if text}
+        more |= {name: text for name, text in about.items() if text}
     # All topics the client has published to; nsqd lists one of them.
     counts = [
         {"topic": t, "count": n} for t, n in sorted(client.pub_counts.items()) if not topic or t == topic
     ]
     if counts:
-        stats["pub_counts"] = counts
-    stats |= {
-        "tls": tls is not None,
-        "tls_cipher_suite": tls.cipher_suite if tls is not None else "",
-        "tls_version": tls.version if tls is not None else "",
+        more["pub_counts"] = counts
+    if tls is None:
+        return more | _NO_TLS
+    return more | {
+        "tls": True,
+        "tls_cipher_suite": tls.cipher_suite,
+        "tls_version": tls.version,
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": tls is not None,  # as Go reports for every session
+        "tls_negotiated_protocol_is_mutual": True,  # as Go reports for every session
     }
-    return stats
+
+
+_NO_COUNTS = (0, 0, 0, 0, 0)

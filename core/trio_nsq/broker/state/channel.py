@@ -115,6 +115,19 @@ class Channel:
         fresh = self.messages.fresh
         return max(0, min(fresh, self.store.cached_from - self.cursor)) if fresh > 0 else 0
 
+    def counts(self) -> tuple[int, int, int, int, int, int, int, int]:
+        """Return the counts that `/stats` shows, in its order, from `depth` to the number of consumers."""
+        return (
+            self.depth,
+            self.backend_depth,
+            self.in_flight_count,
+            self.deferred_count,
+            self.message_count,
+            self.requeue_count,
+            self.timeout_count,
+            len(self.consumers),
+        )
+
     @property
     def has_work(self) -> bool:
         """Whether a message can be delivered, or must be moved to the dead-letter topic."""

@@ -177,7 +177,10 @@ class ChannelMessages:
 
     @property
     def in_flight_count(self) -> int:
-        return sum(consumer.in_flight.count for consumer in self.consumers)
+        count = 0
+        for consumer in self.consumers:  # no generator: thousands of consumers and channels are counted
+            count += consumer.in_flight.count
+        return count
 
     @property
     def in_flight(self) -> tuple[InFlightCopy, ...]:
@@ -226,10 +229,12 @@ class ChannelMessages:
 
         Examines at most 1000 requeued messages, and 1000 deliveries per consumer; with more, it is an estimate.
         """
+        if not self.depth and not self.in_flight_count:
+            return None  # as in most of thousands of channels
         found = [sequence for sequence, _, _ in self.requeued.head(OLDEST_SEARCH_LIMIT)]
         found += [message.sequence for message in islice(self.withdrawn, OLDEST_SEARCH_LIMIT)]
         for consumer in self.consumers:
-            if (sequence := consumer.in_flight.oldest) is not None:
+            if consumer.in_flight.count and (sequence := consumer.in_flight.oldest) is not None:
                 found.append(sequence)
         if self.fresh > 0:
             found.append(self.cursor.position)
