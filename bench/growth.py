@@ -12,16 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from bench import backlog, readers, record
+from bench import backlog, readers, record, scale
 from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL, Contender, cpu_s, memory_mib
 from bench.loads import BATCH, CHANNEL, TOPIC, fill, goload, writing
 from bench.verdicts import MISSED, REACHED, TOO_NOISY, judge_limit, spread
 
+_PER_MESSAGE = "CPU us/msg"
 CONTENDERS = {
     "I": INTERVAL,
     "F": EVERY_OK,
@@ -29,6 +31,7 @@ CONTENDERS = {
 }
 TOLERATED = 1.15
 """The limit of an exponent: linear, plus measurement noise."""
+_SMALL_QUEUES = ("--mem-queue-size=10000",)  # nsqd's default; it allocates this for each channel at once
 LEAST_S = 0.05
 """Shorter times count as this, because their differences are noise."""
 
@@ -171,6 +174,15 @@ def bodies(turn: Turn, size: int) -> dict[str, float]:
         }
 
 
+def scaled(
+    measure: Callable[[Contender, Path, int], dict[str, float]], turn: Turn, size: int
+) -> dict[str, float]:
+    """Measure many channels, clients or topics: see `bench.scale`."""
+    return measure(
+        turn.contender.with_flags(*(_SMALL_QUEUES if turn.contender.is_nsqd else ())), turn.data_path, size
+    )
+
+
 CURVES = [
     Curve(
         "channels",
@@ -200,6 +212,27 @@ CURVES = [
         queued,
         ("MiB", "stop s", "start s", "1st message s"),
         ("published/s", "CPU us/msg"),
+    ),
+    Curve(
+        "many-channels",
+        "channels that are created on one topic",
+        (625, 2500, 10_000),
+        partial(scaled, scale.channels),
+        ("create CPU s", "stats CPU s"),
+    ),
+    Curve(
+        "many-clients",
+        "clients of one channel",
+        (312, 1250, 5000),
+        partial(scaled, scale.clients),
+        ("connect CPU s", "stats CPU s", "stop CPU s"),
+    ),
+    Curve(
+        "many-topics",
+        "topics that are there at a start",
+        (125, 500, 2000),
+        partial(scaled, scale.topics),
+        ("stop CPU s", "start CPU s", "stats CPU s"),
     ),
     Curve(
         "bodies",
@@ -261,12 +294,13 @@ def shown(values: Sequence[float]) -> str:
 def show(curve: Curve, rounds: Sequence[Sequence[Point]]) -> str:
     """Format a table of the medians, with the spread of the processor time, and the verdicts."""
     first = rounds[0]
-    heads = [*first[0].figures, "CPU spread"]
+    per_message = [_PER_MESSAGE] if _PER_MESSAGE in first[0].figures else []
+    heads = [*first[0].figures, *["CPU spread" for _ in per_message]]
     lines = [f"\n{first[0].broker}: {curve.title}", f"{'':>12}" + "".join(f"{head:>15}" for head in heads)]
     for place, point in enumerate(first):
         all_rounds = [points[place].figures for points in rounds]
         cells = [statistics.median(figures[name] for figures in all_rounds) for name in point.figures]
-        cells.append(spread([figures["CPU us/msg"] for figures in all_rounds]))
+        cells += [spread([figures[each] for figures in all_rounds]) for each in per_message]
         told = "".join(f"{value:>15,.{0 if value >= 1000 else 2}f}" for value in cells)
         lines.append(f"{point.size:>12,}{told}")
     return "\n".join(lines + verdicts(curve, rounds))
