@@ -8,6 +8,7 @@ import outcome
 import pytest
 import trio
 
+from client.support.fake_broker import PATIENCE_S
 from client.support.loops import run
 from interop.peers import Broker
 from trio_nsq import ConnectionFailed, Consumer, Message, Producer, PublishFailed, Receipt, TopicReader
@@ -285,10 +286,11 @@ def test_loops_that_run_in_turn(real_broker: Broker, topic: str) -> None:
         ).__aenter__()
 
     async def refused(producer: Producer, consumer: Consumer) -> None:
-        with pytest.raises(RuntimeError, match="belongs to another event loop"):
-            await producer.publish(topic, b"x")
-        with pytest.raises(RuntimeError, match="belongs to another event loop"):
-            await consumer.get()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                await producer.publish(topic, b"x")
+            with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                await consumer.get()
 
     async def use(receipt: Receipt, producer: Producer, consumer: Consumer) -> None:
         await receipt.wait()

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from broker.certificates import Certificates
+from client.support.fake_broker import PATIENCE_S
 from client.support.loops import Loop, on_both, run
 from interop.peers import Broker, free_address, qcli_lookupd, qcli_serve
 from trio_nsq import ConnectionFailed, Consumer, Message, Producer, PublishFailed, TopicReader
@@ -290,7 +291,10 @@ def test_a_client_refuses_calls_in_another_loop(loop: Loop, broker: Broker, topi
             consumer.aclose,
         )
         for each in calls:
-            with pytest.raises(RuntimeError, match="belongs to another event loop") as refused:
+            with (
+                anyio.fail_after(PATIENCE_S),
+                pytest.raises(RuntimeError, match="belongs to another event loop") as refused,
+            ):
                 await each()
             refusals.append(str(refused.value))
         with pytest.raises(RuntimeError, match="belongs to another event loop"):
