@@ -7,6 +7,7 @@ made from real runs of qcli: on a terminal emulator, drawn by rich. `--charts` m
 import argparse
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -40,6 +41,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
 PICTURES = ROOT / "docs/pictures"
 OURS, THEIRS, DURABLE, GOAL = "#0b7285", "#868e96", "#e8590c", "#c2255c"
+PEERS = (OURS, "#868e96", "#c2255c", "#f08c00")
+"""This broker and the servers of other projects."""
 DEADLINE_S = 60.0
 WORKLOADS = {
     "publish-batch-2": ("rate", "publish, batches of 200, 2 connections"),
@@ -77,6 +80,7 @@ def make_charts(folder: Path) -> None:
     draw_ratios(newest("compare"), folder / "ratios.svg")
     draw_losses(newest("kills"), folder / "kills.svg")
     draw_growth(newest("growth"), folder / "growth.svg")
+    draw_peers(newest("peers"), folder / "peers.svg")
 
 
 def newest(kind: str) -> dict[str, Any]:
@@ -224,6 +228,46 @@ def draw_curve(panel: Any, broker: str, points: list[tuple[int, float]]) -> None
     color = THEIRS if broker.startswith("nsqd") else OURS if "interval" in broker else DURABLE
     name = broker.replace("ours,", "qcli serve")
     panel.errorbar(list(rounds), middle, yerr=[below, above], fmt="o-", color=color, markersize=4, label=name)
+
+
+def draw_peers(data: dict[str, Any], path: Path) -> None:
+    """Throughput of this broker and of servers of other projects, for both promises; medians and spread."""
+    rates: dict[tuple[str, str, str], list[float]] = {}
+    for each in data["results"]:
+        key = (each["promise"], each["load"], each["contender"])
+        rates.setdefault(key, []).append(each["figures"]["rate"])
+    loads = {
+        load: title for load, title in data["loads"].items() if any(load == each for _, each, _ in rates)
+    }
+    names = list(data["versions"])
+    limits = [min(map(min, rates.values())), max(map(max, rates.values()))]
+    step = 0.8 / len(names)
+    figure, panels = plt.subplots(
+        1, len(data["promises"]), figsize=(10, 1.6 + 0.62 * len(loads)), sharey=True
+    )
+    for panel, promise in zip(panels, data["promises"], strict=True):
+        for number, name in enumerate(names):
+            for place, load in enumerate(reversed(loads)):
+                values = rates.get((promise["name"], load, name))
+                if not values:
+                    continue
+                height = place + 0.4 - step * (number + 0.5)
+                panel.barh(height, statistics.median(values), step * 0.95, color=PEERS[number], zorder=2)
+                panel.plot([min(values), max(values)], [height] * 2, color="black", linewidth=1, zorder=3)
+        panel.set_xscale("log")
+        panel.set_xlim(10 ** math.floor(math.log10(limits[0])), 10 ** math.ceil(math.log10(limits[1])))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.grid(axis="x", alpha=0.3)
+        panel.set_xlabel("messages/s")
+        panel.set_title(promise["title"], loc="left", fontsize=10)
+    panels[0].set_yticks(range(len(loads)), list(reversed(loads.values())))
+    figure.suptitle("Throughput beside other servers", x=0.01, ha="left", fontweight="bold")
+    for number, name in enumerate(names):
+        panels[0].plot([], [], "s", color=PEERS[number], label=name)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(names), frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    save(figure, path, data["file"])
 
 
 # ---------------------------------------------------------------------- terminals

@@ -2,7 +2,7 @@
 // library.
 //
 //	peers nsq    --addr A          NSQ's protocol: PUB, MPUB, FIN
-//	peers nats   --addr A,B,C      NATS JetStream: a stream with a copy on each server, atomic batches
+//	peers nats   --addr A,B,C      NATS JetStream: a stream with a copy on each server, atomic batches; nats-async: others
 //	peers redis  --addr A,B        Redis: XADD, then WAIT for the servers after the first one; XREADGROUP and XACK
 //	peers rabbit --addr A          RabbitMQ: a quorum queue, publisher confirms
 //	peers stream --addr A,B        RabbitMQ: a stream, published to through its own protocol, consumed through AMQP
@@ -67,7 +67,7 @@ type system struct {
 }
 
 var systems = map[string]func(addresses []string) system{
-	"nsq": newNSQ, "nats": newNATS, "redis": newRedis, "rabbit": newRabbit, "stream": newStream, "etcd": newEtcd,
+	"nsq": newNSQ, "nats": newNATS, "nats-async": newAsyncNATS, "redis": newRedis, "rabbit": newRabbit, "stream": newStream, "etcd": newEtcd,
 }
 
 func main() {

@@ -65,7 +65,38 @@ func repeated[T any](one T, times int) []T {
 
 // ------------------------------------------------------------------------------------------ NATS JetStream
 
+// newNATS publishes batches atomically. NATS syncs each of these, so they are the faster way if every OK is synced.
 func newNATS(addresses []string) system {
+	return natsSystem(addresses, func(stream jetstream.JetStream, batch int, body []byte) {
+		messages := make([]*nats.Msg, batch)
+		for n := range messages {
+			messages[n] = &nats.Msg{Subject: *topic, Data: body, Header: nats.Header{}}
+		}
+		_, err := jetstreamext.PublishMsgBatch(context.Background(), stream, messages)
+		check(err)
+	})
+}
+
+// newAsyncNATS publishes a batch as single messages, and then waits until all are acknowledged.
+func newAsyncNATS(addresses []string) system {
+	return natsSystem(addresses, func(stream jetstream.JetStream, batch int, body []byte) {
+		acks := make([]jetstream.PubAckFuture, batch)
+		for n := range acks {
+			var err error
+			acks[n], err = stream.PublishAsync(*topic, body)
+			check(err)
+		}
+		for _, ack := range acks {
+			select {
+			case <-ack.Ok():
+			case err := <-ack.Err():
+				log.Fatal(err)
+			}
+		}
+	})
+}
+
+func natsSystem(addresses []string, publishBatch func(stream jetstream.JetStream, batch int, body []byte)) system {
 	leader := leaderOfStream(addresses)
 	group := func() {
 		_, err := jetStream(leader).CreateOrUpdateConsumer(context.Background(), *topic, jetstream.ConsumerConfig{
@@ -81,14 +112,7 @@ func newNATS(addresses []string) system {
 				check(err)
 			}
 		}
-		return func() {
-			messages := make([]*nats.Msg, batch)
-			for n := range messages {
-				messages[n] = &nats.Msg{Subject: *topic, Data: body, Header: nats.Header{}}
-			}
-			_, err := jetstreamext.PublishMsgBatch(context.Background(), stream, messages)
-			check(err)
-		}
+		return func() { publishBatch(stream, batch, body) }
 	}
 	consumer := func(_ int, acknowledged func(int)) {
 		consumer, err := jetStream(leader).Consumer(context.Background(), *topic, groupName)

@@ -1,11 +1,13 @@
 """Check the tables of `bench/peers.py`, and that the page with them shows the newest results."""
 
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.peer_servers import Peer, available
-from bench.peers import OURS, tables
+from bench.peers import BEGIN, END, OURS, PAGE, tables, write_page
 
 from interop.build import PeerUnavailable
 
@@ -92,6 +94,27 @@ def test_missing_measurements_are_dashes_and_few_rounds_have_no_verdict() -> Non
 
 def test_tables_say_that_the_machine_was_busy() -> None:
     assert "The machine was busy" in tables(kept(result("synced", "pub-1", OURS, 1) | {"others": 0.5}))
+
+
+def test_page_shows_the_newest_results(tmp_path: Path) -> None:
+    page = tmp_path / "peers.md"
+    shutil.copy(PAGE, page)
+    write_page(page)
+    assert page.read_text() == PAGE.read_text(), "run 'bench/peers.py --page docs/explanation/peers.md'"
+
+
+def test_only_the_text_between_the_marks_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "peers.md"
+    page.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n")
+    write_page(page)
+    text = page.read_text()
+    assert text.startswith(f"before\n\n{BEGIN}\n\nMeasured on ")
+    assert text.endswith(f"-peers-2cpu.json`.\n\n{END}\n\nafter\n")
+    assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(SystemExit, match="does not have the lines"):
+        write_page(page)
+    assert page.read_text() == "no marks"
 
 
 def test_missing_server_is_skipped_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-CHARTS = ("growth.svg", "kills.svg", "ratios.svg")
+CHARTS = ("growth.svg", "kills.svg", "peers.svg", "ratios.svg")
 
 
 def test_charts_are_current(tmp_path: Path) -> None:
