@@ -19,6 +19,7 @@ After `Pacing.turn_s` of this, the other tasks of trio run: connections, timers,
 """
 
 import math
+from typing import Final
 
 import trio
 
@@ -27,30 +28,27 @@ from ..event_loop.reactor import Poller
 from .delivery import Deliverer
 from .ingest.write_path import WritePath
 
+_SOON: Final = 10
+"""After a sleep of less than so many naps, a nap is probably not in vain, and costs little if it is."""
+
 
 class _OtherTasks(trio.abc.Instrument):
-    """Notes whether trio has scheduled other tasks than this one. Asking trio takes longer than a read from a socket.
+    """Notes which other tasks than this one can run. Asking trio takes longer, and leaves out those of this batch.
 
     Attributes:
-        some_runnable: A task was scheduled since `forget` or `ask`, or was runnable then.
+        runnable: Tasks that trio has scheduled, and that have not run yet.
     """
 
     def __init__(self) -> None:
-        self.some_runnable = False
+        self.runnable: set[trio.lowlevel.Task] = set()
         self._own = trio.lowlevel.current_task()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
         if task is not self._own:
-            self.some_runnable = True
+            self.runnable.add(task)
 
-    def forget(self) -> None:
-        """Forget the tasks that were scheduled: this one is about to wait, and they run meanwhile."""
-        self.some_runnable = False
-
-    def ask(self) -> None:
-        """Ask trio whether the tasks that were scheduled have run."""
-        if self.some_runnable:
-            self.some_runnable = trio.lowlevel.current_statistics().tasks_runnable > 0
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.runnable.discard(task)
 
 
 class Scheduler:
@@ -79,10 +77,8 @@ class Scheduler:
         trio.lowlevel.add_instrument(lateness)
         try:
             while True:
-                tasks.forget()
                 fell_asleep_s = poller.clock_s()
                 await self._sleep()
-                tasks.ask()
                 await self._work(fell_asleep_s, tasks)
         finally:
             trio.lowlevel.remove_instrument(lateness)
@@ -104,7 +100,7 @@ class Scheduler:
         poller, pacing, clock_s = self._poller, self._pacing, self._poller.clock_s
         woke_s = clock_s()
         spins = woke_s - fell_asleep_s < 2 * pacing.spin_s  # clients have sent again at once
-        naps = woke_s - fell_asleep_s < pacing.nap_s  # they send all the time
+        naps = woke_s - fell_asleep_s < _SOON * pacing.nap_s  # they send all the time
         lingers_until_s = woke_s + pacing.spin_at_most_s
         turn_over_s = woke_s + pacing.turn_s
         while True:
@@ -117,17 +113,16 @@ class Scheduler:
                 self._round()
             elif self._delivery.before_sleep():
                 pass
-            elif self._write_path.is_call_near and not tasks.some_runnable and poller.nap_for_call():
+            elif self._write_path.is_call_near and not tasks.runnable and poller.nap_for_call():
                 self._round()
             elif naps and self._may_linger(lingers_until_s, tasks):
                 naps = poller.nap()
             else:
                 return
             if clock_s() > turn_over_s:
-                tasks.forget()
                 await trio.lowlevel.checkpoint()
-                tasks.ask()
                 self._delivery.extend_if_late()
+                lingers_until_s = clock_s() + pacing.spin_at_most_s
                 turn_over_s = clock_s() + pacing.turn_s
 
     def _round(self, *, all_served: bool = False) -> None:
@@ -161,4 +156,4 @@ class Scheduler:
 
     def _may_linger(self, until_s: float, tasks: _OtherTasks) -> bool:
         """Whether nothing else needs the event loop or the processor: no sync here or in a follower, no task."""
-        return not (self._poller.clock_s() > until_s or self._write_path.is_busy or tasks.some_runnable)
+        return not (self._poller.clock_s() > until_s or self._write_path.is_busy or tasks.runnable)

@@ -18,8 +18,9 @@ class Pacing:
             publishes go into the same write.
         spin_s: Request/response clients usually send again within this time. Sleeping and waking takes as long, so
             the poller busy-waits for them, unless the last wait was longer.
-        spin_at_most_s: Maximum time of busy-waiting before trio runs other tasks.
-        nap_s: While syncs take less than this on average, the poller sleeps for at most this long without trio.
+        spin_at_most_s: Maximum time of busy-waiting, and of naps for clients, before trio runs other tasks.
+        nap_s: While syncs take less than this on average, or clients send often, the poller sleeps for at most this
+            long without trio.
         commands_s: Maximum time to execute small commands that arrived together from one client.
         commands_at_least: Number of these commands that are executed between two looks at the clock.
         channels_per_turn: Maximum number of channels served after a publish, or at the end of a round.
