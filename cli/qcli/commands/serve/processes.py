@@ -1,5 +1,6 @@
 """`qcli serve --processes`: several brokers behind one TCP port and one HTTP address."""
 
+import gc
 import logging
 import os
 import secrets
@@ -162,6 +163,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     with node:
         trio.run(node.open)
         supervisor = Supervisor(node.names, count, node)
+        gc.freeze()  # collections in the processes would copy what they share
         index = supervisor.run()
         if index is not None:
             logging.getLogger(LIBRARY).handlers.clear()  # the process adds its own
