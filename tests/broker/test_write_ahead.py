@@ -30,7 +30,7 @@ class CountingFiles(HastyFiles):
     """Counts syncs and written bytes by file; chosen operations on some files fail.
 
     Attributes:
-        syncs, written: By the name of the file, or of the topic for its segments.
+        syncs, written: By the name of the file, or of the topic for its segments. Zeros written ahead do not count.
         synced: The size of each file when it was synced.
         failing: The error number by operation (`create`, `write`, `sync`, `truncate`, `unlink`) and part of a path.
     """
@@ -75,7 +75,8 @@ class CountingFiles(HastyFiles):
             super().write(fd, offset, [data[: len(data) // 2]])
             raise
         super().write(fd, offset, parts)
-        self.written[self._name(fd)] += sum(map(len, parts))
+        if any(bytes(part).strip(b"\0") for part in parts):
+            self.written[self._name(fd)] += sum(map(len, parts))
 
     def truncate(self, fd: int, size: int) -> None:
         self._pass("truncate", self._paths[fd])

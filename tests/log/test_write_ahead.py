@@ -156,6 +156,81 @@ def test_backup_that_lacks_earlier_messages_gets_no_gap(old_backup: Ahead) -> No
     assert ahead.last_segment("a").stat().st_size == 52
 
 
+def test_zeros_of_a_backup_are_no_earlier_messages(old_backup: Ahead) -> None:
+    ahead = old_backup
+    for topic in ahead.logs:
+        with ahead.last_segment(topic).open("ab") as file:
+            file.write(bytes(1000))
+    assert ahead.replayed("a") == []
+    assert ahead.last_segment("a").stat().st_size == 52
+
+
+def test_backup_that_lacks_messages_between_gets_no_gap(tmp_path: Path) -> None:
+    """Zeros follow the last message that it has."""
+    ahead = Ahead(tmp_path)
+    ahead.write("a", "b")
+    ahead.write("a", "b")
+    ahead.file.path.unlink()
+    ahead.next_file()
+    ahead.write("a", "b")
+    path, first = ahead.last_segment("a"), ahead.written["a"][:1]
+    path.write_bytes(path.read_bytes()[: 52 + first[0].record_bytes] + bytes(1000))
+    assert ahead.replayed("a") == first
+
+
+@pytest.mark.parametrize("body", [b"x", bytes(300)])
+def test_entries_behind_a_message_are_written_into_the_zeros(tmp_path: Path, body: bytes) -> None:
+    """The message may end in zeros, too."""
+    ahead = Ahead(tmp_path)
+    log = ahead.logs["a"] = ahead.open("a")
+    first = batch(0, body)
+    log.append([first], sync=True)
+    ahead.written["a"] = [first]
+    ahead.write("a", "b")
+    kept = 52 + first.record_bytes
+    data = ahead.last_segment("a").read_bytes()
+    ahead.last_segment("a").write_bytes(data[:kept] + bytes(1000))
+    assert len(ahead.replayed("a")) == 2
+
+
+def test_zeros_ahead_are_no_unfinished_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ahead = Ahead(tmp_path)
+    for _ in range(20):
+        ahead.write("a", "b")
+    assert ahead.file.path.stat().st_size > ahead.file.size
+    assert ahead.replayed("a") == ahead.written["a"]
+    assert "unfinished" not in caplog.text
+
+
+def test_few_syncs_make_the_file_longer(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path)
+    sizes = set()
+    for _ in range(300):
+        ahead.write("a", "b")
+        sizes.add(ahead.file.path.stat().st_size)
+    assert len(sizes) == 1
+
+
+class NoZeros(HastyFiles):
+    """A disk that has no space for zeros, but for a part of them."""
+
+    def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        if any(part and not bytes(part).strip(b"\0") for part in parts):
+            super().write(fd, offset, [parts[0][:100]])
+            raise OSError(ENOSPC, "No space left on device")
+        super().write(fd, offset, parts)
+
+
+def test_write_ahead_log_goes_on_without_space_for_zeros(tmp_path: Path) -> None:
+    ahead = Ahead(tmp_path, NoZeros())
+    for _ in range(5):
+        ahead.write("a", "b")
+    assert ahead.file.error is None
+    ahead.cut_segments()
+    assert ahead.replayed("a") == ahead.written["a"]
+
+
 def test_old_entry_does_not_replace_part_of_a_later_record(old_backup: Ahead) -> None:
     """The write-ahead file stays after the first start, for another topic."""
     ahead = old_backup
@@ -200,7 +275,7 @@ def test_unfinished_write_is_ignored(ahead: Ahead) -> None:
     ahead.write("a", "b", sync=False)
     path = ahead.file.path
     data = path.read_bytes()
-    for end in range(size, len(data)):
+    for end in range(size, ahead.file.size):
         path.write_bytes(data[:size] + bytes(end - size) + data[end:])
         replay = Replay(ahead.files, ahead.folder)
         assert not replay.damage
@@ -271,7 +346,7 @@ def test_file_of_a_later_format_is_refused(ahead: Ahead) -> None:
 def test_message_with_the_bytes_of_an_entry_is_not_an_entry(tmp_path: Path) -> None:
     ahead = Ahead(tmp_path)
     ahead.write("victim", "b")
-    entry = ahead.file.path.read_bytes()[32:]
+    entry = ahead.file.path.read_bytes()[32 : ahead.file.size]
     ahead.next_file()
     log = ahead.logs["b"]
     log.write([batch(log.written_sequence, entry)])

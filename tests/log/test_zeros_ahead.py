@@ -63,7 +63,7 @@ def test_zeros_are_no_more_than_what_small_syncs_have_stored(tmp_path: Path) -> 
     log.close()
 
 
-@pytest.mark.parametrize("size", [70_000, 300_000])
+@pytest.mark.parametrize("size", [40_000, 300_000])
 def test_large_syncs_have_no_zeros(tmp_path: Path, size: int) -> None:
     files = CountingFiles()
     log = DiskLog(tmp_path, files=files)

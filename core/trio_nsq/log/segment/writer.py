@@ -26,7 +26,7 @@ from .reader import Segment
 logger: logging.Logger = logging.getLogger("trio_nsq.log")
 
 _REWRITE_BYTES: Final = 1024 * 1024
-_SMALL_SYNC_BYTES: Final = 64 * 1024
+_SMALL_SYNC_BYTES: Final = 32 * 1024
 """A sync that stores more takes longer for its bytes than for the metadata."""
 _LEAST_ZEROS: Final = 4 * 1024
 _ZEROS: Final = bytes(128 * 1024)

@@ -10,6 +10,10 @@ from ..interface import SyncPoint
 from ..records import UnsyncedPart
 from .format import encode_entry_header, encode_file_header
 
+_ZEROS = bytes(128 * 1024)
+"""Written ahead, so that not each sync makes the file longer: docs/decisions/0049."""
+_SMALL_BYTES = 32 * 1024
+"""Zeros follow an append of at most so many bytes."""
 _NAME = re.compile(r"write-ahead\.([0-9]+)\Z")
 
 
@@ -51,6 +55,7 @@ class WriteAheadFile:
         self.path = path
         self.size = self.synced_size = size
         self.error: Exception | None = None
+        self._zeros_to = size  # where the file ends; from `size` on it has zeros
         self._files = files
         self._fd = fd
         self._seed = seed
@@ -91,7 +96,20 @@ class WriteAheadFile:
         except OSError as exc:
             error = self.error = LogWriteError(self.path, exc)
             raise error from exc
+        is_small = size - self.size <= _SMALL_BYTES
         self.size = size
+        if size > self._zeros_to:
+            self._zeros_to = size
+            if is_small and self._files.writes_zeros_ahead:
+                self._write_zeros()
+
+    def _write_zeros(self) -> None:
+        try:
+            self._files.write(self._fd, self.size, [_ZEROS])
+        except OSError:
+            pass  # the next append replaces what was written of them
+        else:
+            self._zeros_to = self.size + len(_ZEROS)
 
     @property
     def unsynced_bytes(self) -> int:

@@ -22,7 +22,8 @@ whole records. The topic's name and incarnation and the base sequence identify t
 not taken for this file's.
 
 `stable` is how much of this file was on stable storage when the entry was written. Bytes below the `stable` of any
-entry that are not an undamaged entry are damaged. Other such bytes are a write that a crash interrupted.
+entry that are not an undamaged entry are damaged. Other such bytes are a write that a crash interrupted, or zeros that
+were written ahead.
 """
 
 import os

@@ -98,7 +98,7 @@ class Replay:
         for at, end in others:
             if at < stable:
                 self._add_damage(path, at, end)
-            else:
+            elif content[at:end].strip(b"\0"):  # zeros were written ahead
                 logger.info("%s: bytes %d to %d are an unfinished write", path, at, end)
 
     def _add_damage(self, path: Path, at: int, end: int) -> None:
@@ -173,7 +173,7 @@ class Replay:
         there = self._files.read_fully(fd, len(data), entry.offset)
         if there == data:
             return 0
-        if self._files.size(fd) < entry.offset and not self.lacks_entries:
+        if not self.lacks_entries and self._ends_before(fd, seed, entry.offset):
             logger.warning(
                 "%s: ends before byte %d, from which on the write-ahead log has messages: they are left out. This is "
                 "normal in a copy of a running broker's folder; otherwise, the segment has lost messages",
@@ -199,6 +199,18 @@ class Replay:
             return 0
         self._files.write(fd, entry.offset + at, [data[at:]])
         return len(data) - at
+
+    def _ends_before(self, fd: int, seed: int, offset: int) -> bool:
+        """Whether the records of the segment end before this offset. Zeros may follow them: see `SegmentWriter`."""
+        if self._files.size(fd) < offset:
+            return True
+        before = max(SEGMENT_HEADER_BYTES, offset - HEADER_BYTES)
+        if self._files.read_fully(fd, offset - before, before).strip(b"\0"):
+            return False
+        at = SEGMENT_HEADER_BYTES
+        while at < offset and (header := self._header_at(fd, seed, at)) is not None:
+            at += header.record_bytes
+        return at < offset and not self._files.read_fully(fd, offset - at, at).strip(b"\0")
 
     def _has_record(self, fd: int, seed: int, offset: int) -> bool:
         """Whether the segment has an undamaged record at this offset."""
