@@ -15,7 +15,8 @@ ALL = "monkey.patch_all()"
 def output(program: str, *arguments: str) -> str:
     """Run a program that reports no error; return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", "from gevent import monkey\n" + program, *arguments],
+        # gevent warns if `ssl` was imported before, in some versions.
+        [sys.executable, "-W", "ignore", "-c", "from gevent import monkey\n" + program, *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
