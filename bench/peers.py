@@ -217,9 +217,9 @@ def measure(
     figures: dict[str, float] = {}
     flags: dict[str, object] = {"topic": load.name, "runfor": f"{options.seconds}s", **load.flags}
     if load.name == "consume":
-        flags["count"] = options.backlog
         empty_bytes = running.disk_bytes()
         filled = run_load(command, servers, topic=load.name, count=options.backlog, **FILL)
+        flags["count"] = int(filled["messages"])  # whole batches
         figures["disk_bytes"] = (running.disk_bytes() - empty_bytes) / filled["messages"]
         figures["memory_mib"] = sum(map(process_memory_mib, servers.pids))
     os.sync()  # dirty pages of the previous load must not delay this one

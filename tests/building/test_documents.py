@@ -31,7 +31,7 @@ _SHORT_PATH = re.compile(r"`([\w./-]*\w\.py)`")
 """A file, perhaps without the folders that the text is about."""
 _NAME = re.compile(r"`([A-Z]+[a-z]\w*)(?:\.(\w+))?`")
 """A class or an alias of a type, perhaps with an attribute."""
-FOREIGN = {"Final"}
+FOREIGN = {"Final", "LoopExit"}
 OF_CODE = [
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
