@@ -372,6 +372,14 @@ def test_unreadable_sector_is_a_finding(tmp_path: Path) -> None:
     assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[2], OFFSETS[-1], 3, None)
 
 
+def test_unreadable_sector_behind_the_records_is_a_finding(tmp_path: Path) -> None:
+    """Where a broker may have written zeros ahead."""
+    path = make_log(tmp_path)
+    edit(path, lambda content: content.extend(bytes(20_000)))
+    report = verify_log(tmp_path, files=Disk(bad_from=OFFSETS[-1] + 10_000))
+    assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[-1], OFFSETS[-1] + 20_000, 6, None)
+
+
 def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     make_log(tmp_path)
     with pytest.raises(LogReadError, match="Permission denied"):

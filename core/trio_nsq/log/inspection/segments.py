@@ -269,6 +269,12 @@ class _Scan:
                 raise _UnreadableError from exc
             raise
 
+    def _read_fully(self, size: int, offset: int) -> bytes:
+        data = b""
+        while len(data) < size and (more := self._read(size - len(data), offset + len(data))):
+            data += more
+        return data
+
     def _read_window(self, size: int, offset: int, needed: int) -> bytes:
         try:
             return self._read(size, offset)
@@ -349,8 +355,7 @@ class _Scan:
         self._at = header.size
         self._seed = header.seed
         if self._is_last:
-            read = partial(self._files.read_fully, self._fd)
-            self._unwritten = UnwrittenRecords(header, self._stable_end, read)
+            self._unwritten = UnwrittenRecords(header, self._stable_end, self._read_fully)
 
     def _is_unwritten(self, offset: int, end: int) -> bool:
         return self._unwritten is not None and self._unwritten.begin_at(offset, end, self._expected)
