@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from log.support import FIRST, batch
 from replication.leader import NaiveFolder, RandomChanges, tree_of
+from trio_nsq.log import DiskLog
 from trio_nsq.replication.operations import MOST_DATA_BYTES, Kind, Operation, decode_all
 from trio_nsq.replication.recorder import RecordingFiles
 from trio_nsq.replication.stream import OperationStream, TooFarBehind
@@ -50,6 +52,15 @@ def test_a_large_write_is_several_operations(root: Path) -> None:
     copy.apply(operations_in(stream))
     assert copy.tree == tree_of(root)
     assert len(operations_in(stream)) == 4
+
+
+def test_logs_write_no_zeros_ahead(root: Path) -> None:
+    """The other members would get them."""
+    log = DiskLog(root / "log", files=RecordingFiles(root, OperationStream(1 << 30)))
+    for n in range(60):
+        log.append([batch(n, b"x" * 200)], sync=True)
+    assert (root / "log" / FIRST).stat().st_size == log.files[-1].size
+    log.close()
 
 
 def test_what_failed_is_not_recorded(root: Path) -> None:
