@@ -2,16 +2,23 @@
 
 import errno
 import ipaddress
+import logging
 import socket
 import stat
+from collections.abc import Callable, Coroutine, Sequence
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from ..protocol.address import format_address, is_unix_path
 from ..protocol.errors import StartupError
 
+logger: logging.Logger = logging.getLogger("trio_nsq.server.listening")
+
+_OVERLOADED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS))
+_OVERLOADED_S = 0.1
 _BACKLOG = 1024
 _IN_USE = ". Another server may be running: stop it, or choose another {flag}"
 
@@ -66,6 +73,40 @@ class Listening:
                 self._path.unlink()
         except OSError:
             pass  # it is already removed; if not, the next start removes it
+
+
+async def serve_sockets(
+    handle: Callable[[trio.SocketStream], Coroutine[Any, Any, None]],
+    listeners: Sequence[trio.SocketListener],
+    nursery: trio.Nursery,
+) -> None:
+    """Run `handle`, which closes its stream, in the nursery for each client; runs until cancelled.
+
+    `trio.serve_listeners` closes the streams as well, and keeps them: for thousands of clients, that is 40 % of the
+    processor time of a stop.
+    """
+    async with trio.open_nursery() as accepting:
+        for listener in listeners:
+            accepting.start_soon(_accept, handle, listener, nursery)
+
+
+async def _accept(
+    handle: Callable[[trio.SocketStream], Coroutine[Any, Any, None]],
+    listener: trio.SocketListener,
+    nursery: trio.Nursery,
+) -> None:
+    async with listener:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as exc:
+                if exc.errno not in _OVERLOADED:
+                    raise
+                logger.error("cannot accept a client: %s; retrying in %g s", exc.strerror, _OVERLOADED_S)
+                await trio.sleep(_OVERLOADED_S)
+            else:
+                nursery.start_soon(handle, stream)
+                del stream
 
 
 async def listen(flag: str, address: str) -> Listening:

@@ -53,7 +53,11 @@ class OutputBuffering:
 
     def count(self, consumer: Consumer, more: int) -> None:
         """Add `more`, 1 or -1, to the number of consumers with this consumer's buffer settings."""
-        self._buffers[consumer.buffer_bytes, consumer.buffer_ns] += more
+        buffer = consumer.buffer_bytes, consumer.buffer_ns
+        before = self._buffers[buffer]
+        self._buffers[buffer] = before + more
+        if before and before + more:
+            return  # others have the same
         self._buffers = +self._buffers
         self._least_bytes = min([size_bytes for size_bytes, _ in self._buffers], default=0)
         self._least_ns = min([time_ns for _, time_ns in self._buffers], default=0)
