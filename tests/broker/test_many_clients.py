@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from broker.support import connected, running_broker, settle
-from trio_nsq.broker.monitoring.forms import Dicts, Texts
+from trio_nsq.broker.monitoring.forms import Dicts, Form, Texts
 from trio_nsq.broker.session.heartbeats import Heartbeats
 from trio_nsq.http import compact_json
 
@@ -74,7 +74,7 @@ async def test_ended_heartbeat_keeps_nothing(autojump_clock: trio.testing.MockCl
 def test_both_forms_describe_the_same() -> None:
     names = ("a", "b", "c", "d", "e", "f")
 
-    def describe(form: Dicts | Texts) -> object:
+    def describe(form: Form) -> object:
         inner = [form.describe(("n",), (number,)) for number in range(2)]
         values = (
             form.text('a "quoted" \\ é \u2028 \x00'), 5, form.boolean(True), form.listed(inner), form.listed(None),

@@ -202,6 +202,9 @@ class DataFolder:
 
     def __init__(self, path: Path, files: Files | None = None, lock: FolderLock | None = None) -> None:
         self.path = path
+        self._topics = (
+            path / TOPICS_FOLDER
+        )  # joined once: a start asks for the folder of each topic several times
         self.files: Files = files or Files()
         self.disk_reserve: DiskReserve = DiskReserve(path / RESERVE_FILE, self.files)
         self.open_files: OpenFiles = OpenFiles(self.files, reasonable_limit())
@@ -303,7 +306,7 @@ class DataFolder:
     # ------------------------------------------------------------------ topics
 
     def topic_folder(self, name: str) -> Path:
-        return self.path / TOPICS_FOLDER / (name + SUFFIX)
+        return self._topics / (name + SUFFIX)
 
     def import_folder(self, name: str) -> Path:
         return self.path / TOPICS_FOLDER / f"{name}{SUFFIX}-importing"
