@@ -22,6 +22,7 @@ from spark.support import (
     ToParquet,
     cli_of,
     column,
+    discard,
     leftovers,
     numbers,
     parquet_files,
@@ -35,6 +36,7 @@ from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.topics import OPEN_TOPICS, TopicOutcome, TopicsExport, TopicSource
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
+from trio_nsq.spark.runtime.processes import ProcessDied
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
 from trio_nsq.spark.tables.target import TableTarget
 
@@ -248,6 +250,23 @@ def test_archives_and_discovery(tmp_path: Path) -> None:
     assert {each["topic"]: each["messages"] for each in archive.records} == {"both": 30, "only": 30}
 
 
+def test_missing_messages_of_a_topic_are_reported_once(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
+        qcli = cli_of(broker)
+        qcli.publish("whole", numbers(5))
+        first, _ = discard(broker, "cut", 0)
+        arguments = ["to-parquet", "whole", "cut", str(tmp_path / "a"), "--format", "json"]
+        found = run_in_process(qcli, *arguments, "--from", "0")
+        assert (found.code, {each["topic"]: each["exit_code"] for each in found.records}) == (
+            6,
+            {"whole": 0, "cut": 6},
+        )
+        assert f"cut on {broker.http_address}" in found.err
+        assert column(tmp_path / "a" / "cut", "seq")[0] >= first
+        again = run_in_process(qcli, *arguments)
+        assert (again.code, again.err) == (0, "")
+
+
 # ---------------------------------------------------------------------- continuous
 
 
@@ -330,6 +349,45 @@ def test_a_large_topic_does_not_hold_up_small_ones(qcli: Cli, topic: str, tmp_pa
     assert [len(turn) for turn in turns[:3]] == [8, 8, 8]
     assert set(turns[0] + turns[1]) == set(names)
     assert column(tmp_path / names[0], "seq") == list(range(30))
+
+
+def test_interrupted_in_a_turn(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """What is done is reported and in the manifests, no lock is held, and the next run exports the rest."""
+    names = several(qcli, topic, {"a": 10, "b": 10, "c": 10})
+
+    def engine(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
+        run_inline(tasks[:4], finish, advance)
+        raise KeyboardInterrupt
+
+    found = sources(qcli, names, tmp_path, lambda _: 2)
+    outcomes: list[TopicOutcome] = []
+    with pytest.raises(KeyboardInterrupt):
+        TopicsExport(lambda *_: engine, lambda *_: None, outcomes.append).run(found)
+    assert [(each.topic, each.result.messages) for each in outcomes] == [
+        (names[0], 10),
+        (names[1], 5),
+        (names[2], 5),
+    ]
+    assert (locks_held(), leftovers(tmp_path)) == (0, [])
+    assert sorted(run(found)) == [(names[0], 0, None), (names[1], 5, None), (names[2], 5, None)]
+    assert [column(tmp_path / name, "seq") for name in names] == [list(range(10))] * 3
+
+
+def test_an_engine_that_fails_keeps_what_is_done(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    names = several(qcli, topic, {"a": 10, "b": 10})
+
+    def engine(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
+        run_inline(tasks[:1], finish, advance)
+        raise ProcessDied("a process died")
+
+    found = sources(qcli, names, tmp_path)
+    outcomes: list[TopicOutcome] = []
+    with pytest.raises(ProcessDied):
+        TopicsExport(lambda *_: engine, lambda *_: None, outcomes.append).run(found)
+    assert [(each.topic, each.result.messages, str(each.error)) for each in outcomes] == [
+        (names[0], 10, "a process died")
+    ]
+    assert run(found) == [(names[0], 0, None), (names[1], 10, None)]
 
 
 @contextmanager
