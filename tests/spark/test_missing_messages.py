@@ -68,6 +68,16 @@ def test_requested_messages_that_are_not_retained(
         result = to_parquet(topic, tmp_path / name, "--format", "json", *words, cli=qcli)
         said = result.records[0]
         assert (result.code, said["missing"], said["messages"]) == (6 if missing else 0, missing, messages)
+    whole = f"{topic}-whole"
+    qcli.publish(whole, numbers(5))
+    several = [topic, whole, tmp_path / "e", "--format", "json"]
+    result = to_parquet(*several, "--from", 0, cli=qcli)
+    assert (result.code, {each["topic"]: each["exit_code"] for each in result.records}) == (
+        6,
+        {topic: 6, whole: 0},
+    )
+    assert f"{topic} on {small_files.http_address}: messages 0 to {first - 1} are no longer" in result.err
+    assert to_parquet(*several, cli=qcli).code == 0
 
 
 def test_ranges_of_a_killed_run_that_retention_deletes(

@@ -109,7 +109,7 @@ def test_check_shows_the_command_lines(tmp_path: Path) -> None:
 
         [orders]
         folder = "orders"
-        from-segments = "old"
+        from-segments = "x=s3://key:a/b@old"
         compact = false
         """,
     )
@@ -117,7 +117,7 @@ def test_check_shows_the_command_lines(tmp_path: Path) -> None:
     assert lines_of(path).out.decode().splitlines() == [
         f"[clicks] qcli to-parquet clicks 'x y' --lookupd-http-address=a:1 --lookupd-http-address=b:2 {common} "
         "--compression=none --target-file-size=100000",
-        f"[orders] qcli to-parquet orders orders {common} --compression=gzip --from-segments=old",
+        f"[orders] qcli to-parquet orders orders {common} --compression=gzip '--from-segments=x=s3://key:***@old'",
     ]
     found = lines_of(path, "--from-segments", "new", "--every", "1m").out.decode().splitlines()
     assert found[1] == (

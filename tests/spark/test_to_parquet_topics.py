@@ -22,7 +22,6 @@ from spark.support import (
     ToParquet,
     cli_of,
     column,
-    discard,
     leftovers,
     numbers,
     parquet_files,
@@ -248,23 +247,6 @@ def test_archives_and_discovery(tmp_path: Path) -> None:
     )
     assert archive.code == 0, archive.err
     assert {each["topic"]: each["messages"] for each in archive.records} == {"both": 30, "only": 30}
-
-
-def test_missing_messages_of_a_topic_are_reported_once(tmp_path: Path) -> None:
-    with qcli_serve(tmp_path / "data", "--max-bytes-per-file=100000") as broker:
-        qcli = cli_of(broker)
-        qcli.publish("whole", numbers(5))
-        first, _ = discard(broker, "cut", 0)
-        arguments = ["to-parquet", "whole", "cut", str(tmp_path / "a"), "--format", "json"]
-        found = run_in_process(qcli, *arguments, "--from", "0")
-        assert (found.code, {each["topic"]: each["exit_code"] for each in found.records}) == (
-            6,
-            {"whole": 0, "cut": 6},
-        )
-        assert f"cut on {broker.http_address}" in found.err
-        assert column(tmp_path / "a" / "cut", "seq")[0] >= first
-        again = run_in_process(qcli, *arguments)
-        assert (again.code, again.err) == (0, "")
 
 
 # ---------------------------------------------------------------------- continuous

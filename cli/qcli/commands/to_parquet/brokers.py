@@ -76,21 +76,28 @@ def check_encryption(connecting: ConnectOptions) -> None:
         )
 
 
-def note_new_channel(options: ToParquetOptions, addresses: Sequence[str], topic: str) -> None:
-    """Print a note for each broker where --channel is a new channel that begins after the topic's messages."""
-    if options.channel is None or options.quiet or not addresses:
+def note_new_channel(options: ToParquetOptions, addresses: Mapping[str, Sequence[str]]) -> None:
+    """Print a note for each broker where --channel is a new channel that begins after a topic's messages.
+
+    Args:
+        addresses: The brokers of each topic. Each broker is asked once.
+    """
+    brokers = list(dict.fromkeys(each for having in addresses.values() for each in having))
+    if options.channel is None or options.quiet or not brokers:
         return
-    source = f"{topic}/{options.channel}"
-    found = at_once(addresses, lambda address: AdminClient(address).stats(topic)["topics"])
+    only = next(iter(addresses)) if len(addresses) == 1 else None
+    found = at_once(brokers, lambda address: AdminClient(address).stats(only)["topics"])
     for address, topics in found.items():
         if isinstance(topics, Failure):
             continue  # the export reports it, or waits for the broker
-        channels = channels_by_topic(topics).get(topic, [])
-        if channels and options.channel not in channels:  # the first channel gets all messages
-            print_diagnostic(
-                f"Note: channel {source} is new on {address} and begins after the newest message. To export older "
-                f"messages too, run 'qcli channel seek {source} --to earliest', then the same command again."
-            )
+        for topic, channels in channels_by_topic(topics).items():
+            # The first channel gets all messages.
+            if address in addresses.get(topic, ()) and channels and options.channel not in channels:
+                source = f"{topic}/{options.channel}"
+                print_diagnostic(
+                    f"Note: channel {source} is new on {address} and begins after the newest message. To export older "
+                    f"messages too, run 'qcli channel seek {source} --to earliest', then the same command again."
+                )
 
 
 def healthy(addresses: Iterable[str], failures: Mapping[str, Exception]) -> list[str]:

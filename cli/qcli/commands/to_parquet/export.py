@@ -34,7 +34,7 @@ def export(options: ToParquetOptions) -> int:
             places = [options.place(address) for address in addresses]
             waits_for = is_temporary if options.follow else lambda _: False
             job = stack.enter_context(open_export(request, places, waits_for=waits_for))
-            note_new_channel(options, healthy(addresses, job.failures), options.topic)
+            note_new_channel(options, {options.topic: healthy(addresses, job.failures)})
             run = ExportRun(job, options, stack)
         else:
             from .spool_run import SpoolExportRun, check_reachable

@@ -7,6 +7,7 @@ options check both. Keys above the first section are for all sections. The comma
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
@@ -46,6 +47,8 @@ _NOT_IN_FILES = frozenset(
     ("--config", "--check-config", "--context", "--help", "--consume", "--spool", TCP_OPTION)
 )
 _SOURCES = frozenset((HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION, "--from-segments"))
+_SECRET = re.compile("(://[^:/@]*:).*@")
+"""A secret in the URL of a folder."""
 _PIPELINE = "qcli.pipeline"
 
 
@@ -137,9 +140,10 @@ class Pipeline:
 def _shown(words: _Words) -> _Words:
     from ..shared.places import without_secrets
 
-    hidden = {"--auth-secret": ["--auth-secret=***"]} if "--auth-secret" in words.options else {}
+    shown = {name: [_SECRET.sub(r"\1***@", word) for word in given] for name, given in words.options.items()}
+    hidden = {"--auth-secret": ["--auth-secret=***"]} if "--auth-secret" in shown else {}
     folder = None if words.folder is None else without_secrets(words.folder)
-    return _Words({**words.options, **hidden}, words.topics, folder)
+    return _Words({**shown, **hidden}, words.topics, folder)
 
 
 class PipelineCommand(DocumentedCommand):

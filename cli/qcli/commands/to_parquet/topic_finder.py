@@ -70,6 +70,11 @@ class TopicFinder:
         # The brokers of a list of addresses, in this call of `find`.
         self._asked: dict[tuple[str, ...], tuple[str, ...]] = {}
 
+    @property
+    def used_sections(self) -> list[TopicSection]:
+        """The sections that have topics."""
+        return [section for section in self._sections if section in self.sections.values()]
+
     def find(self) -> list[TopicSource]:
         """Return the topics, with those that are new since the last time.
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import NoReturn
 
 import click
 
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.client.http.job_reporter import JobProgress
+from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.topics import TopicOutcome, TopicsExport, TopicSource
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Engine
+from trio_nsq.spark.runtime.processes import ProcessDied
 from trio_nsq.text.wording import count_of
 
 from ...broker.brokers import combined
@@ -56,15 +57,9 @@ def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection], n
     """
     with library_errors(when_refused), ExitStack() as stack:
         run = TopicsRun(options, sections, stack)
-        brokers = dict.fromkeys(
-            address
-            for section in sections
-            if not section.options.from_segments and not section.options.lookupd_addresses
-            for address in section.options.nsqd_http_addresses
-        )
-        reports = job_reports(list(brokers), "to-parquet", "", lambda: run.progress, name=name)
+        reports = job_reports((), "to-parquet", "", lambda: run.progress, name=name)
         try:
-            with reports:
+            with reports as run.reporter:
                 if options.interval_s is None:
                     return run.once()
                 run.follow(options.interval_s)
@@ -78,7 +73,10 @@ class TopicsRun:
 
     Attributes:
         progress: For reports to the brokers.
+        reporter: Reports to the brokers of each round.
     """
+
+    reporter: JobReporter
 
     def __init__(self, options: ToParquetOptions, sections: Sequence[TopicSection], stack: ExitStack) -> None:
         self.progress = JobProgress()
@@ -87,7 +85,7 @@ class TopicsRun:
         self._finder = TopicFinder(sections)
         self._engine: Engine | None = None
         self._engine_name = ""
-        self._begun_s = time.monotonic()
+        self._begun_s = self._round_s = time.monotonic()
         self._total: dict[str, ExportResult] = {}
         self._ends: dict[str, Failure | ExitCode] = {}  # of each topic in this round
         self._temporary: set[str] = set()  # topics of this round that may succeed later
@@ -154,18 +152,32 @@ class TopicsRun:
 
     def _round(self, sources: Sequence[TopicSource]) -> None:
         self._ends, self._temporary = {}, set()
-        for source in sources:
-            if source.request.topic not in self._noted:
-                self._note_channel(source)
-        with message_progress(None, self._options.quiet) as show:
-            TopicsExport(self._choose, self.progress.and_then(show), self._report).run(sources)
+        self._round_s = time.monotonic()
+        addresses = {
+            source.request.topic: [place.address for place in source.places if isinstance(place, BrokerPlace)]
+            for source in sources
+        }
+        self.reporter.addresses = list(dict.fromkeys(each for found in addresses.values() for each in found))
+        self._note_channels(addresses)
+        try:
+            with message_progress(None, self._options.quiet) as show:
+                TopicsExport(self._choose, self.progress.and_then(show), self._report).run(sources)
+        except (NSQError, OSError) as error:
+            self._print_table()
+            if isinstance(error, ProcessDied) or any(result.ranges for result in self._total.values()):
+                raise incomplete([error]) from error
+            raise
 
-    def _note_channel(self, source: TopicSource) -> None:
+    def _note_channels(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """Note the first time that a topic's channel begins after its messages."""
-        topic = source.request.topic
-        self._noted.add(topic)
-        addresses = [place.address for place in source.places if isinstance(place, BrokerPlace)]
-        note_new_channel(self._finder.sections[topic].options, addresses, topic)
+        for section in self._finder.used_sections:
+            new = {
+                topic: found
+                for topic, found in addresses.items()
+                if topic not in self._noted and self._finder.sections[topic] is section
+            }
+            note_new_channel(section.options, new)
+            self._noted.update(new)
 
     def _choose(self, planned_bytes: int, ranges: int) -> Engine:
         if self._engine is None:
@@ -190,7 +202,7 @@ class TopicsRun:
                     f"Warning: an earlier run planned {count_of(messages, 'message')} of {topic} on {label}, which "
                     "are not in files yet. Run it with this broker again."
                 )
-        elapsed_s = time.monotonic() - self._begun_s
+        elapsed_s = time.monotonic() - self._round_s
         if self._options.form == "json":
             if is_news or not self._options.follow:
                 request = outcome.source.request
@@ -216,7 +228,9 @@ class TopicsRun:
                 self._temporary.add(topic)
             wrote = result.ranges or (outcome.failures and len(outcome.failures) < len(outcome.source.places))
             failure = incomplete(errors) if wrote else failure_from(errors[0], when_refused)
-            brief = self._named(topic, failure.brief)
+            # Of a broker that does not answer, one report is enough for all topics.
+            is_of_broker = all(isinstance(error, BrokerUnreachable) for error in errors)
+            brief = failure.brief if is_of_broker else self._named(topic, failure.brief)
             return Failure(brief, failure.exit_code, brief=brief)
         if result.damaged or result.unread:
             return ExitCode.DAMAGED
