@@ -5,7 +5,6 @@ processes, as consumers with discovery do, and on the shared port. The clients a
 little unless there are more cores than processes; the processor time is that of the brokers alone.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -17,10 +16,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from struct import pack, unpack_from
 from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+from bench import record
 
 BODY_BYTES = 100
 AT_ONCE = 50
@@ -140,13 +143,16 @@ def in_threads(work: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
 
 
 def measure(
-    processes: int, *, shared: bool, messages: int, clients: int, sync: str
+    processes: int, *, shared: bool, messages: int, clients: int, sync: str, data_path: Path
 ) -> tuple[Figures, Figures]:
     """Return the figures of publishing and of consuming."""
     batches = messages // clients // AT_ONCE
     total = batches * clients * AT_ONCE
     figures = []
-    with tempfile.TemporaryDirectory() as folder, serving(processes, Path(folder), sync) as (pids, bound):
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=data_path) as folder,
+        serving(processes, Path(folder), sync) as (pids, bound),
+    ):
         places = [bound["tcp_address"]]
         if processes and not shared:
             places = [each["tcp_address"] for each in bound["processes"]]
@@ -163,14 +169,14 @@ def measure(
 
 
 def main() -> None:
-    """Print the medians of all rounds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the medians of all rounds, and write the requested results."""
+    parser = record.parser(__doc__, rounds=3)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=16, help="publishers")
     parser.add_argument("--sync", default="interval", choices=["always", "interval"])
     options = parser.parse_args()
+    about = record.begin(options, beside_nsqd=False)
     ways = {
         "one broker": (0, False),
         "processes": (options.processes, False),
@@ -185,6 +191,7 @@ def main() -> None:
                 messages=options.messages,
                 clients=options.clients,
                 sync=options.sync,
+                data_path=options.data_path,
             )
             found[name].append(figures)
             print(name, *figures, file=sys.stderr)
@@ -196,6 +203,14 @@ def main() -> None:
             for step in (0, 1)
         ]
         print(f"{name:14} {cells[0]:>20} {cells[1]:>20}")
+    results = {
+        name: [{"publish": asdict(published), "consume": asdict(consumed)} for published, consumed in rounds]
+        for name, rounds in found.items()
+    }
+    settings = {
+        name: getattr(options, name) for name in ("processes", "rounds", "messages", "clients", "sync")
+    }
+    record.finish({"machine": about, "settings": settings, "results": results}, options, "processes")
 
 
 if __name__ == "__main__":
