@@ -109,7 +109,7 @@ def test_only_the_text_between_the_marks_is_written(tmp_path: Path) -> None:
     write_page(page)
     text = page.read_text()
     assert text.startswith(f"before\n\n{BEGIN}\n\nMeasured on ")
-    assert text.endswith(f"-peers-2cpu.json`.\n\n{END}\n\nafter\n")
+    assert text.endswith(f"cpu.json`.\n\n{END}\n\nafter\n")
     assert "old" not in text
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="does not have the lines"):
