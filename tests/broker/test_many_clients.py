@@ -1,6 +1,7 @@
 """Tests for what each of thousands of clients costs: counts, not times."""
 
 import gc
+import math
 import weakref
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,8 +51,28 @@ async def test_heartbeats_are_called_in_the_order_of_their_times(
             every("slow", 4)
             await trio.sleep(0.5)
             every("fast", 2)  # is due before the one that `run` waits for
-    times = [("fast", 2.5), ("slow", 4), ("fast", 4.5)]
-    assert called == [(name, pytest.approx(at_s, abs=0.01)) for name, at_s in times]
+    assert [name for name, _ in called] == ["fast", "slow", "fast"]
+    assert [at_s for _, at_s in called] == pytest.approx([2.5, 4, 4.5], abs=0.01)
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.3, 1 / 3, 2.0000000007, 123456.7890123456])
+async def test_heartbeat_is_due_when_it_is_called(
+    autojump_clock: trio.testing.MockClock, after_s: float
+) -> None:
+    """The clock stands still between calls, so a call that finds nothing due would be repeated for ever."""
+    heartbeats = Heartbeats()
+    due_s = [trio.current_time() + after_s]
+    late: list[bool] = []
+
+    def beat(now_s: float) -> float:
+        late.append(now_s >= due_s[0])
+        due_s[0] += after_s
+        return due_s[0] if len(late) < 100 else math.inf
+
+    heartbeats.watch(heartbeats.begin(beat), due_s[0])
+    with trio.move_on_after(200 * after_s):
+        await heartbeats.run()
+    assert late == [True] * 100
 
 
 async def test_ended_heartbeat_keeps_nothing(autojump_clock: trio.testing.MockClock) -> None:

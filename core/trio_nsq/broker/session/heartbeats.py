@@ -11,6 +11,8 @@ from ..state.deadline_heap import DeadlineHeap
 _CLIENTS_AT_ONCE: Final = 100
 """Heartbeats sent before the event loop serves other tasks."""
 _NS_PER_S: Final = 1e9
+_EARLY_S: Final = 1e-6
+"""So much early is on time. Otherwise a client whose time was rounded down is called for nothing, again and again."""
 
 
 class Heartbeat:
@@ -57,11 +59,11 @@ class Heartbeats:
             with trio.move_on_at(math.inf if next_ns is None else next_ns / _NS_PER_S):
                 await self._earlier.wait()
             self._earlier = trio.Event()
-            now_s = trio.current_time()
+            now_s = trio.current_time() + _EARLY_S
             called = 0
             while (heartbeat := self._due.take_due(int(now_s * _NS_PER_S))) is not None:
                 self.watch(heartbeat, heartbeat.beat(now_s))
                 called += 1
                 if called % _CLIENTS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
-                    now_s = trio.current_time()
+                    now_s = trio.current_time() + _EARLY_S
