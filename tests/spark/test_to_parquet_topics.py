@@ -372,6 +372,25 @@ def test_an_engine_that_fails_keeps_what_is_done(qcli: Cli, topic: str, tmp_path
     assert run(found) == [(names[0], 0, None), (names[1], 10, None)]
 
 
+def test_a_folder_that_fails_in_a_turn(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The other topics of the turn are exported."""
+    names = several(qcli, topic, {"a": 10, "b": 10})
+    folder, aside = tmp_path / names[0], tmp_path / "aside"
+
+    def engine(tasks: Sequence[Task[Done]], finish: Callable[[Done], None], advance: Advance) -> None:
+        folder.rename(aside)
+        folder.write_bytes(b"a file")
+        run_inline(tasks, finish, advance)
+
+    found = sources(qcli, names, tmp_path)
+    ended = {name: (messages, error) for name, messages, error in run(found, engine)}
+    assert ended[names[1]] == (10, None)
+    assert isinstance(ended[names[0]][1], OSError)
+    folder.unlink()
+    aside.rename(folder)
+    assert run(found) == [(names[0], 10, None)]
+
+
 @contextmanager
 def closing_server() -> Iterator[tuple[str, list[int]]]:
     """A server that closes every connection: its address, and a list that has an item for each."""
