@@ -28,7 +28,7 @@ def refusal(tmp_path: Path, text: str, *args: str) -> str:
 
 def test_sections(qcli: Cli, topic: str, tmp_path: Path, to_parquet: ToParquet) -> None:
     """A section is named after its topic; the section that names a topic has it, then the first pattern."""
-    for name in ("named", "a.x", "a.y", "b"):
+    for name in ("named", "a.x", "a.y", "b", "c"):
         qcli.publish(f"{topic}-{name}", [b'{"n": %d}' % number for number in range(5)])
     path = written(
         tmp_path,
@@ -49,6 +49,8 @@ def test_sections(qcli: Cli, topic: str, tmp_path: Path, to_parquet: ToParquet) 
         [more]
         topics = ["{topic}-b"]
         folder = "{tmp_path}/of-{{topic}}/v1"
+
+        [{topic}-c]
         """,
     )
     found = to_parquet("--config", path, "--format", "json")
@@ -58,6 +60,7 @@ def test_sections(qcli: Cli, topic: str, tmp_path: Path, to_parquet: ToParquet) 
         "a.x": f"{tmp_path}/all/{topic}-a.x",
         "a.y": f"{tmp_path}/all/{topic}-a.y",
         "b": f"{tmp_path}/of-{topic}-b/v1",
+        "c": f"{tmp_path}/all/{topic}-c",
     }
     assert column(tmp_path / "own", "n") == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert parquet_files(tmp_path / "own")[0].startswith("date=")
