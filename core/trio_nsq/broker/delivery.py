@@ -73,7 +73,7 @@ class Deliverer:
         self._reading: set[Channel] = set()  # the messages they deliver next are read from disk
         self._unreadable: set[Channel] = set()  # the last read of their messages failed; it is logged
         self.lateness: Lateness = Lateness()
-        self._serves_first_until_s = 0.0  # no timer runs before
+        self._timers_from_s = 0.0  # while clients send, no timer runs before
         broker.on_earlier_deadline = self._wake_for_timer
 
     # ------------------------------------------------------------------ scheduling
@@ -152,23 +152,28 @@ class Deliverer:
         """
         if late_ns := self.lateness.take_ns():
             self._broker.extend_timeouts(late_ns)
-            self._serves_first_until_s = self._clock_s() + _SERVED_S
+            self._timers_from_s = self._clock_s() + _SERVED_S
 
     def run_timers(self, *, all_served: bool) -> None:
-        """In a round: run due timers, and queue their channels.
+        """In a round: run due timers, and queue their channels. While clients send, once in `Pacing.turn_s`.
+
+        So channels whose messages wait for more are served together.
 
         Args:
             all_served: No client has sent anything that is not served.
         """
-        if self.next_timer_s > 0:
+        if self._postpones_timers(all_served=all_served) or self.next_timer_s > 0:
             return
         self.extend_if_late()
-        if not all_served and self._clock_s() < self._serves_first_until_s:
+        if self._postpones_timers(all_served=all_served):
             return
-        self._serves_first_until_s = 0.0
+        self._timers_from_s = self._clock_s() + self._pacing.turn_s
         for channel in self._broker.tick(self._clock.now_ns()):
             self.collect_dead_letters(channel)
             self._enqueue(channel)
+
+    def _postpones_timers(self, *, all_served: bool) -> bool:
+        return not all_served and self._clock_s() < self._timers_from_s
 
     def _wake_for_timer(self) -> None:
         """Have a sleeping scheduler look at the timers again: one is due earlier than it knows."""
