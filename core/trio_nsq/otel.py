@@ -126,6 +126,16 @@ class OpenTelemetryHooks(Hooks):
         )
 
     def publish_started(self, call: PublishCall) -> None:
+        try:
+            self._start_sending(call)
+        finally:  # if a sampler or propagator raises, nsqd would refuse the headers of the program
+            if self._envelope and not call.is_packed:
+                pairs = zip(call.bodies, call.headers, strict=True)
+                call.bodies = [_enveloped(body, headers) for body, headers in pairs]
+                call.headers = [{}] * len(call.bodies)
+
+    def _start_sending(self, call: PublishCall) -> None:
+        """Start a span, and add its context to the headers."""
         attributes = _attributes("send", call.topic)
         of_span: _Attributes = {**attributes, "messaging.operation.type": "send"}
         if call.is_list:
@@ -148,10 +158,6 @@ class OpenTelemetryHooks(Hooks):
             carrier: dict[str, str] = {}
             propagate.inject(carrier, set_span_in_context(span, context), _SETTER)
             call.add_headers(carrier)
-        if self._envelope and not call.is_packed:
-            pairs = zip(call.bodies, call.headers, strict=True)
-            call.bodies = [_enveloped(body, headers) for body, headers in pairs]
-            call.headers = [{}] * len(call.bodies)
 
     def publish_ended(self, call: PublishCall, error: BaseException | None) -> None:
         if call.state is None:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from opentelemetry import baggage, context
+from opentelemetry import baggage, context, propagate
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -395,6 +395,23 @@ async def test_brokers_without_headers_get_plain_messages_or_envelopes(
         await plain.success()
     hooks = telemetry.hooks(envelope=True, propagate_context=False)
     async with opened(broker, hooks=hooks) as (producer, peer, nursery):
+        own = Outcome(nursery, partial(producer.publish, "t", b"x", headers={"a": "1"}))
+        await peer.expect(pub("t", otel.ENVELOPE + prefix_of(encode_headers({"a": "1"})) + b"x"))
+        await peer.send(OK_FRAME)
+        await own.success()
+
+
+@bounded
+async def test_a_propagator_that_fails_changes_no_envelope(
+    telemetry: Telemetry, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, nsqd would refuse the message because of its headers."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(propagate, "inject", fail)
+    async with opened(broker, hooks=telemetry.hooks(envelope=True)) as (producer, peer, nursery):
         own = Outcome(nursery, partial(producer.publish, "t", b"x", headers={"a": "1"}))
         await peer.expect(pub("t", otel.ENVELOPE + prefix_of(encode_headers({"a": "1"})) + b"x"))
         await peer.send(OK_FRAME)
