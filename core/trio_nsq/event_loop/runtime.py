@@ -161,7 +161,6 @@ class OwnLoop:
 
         Raises RuntimeError.
         """
-        return
         running = self.running()
         if running != self.own and (running is not None or get_ident() != self._thread):
             raise RuntimeError(
