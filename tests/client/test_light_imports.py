@@ -23,7 +23,7 @@ LOADED = {
     | {"text", "tls", "hot_path__mypyc"},  # the last one has the compiled modules
     "trio_nsq.access": {"secret"},
     "trio_nsq.api": {"https", "lookupd", "request"},
-    "trio_nsq.event_loop": {"retries", "runtime"},
+    "trio_nsq.event_loop": {"retries", "runtime", "sides"},
     "trio_nsq.http": {"client", "failures", "urls"},
     "trio_nsq.lookup": {"hosts", "query"},
     "trio_nsq.platform": {"requirements"},

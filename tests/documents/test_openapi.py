@@ -325,6 +325,8 @@ def test_answers_match_the_document(broker: Broker, member: Broker) -> None:
         if request.path == "/dead_letters" and not seen & {(operation_of(request), 200)}:
             fail_messages(broker.tcp_address, "t", "c", 3)
             cli = Cli(broker.tcp_address, broker.http_address)
+            # `stat` needs the channel, which the broker makes with its first message.
+            cli.run("channel", "create", "dead/dead-letters")
             cli.wait_until("dead/dead-letters", lambda record: bool(record["depth"] >= 3))
         body = check_answer(broker, request)
         if request.path == "/topic/move/begin" and request.status == 200:

@@ -3,13 +3,17 @@
 Not compiled: compiled functions have errors of their own for wrong types.
 """
 
-import sys
-import warnings
-
 from trio_nsq.protocol import is_valid_name
 from trio_nsq.protocol.limits import SECOND_MS
 from trio_nsq.protocol.names import is_valid_producer
-from trio_nsq.text.arguments import MAX_INT, MAX_SECONDS, check_int, check_seconds, check_type
+from trio_nsq.text.arguments import (
+    MAX_INT,
+    MAX_SECONDS,
+    check_int,
+    check_seconds,
+    check_type,
+    warn_deprecated,
+)
 
 
 def check_name(what: str, name: str) -> None:
@@ -54,15 +58,3 @@ def in_ms(what: str, seconds: float | None, old_ms: int | None) -> int | None:
     if seconds > MAX_SECONDS:
         raise ValueError(f"{what}_s is {seconds}; it must be at most {MAX_SECONDS}")
     return max(1, round(seconds * SECOND_MS)) if seconds else 0
-
-
-def warn_deprecated(text: str) -> None:
-    """Warn of a deprecated argument at the line of the program that called into this package.
-
-    The frames are counted here, because compiled functions have none.
-    """
-    level, frame = 1, sys._getframe()
-    package = __name__.partition(".")[0]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, DeprecationWarning, stacklevel=level)

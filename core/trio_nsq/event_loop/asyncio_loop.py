@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from ..protocol.limits import KIB
-from .runtime import BrokenResourceError, ClosedResourceError, in_trio_task
+from .sides import BrokenResourceError, ClosedResourceError, in_trio_task
 
 _running_loop = asyncio._get_running_loop
 

@@ -14,6 +14,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from .sides import BrokenResourceError, in_trio_task
+
 if TYPE_CHECKING:
     from asyncio import Future
 
@@ -37,14 +39,6 @@ else:
 
 class TooSlowError(Exception):
     """A timeout of `fail_after` has passed."""
-
-
-class BrokenResourceError(Exception):
-    """The connection of a stream broke; see `broken_errors`."""
-
-
-class ClosedResourceError(Exception):
-    """The stream was closed before, or meanwhile."""
 
 
 class Stream(Protocol):
@@ -171,12 +165,6 @@ class OwnLoop:
 
 def _no_loop() -> None:
     return None
-
-
-def in_trio_task() -> bool:
-    """Whether a task of trio calls."""
-    check: Callable[[], bool] | None = getattr(sys.modules.get("trio.lowlevel"), "in_trio_task", None)
-    return check is not None and check()
 
 
 def _other() -> "AsyncioLoop | None":

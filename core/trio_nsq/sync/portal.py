@@ -128,7 +128,7 @@ class Portal:
         self._is_gevent = is_gevent()
         self._forks = _forks
         if self._is_gevent:
-            from .greenlets import start_thread
+            from .gevent_thread import start_thread
 
             start = partial(start_thread, self._run, ())
         else:
@@ -190,7 +190,7 @@ class Portal:
                 result.fail(PortalClosed())
             else:
                 if self._is_gevent:
-                    from .greenlets import tell_loop
+                    from .gevent_thread import tell_loop
 
                     context.run(tell_loop)
                 context.run(self._nursery.start_soon, _fulfil, result, scopes, function, args)
@@ -299,7 +299,7 @@ class Portal:
         error: BaseException | None = None
         try:
             if self._is_gevent:
-                from .greenlets import run
+                from .gevent_thread import run
 
                 run(self._main)
             else:

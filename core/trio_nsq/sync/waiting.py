@@ -22,7 +22,7 @@ def is_gevent() -> bool:
 def new_lock() -> Lock:
     """Return a lock, which the calling thread or greenlet waits for by acquiring it."""
     if is_gevent():
-        from .greenlets import GreenletLock
+        from .gevent_thread import GreenletLock
 
         return GreenletLock()
     lock = allocate_lock()

@@ -1,6 +1,8 @@
 """Checks of arguments, whose errors name the argument."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
@@ -98,3 +100,15 @@ def check_type(name: str, value: object, annotation: Any) -> None:
                 if kind is not type(None)
             )
             raise TypeError(f"{name} is {value!r}; it must be {wanted}")
+
+
+def warn_deprecated(text: str) -> None:
+    """Warn of a deprecated argument at the line of the program that called into this package.
+
+    The frames are counted here, because compiled functions have none.
+    """
+    level, frame = 1, sys._getframe()
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, DeprecationWarning, stacklevel=level)

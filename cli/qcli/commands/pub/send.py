@@ -269,14 +269,9 @@ class BrokerSender:
                 # A request that stores nothing: a broker that does not answer it has not got the batch.
                 await trio.to_thread.run_sync(producer.last_number, abandon_on_cancel=True)
             sent = True
-            publish = partial(producer.publish, headers=batch.headers or None)
-            await trio.to_thread.run_sync(
-                publish,
-                batch.bodies,
-                self._numbers[topic],
-                batch.delay_ms(time.time_ns()),
-                abandon_on_cancel=True,
-            )
+            defer_s = batch.delay_ms(time.time_ns()) / 1000
+            publish = partial(producer.publish, defer_s=defer_s, headers=batch.headers or None)
+            await trio.to_thread.run_sync(publish, batch.bodies, self._numbers[topic], abandon_on_cancel=True)
         except BrokerUnreachable as error:
             self._was_unreachable = True
             maybe_stored = sent and (error.unanswered or not isinstance(error.__cause__, OSError))

@@ -10,10 +10,9 @@ from typing import Any, TypedDict
 
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
-from trio_nsq.text.arguments import MAX_SECONDS, check_number, check_options
+from trio_nsq.text.arguments import MAX_SECONDS, check_number, check_options, warn_deprecated
 
 from ...access.secret import Secret, StrPath
-from ..arguments import warn_deprecated
 from ..hooks import Hooks, installed_hooks
 from .tls import TLSFiles
 
