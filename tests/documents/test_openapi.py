@@ -326,7 +326,7 @@ def test_answers_match_the_document(broker: Broker, member: Broker) -> None:
             fail_messages(broker.tcp_address, "t", "c", 3)
             cli = Cli(broker.tcp_address, broker.http_address)
             # `stat` needs the channel, which the broker makes with its first message.
-            cli.run("channel", "create", "dead/dead-letters")
+            assert cli("channel", "create", "dead/dead-letters").code == 0
             cli.wait_until("dead/dead-letters", lambda record: bool(record["depth"] >= 3))
         body = check_answer(broker, request)
         if request.path == "/topic/move/begin" and request.status == 200:
