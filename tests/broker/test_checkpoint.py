@@ -12,7 +12,7 @@ from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.ingest.publication import Publication
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.checkpoint import Checkpoint
-from trio_nsq.broker.storage.data_folder import DataFolder
+from trio_nsq.broker.storage.data_folder import DataFolder, decode_state
 from trio_nsq.protocol import pack_messages
 
 
@@ -134,6 +134,7 @@ async def test_clients_are_served_while_a_large_channel_is_saved(tmp_path: Path)
         nursery.cancel_scope.cancel()
     assert turns >= 50
     assert (
-        len(json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())["channels"]) == 1
+        len(decode_state((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())["channels"])
+        == 1
     )
     folder.close()

@@ -1,7 +1,6 @@
 """Tests for dead letters in a running broker: each is moved to its topic once."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from broker.state import Fixture, damage, next_record
 from broker.support import PATIENCE_S, FailingFiles, HeldFiles, identify, mpub, settle, until
 from trio_nsq.broker.state.dead_letter_ledger import DeadLetterLedger
 from trio_nsq.broker.state.version import Version
+from trio_nsq.broker.storage.data_folder import decode_state
 from trio_nsq.log import Files
 from trio_nsq.log.record_metadata import metadata_for_dead_letters
 from trio_nsq.protocol import pack_messages
@@ -400,7 +400,7 @@ async def test_crash_after_the_move_does_not_duplicate_the_message(tmp_path: Pat
         with trio.fail_after(PATIENCE_S):
             while not await letters(api, reason="requeued"):
                 await trio.lowlevel.checkpoint()
-        state = json.loads((data_path / "topics" / "t.topic" / "state.json").read_bytes())
+        state = decode_state((data_path / "topics" / "t.topic" / "state.json").read_bytes())
         assert state["settled"] == state["end"]
         async with another(api, data_path) as after:
             await check_that_it_came_once(after)
@@ -482,7 +482,7 @@ async def test_recreated_topic_keeps_messages_with_the_sequences_of_old_letters(
         await configure(api, "t", "c", **settings)
         await api.tcp.publish("t", b"new")
         # The dead-letter topic may not have been saved since it got its letter.
-        assert json.loads(before)["settled"] == 0
+        assert decode_state(before)["settled"] == 0
         async with another(api, data_path) as after, client_of(after) as client:
             await client.subscribe("t", "c", 1)
             assert (await client.message()).body == b"new"
@@ -500,12 +500,12 @@ async def test_confirmed_letters_are_not_checked_again(tmp_path: Path) -> None:
         await fail(api.tcp, 1)
         await take(reader, 1)
         state = data_path / "topics" / "dead.topic" / "state.json"
-        await until(lambda: bool(json.loads(state.read_bytes())["settled"] == 1))
+        await until(lambda: bool(decode_state(state.read_bytes())["settled"] == 1))
 
 
 async def settled(data_path: Path) -> int:
     """Return the sequence up to which the saved dead-letter topic has confirmed its letters."""
-    state = json.loads((data_path / "topics" / "dead.topic" / "state.json").read_bytes())
+    state = decode_state((data_path / "topics" / "dead.topic" / "state.json").read_bytes())
     sequence: int = state["settled"]
     return sequence
 

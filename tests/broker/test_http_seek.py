@@ -14,6 +14,7 @@ from broker.api import Api, running_api
 from broker.state import damage
 from broker.support import FailingFiles, HeldFiles, connected, dpub, settle
 from trio_nsq.broker.state.seek import Seek
+from trio_nsq.broker.storage.data_folder import decode_state
 
 
 async def prepare(api: Api, count: int = 6) -> None:
@@ -301,7 +302,7 @@ async def test_seek_is_saved_before_the_answer(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", checkpoint_interval_ms=10**9) as api:
         await prepare(api)
         await seek(api, "4")
-        state = json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
+        state = decode_state((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
         assert [channel["cursor"] for channel in state["channels"]] == [4]
     async with running_api(tmp_path / "d") as api:
         assert [line["body"] for line in await peek(api)] == ["4", "5"]

@@ -18,6 +18,7 @@ from broker.support import FailingFiles, HeldFiles, connected, mpub, running_bro
 from log.support import CountingFiles
 from trio_nsq.broker.state import producers
 from trio_nsq.broker.storage import retention
+from trio_nsq.broker.storage.data_folder import decode_state
 from trio_nsq.log import DiskLog
 
 HOUR_MS = 3_600_000
@@ -128,7 +129,9 @@ async def test_without_a_number_nothing_changes(tmp_path: Path) -> None:
     log = DiskLog(tmp_path / "d" / "topics" / "t.topic")
     assert [(record.metadata, bool(record.due_ns)) for record in log.read(0)] == [(b"", True), (b"", False)]
     log.close()
-    assert "producers" not in json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
+    assert "producers" not in decode_state(
+        (tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -451,7 +454,7 @@ async def test_save_waits_for_a_running_sync(tmp_path: Path) -> None:
             await settle()
             assert not state.exists()
             files.release()
-        assert json.loads(state.read_bytes())["producers"] == [["p", 2, 1]]
+        assert decode_state(state.read_bytes())["producers"] == [["p", 2, 1]]
 
 
 async def test_numbers_that_cannot_be_synced_are_not_saved(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ exist.
 """
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import trio.testing
 from broker.support import RawClient, connected, running_broker, settle, threads_done, until
 from faults.scenario import http
 from log.support import HastyFiles, segment_files
+from trio_nsq.broker.storage.data_folder import decode_state
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_files_deleted_after_the_last_save_are_not_missing(
             await client.send(b"RDY 10\n")
             await finish(client, 10)
     assert len(segment_files(folder)) == 1
-    assert json.loads((folder / "state.json.previous").read_bytes())["channels"][0]["cursor"] == 0
+    assert decode_state((folder / "state.json.previous").read_bytes())["channels"][0]["cursor"] == 0
     damage(folder / "state.json")
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         assert f"{folder / 'state.json'} is damaged: " in caplog.text
@@ -93,7 +93,7 @@ async def test_files_deleted_after_the_last_save_are_not_missing(
         assert await receive(client, 1) == [b"9" * 500]
         await client.publish("t", b"new")
         assert await receive(client, 1) == [b"new"]
-    assert json.loads((folder / "state.json").read_bytes())["end"] == 11
+    assert decode_state((folder / "state.json").read_bytes())["end"] == 11
     assert (folder / "state.json.damaged").exists()
 
 
@@ -118,7 +118,7 @@ async def test_state_ahead_of_its_log_is_never_used_again(tmp_path: Path) -> Non
         shutil.copytree(tmp_path / "d", tmp_path / "killed")
     left = tmp_path / "killed" / "topics" / "t.topic"
     assert not (left / "state.json.previous").exists()
-    assert json.loads((left / "state.json").read_bytes())["end"] == 1
+    assert decode_state((left / "state.json").read_bytes())["end"] == 1
     damage(folder / "state.json")
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
         await client.subscribe("t", "c", ready_count=10)
@@ -137,7 +137,7 @@ async def test_both_copies_are_complete_after_a_clean_stop(
             await finish(client, 2)
         await settle()
         clock.jump(1)
-        await until(lambda: json.loads((folder / "state.json").read_bytes())["end"] == 2)
+        await until(lambda: decode_state((folder / "state.json").read_bytes())["end"] == 2)
         await threads_done()
     damage(folder / "state.json")
     async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as client:
@@ -257,7 +257,7 @@ async def test_leftovers_of_unfinished_writes_are_harmless(tmp_path: Path) -> No
         await client.subscribe("t", "c", ready_count=1)
         assert await receive(client, 1) == [b"kept"]
     assert [path for path in left if path.exists()] == []
-    assert json.loads((folder / "state.json.previous").read_bytes())["name"] == "t"
+    assert decode_state((folder / "state.json.previous").read_bytes())["name"] == "t"
 
 
 async def test_state_of_gigabytes_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from broker.support import HeldFiles, connected, settle, threads_done, until
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.server import Server
 from trio_nsq.broker.state.broker import Broker, MessageIds
+from trio_nsq.broker.state.checkpoint import additions_of
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.storage.checkpointer import Checkpointer
 from trio_nsq.broker.storage.data_folder import ID_RESERVE, DataFolder, decode_state
@@ -22,8 +23,9 @@ from trio_nsq.log import Files, Log, MemoryLog
 
 
 def saved_channels(data_path: Path) -> list[str]:
-    state = json.loads((data_path / "topics" / "t.topic" / "state.json").read_bytes())
-    return [channel["name"] for channel in state["channels"]]
+    state = decode_state((data_path / "topics" / "t.topic" / "state.json").read_bytes())
+    created = [name for each in additions_of(state) for name in each.names]
+    return [*[channel["name"] for channel in state["channels"]], *created]
 
 
 async def test_cancelled_save_is_repeated(tmp_path: Path) -> None:

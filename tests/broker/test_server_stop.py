@@ -1,6 +1,5 @@
 """Tests for a clean stop: running publishes are stored and answered, nothing is lost, and nothing delays it."""
 
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import trio.testing
 from broker.api import running_api
 from broker.support import HeldFiles, connected, open_files, open_files_before, pub, running_broker, settle
 from trio_nsq.broker import BrokerOptions, StartupError, serve
+from trio_nsq.broker.storage.data_folder import decode_state
 
 
 async def test_messages_in_flight_are_not_redelivered_during_the_stop(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_stop_while_a_sub_is_saved(tmp_path: Path) -> None:
             await client.send(b"SUB t c\n")
             await files.reached()
             nursery.start_soon(let_go_when_all_wait, files)
-    state = json.loads((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
+    state = decode_state((tmp_path / "d" / "topics" / "t.topic" / "state.json").read_bytes())
     assert [channel["name"] for channel in state["channels"]] == ["c"]
     assert state["channels"][0]["cursor"] == 0
 
@@ -133,5 +133,5 @@ async def test_snapshot_ahead_of_the_log_is_replaced_before_any_publish(tmp_path
     segment = folder / "00000000000000000000.log"
     segment.write_bytes(segment.read_bytes()[:32])
     async with running_broker(tmp_path / "d", checkpoint_interval_ms=3_600_000):
-        state = json.loads((folder / "state.json").read_bytes())
+        state = decode_state((folder / "state.json").read_bytes())
         assert (state["end"], state["channels"][0]["cursor"]) == (0, 0)

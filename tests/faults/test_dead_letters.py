@@ -32,6 +32,7 @@ from faults.scenario import NEVER, http, stats
 from interop.peers import Broker, qcli_serve
 from log.support import HastyFiles
 from trio_nsq.broker import BoundAddresses
+from trio_nsq.broker.storage.data_folder import decode_state
 from trio_nsq.log import Files
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
@@ -369,10 +370,10 @@ def window_of(image: Any) -> Window:
     source, dead = topics["one.topic"], topics.get(f"{_DEAD}.topic", {})
     if not any(body_of(0) in content for name, content in dead.items() if name.endswith(".log")):
         return Window.FAILED
-    channel = json.loads(source["state.json"])["channels"][0]
+    channel = decode_state(source["state.json"])["channels"][0]
     if channel["cursor"] == 0 or channel["unfinished"]:
         return Window.STORED
-    state = json.loads(dead["state.json"])
+    state = decode_state(dead["state.json"])
     return Window.CONFIRMED if state["settled"] == 1 else Window.FINISHED
 
 
