@@ -142,6 +142,26 @@ def test_incomplete_end_is_ignored_wherever_it_was_cut() -> None:
     assert additions_of(decode_state(before + b"\n" + two, "t")) == [Addition(["a"], 7), Addition(["b"], 7)]
 
 
+def test_power_cut_leaves_zeros_instead_of_some_bytes() -> None:
+    state = encode_checked(b'{"format":1,"name":"t"}') + b"\n"
+    line = encode_checked(Addition(["a"], 7).encode()) + b"\n"
+    for first in range(len(line) + 1):
+        for last in range(first + 1, len(line) + 1):
+            torn = line[:first] + bytes(last - first) + line[last:]
+            assert additions_of(decode_state(state + torn, "t")) == []
+
+
+async def test_state_ends_with_its_line(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", **NEVER) as api:
+        assert await api.post("/topic/create", topic="t") == DONE
+        for name in ("", "a", "b"):
+            if name:
+                assert await api.post("/channel/create", topic="t", channel=name) == DONE
+            content = (tmp_path / TOPIC / "state.json").read_bytes()
+            assert content.endswith(b"}\n")
+            assert content.count(b"\n") == 1 + len(additions_of(decode_state(content, "t")))
+
+
 def test_damage_before_the_end_is_damage() -> None:
     state = encode_checked(b'{"format":1,"name":"t"}')
     one, two = (encode_checked(Addition([name], 7).encode()) for name in "ab")

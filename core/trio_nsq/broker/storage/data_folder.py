@@ -399,7 +399,8 @@ class DataFolder:
             OSError: Either the previous or the new state is on disk, complete.
         """
         folder = self.topic_folder(name)
-        content = encode_checked(content)
+        # The line ends here: in a power cut, an addition may leave zeros instead of its first bytes.
+        content = encode_checked(content) + b"\n"
         if len(content) > MAX_STATE_BYTES:
             reason = (
                 f"the state of topic {name} has {len(content):,} bytes; the maximum is {MAX_STATE_BYTES:,}"
@@ -445,7 +446,7 @@ class DataFolder:
             OSError: The object, or a part of it, may be in the file. A broker ignores a part at its end.
         """
         path = self.topic_folder(name) / STATE_FILE
-        line = b"\n" + encode_checked(addition)
+        line = encode_checked(addition) + b"\n"
         end = path.stat().st_size
         if end + len(line) > MAX_STATE_BYTES:
             raise OSError(EFBIG, os.strerror(EFBIG))
