@@ -142,10 +142,10 @@ def _stored(value: Any) -> int | None:
 
 # ---------------------------------------------------------------------- the broker
 
-info = Endpoint("GET /info", json_object(_info))
+info: Endpoint[Info] = Endpoint("GET /info", json_object(_info))
 """What the broker is."""
-unchecked_info = Endpoint("GET /info", json_object(_object))
-jobs = Endpoint("GET /jobs", json_object(_object))
+unchecked_info: Endpoint[dict[str, Any]] = Endpoint("GET /info", json_object(_object))
+jobs: Endpoint[dict[str, Any]] = Endpoint("GET /jobs", json_object(_object))
 """The jobs that programs report, unchecked."""
 
 
@@ -232,27 +232,33 @@ def settings(
     )
 
 
-seek = Endpoint("POST /channel/seek", _json(Seek), "topic channel to incarnation dry_run", _CANNOT_BE_READ)
+seek: Endpoint[Seek] = Endpoint(
+    "POST /channel/seek", _json(Seek), "topic channel to incarnation dry_run", _CANNOT_BE_READ
+)
 """Move a channel to a position of its topic, which has the log `incarnation`. With `dry_run`, only tell the effect."""
 
 # ---------------------------------------------------------------------- messages
 
-bounds = Endpoint("GET /topic/bounds", _json(LogBounds), "topic", _CANNOT_BE_READ)
-position = Endpoint("GET /topic/bounds", json_object(_position), "topic at", _CANNOT_BE_READ)
+bounds: Endpoint[LogBounds] = Endpoint("GET /topic/bounds", _json(LogBounds), "topic", _CANNOT_BE_READ)
+position: Endpoint[LogPosition] = Endpoint(
+    "GET /topic/bounds", json_object(_position), "topic at", _CANNOT_BE_READ
+)
 """The bounds of a topic's log, and the sequence of a position."""
-read = Endpoint("GET /topic/read", _messages, "topic start=from count=max_messages", _CANNOT_BE_READ)
-log = Endpoint(
+read: Endpoint[list[Line]] = Endpoint(
+    "GET /topic/read", _messages, "topic start=from count=max_messages", _CANNOT_BE_READ
+)
+log: Endpoint[bytes] = Endpoint(
     "GET /topic/read", raw, "topic start=from until format wait max_messages max_bytes", _CANNOT_BE_READ
 )
 """The log of a topic as it is sent: the `format` raw has records, else there are JSON lines."""
-peek = Endpoint(
+peek: Endpoint[list[Line]] = Endpoint(
     "GET /channel/peek",
     _channel_messages,
     "topic channel count=max_messages states=state",
     "cannot show the messages of a channel",
 )
 """The messages that a channel delivers next."""
-deferred = Endpoint(
+deferred: Endpoint[list[Line]] = Endpoint(
     "GET /channel/deferred", _channel_messages, "topic channel count=max_messages", _NO_DEFERRED
 )
 """The deferred messages of a channel that are due first."""
@@ -280,15 +286,17 @@ _SOME = f"{_CHOSEN} count=max_messages ids=id"
 dead_letter_topics: Endpoint[list[DeadLetterTopic]] = Endpoint(
     "GET /dead_letters", json_object(value_of("topics", list[DeadLetterTopic])), "", _NO_DEAD_LETTERS
 )
-count_dead_letters = Endpoint("GET /dead_letters", _json(LetterCounts), _CHOSEN, _NO_DEAD_LETTERS)
+count_dead_letters: Endpoint[LetterCounts] = Endpoint(
+    "GET /dead_letters", _json(LetterCounts), _CHOSEN, _NO_DEAD_LETTERS
+)
 """The numbers of letters by origin and reason."""
-dead_letters = Endpoint(
+dead_letters: Endpoint[list[Line]] = Endpoint(
     "GET /dead_letters/messages",
     json_lines(partial(_line, DeadLetter, or_gap=False)),
     _SOME,
     _NO_DEAD_LETTERS,
 )
-move_dead_letters = {
+move_dead_letters: dict[str, Endpoint[LettersMoved]] = {
     verb: Endpoint(
         f"POST /dead_letters/{verb}",
         json_object(partial(_letters_moved, done)),
@@ -301,36 +309,44 @@ move_dead_letters = {
 
 # ---------------------------------------------------------------------- publishing
 
-publish = Endpoint("POST /pub", raw, "topic defer_ms=defer")
-publish_batch = Endpoint("POST /mpub", raw, "topic producer binary number first defer_ms=defer instance")
+publish: Endpoint[bytes] = Endpoint("POST /pub", raw, "topic defer_ms=defer")
+publish_batch: Endpoint[bytes] = Endpoint(
+    "POST /mpub", raw, "topic producer binary number first defer_ms=defer instance"
+)
 """The body has the number of messages, and then the messages."""
-publish_with_headers = Endpoint("POST /hpub", raw, "topic producer number first defer_ms=defer instance")
+publish_with_headers: Endpoint[bytes] = Endpoint(
+    "POST /hpub", raw, "topic producer number first defer_ms=defer instance"
+)
 """The body is that of an HPUB, see `protocol/headers.py`. An nsqd and older brokers do not know the path."""
-producer_state = Endpoint("GET /topic/producer", _json(ProducerState), "topic producer")
-forget_producer = Endpoint("POST /topic/producer/forget", raw, "topic producer")
+producer_state: Endpoint[ProducerState] = Endpoint(
+    "GET /topic/producer", _json(ProducerState), "topic producer"
+)
+forget_producer: Endpoint[bytes] = Endpoint("POST /topic/producer/forget", raw, "topic producer")
 
 # ---------------------------------------------------------------------- moves of topics
 
-move_of = Endpoint("GET /topic/move", json_object(_move_or_none), "topic")
-begin_move = Endpoint("POST /topic/move/begin", json_object(_move), "topic to")
-end_move = Endpoint("POST /topic/move/end", raw, "topic move cancel")
+move_of: Endpoint[Move | None] = Endpoint("GET /topic/move", json_object(_move_or_none), "topic")
+begin_move: Endpoint[Move] = Endpoint("POST /topic/move/begin", json_object(_move), "topic to")
+end_move: Endpoint[bytes] = Endpoint("POST /topic/move/end", raw, "topic move cancel")
 """With `cancel`, also if messages are left."""
-next_of_move = Endpoint("POST /topic/move/next", raw, "topic move channel moved max_bytes")
+next_of_move: Endpoint[bytes] = Endpoint("POST /topic/move/next", raw, "topic move channel moved max_bytes")
 """Drop the messages of a stream up to `moved`, and take the next ones."""
-store_moved = Endpoint("POST /topic/move/store", json_object(_stored), "topic producer close")
+store_moved: Endpoint[int | None] = Endpoint(
+    "POST /topic/move/store", json_object(_stored), "topic producer close"
+)
 """Store the next messages of a stream; the answer is how far it is stored. With `close`, refuse further ones."""
 
 # ---------------------------------------------------------------------- clusters
 
-cluster = Endpoint("GET /cluster", _json(Cluster), lacking=_NO_CLUSTER)
+cluster: Endpoint[Cluster] = Endpoint("GET /cluster", _json(Cluster), lacking=_NO_CLUSTER)
 """The cluster and its members. Each member passes the request on to the leader."""
-member = Endpoint("GET /cluster/member", _json(MemberView), lacking=_NO_CLUSTER)
+member: Endpoint[MemberView] = Endpoint("GET /cluster/member", _json(MemberView), lacking=_NO_CLUSTER)
 """The member itself, which answers also without a leader."""
 switch_leader: Endpoint[str] = Endpoint(
     "POST /cluster/switch", json_object(value_of("to", str)), "to", _NO_CLUSTER
 )
 """Let another member lead: `to`, or one that is in sync. The answer is its id."""
-remove_member = Endpoint("POST /cluster/remove", raw, "member", _NO_CLUSTER)
+remove_member: Endpoint[bytes] = Endpoint("POST /cluster/remove", raw, "member", _NO_CLUSTER)
 """Forget a member that is gone."""
-promote_member = Endpoint("POST /cluster/promote", raw, lacking=_NO_CLUSTER)
+promote_member: Endpoint[bytes] = Endpoint("POST /cluster/promote", raw, lacking=_NO_CLUSTER)
 """Let the member itself lead, although the leader is lost and messages may be with it."""

@@ -133,12 +133,14 @@ def _version(body: bytes, decode: Decoder) -> str:
     return str(found["version"])
 
 
-lookup = Endpoint("GET /lookup", lambda body, decode: list(parse_lookup(body)), "topic")
+lookup: Endpoint[list[ProducerAddress]] = Endpoint(
+    "GET /lookup", lambda body, decode: list(parse_lookup(body)), "topic"
+)
 """The brokers that have a topic, also those that are not usable."""
-nodes = Endpoint("GET /nodes", lambda body, decode: list(parse_nodes(body)))
+nodes: Endpoint[list[Node]] = Endpoint("GET /nodes", lambda body, decode: list(parse_nodes(body)))
 """All brokers, also those that are not usable."""
-topics = Endpoint("GET /topics", partial(_names, "topics"))
-channels = Endpoint("GET /channels", partial(_names, "channels"), "topic")
-version = Endpoint("GET /info", _version)
-tombstone = Endpoint("POST /topic/tombstone", raw, "topic node")
+topics: Endpoint[list[str]] = Endpoint("GET /topics", partial(_names, "topics"))
+channels: Endpoint[list[str]] = Endpoint("GET /channels", partial(_names, "channels"), "topic")
+version: Endpoint[str] = Endpoint("GET /info", _version)
+tombstone: Endpoint[bytes] = Endpoint("POST /topic/tombstone", raw, "topic node")
 """Hide a broker from the consumers of a topic; `node` is its HTTP address, as it is registered."""

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -59,7 +60,7 @@ class BrokerClock:
 
     def __init__(self) -> None:
         # Bound once: `trio.current_time` looks the clock up at each call.
-        self.clock_s = trio.lowlevel.current_clock().current_time
+        self.clock_s: Callable[[], float] = trio.lowlevel.current_clock().current_time
         # Wall-clock time at the start, minus trio's clock, which never steps.
         self._offset_ns = time.time_ns() - int(self.clock_s() * _NS_PER_S)
 

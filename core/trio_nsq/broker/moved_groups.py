@@ -177,7 +177,9 @@ class GroupBuilder:
 
     def __init__(self, ahead_ns: int) -> None:
         self._ahead_ns = ahead_ns
-        self.count = self.size = self.groups = 0
+        self.count: int = 0
+        self.size: int = 0
+        self.groups: int = 0
         self._done: list[bytes] = []
         self._pieces: list[bytes] = []
         self._sizes: list[int] = []

@@ -4,9 +4,10 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -106,18 +107,23 @@ class Server:
             self._make_write_ahead, folder.end_write_ahead, reasonable_limit() // 2, nursery, options.pacing
         )
 
-        self.broker = broker = Broker(options, self._make_log)
+        broker = Broker(options, self._make_log)
+        self.broker: Broker = broker
         broker.waits_for_disk = False
-        self.clock = clock = BrokerClock()
+        clock = BrokerClock()
+        self.clock: BrokerClock = clock
         self.start_time_ns: int = clock.now_ns()
         self.instance: str = os.urandom(8).hex()
-        self.poller = poller = Poller(options.pacing)
+        poller = Poller(options.pacing)
+        self.poller: Poller = poller
         self.readers: ReaderPool = ReaderPool(broker)
-        self.delivery = delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
-        self.write_path = write_path = WritePath(
+        delivery = Deliverer(broker, options, clock, poller, self.readers, nursery)
+        self.delivery: Deliverer = delivery
+        write_path = WritePath(
             options, ids, nursery, folder.disk_reserve, poller, delivery, self._write_ahead,
             next((each.members for each in (replication, archiving) if each is not None), None),
         )  # fmt: skip
+        self.write_path: WritePath = write_path
         self.checkpointer: Checkpointer = Checkpointer(
             broker, folder, ids, time.time_ns, write_path.rotate, write_path.sync, write_path.until_replicated,
             write_path.refuse_changes, options.archive_retention_ms if options.archive else 0,
@@ -149,7 +155,7 @@ class Server:
         self._loader.load_all()
         self.process: ProcessFigures = ProcessFigures()
         self.reported_jobs: ReportedJobs = ReportedJobs()
-        self.jobs = (
+        self.jobs: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             self.scheduler.run,
             self.session_deps.heartbeats.run,
             self._dead_letters.run,

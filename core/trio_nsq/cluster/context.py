@@ -92,7 +92,7 @@ class MemberContext:
         self.coordinator_error = ""
         self.times_led = self.times_full = 0
         self.free_bytes: int | None = None
-        self.was_full = False
+        self.was_full: bool = False
         self.led_position = 0
         self.diverged: list[DivergedFolder] = []
         self._diverged_names: list[str] = []

@@ -78,8 +78,8 @@ class Following:
     """
 
     def __init__(self, context: MemberContext, front: FollowerFront) -> None:
-        self.is_connected = False
-        self.reason = NOT_ASKED
+        self.is_connected: bool = False
+        self.reason: str = NOT_ASKED
         self.operations: FormerOperations | None = None
         self.is_admitted: trio.Event = trio.Event()
         self._context = context

@@ -51,7 +51,8 @@ class Standby:
 
     def __init__(self, context: MemberContext) -> None:
         self.restored_after: int | None = None
-        self.reason = self.why_not = ""
+        self.reason: str = ""
+        self.why_not: str = ""
         self.is_asked = False
         self._failure = ""
         self._said = ""

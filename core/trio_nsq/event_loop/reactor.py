@@ -305,7 +305,8 @@ class Poller:
     """
 
     def __init__(self, pacing: Pacing | None = None, clock_s: Callable[[], float] = perf_counter) -> None:
-        self.in_round = self.is_asleep = False
+        self.in_round: bool = False
+        self.is_asleep: bool = False
         self._pacing = pacing or Pacing()
         self.clock_s = clock_s
         self._token = trio.lowlevel.current_trio_token()

@@ -47,7 +47,8 @@ class MemoryLog:
         self._batches: list[RecordBatch] = []
         self._dropped = 0  # number of placeholders at the beginning of `_batches`
         self.incarnation: bytes | None = os.urandom(INCARNATION_BYTES)
-        self.first_sequence = self.next_sequence = first_sequence
+        self.first_sequence: int = first_sequence
+        self.next_sequence: int = first_sequence
         self.size_bytes: int = 0
         self._written: list[RecordBatch] = []
         self.writes: int = 0

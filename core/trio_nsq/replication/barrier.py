@@ -42,7 +42,8 @@ class ReplicationBarrier(Generic[T]):
     ) -> None:
         self.stored: dict[str, int] = {}
         self.archived: int | None = None
-        self.fenced_because = self.held_because = ""
+        self.fenced_because: str = ""
+        self.held_because: str = ""
         self._held: dict[str, str] = {}
         self.on_reached: Callable[[list[T]], None] = lambda reached: None
         self._operations = operations

@@ -113,7 +113,8 @@ class CatchUp:
         self._stream = stream
         self._inventory = inventory
         self._on_read = on_read
-        self.done_bytes = self.total_bytes = 0
+        self.done_bytes: int = 0
+        self.total_bytes: int = 0
         self._before = 0  # `done_bytes` at the begin of the present file
         self._number = stream.last_number
         self._names = NamesSince()

@@ -168,7 +168,8 @@ class Journal:
         nonce = os.urandom(16)
         rest = _REST.pack(nonce, *base)
         self._seed = crc32(nonce)
-        self._stable = self.size = FILE_HEADER_BYTES
+        self.size: int = FILE_HEADER_BYTES
+        self._stable = FILE_HEADER_BYTES
         files.write(fd, 0, [_HEAD.pack(_MAGIC, VERSION, crc32(rest)) + rest])
         files.sync(fd)
 

@@ -324,7 +324,7 @@ class PieceRoom:
     """
 
     def __init__(self, held: BodyMemoryLimit, client: Client, kind: str) -> None:
-        self.size = 0
+        self.size: int = 0
         self._expected = 0
         self._small = 0  # as counted by `take_small`
         self._held = held

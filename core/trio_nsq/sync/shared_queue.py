@@ -109,7 +109,7 @@ class SharedQueue(ReceiveQueue):
             self._lent.extend(
                 [Message(shared, batch, index, index) for index in range(start, len(batch.ids))]
             )
-        self.available = 0
+        self.available: int = 0
         if self._lent:
             self._wake_one()
 

@@ -56,7 +56,7 @@ class TLSSession:
         self._verifies = context.verifies
         self._session = SSL.Connection(context, None)
         self._session.set_accept_state()
-        self.ended = False
+        self.ended: bool = False
         """The peer has sent close_notify."""
 
     def handshake(self, data: bytes) -> bool:

@@ -41,9 +41,9 @@ class Handshake:
     def __init__(self, deps: SessionDeps, reader: CommandReader, transport: Transport, host: str) -> None:
         self.identity: IdentifyRequest = IdentifyRequest(client_id=host, hostname=host)
         self.settings = self._negotiated = IdentifySettings.default(deps.options.limits)
-        self.upgrades = Upgrades()
+        self.upgrades: Upgrades = Upgrades()
         self.producer: NamedProducer | None = None
-        self.under_way = False
+        self.under_way: bool = False
         self._is_identified = False
         self._deps = deps
         self._reader = reader

@@ -117,11 +117,11 @@ class Session(PolledEndpoint):
         self.reader.auth_required = not self.authorizer.allows_all
         host = peer.rpartition(":")[0].strip("[]")
         self.handshake: Handshake = Handshake(deps, self.reader, self.transport, host)
-        self.rested_s = 0.0
+        self.rested_s: float = 0.0
         self.handed: bytes | Exception | None = None
         self.publishes: list[Publish] = []
         self.next: Command | CommandError | None = None
-        self.answered = False
+        self.answered: bool = False
         self.scope: trio.CancelScope = trio.CancelScope()
         self._deps = deps
         self._clock = deps.clock

@@ -35,7 +35,7 @@ class Transport:
         self.sock = sock
         self.send_buffer: SendBuffer = SendBuffer(sock)
         self.tls: TLSSession | None = None
-        self.bare = True
+        self.bare: bool = True
         self._codecs: list[Codec] = []  # in the order of decoding
 
     def decode(self, data: bytes) -> Iterator[bytes]:

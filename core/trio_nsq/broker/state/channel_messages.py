@@ -130,9 +130,9 @@ class ChannelMessages:
     ) -> None:
         self._topic = topic
         self._private = private
-        self.cursor = Cursor(cursor, version)
+        self.cursor: Cursor = Cursor(cursor, version)
         self.requeued: RequeuedMessages = RequeuedMessages(version)
-        self.deferred = DeferredMessages(version, watch)
+        self.deferred: DeferredMessages = DeferredMessages(version, watch)
         self.withdrawn: WithdrawnMessages = WithdrawnMessages(version)
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None

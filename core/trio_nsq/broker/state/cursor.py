@@ -22,7 +22,7 @@ class Cursor:
     __slots__ = ("_holes", "_version", "hole_messages", "position")
 
     def __init__(self, position: int, version: Version | None = None) -> None:
-        self.position = position
+        self.position: int = position
         self._version = version or Version()
         self.hole_messages: int = 0
         # Ascending and not adjacent; none begins at the position.

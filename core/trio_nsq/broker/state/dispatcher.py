@@ -119,7 +119,7 @@ class Dispatcher:
     ) -> None:
         self.paused = False
         self.buffering: OutputBuffering = OutputBuffering(topic)
-        self.budget_exhausted = False
+        self.budget_exhausted: bool = False
         self.others_wait_for_read: bool = False
         self.name = name
         self._topic = topic

@@ -82,6 +82,7 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.store: MessageStore = MessageStore(name, log, cache, mem_queue_size, self.channels)
         self._defaults = defaults
+        self.settings: TopicSettings = defaults
         self._own_settings: dict[str, Any] = {}  # by name
         self._private: dict[str, Channel] = {}  # subset of `channels`
         self._others: list[ChannelState] = []  # in a copy: of the channels that are not copied

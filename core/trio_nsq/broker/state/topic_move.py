@@ -29,7 +29,7 @@ class TopicMove:
         version: Version,
     ) -> None:
         self.current: Move | None = None
-        self.stream = MoveStream()
+        self.stream: MoveStream = MoveStream()
         self._topic = topic
         self._undistributed = undistributed
         self._channels = channels

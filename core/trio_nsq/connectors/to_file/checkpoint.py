@@ -153,7 +153,7 @@ class CheckpointFile:
                 "choose another --output-dir, or another --channel and --filename-format",
             )
             self.last_write: float = os.fstat(self._lock).st_mtime
-            self.saved = self._load()
+            self.saved: Checkpoint = self._load()
         except BaseException:
             os.close(self._lock)
             raise

@@ -49,8 +49,10 @@ class OutputFile:
         self.revision: int = record.revision
         self.opened_at: float = record.opened_at
         self.finishing: bool = record.finishing
-        self.end = self.synced = record.length
-        self.raw_bytes = self._synced_raw_bytes = record.raw_bytes
+        self.end: int = record.length
+        self.synced: int = record.length
+        self.raw_bytes: int = record.raw_bytes
+        self._synced_raw_bytes = record.raw_bytes
         self._files = files
         self._fd = fd
         self._is_torn = True  # there may be bytes after `end`

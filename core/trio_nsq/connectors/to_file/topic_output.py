@@ -74,7 +74,7 @@ class TopicOutput:
         self, settings: OutputSettings, names: NameFormat, topic: str, channel: str, files: Files
     ) -> None:
         self.counts: OutputCounts = OutputCounts()
-        self.unsynced_bytes = 0
+        self.unsynced_bytes: int = 0
         self._settings = settings
         self._file: OutputFile | None = None
         self._queue: deque[_Piece] = deque()

@@ -64,7 +64,7 @@ class Watcher:
         *,
         remember_s: float = 300.0,
     ) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot: Snapshot = Snapshot()
         self.lookupds: tuple[str, ...] = options.lookupd_http_addresses
         self._upstream = upstream
         self._options = options

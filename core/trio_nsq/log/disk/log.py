@@ -93,7 +93,8 @@ class DiskLog:
         self._identity = opened.identity
         if self._segments:
             first_sequence = self._segments[-1].next_sequence
-        self.next_sequence = self.written_sequence = first_sequence
+        self.next_sequence: int = first_sequence
+        self.written_sequence: int = first_sequence
         if first_sequence and not self._segments:
             self.rotate()  # which stores the sequence
 

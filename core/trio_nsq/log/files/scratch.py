@@ -47,7 +47,8 @@ class _Content:
     """
 
     def __init__(self, space: _Space) -> None:
-        self.size = self.frozen = 0
+        self.size: int = 0
+        self.frozen: int = 0
         self._space = space
         self._blocks: list[int] = []
 

@@ -104,7 +104,8 @@ class Segment:
         self.file = file
         self.header = header
         self.seed: int = header.seed
-        self.base_sequence = self.next_sequence = header.base_sequence
+        self.base_sequence: int = header.base_sequence
+        self.next_sequence: int = header.base_sequence
         self.size: int = header.size
         self.index: SparseIndex = SparseIndex(header.size)
         self.first_ns = 0

@@ -53,7 +53,8 @@ class WriteAheadFile:
 
     def __init__(self, files: Files, path: Path, fd: int, seed: int, size: int) -> None:
         self.path = path
-        self.size = self.synced_size = size
+        self.size: int = size
+        self.synced_size: int = size
         self.error: Exception | None = None
         self._zeros_to = size  # where the file ends; from `size` on it has zeros
         self._files = files

@@ -84,7 +84,7 @@ class TableBuilder:
         self._broker = broker
         self._layout = layout
         self._parser = JsonParser(layout)
-        self.without_column = 0
+        self.without_column: int = 0
         self._clear()
 
     def _clear(self) -> None:
