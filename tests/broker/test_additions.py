@@ -99,6 +99,19 @@ def test_what_only_an_ephemeral_channel_had_is_not_given_to_a_later_one() -> Non
     assert depths(restarted) == {"a": fixture.counts("a")} == {"a": (1, 0, 0)}
 
 
+def test_deferred_message_below_the_high_watermark_needs_a_whole_state() -> None:
+    """The TTL has moved the high watermark past it: with an addition, a restart would drop it."""
+    fixture = Fixture()
+    fixture.publish(b"later", defer_ms=1000)
+    fixture.publish(b"1", b"2")
+    assert not fixture.topic.can_save_additions
+    fixture.topic.limits.expire_before(3)
+    assert not fixture.topic.can_save_additions
+    fixture.channel("a")
+    assert fixture.topic.can_save_additions
+    assert depths(fixture) == {"a": (0, 0, 1)}
+
+
 def test_paused_topic_keeps_its_messages() -> None:
     fixture = Fixture()
     fixture.channel("a")

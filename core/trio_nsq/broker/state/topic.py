@@ -388,8 +388,12 @@ class Topic:
 
     @property
     def can_save_additions(self) -> bool:
-        """Whether an `addition` after the last checkpoint suffices to save new channels."""
-        return self.moving.current is None and not self.refuses_because
+        """Whether an `addition` after the last checkpoint suffices to save new channels.
+
+        It does not tell whether messages below the high watermark that still wait, see `TopicView.waiting`, are kept
+        for the first channel, or only an ephemeral channel had them.
+        """
+        return self.moving.current is None and not self.refuses_because and not self.view.waiting
 
     def saved(self, checkpoint: Checkpoint) -> None:
         """Handle a checkpoint that is on disk: allow publishes, and confirm the dead letters it no longer has."""
