@@ -256,7 +256,7 @@ class ClientTask:
         return self._session.rested_s if self._session.state is RESTING else math.inf
 
     def _admit(self) -> None:
-        """The client has authenticated, or need not."""
+        """The client has authenticated, or need not here."""
         self._session.reader.auth_required = False
         self._session.scope.deadline = math.inf
 
@@ -367,7 +367,7 @@ class ClientTask:
         from .passing import pass_on  # slow to import, and most brokers are one process
 
         session.handshake.under_way = True  # no heartbeats: the other process sends its own
-        session.reader.auth_required = False
+        self._admit()  # the other process limits the time to authenticate
         opening = MAGIC_V2 + encode_identify_body(command.body) + session.reader.take_buffered()
         await pass_on(session.transport.sock, siblings.tcp_addresses[owner], opening)
         session.close()
