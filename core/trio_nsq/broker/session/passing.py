@@ -16,11 +16,10 @@ async def pass_on(client: socket.socket, address: str, opening: bytes) -> None:
         address: The TCP address of the other process.
         opening: What the client has sent.
     """
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(client.dup()))
     try:
-        server = await trio.open_tcp_stream(*parse_address(address))
-        await server.send_all(opening)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(client.dup()))
+        async with stream, await trio.open_tcp_stream(*parse_address(address)) as server:
+            await server.send_all(opening)
+            await relay(stream, server)
     except (OSError, trio.BrokenResourceError):
-        await stream.aclose()  # it connects again, as after the end of a broker
-        return
-    await relay(stream, server)
+        pass  # it connects again, as after the end of a broker
