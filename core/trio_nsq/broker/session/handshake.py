@@ -49,11 +49,11 @@ class Handshake:
         self._reader = reader
         self._transport = transport
 
-    def owner_in(self, siblings: "Siblings", body: bytes) -> int | None:
+    async def owner_in(self, siblings: "Siblings", body: bytes) -> int | None:
         """Return the process that serves this client, a producer with a name; None: this one. Raises CommandError."""
         if self._is_identified:
             return None
-        request = parse_identify(body)
+        request = await self._parse(body)
         if not (request.producer and request.feature_negotiation):
             return None
         owner = siblings.owner_of(request.producer)

@@ -361,7 +361,7 @@ class ClientTask:
     async def _pass_on_producer(self, command: Identify, siblings: "Siblings") -> bool:
         """If the client is a producer whose batches another process has, pass it on until its end."""
         session = self._session
-        owner = session.handshake.owner_in(siblings, command.body)
+        owner = await session.handshake.owner_in(siblings, command.body)
         if owner is None:
             return False
         from .passing import pass_on  # slow to import, and most brokers are one process
