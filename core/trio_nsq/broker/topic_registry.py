@@ -235,9 +235,11 @@ class TopicRegistry:
     def _check_channel_limit(self, topic: Topic, name: str) -> None:
         """Raise LimitReached if a channel of this name would exceed the topic's limit."""
         limit = self.options.max_channels
+        if not limit:
+            return
         creating = self._creating.get(topic, set())
         others = len(topic.channels) + sum(each != name and each not in topic.channels for each in creating)
-        if limit and others >= limit:
+        if others >= limit:
             raise LimitReached(f"topic {topic.name} has {limit} channels, as many as --max-channels allows")
 
     async def forget_new(self, topic: Topic) -> None:

@@ -1,6 +1,7 @@
 """The undistributed messages of a topic: those beyond the high watermark, which no channel has."""
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from ...log.record_metadata import IN_SEQUENCE_NS
 from .channel import Channel
@@ -57,7 +58,8 @@ class UndistributedMessages:
         return count, deferred
 
     def _take_before(self, until: int) -> tuple[int, list[PendingRange]]:
-        deferred = [each for each in self.waiting if each.sequences.start < until]
+        # No further: a restart calls this for each line behind a state, and thousands of messages may follow.
+        deferred = list(takewhile(lambda each: each.sequences.start < until, self.waiting))
         if deferred:
             until = max(until, deferred[-1].sequences.stop)
         count = self.count_before(until)
