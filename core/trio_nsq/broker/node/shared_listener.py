@@ -1,10 +1,18 @@
 """A listener that several processes accept from."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable
 
 import trio
+
+_OF_CLIENT = frozenset(
+    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT)
+    + (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.ENOPROTOOPT)
+    + (errno.EOPNOTSUPP,)
+)
+"""Another process has taken the client, or its connection is lost: accept(2) returns errors of the network, too."""
 
 
 class SharedListener(trio.abc.Listener[trio.SocketStream]):
@@ -28,8 +36,10 @@ class SharedListener(trio.abc.Listener[trio.SocketStream]):
                 await trio.sleep(seconds)
             try:
                 client, _ = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                continue  # another process has taken it, or it has left
+            except OSError as exc:
+                if exc.errno not in _OF_CLIENT:
+                    raise
+                continue
             return trio.SocketStream(trio.socket.from_stdlib_socket(client))
 
     async def aclose(self) -> None:
