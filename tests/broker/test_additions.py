@@ -125,6 +125,21 @@ def test_paused_topic_keeps_its_messages() -> None:
     assert depths(restarted) == {"a": (1, 0, 0), "b": (1, 0, 0)}
 
 
+def test_paused_topic_that_has_dropped_messages() -> None:
+    fixture = Fixture()
+    fixture.channel("a")
+    fixture.topic.pause()
+    fixture.publish(b"1", b"2", b"3")
+    state = fixture.topic.snapshot()
+    fixture.topic.limits.expire_before(2)
+    addition = add(fixture, "b")
+    restarted = with_additions(fixture, state, addition)
+    assert depths(restarted) == depths(fixture) == {"a": (0, 0, 0), "b": (0, 0, 0)}
+    assert restarted.topic.depth == 1
+    restarted.topic.unpause()
+    assert depths(restarted) == {"a": (1, 0, 0), "b": (1, 0, 0)}
+
+
 def test_log_that_lost_its_end_in_a_power_cut() -> None:
     """Sequences that the addition knows are used again: the state must be saved before."""
     fixture = Fixture()

@@ -448,6 +448,7 @@ class Topic:
         sequence = min(addition.high_watermark, self.view.end)
         if self.channels:
             self.distribute(sequence)
+            self.limits.pass_over(sequence)  # of a paused topic, these messages were dropped
         else:  # ephemeral channels, which are not saved, had those messages
             self._undistributed.drop_before(sequence)
         for name in addition.names:

@@ -90,13 +90,13 @@ class TopicLimits:
                 if (excess := waiting - limits.max_messages) > 0:
                     channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
             if drops and (excess := self._undistributed.depth - limits.max_messages) > 0:
-                self.dropped_count += self._pass_over(self._undistributed.after(excess))
+                self.dropped_count += self.pass_over(self._undistributed.after(excess))
         if limits.max_bytes and self._waiting_bytes() > limits.max_bytes:
             sequence = self._log.last_bytes(limits.max_bytes)
             for channel in channels.values():
                 channel.messages.drop_before(sequence)
             if drops:
-                self.dropped_count += self._pass_over(sequence)
+                self.dropped_count += self.pass_over(sequence)
 
     def would_drop(self, settings: TopicSettings, expired_before: int) -> int:
         """Count the messages that other settings would drop at once; each counts once per channel that loses it.
@@ -133,9 +133,9 @@ class TopicLimits:
         """Drop undelivered messages below `sequence`: they are older than the TTL."""
         for channel in self._channels.values():
             channel.messages.expire_before(sequence)
-        self.expired_count += self._pass_over(sequence)
+        self.expired_count += self.pass_over(sequence)
 
-    def _pass_over(self, sequence: int) -> int:
+    def pass_over(self, sequence: int) -> int:
         """Drop the messages from the high watermark up to `sequence`, and return their number."""
         point = self._topic.high_watermark
         dropped = self._undistributed.pass_over(sequence)
