@@ -10,6 +10,7 @@ from trio_nsq.connectors.source.topic_choice import TopicChoice, topics_of
 from trio_nsq.protocol.names import is_ephemeral
 from trio_nsq.spark.export.job import ExportMemory
 from trio_nsq.spark.export.topics import TopicSource
+from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.segments.places import places_of, topics_in
 
 from ...broker.admin_client import AdminClient
@@ -65,6 +66,8 @@ class TopicFinder:
         self._sections = sections
         self._memories: dict[str, ExportMemory] = {}
         self._named = {topic for section in sections for topic in section.options.topics}
+        self._has_found = False
+        self._first_heard: set[str] = set()  # the given brokers that answer for the first time in this call
         # As discovery services and brokers have told last, by both.
         self._topics_at: dict[tuple[str, str], list[str]] = {}
         # The brokers of a list of addresses, in this call of `find`.
@@ -84,6 +87,7 @@ class TopicFinder:
         """
         self.failures.clear()
         self._asked.clear()
+        self._first_heard.clear()
         self.without_broker = []
         found: dict[str, TopicSource] = {}
         for section in self._sections:
@@ -92,11 +96,24 @@ class TopicFinder:
                     continue
                 self.sections[topic] = section
                 request = request_for(section.request, topic, is_only=section.is_of_one_folder)
-                memory = self._memories.setdefault(topic, ExportMemory())
+                memory = self._memories.setdefault(topic, self._new_memory(places))
                 found[topic] = TopicSource(request, places, memory)
         if self.failures and not found:
             raise next(iter(self.failures.values()))
+        self._has_found = True
         return list(found.values())
+
+    def _new_memory(self, places: Sequence[LogPlace]) -> ExportMemory:
+        """Return the memory of a topic that was not known. Logs that come later are exported from their start.
+
+        Those of a broker that did not answer before may be old.
+        """
+        old = (
+            place.where
+            for place in places
+            if isinstance(place, BrokerPlace) and place.address in self._first_heard
+        )
+        return ExportMemory(has_planned=self._has_found, seen=set(old))
 
     def _find(self, section: TopicSection) -> Iterator[tuple[str, Sequence[LogPlace]]]:
         options = section.options
@@ -152,4 +169,6 @@ class TopicFinder:
             if isinstance(answer, Failure):
                 self.failures[broker] = answer
             else:
+                if ("", broker) not in self._topics_at:
+                    self._first_heard.add(broker)
                 self._topics_at["", broker] = answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NoReturn
 
@@ -158,7 +158,7 @@ class TopicsRun:
             for source in sources
         }
         self.reporter.addresses = list(dict.fromkeys(each for found in addresses.values() for each in found))
-        self._note_channels(addresses)
+        self._note_channels(sources)
         try:
             with message_progress(None, self._options.quiet) as show:
                 TopicsExport(self._choose, self.progress.and_then(show), self._report).run(sources)
@@ -168,8 +168,17 @@ class TopicsRun:
                 raise incomplete([error]) from error
             raise
 
-    def _note_channels(self, addresses: Mapping[str, Sequence[str]]) -> None:
-        """Note the first time that a topic's channel begins after its messages."""
+    def _note_channels(self, sources: Sequence[TopicSource]) -> None:
+        """Note the first time that a topic's channel begins after its messages: not of logs that came later."""
+        addresses = {
+            source.request.topic: [
+                place.address
+                for place in source.places
+                if isinstance(place, BrokerPlace)
+                and (not source.memory.has_planned or place.where in source.memory.seen)
+            ]
+            for source in sources
+        }
         for section in self._finder.used_sections:
             new = {
                 topic: found
