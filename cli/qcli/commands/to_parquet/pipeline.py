@@ -188,8 +188,8 @@ def _words_of(param: click.Option, value: Any) -> dict[str, list[str]]:
     """Return the words of an option for the value that click's parser has for it."""
     name = param.opts[0]
     if param.is_flag:
-        flags = [name] if value else param.secondary_opts[:1]
-        return {name: flags} if flags else {}
+        # No word at all still replaces those above the sections.
+        return {name: [name] if value else param.secondary_opts[:1]}
     values = value if isinstance(value, list | tuple) else [value]
     return {name: [f"{name}={each}" for each in values]}
 
