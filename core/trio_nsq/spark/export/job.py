@@ -330,7 +330,10 @@ class ExportJob:
 
     def reconcile(self) -> None:
         """Bring the collected results into the manifest and the table. Raises the errors of `ExportState.commit`."""
-        for result in self._state.reconcile([each for each in self._finished if not each.widen]):
+        new = self._state.reconcile([each for each in self._finished if not each.widen])
+        # The next call, such as that after an interruption, must not look for the results that are removed now.
+        self._finished = [each for each in self._finished if each.widen]
+        for result in new:
             self.result.add(result)
         self._state.commit()
 
