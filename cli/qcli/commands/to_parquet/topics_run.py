@@ -87,6 +87,7 @@ class TopicsRun:
         self._engine_name = ""
         self._begun_s = self._round_s = time.monotonic()
         self._total: dict[str, ExportResult] = {}
+        self._has_worked = False  # a topic was exported, in part at least
         self._ends: dict[str, Failure | ExitCode] = {}  # of each topic in this round
         self._temporary: set[str] = set()  # topics of this round that may succeed later
         self._warnings: dict[str, str] = {}  # of this round, each with the broker that does not answer
@@ -130,7 +131,7 @@ class TopicsRun:
                     self._warnings[failure_from(error, when_refused).brief] = ""
             self._round(sources)
             failures = [end for end in self._ends.values() if isinstance(end, Failure)]
-            if failures and len(failures) == len(sources) and not self._temporary and not self._total:
+            if failures and len(failures) == len(sources) and not self._temporary and not self._has_worked:
                 raise combined(failures, partial=False)
             for text, broker in told.items():
                 if broker and text not in self._warnings and broker not in self._warnings.values():
@@ -197,6 +198,7 @@ class TopicsRun:
         """Report how the export of a topic ended in this round."""
         topic, result = outcome.topic, outcome.result
         end = self._ends[topic] = self._end_of(outcome)
+        self._has_worked |= bool(result.ranges) or not isinstance(end, Failure)
         is_news = bool(result.ranges or result.missing)
         if is_news or topic not in self._total:
             self._total.setdefault(topic, ExportResult()).merge(result)
