@@ -86,6 +86,7 @@ class BrokerLink:
         self._owner = owner
         self._connection: Connection | None = None
         self._receiving = runtime.cancel_scope()
+        self._renews = False  # the connection may claim no more topics, and ends for the next one
         self._wanted = runtime.Event()
         self._refusal: BrokerError | None = None  # after which the broker closes the connection
         self.has_ended: bool = False
@@ -147,6 +148,7 @@ class BrokerLink:
                 self._give_up(error)
                 continue
             self._connection = connection
+            self._renews = False
             self._watch.restart()
             self._owner.connected(self)
             connection.wake()
@@ -155,7 +157,7 @@ class BrokerLink:
                     await connection.run(self._handle, more=self._take, lost=self._lost)
                 if self._connection is None:
                     pass  # lost
-                elif isinstance(self.queue, NumberedQueue) and self.queue.needs_new_connection:
+                elif self._renews:  # what waits may have been withdrawn since
                     self.queue.put_back()
                 else:  # given up by `_watch_answers`
                     timeout_s = self._settings.publish_timeout_s
@@ -192,6 +194,7 @@ class BrokerLink:
             return []
         self._busy.set()
         if isinstance(self.queue, NumberedQueue) and self.queue.needs_new_connection:
+            self._renews = True
             self._receiving.cancel()
             return []
         if self._connection.has_headers:

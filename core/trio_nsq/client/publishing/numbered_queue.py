@@ -5,7 +5,7 @@ number that the broker has stored. Commands up to that number are settled; the o
 """
 
 import os
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection
 
 from trio_nsq.protocol import FrameError, NSQError
@@ -57,7 +57,8 @@ class NumberedQueue(PublishQueue):
         self.instance: str = os.urandom(8).hex()
         self._positions: dict[str, _Position] = {}
         self._claimed: set[str] = set()  # on this connection
-        self._claims: deque[str] = deque()  # topics that were asked for on this connection, without an answer
+        # Topics that were asked for on this connection, without an answer: an ordered set.
+        self._claims: OrderedDict[str, None] = OrderedDict()
 
     @property
     def identity(self) -> tuple[str, str] | None:
@@ -97,7 +98,7 @@ class NumberedQueue(PublishQueue):
         topics = dict.fromkeys(command.topic for command in self._waiting)
         new = [topic for topic in topics if topic not in self._claimed and topic not in self._claims]
         del new[max(0, MAX_PRODUCER_TOPICS - len(self._claimed) - len(self._claims)) :]
-        self._claims += new
+        self._claims.update(dict.fromkeys(new))
         return [encode_claim(topic) for topic in new]
 
     @property
@@ -119,7 +120,8 @@ class NumberedQueue(PublishQueue):
         """
         if not self._claims:
             raise FrameError("it answered a PRODUCER that was not sent")
-        topic = self._claims.popleft()
+        topic, _ = self._claims.popitem(last=False)
+        self._claimed.add(topic)  # the broker counts it, whatever it has stored
         stored, instance, is_unknown = _decoded(answer)
         position = self._positions.get(topic)
         if position is None:
@@ -134,7 +136,6 @@ class NumberedQueue(PublishQueue):
                     self._remove([command])
                     command.fail(lost, maybe_stored=False)
             position.stored, position.next = stored, stored + 1
-        self._claimed.add(topic)
 
     def _settle_stored(self, topic: str, stored: int, *, is_unknown: bool) -> None:
         for command in [each for each in self._publishes_of(topic) if each.taken]:
@@ -158,7 +159,7 @@ class NumberedQueue(PublishQueue):
     @property
     def oldest_claim(self) -> str:
         """The topic of the oldest claim without an answer. There is one."""
-        return self._claims[0]
+        return next(iter(self._claims))
 
     def acknowledge(self) -> bool:
         command = self.refuse()
