@@ -283,11 +283,13 @@ def test_a_client_refuses_calls_in_another_loop(loop: Loop, broker: Broker, topi
             lambda: producer.last_number(topic),
             producer.flush,
             producer.aclose,
+            lambda: producer.__aexit__(None, None, None),
             consumer.get,
             lambda: anext(consumer),
             lambda: anext(consumer.batches()),
             lambda: consumer.run(handle),
             consumer.drain,
+            lambda: consumer.__aexit__(None, None, None),
             consumer.aclose,
         )
         for each in calls:

@@ -133,6 +133,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._loop.check_task()  # in another loop, the tasks in the background would never end
         try:
             await self.aclose()
         finally:
