@@ -125,7 +125,10 @@ class TopicFinder:
             for topic in dict.fromkeys([*options.topics, *listed]):
                 yield topic, places_of(options.from_segments, topic)
             return
+        # With the hosts: a section must not use the brokers that only another one allows.
         services = ",".join(options.lookupd_addresses)
+        if services:
+            services = " ".join([services, *options.lookupd_allowed_hosts])
         brokers = self._brokers_of(options, services)
         having: dict[str, list[str]] = {} if services else {topic: list(brokers) for topic in options.topics}
         for broker in brokers:
@@ -138,7 +141,7 @@ class TopicFinder:
 
     def _brokers_of(self, options: ToParquetOptions, services: str) -> tuple[str, ...]:
         """Ask the brokers of a section for their topics, or its discovery services, unless another section did."""
-        asked = options.lookupd_addresses or options.nsqd_http_addresses
+        asked = (services,) if services else options.nsqd_http_addresses
         if asked not in self._asked:
             brokers = asked
             if services:
