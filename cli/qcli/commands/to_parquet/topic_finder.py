@@ -22,6 +22,7 @@ from .brokers import check_encryption
 from .options import ToParquetOptions, request_for
 
 if TYPE_CHECKING:
+    from trio_nsq.api.lookupd import Node
     from trio_nsq.spark.export.request import ExportRequest
     from trio_nsq.spark.logs import LogPlace
 
@@ -160,9 +161,12 @@ class TopicFinder:
         except Failure as failure:
             self.failures[services] = failure
             return
+        listed: dict[str, list[Node]] = {}
         for node in nodes:
             if node.http_address is not None:
-                self._topics_at[services, node.http_address] = sorted(topics_of([node]))
+                listed.setdefault(node.http_address, []).append(node)
+        for address, found in listed.items():  # a service that was restarted may not know all topics yet
+            self._topics_at[services, address] = sorted(topics_of(found))
 
     def _ask_brokers(self, brokers: Sequence[str]) -> None:
         def ask(address: str) -> list[str]:
