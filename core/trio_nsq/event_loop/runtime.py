@@ -4,7 +4,8 @@ Names and meaning are trio's, also under asyncio: a cancelled scope cancels ever
 `TooSlowError`. Under trio the objects are trio's own, but not the errors.
 
 Programs on trio import neither asyncio nor anyio: `AsyncioLoop` is loaded when a task of asyncio enters a client.
-Programs on asyncio do not import trio, which takes longer than all of the client.
+Programs on asyncio do not import trio, which takes longer than all of the client, unless they ask discovery services:
+httpcore imports it.
 """
 
 import sys

@@ -154,7 +154,7 @@ class PipelineCommand(DocumentedCommand):
         if not ctx.resilient_parsing:
             typed = self.typed(ctx, args)
             if typed.get("config") is not None:
-                words = _typed_words(self, typed)
+                words = _typed_words(ctx, typed)
                 pipeline, general = _read(ctx, Path(typed["config"]), words)
                 ctx.meta[_PIPELINE] = pipeline
                 check = ["--check-config"] if typed.get("check_config") else []
@@ -168,12 +168,12 @@ def pipeline_of(ctx: click.Context) -> Pipeline | None:
     return found
 
 
-def _typed_words(command: click.Command, typed: Mapping[str, Any]) -> _Words:
+def _typed_words(ctx: click.Context, typed: Mapping[str, Any]) -> _Words:
     """Return the words of a parsed command line."""
     if any(isinstance(typed.get(name), str | tuple | list) and typed[name] for name in (TOPICS, FOLDER)):
         raise click.UsageError("--config has the topics and the folders: leave them out.")
     options: dict[str, list[str]] = {}
-    for param in command.params:
+    for param in ctx.command.get_params(ctx):  # with --help
         if (
             isinstance(param, click.Option)
             and typed.get(param.name or "") is not None
