@@ -129,6 +129,12 @@ def test_check_shows_the_command_lines(tmp_path: Path) -> None:
     )
 
 
+def test_false_wins_over_true_above(tmp_path: Path) -> None:
+    path = written(tmp_path, 'folder = "f"\njson = true\n[a]\n[b]\njson = false')
+    lines = ["[a] qcli to-parquet a f --json", "[b] qcli to-parquet b f"]
+    assert lines_of(path).out.decode().splitlines() == lines
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -280,6 +280,22 @@ def test_new_topics_are_found_while_it_follows(qcli: Cli, topic: str, tmp_path: 
     assert column(tmp_path / f"{topic}.a", "seq") == list(range(17))
 
 
+def test_a_later_topic_is_exported_from_its_first_message(
+    broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """Although another channel was there first, so that a new one begins after the messages."""
+    several(qcli, topic, {"a": 1})
+    arguments = ["--topic-pattern", rf"^{topic}\.", str(tmp_path), "--channel", "lake", "--follow"]
+    with qcli.running("to-parquet", *arguments, "--every", "50ms", "--topic-refresh", "50ms") as running:
+        until(lambda: len(parquet_files(tmp_path / f"{topic}.a")) == 1)
+        broker.create(f"{topic}.b", "other")
+        several(qcli, topic, {"b": 20})
+        folder = tmp_path / f"{topic}.b"
+        until(lambda: bool(parquet_files(folder)) and column(folder, "seq") == list(range(20)))
+        running.process.terminate()
+        assert "begins after the newest message" not in running.end().err
+
+
 def test_topics_without_news_are_not_opened_again(qcli: Cli, topic: str, tmp_path: Path) -> None:
     names = several(qcli, topic, {str(number): 3 for number in range(5)})
     found = sources(qcli, names, tmp_path)
