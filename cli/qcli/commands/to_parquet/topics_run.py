@@ -243,6 +243,8 @@ class TopicsRun:
             is_of_broker = all(isinstance(error, BrokerUnreachable) for error in errors)
             brief = failure.brief if is_of_broker else self._named(topic, failure.brief)
             return Failure(brief, failure.exit_code, brief=brief)
+        if outcome.is_interrupted:
+            return Failure(f"{topic}: interrupted", ExitCode.PARTIAL)
         if result.damaged or result.unread:
             return ExitCode.DAMAGED
         return ExitCode.MISSING if result.missing else ExitCode.OK

@@ -47,6 +47,7 @@ class TopicOutcome:
         failures: Why logs could not be read, see `ExportJob.failures`.
         error: Why the topic is not exported, or not completely; None: it is, except of the logs in `failures`.
         left_elsewhere: See `ExportJob.left_elsewhere`.
+        is_interrupted: The run ended, by a signal, before all its ranges.
     """
 
     source: TopicSource
@@ -54,6 +55,7 @@ class TopicOutcome:
     failures: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
     left_elsewhere: dict[str, int] = field(default_factory=dict)
+    is_interrupted: bool = False
 
     @property
     def topic(self) -> str:
@@ -278,7 +280,10 @@ class TopicsExport:
                 each.job.reconcile()
             except (NSQError, OSError) as exc:
                 each.fail(exc)
-            each.outcome.error = each.outcome.error or (error if isinstance(error, Exception) else None)
+            if isinstance(error, Exception):
+                each.outcome.error = each.outcome.error or error
+            else:
+                each.outcome.is_interrupted = bool(each.waiting or each.running)
             each.outcome.result = each.job.result
             with suppress(NSQError, OSError):  # of the removal of unfinished files
                 each.abandon(error)
