@@ -8,12 +8,14 @@ topic takes only the turns that the small ones leave it.
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 from ...client.errors import BrokerUnreachable
+from ...client.reading.broker_log import Bounds
 from ...event_loop.fan_out import start_all
 from ...protocol.errors import NSQError
 from ..logs import LogPlace
@@ -161,6 +163,7 @@ class TopicsExport:
         self._open: dict[str, _OpenTopic] = {}
         self._plan = secrets.token_hex(4)
         self._unreachable: dict[str, Exception] = {}
+        self._heard: set[str] = set()  # where logs were asked in this round
 
     def run(self, sources: Sequence[TopicSource]) -> None:
         """Export the topics. What fails is in the outcome of its topic.
@@ -216,11 +219,18 @@ class TopicsExport:
             if source.memory.ends.keys() >= {place.where for place in source.places}
             for place in source.places
         }
-        answers = start_all(
-            lambda key: known[key][1].open().bounds(),
-            [key for key in known if key[1] not in self._unreachable],
-            at_most=_QUESTIONS,
-        )
+        # One question to each broker first: if it does not answer, the others would wait for it as long.
+        first = {where: (topic, where) for topic, where in known if where not in self._heard}
+        answers = self._bounds_of(known, first.values())
+        for where, key in first.items():
+            try:
+                answers[key].result()
+            except BrokerUnreachable as exc:
+                self._unreachable[where] = exc
+            except (KeyError, NSQError, OSError):
+                pass  # see below
+            self._heard.add(where)
+        answers |= self._bounds_of(known, [key for key in known if key not in answers])
         idle = {topic for topic, _ in known}
         for (topic, where), (source, _) in known.items():
             try:
@@ -233,6 +243,18 @@ class TopicsExport:
             if not is_idle:
                 idle.discard(topic)
         return [source for source in sources if source.request.topic not in idle]
+
+    def _bounds_of(
+        self,
+        known: Mapping[tuple[str, str], tuple[TopicSource, LogPlace]],
+        keys: Iterable[tuple[str, str]],
+    ) -> dict[tuple[str, str], Future[Bounds]]:
+        """Ask for the bounds of these logs, except at brokers that do not answer."""
+        return start_all(
+            lambda key: known[key][1].open().bounds(),
+            [key for key in keys if key[1] not in self._unreachable],
+            at_most=_QUESTIONS,
+        )
 
     # ------------------------------------------------------------------ turns
 
