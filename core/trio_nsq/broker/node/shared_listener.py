@@ -8,9 +8,22 @@ from collections.abc import Callable
 import trio
 
 _OF_CLIENT = frozenset(
-    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT)
-    + (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.ENOPROTOOPT)
-    + (errno.EOPNOTSUPP,)
+    {
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ECONNABORTED,
+        errno.ECONNRESET,
+        errno.EPROTO,
+        errno.EPERM,
+        errno.ETIMEDOUT,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+    }
 )
 """Another process has taken the client, or its connection is lost: accept(2) returns errors of the network, too."""
 

@@ -289,7 +289,9 @@ class Checkpointer:
     async def _save(self, topic: Topic, changes: Sequence[_Change] = ()) -> None:
         """Save the state of a topic that is `locked`, with these changes, and make the changes."""
         is_extendable = topic in self._extendable and topic.can_save_additions
-        is_extendable &= not self._broker.stopping  # a stop leaves whole states, which earlier versions can read
+        is_extendable &= (
+            not self._broker.stopping
+        )  # a stop leaves whole states, which earlier versions can read
         only_creates = is_extendable and bool(changes) and all(each.only_creates for each in changes)
         self._extendable.discard(topic)
         saved: SavedCheckpoint | None = None
