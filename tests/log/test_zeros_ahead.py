@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from log.support import FIRST, CountingFiles, HastyFiles, batch, check_usable, contents, link, record_offsets
 from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
 from trio_nsq.log.inspection.findings import Kind
+from trio_nsq.log.inspection.log import InspectedLog
+from trio_nsq.log.inspection.segments import segment_paths
 from trio_nsq.log.inspection.verify import verify_log
+from trio_nsq.log.segment.reader import Segment
 
 BODY = b"x" * 200
 MOST_ZEROS = 128 * 1024
@@ -121,6 +124,24 @@ def test_zeros_after_a_kill_are_cut_off_silently(tmp_path: Path, caplog: pytest.
     assert verify_log(tmp_path / "killed").findings == []
     check_usable(tmp_path / "killed", made)
     assert caplog.records == []
+
+
+def test_readers_without_a_broker_see_records_in_the_place_of_zeros(tmp_path: Path) -> None:
+    """Such records do not change the size of the file."""
+    log = DiskLog(tmp_path, files=HastyFiles())
+    recovered: dict[tuple[Path, int], Segment] = {}
+
+    def end() -> int:
+        return InspectedLog(tmp_path, Files(), segment_paths(tmp_path, Files())[0], recovered).next_sequence
+
+    append(log, 300)
+    assert (end(), end()) == (300, 300)
+    size = (tmp_path / FIRST).stat().st_size
+    append(log, 5)
+    assert (tmp_path / FIRST).stat().st_size == size
+    assert (end(), end()) == (305, 305)
+    log.close()
+    assert end() == 305
 
 
 class Full(HastyFiles):

@@ -12,7 +12,7 @@ from ..errors import LogReadError, NotASegmentError, UnusableSegmentError
 from ..files import NO_FILE, Files, OpenFiles, OverlayFiles
 from ..gaps import Span
 from ..interface import ArchivedFileFacts
-from ..records import RecordBatch, RecordHeader
+from ..records import HEADER_BYTES, RecordBatch, RecordHeader
 from ..segment.format import FILE_HEADER_BYTES
 from ..segment.identity import Identity
 from ..segment.reader import Segment
@@ -184,8 +184,9 @@ class InspectedLog:
     def _recover(self, place: SegmentPath) -> Segment | None:
         """Return the last segment as recovery leaves it; None: it holds no record, its creation was interrupted."""
         version = (place.path, segment_bytes(place, self._files))
-        if version in self._recovered:
-            return self._recovered[version]
+        cached = self._recovered.get(version)
+        if cached is not None and not (cached.size < version[1] and self._has_more(cached)):
+            return cached
         files = OverlayFiles(self._files)
         segment = self._open(place, files, 0)
         if segment is None:
@@ -199,3 +200,17 @@ class InspectedLog:
         if not files.is_changed:  # otherwise a broker may be writing there
             self._recovered[version] = segment
         return segment
+
+    def _has_more(self, segment: Segment) -> bool:
+        """Whether something else than zeros follows the records that recovery has found.
+
+        A broker writes records in the place of zeros, which does not make the file longer: see `SegmentWriter`.
+        """
+        try:
+            fd = self._files.open_read_only(segment.path)
+            try:
+                return bool(self._files.read_fully(fd, HEADER_BYTES, segment.size).strip(b"\0"))
+            finally:
+                self._files.close(fd)
+        except OSError as exc:
+            raise LogReadError(segment.path, exc) from exc
