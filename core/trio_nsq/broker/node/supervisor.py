@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from ...event_loop.retries import Delays
@@ -99,8 +100,7 @@ class Supervisor:
         for process in self._processes:
             if not (process.pid or self._is_stopping) and process.due_s <= now_s:
                 parent = os.getpid()
-                for stream in (sys.stdout, sys.stderr):
-                    stream.flush()  # otherwise both processes write what is buffered
+                _flush_output()
                 process.began_s = now_s
                 process.pid = os.fork()
                 if not process.pid:
@@ -120,7 +120,8 @@ class Supervisor:
         pid, process.pid = process.pid, 0
         self._node.ended(process.index)
         if self._is_stopping:
-            self.code = self.code or (code if code >= 0 else 1)
+            if process.was_ready:  # otherwise the signal has interrupted its start
+                self.code = self.code or (code if code >= 0 else 1)
             return
         if not self._is_up:
             # As one broker that cannot start: the process itself has said why.
@@ -182,6 +183,13 @@ class Supervisor:
         for process in processes:
             if process.pid:
                 os.kill(process.pid, number)
+
+
+def _flush_output() -> None:
+    """Write what is buffered; otherwise both processes write it. A closed output must not end the node."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # None: the descriptor was closed at the start
+            stream.flush()
 
 
 def _begin_process(parent: int) -> None:
