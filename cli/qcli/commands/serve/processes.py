@@ -155,7 +155,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     check_folder(options.data_path)
     with suppress(FileExistsError):
         try:
-            options.data_path.mkdir()
+            options.data_path.mkdir(mode=0o700)
         except FileNotFoundError:
             raise StartupError(f"--data-path: the folder {options.data_path.parent} does not exist") from None
     log_line = log_to_stderr(LOG_LEVELS[values["log_level"]], values["log_prefix"], values["log_format"])
@@ -263,7 +263,7 @@ class _Node:
         first_id = default_node_id() if options.node_id is None else options.node_id
         lookupds = options.nsqlookupd_tcp_addresses
         if self._lookupd is not None:
-            lookupds = (*lookupds, self._lookupd.tcp_address)
+            lookupds = (*lookupds, _from_here(self._lookupd.tcp_address))
         return BrokerProcess(
             siblings,
             replace(
@@ -344,6 +344,11 @@ def _lookupd_options(options: BrokerOptions, address: str) -> LookupdOptions:
         auth_file=options.auth_file,
         http_allowed_hosts=options.http_allowed_hosts,
     )
+
+
+def _from_here(address: str) -> str:
+    """Return where a process of this machine connects to a service that listens at this address."""
+    return f"127.0.0.1{address}" if address.startswith(":") else address
 
 
 def _free_addresses(host: str) -> tuple[str, str]:
