@@ -16,7 +16,7 @@ from ...log.errors import LogReadError, NotASegmentError
 from ...log.files import Files
 from ...log.inspection.findings import Finding, Kind
 from ...log.inspection.segments import SegmentPath, find_identity, scan_segment, segment_paths
-from ...log.segment.format import base_in_name
+from ...log.segment.format import FILE_HEADER_BYTES, base_in_name
 from ...log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ...log.segment.identity import Identity, find_header
 from ...log.segment.index import SUFFIX as INDEX_SUFFIX
@@ -170,11 +170,17 @@ class TopicArchiver:
         try:
             size = self._check_header(fd, path, identity)
             end = None
+            records_end = FILE_HEADER_BYTES
             for found in scan_segment(segment, self._files):
                 if isinstance(found, Finding):
                     report.findings.append(found)
+                    if found.kind is Kind.DAMAGE:
+                        records_end = max(records_end, found.end)
                 else:
                     end = found.header.next_sequence
+                    records_end = found.offset + found.header.record_bytes
+            if segment.limit is None:
+                size = min(size, records_end)  # without zeros that a broker has written ahead
             # Messages between its last one and the next segment are lost, and the archive may have them.
             name = ArchivedName(segment.base_sequence, min(end or limit, limit) - 1, ARCHIVED_SUFFIX)
             report.next_sequence = limit
