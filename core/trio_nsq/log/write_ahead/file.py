@@ -57,6 +57,7 @@ class WriteAheadFile:
         self.synced_size: int = size
         self.error: Exception | None = None
         self._zeros_to = size  # where the file ends; from `size` on it has zeros
+        self._writes_zeros: bool = files.writes_zeros_ahead  # and none could not be written: the disk may be full
         self._files = files
         self._fd = fd
         self._seed = seed
@@ -101,14 +102,14 @@ class WriteAheadFile:
         self.size = size
         if size > self._zeros_to:
             self._zeros_to = size
-            if is_small and self._files.writes_zeros_ahead:
+            if is_small and self._writes_zeros:
                 self._write_zeros()
 
     def _write_zeros(self) -> None:
         try:
             self._files.write(self._fd, self.size, [_ZEROS])
         except OSError:
-            pass  # the next append replaces what was written of them
+            self._writes_zeros = False  # the next append replaces what was written of them
         else:
             self._zeros_to = self.size + len(_ZEROS)
 
