@@ -126,12 +126,17 @@ def check_same(folder: Path) -> bool:
     try:
         expected = contents(log)
         found = inspected(folder)
-        assert (found.first_sequence, found.next_sequence) == (log.first_sequence, log.next_sequence)
+        assert found.first_sequence == log.first_sequence
+        ends_alike = found.next_sequence == log.next_sequence
+        if not ends_alike:  # before a record that is torn, with zeros behind it: a broker may cut it off
+            assert found.next_sequence < log.next_sequence
+            assert segment_files(folder)[-1].read_bytes().endswith(b"\0")
         assert read(found) == expected
         scanned = select_batches(segment_paths(log.folder, Files())[0], Selection(), Files())
         assert [each for each in scanned if not isinstance(each, Finding)] == expected
         for time_ns in {each.timestamp_ns + more for each in expected for more in (0, 1)}:
-            assert sequence_at(found, time_ns) == sequence_at(log, time_ns)
+            if ends_alike:
+                assert sequence_at(found, time_ns) == sequence_at(log, time_ns)
     finally:
         log.close()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before, "a reader has changed the files"

@@ -144,6 +144,23 @@ def test_readers_without_a_broker_see_records_in_the_place_of_zeros(tmp_path: Pa
     assert end() == 305
 
 
+def test_readers_without_a_broker_end_before_a_torn_record(tmp_path: Path) -> None:
+    """They do not know what is stable: the next messages of the broker may get its sequences."""
+    log = DiskLog(tmp_path / "log", files=HastyFiles())
+    made = append(log, 300)
+    shutil.copytree(tmp_path / "log", tmp_path / "cut")
+    log.close()
+    data = bytearray((tmp_path / "cut" / FIRST).read_bytes())
+    end = record_offsets(made)[-1]
+    data[end - 100 : end] = bytes(100)
+    (tmp_path / "cut" / FIRST).write_bytes(data)
+    found = InspectedLog(tmp_path / "cut", Files(), segment_paths(tmp_path / "cut", Files())[0], {})
+    assert found.next_sequence == 299
+    log = DiskLog(tmp_path / "cut", files=HastyFiles(), stable_end=1)
+    assert log.next_sequence == 299
+    log.close()
+
+
 class Full(HastyFiles):
     """A disk that has no space for the next write of zeros, or of anything that a condition selects."""
 

@@ -56,7 +56,10 @@ def recover(
 
     def is_unwritten(offset: int, upto: int) -> bool:
         try:
-            return unwritten.begin_at(offset, upto, sequence)
+            if unwritten.begin_at(offset, upto, sequence):
+                return True
+            # A reader does not know what is stable. Its log must not have messages that a broker will cut off.
+            return files.is_read_only and unwritten.is_torn(upto)
         except OSError as exc:
             raise LogReadError(segment.path, exc) from exc
 

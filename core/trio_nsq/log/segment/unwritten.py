@@ -45,10 +45,13 @@ class UnwrittenRecords:
             return False
         page_end = -(-end // PAGE_BYTES) * PAGE_BYTES
         data = self.read(page_end - offset, offset)
-        ends_in_zero = data[end - offset - 1 : end - offset] == b"\0"
-        return (_has_empty_page(data, offset) or (ends_in_zero and self.is_zeros(end))) and (
+        return (_has_empty_page(data, offset) or self.is_torn(end)) and (
             self.stable_end > 0 or self._is_young()
         )
+
+    def is_torn(self, end: int) -> bool:
+        """Whether a damaged record that ends here may be written up to some byte only: only zeros follow that byte."""
+        return self.read(1, end - 1) == b"\0" and self.is_zeros(end)
 
     def is_zeros(self, offset: int) -> bool:
         """Whether the file has zeros from an offset on, at least one, and nothing else. Raises OSError."""
