@@ -19,7 +19,7 @@ from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.node.supervisor import READY, Supervisor
 from trio_nsq.broker.server import default_node_id
 from trio_nsq.broker.siblings import Counts, Kind, Siblings
-from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder
+from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder, refuse_nsqd_folder
 from trio_nsq.broker.storage.process_folders import FOLDER, folder_of, folders_in
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.protocol.address import format_address, is_unix_path, next_port
@@ -153,6 +153,7 @@ def run_processes(ctx: click.Context, options: BrokerOptions) -> BrokerProcess |
     check_possible(options, values)
     count = number_of_processes(values["processes"], options.data_path)
     check_folder(options.data_path)
+    refuse_nsqd_folder(options.data_path)  # `--check-config` checks it for all brokers
     with suppress(FileExistsError):
         try:
             options.data_path.mkdir(mode=0o700)
