@@ -57,7 +57,9 @@ class WriteAheadFile:
         self.synced_size: int = size
         self.error: Exception | None = None
         self._zeros_to = size  # where the file ends; from `size` on it has zeros
-        self._writes_zeros: bool = files.writes_zeros_ahead  # and none could not be written: the disk may be full
+        self._writes_zeros: bool = (
+            files.writes_zeros_ahead
+        )  # and none could not be written: the disk may be full
         self._files = files
         self._fd = fd
         self._seed = seed
