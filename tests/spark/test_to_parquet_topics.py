@@ -110,6 +110,10 @@ def test_pattern_and_place(qcli: Cli, topic: str, tmp_path: Path, to_parquet: To
     assert found.code == 0, found.err
     assert len(parquet_files(tmp_path / f"x-{topic}.a" / "v1")) == 1
     assert [each.name for each in tmp_path.iterdir()] == [f"x-{topic}.a"]
+    alone = to_parquet(f"{topic}.b", tmp_path / "x-{topic}" / "v1")
+    assert alone.code == 0, alone.err
+    assert len(parquet_files(tmp_path / f"x-{topic}.b" / "v1")) == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"x-{topic}.a", f"x-{topic}.b"]
     nothing = to_parquet("--topic-pattern", "^no-such-topic$", tmp_path)
     assert (nothing.code, nothing.err) == (0, "Note: no topic matches.\n")
 

@@ -172,6 +172,12 @@ class ToParquetOptions:
 
         Raises UsageError: the options contradict each other.
         """
+        if self.is_of_one_topic:
+            named = dataclasses.replace(
+                self, folder=_named(self.folder, self.topic), iceberg=_named_table(self.iceberg, self.topic)
+            )
+            if named != self:
+                return named.resolve()
         engine = "spark" if self.master is not None else self.engine
         folder = without_secrets(self.folder)
         if self.from_segments:
@@ -293,6 +299,20 @@ class ToParquetOptions:
         return BrokerPlace(address, topic, connecting.tls_files(), secret=connecting.secret)
 
 
+def _named(place: str, topic: str) -> str:
+    from trio_nsq.spark.export.layout import safe_name
+
+    return place.replace(TOPIC_PLACE, safe_name(topic))
+
+
+def _named_table(table: TableTarget | None, topic: str) -> TableTarget | None:
+    if table is None:
+        return None
+    return dataclasses.replace(
+        table, name=table.name.replace(TOPIC_PLACE, re.sub(r"\W", "_", topic, flags=re.A))
+    )
+
+
 def request_for(template: ExportRequest, topic: str, *, is_only: bool) -> ExportRequest:
     """Return the request for one of several topics.
 
@@ -300,16 +320,11 @@ def request_for(template: ExportRequest, topic: str, *, is_only: bool) -> Export
         template: The request for all of them; `{topic}` in its places stands for the name.
         is_only: Whether the folder is for this topic only, so that it needs no subfolder.
     """
-    from trio_nsq.spark.export.layout import safe_name
     from trio_nsq.storage import place_below
 
-    folder, table = template.place, template.table
-    if TOPIC_PLACE in folder:
-        folder = folder.replace(TOPIC_PLACE, safe_name(topic))
-    elif not is_only:
-        folder = place_below(folder, safe_name(topic))
-    if table is not None and table.catalog:
-        table = dataclasses.replace(
-            table, name=table.name.replace(TOPIC_PLACE, re.sub(r"\W", "_", topic, flags=re.A))
-        )
-    return dataclasses.replace(template, topic=topic, place=folder, table=table)
+    folder = template.place
+    if TOPIC_PLACE not in folder and not is_only:
+        folder = place_below(folder, TOPIC_PLACE)
+    return dataclasses.replace(
+        template, topic=topic, place=_named(folder, topic), table=_named_table(template.table, topic)
+    )
