@@ -219,6 +219,22 @@ async def test_creating_a_channel_writes_as_much_with_many_channels(tmp_path: Pa
             assert [each["channel_name"] for each in topic["channels"]] == names
 
 
+async def test_a_linked_state_is_not_changed(tmp_path: Path) -> None:
+    """A backup links the state and the messages at one moment; a later line is about later messages."""
+    async with running_api(tmp_path / "d", **NEVER) as api:
+        assert await api.post("/topic/create", topic="t") == DONE
+        assert await api.post("/channel/create", topic="t", channel="a") == DONE
+        state, link = tmp_path / TOPIC / "state.json", tmp_path / "link"
+        link.hardlink_to(state)
+        before = link.read_bytes()
+        for name in "bc":
+            assert await api.post("/channel/create", topic="t", channel=name) == DONE
+        assert link.read_bytes() == before
+        assert (
+            len(additions_of(decode_state(state.read_bytes(), "t"))) == 1
+        )  # only the first needed a whole state
+
+
 async def test_deleted_channel_stays_deleted(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d", **NEVER) as api:
         assert await api.post("/topic/create", topic="t") == DONE

@@ -34,7 +34,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from errno import EBADMSG, EFBIG, EIO, ENOSPC, EUCLEAN
+from errno import EBADMSG, EFBIG, EIO, EMLINK, ENOSPC, EUCLEAN
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, NewType
@@ -443,14 +443,17 @@ class DataFolder:
         It does not use the disk reserve, as `write_state` does.
 
         Raises:
-            OSError: The object, or a part of it, may be in the file. A broker ignores a part at its end.
+            OSError: The object, or a part of it, may be in the file. A broker ignores a part at its end. Or the file
+                has another name: a backup through links would get a state that is newer than its messages.
         """
         path = self.topic_folder(name) / STATE_FILE
         line = encode_checked(addition) + b"\n"
-        end = path.stat().st_size
-        if end + len(line) > MAX_STATE_BYTES:
+        found = path.stat()
+        if found.st_size + len(line) > MAX_STATE_BYTES:
             raise OSError(EFBIG, os.strerror(EFBIG))
-        self.files.extend(path, end, line)
+        if found.st_nlink > 1:
+            raise OSError(EMLINK, os.strerror(EMLINK))
+        self.files.extend(path, found.st_size, line)
 
     def _link(self, path: Path, to: Path) -> bool:
         """Link a file to a second name, replacing a file of that name; False if that fails or there is no file."""
