@@ -12,6 +12,7 @@ from trio_nsq.text.arguments import (
     check_int,
     check_seconds,
     check_type,
+    in_milliseconds,
     warn_deprecated,
 )
 
@@ -57,4 +58,4 @@ def in_ms(what: str, seconds: float | None, old_ms: int | None) -> int | None:
     check_seconds(f"{what}_s", seconds)
     if seconds > MAX_SECONDS:
         raise ValueError(f"{what}_s is {seconds}; it must be at most {MAX_SECONDS}")
-    return max(1, round(seconds * SECOND_MS)) if seconds else 0
+    return in_milliseconds(seconds)

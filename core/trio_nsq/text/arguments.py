@@ -62,6 +62,11 @@ def check_seconds(name: str, value: float, *, positive: bool = False) -> None:
         raise ValueError(f"{name} is {value}; it must be {'more than' if positive else 'at least'} 0")
 
 
+def in_milliseconds(seconds: float) -> int:
+    """Return a time in whole milliseconds, rounded; a time above 0 is at least 1, as 0 often has another meaning."""
+    return max(1, round(seconds * 1000)) if seconds else 0
+
+
 def check_options(options: "DataclassInstance") -> None:
     """Check that each field of a dataclass has the type of its annotation. Raises TypeError or ValueError."""
     for each in fields(options):

@@ -21,7 +21,8 @@ from trio_nsq.protocol.frames import (
     MessageRun,
     ResponseFrame,
 )
-from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS, SECOND_MS
+from trio_nsq.protocol.limits import KIB, MAGIC_V2, MINUTE_MS
+from trio_nsq.text.arguments import in_milliseconds
 
 from ...access.secret import SecretFileError, encode_secret, warn_in_clear
 from ...event_loop import runtime
@@ -148,7 +149,7 @@ class Connection:
     ) -> None:
         self.address = address
         self.max_rdy_count: int = Limits().max_rdy_count
-        self.msg_timeout_ms: int = round(settings.msg_timeout_s * SECOND_MS) or DEFAULT_MSG_TIMEOUT_MS
+        self.msg_timeout_ms: int = in_milliseconds(settings.msg_timeout_s) or DEFAULT_MSG_TIMEOUT_MS
         self.max_msg_timeout_ms: int = Limits().max_msg_timeout_ms
         self.survives_refusals: bool = False
         self.makes_private_channel: bool = False

@@ -1,6 +1,5 @@
 """The options of a connection, shared by consumers and producers."""
 
-import math
 import socket
 import ssl
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Any, TypedDict
 
 from trio_nsq._version import __version__
 from trio_nsq.protocol.limits import KIB, SECOND_MS
-from trio_nsq.text.arguments import MAX_SECONDS, check_number, check_options, warn_deprecated
+from trio_nsq.text.arguments import MAX_SECONDS, check_number, check_options, in_milliseconds, warn_deprecated
 
 from ...access.secret import Secret, StrPath
 from ..hooks import Hooks, installed_hooks
@@ -190,8 +189,7 @@ class ConnectionSettings:
 
 
 def _in_ms(seconds: float) -> int:
-    """Return a time of IDENTIFY; a time above 0 is at least 1 ms, as 0 has another meaning."""
-    return OFF if seconds == OFF else math.ceil(seconds * SECOND_MS - 1e-6)
+    return OFF if seconds == OFF else in_milliseconds(seconds)
 
 
 def accepted_options(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from trio_nsq.protocol.limits import SECOND_MS
+from trio_nsq.text.arguments import in_milliseconds
 
 from ...event_loop.retries import MAX_DELAY_S, MIN_DELAY_S
 from ..connection.options import OFF
@@ -112,4 +112,4 @@ class ConsumerSettings(DiscoverySettings):
     def requeue_delay_ms(self, attempts: int) -> int:
         """Return the requeue delay of a message that failed at this attempt."""
         delay_s = min(self.default_requeue_delay_s * attempts, self.max_requeue_delay_s)
-        return round(delay_s * SECOND_MS)
+        return in_milliseconds(delay_s)
