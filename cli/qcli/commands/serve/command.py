@@ -156,9 +156,9 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         if isinstance(role, LookupdProcess):
             from trio_nsq.lookup.service.server import serve as serve_lookupd
 
-            run_server(ctx, serve_lookupd, role.options, "trio_nsq.lookup", partial(_silent, role.is_ready))
+            run_server(ctx, serve_lookupd, role.options, "trio_nsq.lookup", partial(_silent, role.tell_ready))
             return ExitCode.OK
-        options, describe = role.options, partial(_silent, role.is_ready)
+        options, describe = role.options, partial(_silent, role.tell_ready)
         own = OwnFiles(options.data_path, is_own_name)
         run = partial(serve, siblings=role.siblings, listeners=role.siblings.own)
     elif values["process_ports"] or values["with_lookupd"]:
@@ -177,9 +177,9 @@ def command(ctx: click.Context, /, **values: Any) -> int:
     return ExitCode.OK
 
 
-def _silent(is_ready: Callable[[], None], _bound: object) -> str:
+def _silent(tell_ready: Callable[[], None], _bound: object) -> str:
     """Tell the supervisor of this process that it is ready. It says so when all are."""
-    is_ready()
+    tell_ready()
     return ""
 
 

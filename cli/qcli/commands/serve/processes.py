@@ -64,10 +64,9 @@ class BrokerProcess:
     siblings: Siblings
     options: BrokerOptions
 
-    def is_ready(self) -> None:
+    def tell_ready(self) -> None:
         """Tell the supervisor that this process serves clients."""
-        self.siblings.counts.set_ready(self.siblings.index)
-        os.kill(os.getppid(), READY)
+        _tell_ready(self.siblings.counts, self.siblings.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +77,14 @@ class LookupdProcess:
     counts: Counts
     index: int
 
-    def is_ready(self) -> None:
+    def tell_ready(self) -> None:
         """Tell the supervisor that this process serves clients."""
-        self.counts.set_ready(self.index)
-        os.kill(os.getppid(), READY)
+        _tell_ready(self.counts, self.index)
+
+
+def _tell_ready(counts: Counts, index: int) -> None:
+    counts.set_ready(index)
+    os.kill(os.getppid(), READY)
 
 
 def check_possible(options: BrokerOptions, values: dict[str, Any]) -> None:
