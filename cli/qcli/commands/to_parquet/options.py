@@ -172,12 +172,16 @@ class ToParquetOptions:
 
         Raises UsageError: the options contradict each other.
         """
-        if self.is_of_one_topic:
-            named = dataclasses.replace(
-                self, folder=_named(self.folder, self.topic), iceberg=_named_table(self.iceberg, self.topic)
-            )
-            if named != self:
-                return named.resolve()
+        return self._with_name()._resolve()
+
+    def _with_name(self) -> ToParquetOptions:
+        """Return the options with the name of the only topic where its places say so."""
+        if not self.is_of_one_topic:
+            return self
+        folder, table = _named(self.folder, self.topic), _named_table(self.iceberg, self.topic)
+        return dataclasses.replace(self, folder=folder, iceberg=table)
+
+    def _resolve(self) -> ToParquetOptions:
         engine = "spark" if self.master is not None else self.engine
         folder = without_secrets(self.folder)
         if self.from_segments:
