@@ -31,13 +31,7 @@ def totals(outcomes: Collection[ExportResult], elapsed_s: float) -> str:
     total = ExportResult()
     for each in outcomes:
         total.merge(each)
-    topics = count_of(len(outcomes), "topic")
-    text = (
-        f"{count_of(total.messages, 'message')} ({size(total.body_bytes)}) of {topics} written to "
-        f"{count_of(total.files, 'file')} ({size(total.file_bytes)}) in {elapsed_s:.2f} s: "
-        f"{rate(total.messages / elapsed_s)} messages/s"
-    )
-    return _with_counts(text, total)
+    return _written(total, count_of(len(outcomes), "topic"), "", elapsed_s)
 
 
 def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
@@ -64,15 +58,15 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
 def summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
     catalog = request.table.catalog if request.table else ""
     table = f" and the table {catalog}/{request.table.name}" if request.table and catalog else ""
+    return _written(outcome, request.topic, f" in {request.place}{table}", elapsed_s)
+
+
+def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> str:
     text = (
-        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {request.topic} written to "
-        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}) in {request.place}{table} in "
-        f"{elapsed_s:.2f} s: {rate(outcome.messages / elapsed_s)} messages/s"
+        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {of} written to "
+        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}){place} in {elapsed_s:.2f} s: "
+        f"{rate(outcome.messages / elapsed_s)} messages/s"
     )
-    return _with_counts(text, outcome)
-
-
-def _with_counts(text: str, outcome: ExportResult) -> str:
     return with_counts(
         text,
         (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
