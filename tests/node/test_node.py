@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.certificates import Certificates
 from broker.support import connected, identify, pub
 from cli.support import Cli, refusal, serving
+from interop.peers import free_ports
 from node.support import PATIENCE_S, is_alive, is_pending, lock_holder, running_node, suspend, wait_until
 from qcli.commands.serve.processes import archive_of
 
@@ -39,6 +41,19 @@ def test_signals_reach_all_processes(tmp_path: Path) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         assert node.running.end().code == 1
+
+
+def test_signals_reach_a_process_that_starts(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        before = node.kill(0)
+        wait_until(lambda: before not in node.pids)
+        for number in (signal.SIGHUP, signal.SIGUSR1) * 20:
+            node.running.process.send_signal(number)
+        node.until_restarted(0, before)
+        wait_until(lambda: [node.stats(index).get("draining") for index in range(2)] == [True, True])
+        code, log = node.stop()
+    assert code == 0
+    assert log.count("has ended") == 1
 
 
 def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
@@ -232,6 +247,23 @@ def test_another_number_of_processes(tmp_path: Path, growing: bool) -> None:
         (tmp_path / "data" / "process-1").rmdir()
     with running_node(tmp_path, 2 if growing else 1) as node:
         assert node.channel("t", "c")["depth"] == (2 if growing else 4)
+
+
+def test_a_stray_folder_starts_no_processes(tmp_path: Path) -> None:
+    (tmp_path / "data" / "process-4000000000").mkdir(parents=True)
+    assert "at most 256 processes" in refusal(tmp_path, "--processes", "auto")
+
+
+def test_the_ports_of_a_process_do_not_depend_on_its_services(tmp_path: Path) -> None:
+    free = free_ports(12)  # even ones, and the odd ones after them
+    first = next(each for each in free if {each + 2, each + 4} <= {*free})
+    certificates = Certificates(tmp_path / "certificates")
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in certificates.options.items()]
+    flags += ["--https-address=127.0.0.1:0", "--http-address=", f"--process-ports={first}"]
+    with running_node(tmp_path, 2, *flags) as node:
+        for index, each in enumerate(node.processes):
+            at = first + 3 * index
+            assert each == {"tcp_address": f"127.0.0.1:{at}", "https_address": f"127.0.0.1:{at + 2}"}
 
 
 def test_a_process_that_cannot_start_again_is_named(tmp_path: Path) -> None:

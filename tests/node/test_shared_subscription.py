@@ -196,3 +196,12 @@ async def test_is_disconnected_when_its_channel_is_deleted(tmp_path: Path) -> No
             while (frame := await client.frame()) is not None:
                 assert frame == (0, b"_heartbeat_")
         assert node.channel("t", "c") == {}
+
+
+async def test_delivers_large_messages(tmp_path: Path) -> None:
+    bodies = {bytes([65 + number]) * size for number, size in enumerate((1, 262_110, 262_114, 1_000_000, 5))}
+    with running_node(tmp_path) as node:
+        for body in bodies:
+            assert node.post("/pub?topic=t", body, node.processes[1]["http_address"]) == (200, b"OK")
+        async with consumer(node, 10) as client:
+            assert {each.body for each in await receive(client, len(bodies))} == bodies

@@ -156,7 +156,8 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         if isinstance(role, LookupdProcess):
             from trio_nsq.lookup.service.server import serve as serve_lookupd
 
-            run_server(ctx, serve_lookupd, role.options, "trio_nsq.lookup", partial(_silent, role.tell_ready))
+            run = partial(serve_lookupd, listeners=role.listeners)
+            run_server(ctx, run, role.options, "trio_nsq.lookup", partial(_silent, role.tell_ready))
             return ExitCode.OK
         options, describe = role.options, partial(_silent, role.tell_ready)
         own = OwnFiles(options.data_path, is_own_name)

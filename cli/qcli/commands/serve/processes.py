@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,9 +21,9 @@ from trio_nsq.broker.siblings import Counts, Kind, Siblings
 from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder, refuse_nsqd_folder
 from trio_nsq.broker.storage.process_folders import FOLDER, folder_of, folders_in
 from trio_nsq.lookup.service.options import LookupdOptions
-from trio_nsq.protocol.address import format_address, is_unix_path, next_port
+from trio_nsq.protocol.address import is_unix_path, next_port
 from trio_nsq.protocol.errors import StartupError
-from trio_nsq.server.listening import Listening, listen
+from trio_nsq.server.listening import Listening, listen, port_of
 from trio_nsq.server.startup_checks import problems_of
 
 from ...framework.daemon.log_format import LIBRARY, log_to_stderr
@@ -35,7 +34,8 @@ from ...framework.errors import ExitCode, Failure
 FLAG = "--processes"
 AUTO = "auto"
 _MOST = 256
-_PORTS_EACH = 3
+_PORTS: dict[Kind, int] = {"TCP": 0, "HTTP": 1, "HTTPS": 2}
+"""The ports of a process, after its first."""
 _NODE_IDS = 1024
 
 
@@ -74,6 +74,7 @@ class LookupdProcess:
     """What a process of the node is that runs the discovery service."""
 
     options: LookupdOptions
+    listeners: dict[str, Listening]
     counts: Counts
     index: int
 
@@ -111,9 +112,14 @@ def check_possible(options: BrokerOptions, values: dict[str, Any]) -> None:
 
 
 def number_of_processes(wanted: str, data_path: Path) -> int:
-    """Return how many processes to run. Raises Failure: the folder has those of more."""
+    """Return how many processes to run. Raises Failure: the folder has those of more, or of more than a node has."""
     found = folders_in(data_path)
     needed = found[-1] + 1 if found else 0
+    if needed > _MOST:
+        raise Failure(
+            f"{FLAG}: a node has at most {_MOST} processes, and {folder_of(data_path, found[-1])} has the name of the "
+            "folder of one more. Rename it."
+        )
     if wanted == AUTO:
         return max(needed, min(_MOST, len(os.sched_getaffinity(0))))
     count = int(wanted)
@@ -184,11 +190,13 @@ class _Node:
     """The listeners of a node, and what its supervisor tells."""
 
     def __init__(self, options: BrokerOptions, count: int, values: dict[str, Any], log_line: Any) -> None:
-        with_lookupd = bool(values["with_lookupd"])
-        self.names = [f"process {index}" for index in range(count)] + ["lookupd"] * with_lookupd
+        self._lookupd_address: str = values["with_lookupd"] or ""
+        self.names = [f"process {index}" for index in range(count)] + ["lookupd"] * bool(
+            self._lookupd_address
+        )
         self._options = options
         self._count = count
-        self._lookupd = _lookupd_options(options, values["with_lookupd"]) if with_lookupd else None
+        self._lookupd: dict[str, Listening] = {}
         self._first_port: int = values["process_ports"]
         self._address_file: Path | None = values["address_file"]
         self._log_line = log_line
@@ -216,6 +224,8 @@ class _Node:
         for group in (self._shared, *self._own, *self._internal):
             for listening in group.values():
                 listening.close()
+        for listening in self._lookupd.values():
+            listening.close()
 
     async def open(self) -> None:
         """Open all listeners. Raises StartupError."""
@@ -228,10 +238,16 @@ class _Node:
         for kind, address in addresses.items():
             self._shared[kind] = await listen(f"--{kind.lower()}-address", address)
         for index in range(self._count):
-            for number, (kind, address) in enumerate(addresses.items()):
-                port = self._first_port and self._first_port + _PORTS_EACH * index + number
+            for kind, address in addresses.items():
+                port = self._first_port and self._first_port + len(_PORTS) * index + _PORTS[kind]
                 host = "127.0.0.1" if is_unix_path(address) else address.rpartition(":")[0]
                 self._own[index][kind] = await listen("--process-ports", f"{host}:{port}")
+        if self._lookupd_address:
+            # Here, so that no process tries to connect before it listens.
+            self._lookupd["TCP"] = await listen("--with-lookupd", self._lookupd_address)
+            has_any_port = self._lookupd_address.endswith(":0")
+            following = self._lookupd_address if has_any_port else next_port(self._lookupd_address)
+            self._lookupd["HTTP"] = await listen("--with-lookupd", following)
         # By the descriptor of the folder: the path of a unix socket has at most 107 bytes.
         self._folder = os.open(options.data_path, os.O_RDONLY | os.O_DIRECTORY)
         internal: tuple[Kind, ...] = ("TCP", "HTTP")
@@ -248,8 +264,7 @@ class _Node:
         """In a process: return what it is."""
         self._is_supervisor = False
         if index == self._count:
-            assert self._lookupd is not None
-            return LookupdProcess(self._lookupd, self._counts, index)
+            return LookupdProcess(self._lookupd_options, self._lookupd, self._counts, index)
         self._counts.begin(index)
         siblings = Siblings(
             index,
@@ -266,8 +281,8 @@ class _Node:
         options = self._options
         first_id = default_node_id() if options.node_id is None else options.node_id
         lookupds = options.nsqlookupd_tcp_addresses
-        if self._lookupd is not None:
-            lookupds = (*lookupds, _from_here(self._lookupd.tcp_address))
+        if self._lookupd:
+            lookupds = (*lookupds, _from_here(self._lookupd_options.tcp_address))
         return BrokerProcess(
             siblings,
             replace(
@@ -279,6 +294,24 @@ class _Node:
                 nsqlookupd_tcp_addresses=lookupds,
                 archive=archive_of(options.archive, index),
             ),
+        )
+
+    @property
+    def _lookupd_options(self) -> LookupdOptions:
+        """The options of the discovery service: the host that was given, and the ports that it has."""
+        options, host = self._options, self._lookupd_address.rpartition(":")[0]
+        tcp, http = (f"{host}:{port_of(self._lookupd[kind].address)}" for kind in ("TCP", "HTTP"))
+        return LookupdOptions(
+            tcp_address=tcp,
+            http_address=http,
+            broadcast_address=options.broadcast_address,
+            max_connections=options.max_connections,
+            tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+            tls_client_auth_policy=options.tls_client_auth_policy,
+            tls_root_ca_file=options.tls_root_ca_file,
+            auth_file=options.auth_file,
+            http_allowed_hosts=options.http_allowed_hosts,
         )
 
     # ------------------------------------------------------------------ for the supervisor
@@ -299,8 +332,8 @@ class _Node:
             shared.get("HTTP"),
             shared.get("HTTPS"),
             [{f"{kind.lower()}_address": each.address for kind, each in own.items()} for own in self._own],
-            self._lookupd.tcp_address if self._lookupd is not None else "",
-            self._lookupd.http_address if self._lookupd is not None else "",
+            self._lookupd_options.tcp_address if self._lookupd else "",
+            self._lookupd_options.http_address if self._lookupd else "",
         )
         if self._address_file is not None:
             write_addresses(self._address_file, bound)
@@ -330,35 +363,6 @@ def archive_of(archive: str, index: int) -> str:
     return f"{place.rstrip('/')}/{FOLDER}{index}{mark}{more}" if archive else ""
 
 
-def _lookupd_options(options: BrokerOptions, address: str) -> LookupdOptions:
-    """Return the options of the discovery service of a node: it listens at a TCP address, and HTTP at the next port."""
-    host, _, port = address.rpartition(":")
-    tcp, http = address, next_port(address)
-    if port == "0":
-        tcp, http = _free_addresses(host.strip("[]"))
-    return LookupdOptions(
-        tcp_address=tcp,
-        http_address=http,
-        broadcast_address=options.broadcast_address,
-        max_connections=options.max_connections,
-        tls_cert=options.tls_cert,
-        tls_key=options.tls_key,
-        tls_client_auth_policy=options.tls_client_auth_policy,
-        tls_root_ca_file=options.tls_root_ca_file,
-        auth_file=options.auth_file,
-        http_allowed_hosts=options.http_allowed_hosts,
-    )
-
-
 def _from_here(address: str) -> str:
     """Return where a process of this machine connects to a service that listens at this address."""
     return f"127.0.0.1{address}" if address.startswith(":") else address
-
-
-def _free_addresses(host: str) -> tuple[str, str]:
-    """Return two free addresses: the service has to get the same ones when it is started again."""
-    with (
-        socket.create_server((host or "0.0.0.0", 0)) as one,
-        socket.create_server((host or "0.0.0.0", 0)) as two,
-    ):
-        return format_address(host, one.getsockname()[1]), format_address(host, two.getsockname()[1])

@@ -55,6 +55,7 @@ class _Process:
         self.began_s = 0.0
         self.due_s = 0.0  # when it is started again
         self.was_ready = False
+        self.owed: list[signal.Signals] = []  # sent as soon as it is ready: before, they would end it
         self.delays = Delays(_FIRST_DELAY_S, _LONGEST_DELAY_S)
 
 
@@ -143,6 +144,10 @@ class Supervisor:
             if is_ready and not process.was_ready and self._is_up:
                 logger.info("%s (PID %d) is ready again", process.name, process.pid)
             process.was_ready = is_ready
+            if is_ready and process.owed:
+                for number in process.owed:
+                    os.kill(process.pid, number)
+                process.owed.clear()
         if not self._is_up and not self._is_stopping and all(each.was_ready for each in self._processes):
             self._is_up = True
             self._node.all_ready()
@@ -162,9 +167,9 @@ class Supervisor:
                 self.stopped_by = number
             self._stop()
         elif number in _PASSED_ON:
-            self._send(
-                number, self._processes if number == signal.SIGHUP else self._processes[: self._brokers]
-            )
+            for process in self._processes if number == signal.SIGHUP else self._processes[: self._brokers]:
+                if number not in process.owed:
+                    process.owed.append(number)
             if number == signal.SIGHUP:
                 self._node.reloading()
         # Whatever the signal is: several of one kind can arrive as one.
@@ -176,13 +181,9 @@ class Supervisor:
         if not self._is_stopping:
             self._is_stopping = True
             self._node.stopping()
-        self._send(signal.SIGTERM, self._processes)
-
-    @staticmethod
-    def _send(number: signal.Signals, processes: Sequence[_Process]) -> None:
-        for process in processes:
+        for process in self._processes:
             if process.pid:
-                os.kill(process.pid, number)
+                os.kill(process.pid, signal.SIGTERM)
 
 
 def _flush_output() -> None:

@@ -184,12 +184,16 @@ class SharedSubscription:
     async def _receive(self, place: _Place, stream: trio.SocketStream, received: bytes) -> None:
         with suppress(trio.BrokenResourceError):
             while True:
-                received = self._pass_on(place, received)
+                pieces = [self._pass_on(place, received)]
                 await self._session.send_buffer.emptied()
-                data = await stream.receive_some(_RECEIVE_BYTES)
-                if not data:
-                    return
-                received += data
+                missing = _missing_bytes(pieces[0])
+                while missing > 0:  # joined once: a large message arrives in many pieces
+                    data = await stream.receive_some(_RECEIVE_BYTES)
+                    if not data:
+                        return
+                    pieces.append(data)
+                    missing -= len(data)
+                received = b"".join(pieces)
 
     def _lose(self, place: _Place) -> None:
         """Forget what a process had in flight: it delivers these messages again."""
@@ -358,3 +362,11 @@ def _frame_at(data: bytes, start: int) -> tuple[int, int] | None:
     size, kind = _HEAD.unpack_from(data, start)
     end = start + 4 + size
     return (kind, end) if end <= len(data) else None
+
+
+def _missing_bytes(data: bytes) -> int:
+    """Return how many bytes the first frame lacks; of an unknown frame, how many its head lacks."""
+    if len(data) < _HEAD.size:
+        return _HEAD.size - len(data)
+    size, _ = _HEAD.unpack_from(data)
+    return max(1, 4 + int(size) - len(data))

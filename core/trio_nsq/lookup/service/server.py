@@ -3,7 +3,7 @@
 import logging
 import platform
 import socket
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ async def serve(
     options: LookupdOptions,
     *,
     files: Files | None = None,
+    listeners: Mapping[str, Listening] | None = None,
     reloads: AsyncIterable[object] | None = None,
     task_status: trio.TaskStatus[LookupdAddresses] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -56,6 +57,7 @@ async def serve(
     Args:
         options: The configuration.
         files: The file system; tests may replace it.
+        listeners: Open listeners by name, `TCP` and `HTTP`, instead of those of the options. They stay open.
         reloads: At each item the service reads its certificate, key, CAs and auth file again, and opens the audit log
             again. If it cannot use a file, it logs this and keeps the previous one. None: it never does.
         task_status: Gets the bound addresses once clients can connect.
@@ -82,7 +84,7 @@ async def serve(
             logger.info("DB: found %s in %s", count_of(len(registry.topics()), "topic"), names_file.path)
         saver = NamesSaver(registry, names_file)
         try:
-            await _listen_and_serve(options, registry, saver, reloads, task_status)
+            await _listen_and_serve(options, registry, saver, listeners, reloads, task_status)
         finally:
             with trio.CancelScope(shield=True):
                 await saver.save_last_changes()
@@ -96,6 +98,7 @@ async def _listen_and_serve(
     options: LookupdOptions,
     registry: Registry,
     saver: NamesSaver,
+    given: Mapping[str, Listening] | None,
     reloads: AsyncIterable[object] | None,
     task_status: trio.TaskStatus[LookupdAddresses],
 ) -> None:
@@ -106,8 +109,11 @@ async def _listen_and_serve(
     )
     opened: dict[str, Listening] = {}
     try:
-        opened["TCP"] = await listen("--tcp-address", options.tcp_address)
-        opened["HTTP"] = await listen("--http-address", options.http_address)
+        if given is None:
+            opened["TCP"] = await listen("--tcp-address", options.tcp_address)
+            opened["HTTP"] = await listen("--http-address", options.http_address)
+        else:
+            opened |= {name: there.duplicate() for name, there in given.items()}
         bound = LookupdAddresses(opened["TCP"].address, opened["HTTP"].address)
         info = PeerInfo(
             # The host name may resolve to another address than loopback.
