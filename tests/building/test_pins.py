@@ -9,34 +9,53 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LINES = [
-    line.split(" --hash=")
-    for line in (ROOT / "requirements-dev.txt").read_text().replace("\\\n", "").splitlines()
-    if line and not line.startswith("#")
-]
-PINS = [Requirement(line[0]) for line in LINES]
+DEV, SERVER = "requirements-dev.txt", "requirements-server.txt"
+EXTRAS = {DEV: ("dev", "server", "spark"), SERVER: ("server",)}
 
 
-def test_pin_is_one_version() -> None:
-    assert [str(pin) for pin in PINS if [each.operator for each in pin.specifier] != ["=="]] == []
+def lines(name: str) -> list[list[str]]:
+    """Return the requirement and the hashes of each line of a file of pins."""
+    return [
+        line.split(" --hash=")
+        for line in (ROOT / name).read_text().replace("\\\n", "").splitlines()
+        if line and not line.startswith("#")
+    ]
 
 
-def test_pins_have_hashes() -> None:
+def pinned(name: str) -> dict[str, str]:
+    """Return the versions of a file of pins by package."""
+    pins = [Requirement(line[0]) for line in lines(name)]
+    return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_pin_is_one_version(name: str) -> None:
+    pins = [Requirement(line[0]) for line in lines(name)]
+    assert [str(pin) for pin in pins if [each.operator for each in pin.specifier] != ["=="]] == []
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_pins_have_hashes(name: str) -> None:
     """pip then refuses a file that was changed at the index."""
     assert [
-        line[0] for line in LINES if not all(each.startswith("sha256:") for each in line[1:] or [""])
+        line[0] for line in lines(name) if not all(each.startswith("sha256:") for each in line[1:] or [""])
     ] == []
 
 
-def test_every_requirement_has_a_pin_that_satisfies_it() -> None:
-    pinned = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in PINS}
-    extras = PROJECT["optional-dependencies"]
-    for text in [*PROJECT["dependencies"], *extras["dev"], *extras["server"], *extras["spark"]]:
+@pytest.mark.parametrize("name", EXTRAS)
+def test_every_requirement_has_a_pin_that_satisfies_it(name: str) -> None:
+    pins = pinned(name)
+    required = [text for extra in EXTRAS[name] for text in PROJECT["optional-dependencies"][extra]]
+    for text in [*PROJECT["dependencies"], *required]:
         requirement = Requirement(text)
         if requirement.name == PROJECT["name"]:
             continue
-        version = pinned.get(canonicalize_name(requirement.name), "")
+        version = pins.get(canonicalize_name(requirement.name), "")
         assert requirement.specifier.contains(version), f"{text}, and the pin is {version}: run make pins"
+
+
+def test_broker_is_tested_with_the_versions_that_the_demo_installs() -> None:
+    assert pinned(SERVER).items() <= pinned(DEV).items()
 
 
 def test_ci_runs_every_supported_python() -> None:
