@@ -28,18 +28,11 @@ from spark.table_support import DELTA, ICEBERG, catalog_environment, iceberg_tab
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.job import open_export
-from trio_nsq.spark.export.layout import (
-    BodyFormat,
-    ColumnType,
-    DecimalType,
-    JsonType,
-    Layout,
-    LayoutError,
-    PartitionBy,
-)
+from trio_nsq.spark.export.layout import BodyFormat, Layout, LayoutError, PartitionBy
 from trio_nsq.spark.export.manifest import Manifest, manifest_path
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.runtime.engine import run_inline
+from trio_nsq.spark.schemas.column_types import ColumnType, DecimalType, JsonType
 from trio_nsq.spark.segments.places import parse_places
 from trio_nsq.spark.tables.target import TableTarget
 

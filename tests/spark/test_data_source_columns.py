@@ -200,7 +200,14 @@ def check_types(spark: SparkSession, qcli: Cli, topic: str) -> None:
         "unparsed": None,
     }
     assert set(empty.values()) == {None}
-    assert without == dict.fromkeys(with_values) | {"unparsed": bad.encode()}
+    assert without.pop("items")[0] | {"at": None} == {
+        "name": "i",
+        "price": None,
+        "at": None,
+        "tags": ["x", None],
+    }
+    assert without.pop("counts") == {"k": None}
+    assert without == dict.fromkeys(without) | {"unparsed": bad.encode()}
     total = found.selectExpr("explode(items) AS item").selectExpr("sum(item.price)")
     assert total.collect()[0][0] == Decimal("1.10")
     named = spark.read.format("nsq").options(**options, columns="b:byte,s:short,n:int,f:float,d:date").load()

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from spark.kills import Killed, KillingStorage
 from spark.table_support import COUNT, DELTA, duckdb_counts, files_of, write_range
 from trio_nsq.log.gaps import Span
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, range_name, safe_name
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, range_name, safe_name
 from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
 from trio_nsq.spark.export.state import ExportState
+from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.spark.tables.table import Compacted
 from trio_nsq.spark.tables.target import TableOptions
 from trio_nsq.storage import ChangedMeanwhile, Lease, LeaseLost, LocalStorage, StorageError

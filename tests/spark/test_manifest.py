@@ -11,7 +11,6 @@ from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.layout import (
     BodyFormat,
     JsonColumn,
-    JsonType,
     Layout,
     PartitionBy,
     partition_folder,
@@ -21,6 +20,7 @@ from trio_nsq.spark.export.layout import (
 )
 from trio_nsq.spark.export.manifest import Manifest, ManifestError, RangeResult
 from trio_nsq.spark.ranges import LastMessage, covered_up_to
+from trio_nsq.spark.schemas.column_types import JsonType
 
 LAYOUT = Layout(
     PartitionBy.HOUR,

@@ -29,14 +29,9 @@ from spark.table_support import (
     use_catalog,
     write_range,
 )
-from trio_nsq.spark.export.layout import (
-    BodyFormat,
-    JsonColumn,
-    JsonType,
-    Layout,
-    PartitionBy,
-)
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
 from trio_nsq.spark.export.manifest import RangeResult
+from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.spark.tables.iceberg_expiry import history
 from trio_nsq.spark.tables.opening import open_table
 from trio_nsq.spark.tables.table import Compacted, Table

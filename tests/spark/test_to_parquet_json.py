@@ -23,12 +23,13 @@ from spark.support import (
 )
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.export.job import ExportJob, open_export
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout, PartitionBy
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import run_inline
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
+from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.storage import LocalStorage, StorageError
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from trio_nsq.log.gaps import Span
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.files import RangeFiles
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, JsonType, Layout
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.widening import widen_file
+from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.storage import LocalStorage, StorageError
 
 

@@ -1,7 +1,7 @@
 """Spark and Parquet: bulk export and replay of topics, and the data source `nsq`.
 
 `export` writes topics to Parquet files, and `tables` adds these to Delta and Iceberg tables; `replay` publishes Parquet
-files. `runtime` runs their tasks, in this process, in several, or on Spark. `logs` has the places that topics are read
+files. `schemas` has the types of columns, and the documents that describe them. `runtime` runs their tasks, in this process, in several, or on Spark. `logs` has the places that topics are read
 from: brokers; copies and archives of data folders (`segments`); and messages of an nsqd, which `spool` stores until
 they are exported. `ranges` has the exported ranges. `places` opens the storage of disks and buckets for them.
 

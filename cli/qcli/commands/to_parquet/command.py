@@ -28,7 +28,7 @@ from .options import ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.layout import ColumnType
+    from trio_nsq.spark.schemas.column_types import ColumnType
     from trio_nsq.spark.tables.target import TableTarget
 
 FILES, CONTINUOUS = "Files", "Continuous export"
@@ -47,19 +47,17 @@ def file_bytes(text: str) -> int:
 
 def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
     """Parse `FIELD[:TYPE],...`."""
-    from trio_nsq.spark.export.layout import TYPE_NAMES, parse_type, split_columns
+    from trio_nsq.spark.schemas.column_types import TYPE_NAMES, parse_column, split_columns
 
     found: list[tuple[str, ColumnType | None]] = []
     for part in split_columns(text):
-        name, colon, kind = part.rpartition(":")
-        if not colon:
-            name, kind = kind, ""
+        try:
+            name, chosen = parse_column(part)
+        except ValueError:
+            kind = part.rpartition(":")[2]
+            raise click.BadParameter(f"{kind!r} is not one of {TYPE_NAMES}.") from None
         if not name:
             raise click.BadParameter(f"{text!r} contains an empty name.")
-        try:
-            chosen = parse_type(kind) if colon else None
-        except ValueError:
-            raise click.BadParameter(f"{kind!r} is not one of {TYPE_NAMES}.") from None
         if name in dict(found):
             raise click.BadParameter(f"{name!r} is given twice.")
         found.append((name, chosen))

@@ -25,9 +25,9 @@ from ..shared.engine import check_engine
 from ..shared.places import without_secrets
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.export.layout import ColumnType
     from trio_nsq.spark.export.request import ExportRequest
     from trio_nsq.spark.logs import LogPlace
+    from trio_nsq.spark.schemas.column_types import ColumnType
     from trio_nsq.spark.tables.target import TableTarget
 
 TOPIC_PLACE = "{topic}"

@@ -30,8 +30,9 @@ from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.headers import decode_headers
 from ...protocol.messages import MessageSet
+from ..schemas.arrow_types import arrow_type
 from ..spool.records import columns_of, headers_of
-from .json_columns import JsonParser, arrow_type
+from .json_columns import JsonParser
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
+from ..schemas.column_types import ColumnType, JsonMap, JsonType, parse_type
 
 
 class LayoutError(NSQError):
@@ -30,112 +31,6 @@ class BodyFormat(StrEnum):
     BINARY = "binary"
     TEXT = "text"
     JSON = "json"
-
-
-class JsonType(StrEnum):
-    """The type of the column of a field of JSON bodies.
-
-    Attributes:
-        spark: The class in `pyspark.sql.types`.
-        arrow: The type, as pyarrow shows it.
-        plain: The types of decoded JSON that Arrow converts as `JsonParser` does, or refuses.
-    """
-
-    spark: str
-    arrow: str
-    plain: frozenset[type]
-
-    STRING = "string", "StringType", "string", str
-    LONG = "long", "LongType", "int64", int
-    INT = "int", "IntegerType", "int32", int
-    SHORT = "short", "ShortType", "int16", int
-    BYTE = "byte", "ByteType", "int8", int
-    DOUBLE = "double", "DoubleType", "float64", float, int
-    FLOAT = "float", "FloatType", "float32"
-    BOOLEAN = "boolean", "BooleanType", "bool", bool
-    DATE = "date", "DateType", "date32"
-    TIMESTAMP = "timestamp", "TimestampType", "timestamp[us, tz=UTC]"
-    JSON = "json", "StringType", "string"
-
-    def __new__(cls, name: str, spark: str = "", arrow: str = "", *plain: type) -> "JsonType":
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.spark, member.arrow, member.plain = spark, arrow, frozenset(plain)
-        return member
-
-
-@dataclass(frozen=True, slots=True)
-class DecimalType:
-    """The type of a column of numbers with all their digits.
-
-    Attributes:
-        precision: The number of digits, 1 to 38.
-        scale: How many of them are after the point.
-    """
-
-    precision: int
-    scale: int
-
-    @property
-    def value(self) -> str:
-        return f"decimal({self.precision},{self.scale})"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class JsonArray:
-    """The type of a column of arrays, in schemas that users give to Spark. Not for exports."""
-
-    element: "ColumnType"
-
-    @property
-    def value(self) -> str:
-        return f"array<{self.element.value}>"
-
-
-@dataclass(frozen=True, slots=True)
-class JsonStruct:
-    """The type of a column of objects of which some fields are read. Like `JsonArray`."""
-
-    fields: tuple[tuple[str, "ColumnType"], ...]
-
-    @property
-    def value(self) -> str:
-        return f"struct<{','.join(f'{name}:{kind.value}' for name, kind in self.fields)}>"
-
-
-@dataclass(frozen=True, slots=True)
-class JsonMap:
-    """The type of a column of objects whose fields have any names, and values of one type. Like `JsonArray`."""
-
-    values: "ColumnType"
-
-    @property
-    def value(self) -> str:
-        return f"map<string,{self.values.value}>"
-
-
-NamedType = JsonType | DecimalType
-"""The types that can be named, see `parse_type`."""
-ColumnType = NamedType | JsonArray | JsonStruct | JsonMap
-TYPE_NAMES = ", ".join([*JsonType, "decimal(PRECISION,SCALE)"])
-
-
-def parse_type(text: str) -> NamedType:
-    """Parse `NamedType.value`. Raises ValueError."""
-    if (found := re.fullmatch(r"decimal\((\d{1,2}), ?(\d{1,2})\)", text)) is None:
-        return JsonType(text)
-    precision, scale = int(found[1]), int(found[2])
-    if not 0 <= scale <= precision <= 38 or not precision:
-        raise ValueError(f"{text} has no scale up to its precision, or a precision beyond 38")
-    return DecimalType(precision, scale)
-
-
-def split_columns(text: str) -> list[str]:
-    """Split `FIELD[:TYPE],...` at the commas that are not in a decimal type."""
-    return [part.strip() for part in re.split(r",(?! ?\d{1,2}\)\s*(?:,|$))", text)]
 
 
 MESSAGE_COLUMNS = ("topic", "broker", "seq", "id", "ts_ns", "ts", "attempts")
@@ -225,7 +120,7 @@ class Layout:
     def widened(self, fields: Mapping[str, str]) -> "Layout":
         """Return the layout with these types, by field, for the columns that may be widened."""
         columns = (
-            replace(column, type=JsonType(fields[column.field]))
+            replace(column, type=parse_type(fields[column.field]))
             if column.widens and column.field in fields
             else column
             for column in self.json_columns

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
 from ...protocol.limits import MIB
+from ..schemas.column_types import ColumnType
 from ..tables.target import TableTarget
-from .layout import ColumnType, Layout
+from .layout import Layout
 from .manifest import RangeResult
 
 

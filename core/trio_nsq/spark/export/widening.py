@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ...storage import ChangedMeanwhile, Storage, StorageError
 from .columns import DICTIONARY_COLUMNS
-from .json_columns import doubles_of
+from .json_values import doubles_of
 from .layout import BODY, HEADERS, span_of_file
 
 _EXACT = 2**53

@@ -18,31 +18,26 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 from pyspark.sql.types import DecimalType as SparkDecimal
 
-from ..export.layout import (
-    BODY,
-    HEADERS,
-    REST,
+from ..export.layout import BODY, HEADERS, REST, UNPARSED, BodyFormat, JsonColumn, Layout, name_columns
+from ..options import OptionError, parse_choice
+from ..schemas.column_types import (
     TYPE_NAMES,
-    UNPARSED,
-    BodyFormat,
     ColumnType,
     DecimalType,
     JsonArray,
-    JsonColumn,
     JsonMap,
     JsonStruct,
     JsonType,
-    Layout,
-    NamedType,
-    name_columns,
+    TimeType,
+    parse_column,
     parse_type,
     split_columns,
 )
-from ..options import OptionError, parse_choice
 
 _FIELD, _KIND = "nsq.field", "nsq.type"
 """The keys of a column's metadata: its JSON field, and the type of the field."""
@@ -60,7 +55,9 @@ _BODY_COLUMNS: Mapping[BodyFormat, Mapping[str, DataType]] = {
     BodyFormat.TEXT: {BODY: StringType(), UNPARSED: BinaryType()},
     BodyFormat.JSON: {BODY: BinaryType(), REST: StringType(), UNPARSED: BinaryType()},
 }
-_JSON_TYPES: Mapping[JsonType, DataType] = {kind: getattr(types, kind.spark)() for kind in JsonType}
+_JSON_TYPES: Mapping[JsonType, DataType] = {
+    kind: getattr(types, kind.spark)() for kind in JsonType if kind.spark and kind is not JsonType.BINARY
+}
 _BODY_PREFIX = "body_"
 
 SampleBodies = Callable[[], Iterable[bytes]]
@@ -186,14 +183,12 @@ def _named_apart(columns: Sequence[JsonColumn], options: Mapping[str, str]) -> S
     return Layout(json_columns=tuple(columns), headers=True).named().json_columns if has_headers else columns
 
 
-def _parse_item(item: str) -> tuple[str, NamedType | None]:
+def _parse_item(item: str) -> tuple[str, ColumnType | None]:
     """Parse `NAME` or `FIELD:TYPE`. Raises OptionError."""
-    name, colon, kind = item.rpartition(":")
-    if not colon:
-        name = item
     try:
+        name, kind = parse_column(item)
         if name:
-            return name, parse_type(kind) if colon else None
+            return name, kind
     except ValueError:
         pass
     raise OptionError(f"the option columns: {item!r} must be NAME or FIELD:TYPE, where TYPE is {TYPE_NAMES}")
@@ -211,13 +206,28 @@ def _named(fields: Sequence[tuple[str, ColumnType]]) -> list[JsonColumn]:
 
 
 def _json_field(column: JsonColumn) -> StructField:
-    assert isinstance(column.type, NamedType)  # only schemas of users have others
     metadata = {_FIELD: column.field, _KIND: column.type.value}
     return StructField(column.name, _spark_type(column.type), True, metadata)
 
 
-def _spark_type(kind: NamedType) -> DataType:
-    return SparkDecimal(kind.precision, kind.scale) if isinstance(kind, DecimalType) else _JSON_TYPES[kind]
+def _spark_type(kind: ColumnType) -> DataType:
+    """Return the type of a column in Spark. Raises OptionError: Spark has none."""
+    match kind:
+        case DecimalType():
+            return SparkDecimal(kind.precision, kind.scale)
+        case JsonArray():
+            return ArrayType(_spark_type(kind.element))
+        case JsonMap():
+            return MapType(StringType(), _spark_type(kind.values))
+        case JsonStruct():
+            return StructType([StructField(name, _spark_type(each)) for name, each in kind.fields])
+        case TimeType(unit="s" | "ms" | "us"):
+            return TimestampNTZType() if kind.is_local else TimestampType()
+        case JsonType.BINARY:
+            return BinaryType()
+        case JsonType() if kind in _JSON_TYPES:
+            return _JSON_TYPES[kind]
+    raise OptionError(f"the option columns: Spark has no type for {kind.value}")
 
 
 def _json_type(kind: DataType, *, nullable: bool) -> ColumnType:

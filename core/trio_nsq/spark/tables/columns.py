@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..export.json_columns import arrow_type
-from ..export.layout import MESSAGE_COLUMNS, ColumnType
+from ..export.layout import MESSAGE_COLUMNS
+from ..schemas.arrow_types import arrow_type
+from ..schemas.column_types import ColumnType
 from .target import TableError
 
 

@@ -1,0 +1,343 @@
+"""Decode JSON bodies, and convert their values to those of columns.
+
+A converter raises ValueError or OverflowError for a value that does not fit. It also takes the values that decoders of
+other formats return: bytes, Decimal, date, time and datetime.
+"""
+
+import base64
+import binascii
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...protocol.go_json import refuse_constant
+from ..schemas.column_types import ColumnType, DecimalType, JsonType, TimeType
+
+INT64 = range(-(2**63), 2**63)
+_FLOAT = struct.Struct("f")
+_MAX_DIGITS = 800
+"""A double written without exponent has at most 767 digits that are not zero."""
+_SHORT = 16
+"""A number with a point and at most 15 digits."""
+_IS_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII).fullmatch
+_DATE = r"\d{4}-\d\d-\d\d"
+_IS_DATE = re.compile(_DATE, re.ASCII).fullmatch
+_IS_TIME = re.compile(_DATE + r"([Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)?)?", re.ASCII).fullmatch
+"""RFC 3339, also without zone, seconds or time of day. Python takes more: weeks of ISO 8601, for example."""
+_IS_TIME_OF_DAY = re.compile(r"(\d\d:\d\d(:\d\d(\.\d+)?)?)[Zz]?", re.ASCII).fullmatch
+_HAS_NEGATIVE_ZERO = re.compile(r"[\s:,[]-0[\s,\]}]").search
+_NEGATIVE_ZERO = "-0"
+_JSON_SPACE = " \t\r\n"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_TIMES_US = range(
+    (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND,
+    (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND + 1,
+)
+"""The years 1 to 9999. Arrow has others too, but many readers, and the statistics of tables, do not."""
+_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
+SECONDS = TimeType("s")
+"""What the type `timestamp` means."""
+
+
+class Digits:
+    """A number whose text is not that of its double, such as `1.10`; of whole numbers only `-0`.
+
+    Attributes:
+        text: The number in the body.
+        value: The nearest double, or a float near it.
+    """
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, text: str, value: float) -> None:
+        self.text: str = text
+        self.value: float = value
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the value, rounded to as many digits as the text has, is the number."""
+        mantissa = self.text.lower().partition("e")[0].strip("-0.")
+        if not self.value or not mantissa:
+            return not mantissa
+        if not math.isfinite(self.value):
+            return False
+        digits = min(len(mantissa.replace(".", "")), _MAX_DIGITS)
+        return Decimal(f"{self.value:.{digits - 1}e}") == Decimal(self.text)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object, without the extensions NaN and Infinity. Raises ValueError, RecursionError."""
+    text = body.decode().strip(_JSON_SPACE)
+    decoder = _DECODER
+    if _NEGATIVE_ZERO in text and _HAS_NEGATIVE_ZERO(text):
+        decoder = _ZERO_DECODER
+    found, end = decoder.raw_decode(text)  # faster than `decode`, which allows space around the value
+    if end != len(text) or not isinstance(found, dict):
+        raise ValueError("not an object")
+    return found
+
+
+def type_of(value: object) -> JsonType:
+    """Return the type that a column of such values has."""
+    if isinstance(value, bool):
+        return JsonType.BOOLEAN
+    if (isinstance(value, int) and value in INT64) or _is_zero(value):
+        return JsonType.LONG
+    if isinstance(value, int | float | Digits):
+        return JsonType.DOUBLE if fits(double, value) else JsonType.JSON
+    return JsonType.STRING if isinstance(value, str) else JsonType.JSON
+
+
+# ---------------------------------------------------------------------- converters
+
+
+def _number(text: str) -> float | Digits:
+    value = float(text)
+    # Up to 15 digits `repr` returns the same, and takes as long as all of the rest.
+    if (
+        len(text) <= _SHORT
+        and text[-1] in "123456789"
+        and not -0.001 < value < 0.001
+        and "e" not in text.lower()
+    ):
+        return value
+    return value if repr(value) == text else Digits(text, value)
+
+
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_number)
+_ZERO_DECODER = json.JSONDecoder(
+    parse_constant=refuse_constant,
+    parse_float=_number,
+    parse_int=lambda text: int(text) if text != _NEGATIVE_ZERO else Digits(text, -0.0),
+)
+"""Keeps `-0`, which is 0 as an int; takes longer."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+"""`json.dumps` would create one for each value."""
+
+
+def json_text(value: object) -> str:
+    try:
+        text = _ENCODER.encode(value)
+    except TypeError:  # of `Digits`
+        text = _with_digits(value)
+    return string(text)
+
+
+def _with_digits(value: object) -> str:
+    """Encode a value with `Digits`, which takes several times as long."""
+    if isinstance(value, Digits):
+        return value.text
+    if isinstance(value, dict):
+        return (
+            f"{{{','.join(f'{_ENCODER.encode(name)}:{_with_digits(each)}' for name, each in value.items())}}}"
+        )
+    if isinstance(value, list):
+        return f"[{','.join(map(_with_digits, value))}]"
+    return _ENCODER.encode(_as_json(value))
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON has for a value of another format."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return f"{value:f}"
+        case date() | time():  # and datetime
+            return value.isoformat()
+    return value
+
+
+def string(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("no string")
+    if not value.isascii():
+        value.encode()  # half of a surrogate pair raises
+    return value
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, Digits) and value.text == _NEGATIVE_ZERO
+
+
+def _whole(numbers: range, value: object) -> int:
+    if _is_zero(value):
+        return 0
+    if type(value) is not int or value not in numbers:
+        raise ValueError("no such whole number")
+    return value
+
+
+def double(value: object) -> float:
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is int and int(float(value)) == value:
+        return float(value)
+    if type(value) is Digits and value.is_exact:
+        return value.value
+    raise ValueError("no double")
+
+
+def _float(value: object) -> float:
+    number = double(value)  # which has each number that a float has
+    found: float = _FLOAT.unpack(_FLOAT.pack(number))[0]
+    text = value.text if isinstance(value, Digits) else repr(number)
+    if found != number and (type(value) is int or not Digits(text, found).is_exact):
+        raise ValueError("no float")
+    return found
+
+
+def _decimal(kind: DecimalType, value: object) -> Decimal:
+    """Convert a number, or a string with one, whose digits all fit."""
+    if isinstance(value, Digits):
+        value = value.text
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError("no number")
+    text = f"{value:f}" if isinstance(value, Decimal) else str(value)
+    if not _IS_NUMBER(text):
+        raise ValueError("no number")
+    exact = Context(prec=kind.precision, traps=[Inexact, InvalidOperation])
+    try:
+        return Decimal(text).quantize(Decimal((0, (1,), -kind.scale)), context=exact)
+    except ArithmeticError as exc:
+        raise ValueError("too many digits") from exc
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("no boolean")
+    return value
+
+
+def _date(value: object) -> date:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    text = string(value)
+    if not _IS_DATE(text):
+        raise ValueError("no date")
+    return date.fromisoformat(text)
+
+
+def _time_of_day(value: object) -> int:
+    """Convert `HH:MM`, `HH:MM:SS` or `HH:MM:SS.F`, in UTC or without a zone, to microseconds."""
+    if not isinstance(value, time):
+        if (found := _IS_TIME_OF_DAY(string(value))) is None:
+            raise ValueError("no time of day")
+        value = time.fromisoformat(found[1])
+    return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+
+
+def _time(kind: TimeType, value: object) -> int:
+    """Convert a time to the microseconds, or with the unit ns the nanoseconds, of its column."""
+    if isinstance(value, Digits):
+        value = value.value
+    nanoseconds = 0  # what a datetime cannot have
+    if kind.pattern and type(value) is int:
+        value = str(value)
+    if isinstance(value, str):
+        if kind.pattern:
+            value = datetime.strptime(value, kind.pattern)
+        else:
+            if not _IS_TIME(value):
+                raise ValueError("no time")
+            nanoseconds = (
+                int(f"{value.partition('.')[2]:0<9}"[6:9]) if kind.unit == "ns" and "." in value else 0
+            )
+            value = datetime.fromisoformat(value.upper())
+        if kind.is_local and value.tzinfo is not None:
+            raise ValueError("a time with a zone")
+    if isinstance(value, datetime):
+        found = ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+        if kind.unit == "ns":
+            found = found * 1000 + nanoseconds
+    elif kind.pattern or isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("no time")
+    elif kind.unit == "ns":
+        found = round(value)
+    else:
+        found = round(value * _PER_UNIT[kind.unit])
+    if found not in (INT64 if kind.unit == "ns" else _TIMES_US):
+        raise ValueError("no time")
+    return found
+
+
+def times_of(kind: TimeType, numbers: Any) -> Any:
+    """Convert an int64 array of times in the unit of a type, without a pattern. Raises pyarrow.ArrowException."""
+    if kind.unit == "ns":
+        return numbers
+    found = pc.multiply_checked(numbers, pa.scalar(_PER_UNIT[kind.unit], pa.int64()))
+    bounds = pc.min_max(found).as_py()
+    if bounds["min"] is not None and not (bounds["min"] in _TIMES_US and bounds["max"] in _TIMES_US):
+        raise pa.ArrowInvalid("a year that no reader has")
+    return found
+
+
+def _binary(value: object) -> bytes:
+    """Convert base64 text."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(string(value), validate=True)
+    except binascii.Error as exc:
+        raise ValueError("no base64") from exc
+
+
+def is_milliseconds(value: object) -> bool:
+    """Whether a number that is no time in seconds is one in milliseconds, after 1970."""
+    number = value.value if isinstance(value, Digits) else value
+    return type(number) in (int, float) and number > 0 and fits(partial(_time, SECONDS), number / 1000)  # type: ignore[operator]
+
+
+_CONVERTERS: dict[JsonType, Callable[[object], Any]] = {
+    JsonType.STRING: string,
+    JsonType.LONG: partial(_whole, INT64),
+    JsonType.INT: partial(_whole, range(-(2**31), 2**31)),
+    JsonType.SHORT: partial(_whole, range(-(2**15), 2**15)),
+    JsonType.BYTE: partial(_whole, range(-(2**7), 2**7)),
+    JsonType.DOUBLE: double,
+    JsonType.FLOAT: _float,
+    JsonType.BOOLEAN: _boolean,
+    JsonType.DATE: _date,
+    JsonType.TIMESTAMP: partial(_time, SECONDS),
+    JsonType.TIME: _time_of_day,
+    JsonType.BINARY: _binary,
+    JsonType.JSON: json_text,
+}
+
+
+def converter(kind: ColumnType) -> Callable[[object], Any]:
+    """Return what converts values of a type without parts; they are not None."""
+    match kind:
+        case DecimalType():
+            return partial(_decimal, kind)
+        case TimeType():
+            return partial(_time, kind)
+        case JsonType():
+            return _CONVERTERS[kind]
+    raise TypeError(f"{kind} has parts")
+
+
+def doubles_of(longs: Any) -> Any:
+    """Convert a column of longs to doubles. Raises ValueError if a value cannot be represented exactly."""
+    try:
+        return longs.cast(pa.float64())
+    except pa.ArrowInvalid:  # also raised for numbers beyond 2**53 that a double has
+        return pa.array([None if each is None else double(each) for each in longs.to_pylist()], pa.float64())
+
+
+def fits(convert: Callable[[object], Any], value: object) -> bool:
+    try:
+        convert(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
