@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,6 +64,21 @@ def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
     return found
 
 
+class SchemaFile(click.Path):
+    """A schema document; the value has its fields with their types."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from trio_nsq.spark.schemas.documents import schema_columns
+        from trio_nsq.spark.schemas.errors import SchemaError
+
+        try:
+            return schema_columns(Path(value).read_bytes())
+        except OSError as error:
+            self.fail(f"cannot read {value}: {error.strerror}.", param, ctx)
+        except SchemaError as error:
+            self.fail(f"{value}: {error}.", param, ctx)
+
+
 def iceberg_table(text: str) -> TableTarget:
     """Parse `CATALOG/NAMESPACE.TABLE`."""
     from trio_nsq.spark.tables.target import TableTarget
@@ -81,6 +96,9 @@ def iceberg_table(text: str) -> TableTarget:
         "./archive --channel archive --follow --every 5m",
         "write the fields of JSON bodies as columns": "qcli to-parquet clicks ./archive --json --columns "
         "user,url,ts:timestamp",
+        "print the columns that a sample of the messages gives": "qcli to-parquet clicks ./archive --print-schema",
+        "write the fields of a schema, and leave out messages that do not fit": "qcli to-parquet clicks ./archive "
+        "--schema clicks.avsc --schema-contract discard-row",
         "export to a Delta table in a bucket": "qcli to-parquet clicks s3://bucket/clicks --delta",
         "export the last two hours, with a folder for each hour": "qcli to-parquet clicks ./archive --since 2h --until "
         "now --partition-by hour",
@@ -162,12 +180,14 @@ def iceberg_table(text: str) -> TableTarget:
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, damaged, for_one_channel "
         "(copies for one channel, which are not written again), unparsed, without_column (messages whose headers are "
         "not written: the folder is of an earlier version, and has no column for them), misfits (values that did not "
-        "fit their column, by field), milliseconds (those of them that seem to be times in milliseconds, by field), "
-        "widened (fields whose columns became double), repeated (delivered again by a channel, and not written), "
-        "compacted (small files of a table that were merged), unread (why newer messages of an archive were not read: "
-        "damaged objects), unavailable (brokers that did not answer, or lack the topic). With several topics there is "
-        "an object for each topic, with --follow for each topic that has something new, and also: error (null, or why "
-        "the topic is not exported completely), exit_code (that of an export of this topic alone).",
+        "fit their column, by path), discarded (values that --schema-contract discard-value left out, by path), "
+        "discarded_rows (messages that discard-row left out), milliseconds (those of misfits that seem to be times in "
+        "milliseconds, by path), widened (fields whose columns have wider types now), repeated (delivered again by a "
+        "channel, and not written), compacted (small files of a table that were merged), unread (why newer messages "
+        "of an archive were not read: damaged objects), unavailable (brokers that did not answer, or lack the topic). "
+        "With several topics there is an object for each topic, with --follow for each topic that has something new, "
+        "and also: error (null, or why the topic is not exported completely), exit_code (that of an export of this "
+        "topic alone).",
     },
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic)
@@ -276,6 +296,35 @@ def iceberg_table(text: str) -> TableTarget:
 )
 @option(
     FILES,
+    "--schema",
+    "schema",
+    type=SchemaFile(dir_okay=False),
+    metavar="FILE",
+    brief=True,
+    help="Write the fields that this file describes, as --json: a JSON Schema, an Avro schema, or Arrow's JSON, as "
+    "--print-schema prints it. The column rest has all other fields.",
+)
+@option(
+    FILES,
+    "--schema-contract",
+    "contract",
+    type=click.Choice(["evolve", "freeze", "discard-value", "discard-row"]),
+    brief=True,
+    help="For new fields and values that do not fit: evolve adds columns and widens types, freeze ends the export, "
+    "discard-value leaves the value out, discard-row the message. By default new fields are in the column rest, or "
+    "become columns of a table, and bodies that do not fit are in the column unparsed.",
+)
+@option(
+    FILES,
+    "--print-schema",
+    "print_schema",
+    is_flag=True,
+    brief=True,
+    help="Print the schema of FOLDER, or the one that a sample of the messages gives, and export nothing. It can be "
+    "edited, and is a FILE for --schema.",
+)
+@option(
+    FILES,
     "--keep-body",
     is_flag=True,
     brief=True,
@@ -372,6 +421,10 @@ def command(options: ToParquetOptions) -> int:
 
         return export_pipeline(options, pipeline)
     options = options.resolve()
+    if options.print_schema:
+        from .schemas import print_columns
+
+        return print_columns(options)
 
     from .export import export
 

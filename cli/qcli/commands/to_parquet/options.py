@@ -64,6 +64,9 @@ class ToParquetOptions:
     text: bool
     as_json: bool
     columns: list[tuple[str, ColumnType | None]] | None
+    schema: list[tuple[str, ColumnType]] | None
+    contract: str | None
+    print_schema: bool
     keep_body: bool
     partition_by: str
     target_bytes: int
@@ -78,6 +81,11 @@ class ToParquetOptions:
     processes: int | None
     form: str
     quiet: bool
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether fields of bodies have columns."""
+        return self.as_json or self.schema is not None
 
     @property
     def is_of_one_topic(self) -> bool:
@@ -104,9 +112,10 @@ class ToParquetOptions:
         """Raises UsageError for options that exclude each other in any mode."""
         if self.text and self.as_json:
             raise click.UsageError("--text and --json exclude each other.")
+        self._check_schema()
         if self.columns and not self.as_json:
             raise click.UsageError("--columns are fields of JSON bodies: say --json.")
-        if self.keep_body and not self.as_json:
+        if self.keep_body and not self.has_columns:
             raise click.UsageError(
                 "--keep-body is for --json: without it, the column body is always written."
             )
@@ -131,6 +140,19 @@ class ToParquetOptions:
         if given("every_ms") and not self.follow:
             raise click.UsageError("--every is for --follow: without it there is one round.")
         self._check_topics()
+
+    def _check_schema(self) -> None:
+        """Raises UsageError for options that contradict those of the schema."""
+        if self.schema and self.text:
+            raise click.UsageError("--schema describes columns, and --text has none: leave one out.")
+        if self.schema and self.columns:
+            raise click.UsageError("--schema and --columns exclude each other: both have the columns.")
+        if self.contract and not self.has_columns:
+            raise click.UsageError("--schema-contract is for columns of fields: give --json or --schema.")
+        if self.print_schema and (self.schema or self.text):
+            raise click.UsageError("--print-schema infers a schema: leave out --schema and --text.")
+        if self.print_schema and not self.is_of_one_topic:
+            raise click.UsageError("--print-schema is for one topic.")
 
     def _check_topics(self) -> None:
         """Raises UsageError for topics that contradict other options."""
@@ -264,12 +286,13 @@ class ToParquetOptions:
         """Return the request; for several topics, it is completed by `request_for`."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
+        from trio_nsq.spark.schemas.contracts import SchemaContract
         from trio_nsq.spark.tables.target import TableKind, TableTarget
 
         partition_by = self.partition_by
         if self.iceberg is not None and not given("partition_by"):
             partition_by = "hour"
-        body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.as_json else BodyFormat.BINARY
+        body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.has_columns else BodyFormat.BINARY
         level = self.compression_level
         if level is None and self.compression == "zstd":
             level = 1
@@ -279,8 +302,15 @@ class ToParquetOptions:
             first=self.first or "earliest",
             end=self.end or "latest",
             channel=None if self.consume else self.channel,
-            layout=Layout(PartitionBy(partition_by), body, keep_body=self.keep_body, headers=True),
-            json_fields=self.columns or (),
+            layout=Layout(
+                PartitionBy(partition_by),
+                body,
+                keep_rest=self.schema is not None,
+                keep_body=self.keep_body,
+                headers=True,
+            ),
+            json_fields=self.schema or self.columns or (),
+            contract=SchemaContract(self.contract) if self.contract else None,
             compression=self.compression,
             compression_level=level,
             row_group_bytes=self.row_group_bytes,

@@ -44,7 +44,16 @@ _OF_THE_COMMAND = frozenset(
     )
 )
 _NOT_IN_FILES = frozenset(
-    ("--config", "--check-config", "--context", "--help", "--consume", "--spool", TCP_OPTION)
+    (
+        "--config",
+        "--check-config",
+        "--context",
+        "--help",
+        "--consume",
+        "--spool",
+        "--print-schema",
+        TCP_OPTION,
+    )
 )
 _SOURCES = frozenset((HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION, "--from-segments"))
 _SECRET = re.compile("(://[^:/@]*:).*@")

@@ -45,13 +45,18 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
             f"Warning: {about}the headers of {count_of(outcome.without_column, 'message')} are not written: the files "
             "have no column for them. Export to a new folder to keep them."
         )
+    if outcome.discarded:
+        total = count_of(sum(outcome.discarded.values()), "value")
+        print_diagnostic(
+            f"Warning: {about}the schema contract left out {total}: {_worst(outcome.discarded)}."
+        )
     if outcome.misfits:
         print_diagnostic(f"Warning: {about}{_misfits_warning(outcome.misfits)}")
         if outcome.milliseconds:
             names = ", ".join(sorted(outcome.milliseconds))
             print_diagnostic(
                 f"Note: {about}{names} seems to be in milliseconds, and a number in a column of type timestamp is in "
-                "seconds. Export it as long, to another folder."
+                "seconds. Give it the type timestamp(ms), in another folder."
             )
 
 
@@ -71,6 +76,7 @@ def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> st
         text,
         (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
         (outcome.unparsed, "{} in the column unparsed"),
+        (outcome.discarded_rows, "{} left out by the schema contract"),
         (outcome.for_one_channel, "{} copies for one channel left out"),
         (outcome.repeated, "{} repeated deliveries left out"),
         (outcome.compacted, f"{count_of(outcome.compacted, 'small file')} of the table merged"),
@@ -81,12 +87,16 @@ def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> st
 _FIELDS_SHOWN = 10
 
 
+def _worst(counts: Mapping[str, int]) -> str:
+    """Return the fields with most values."""
+    worst = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
+    return fields + (f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else "")
+
+
 def _misfits_warning(misfits: Mapping[str, int]) -> str:
     """Return the warning about values that are null in their columns."""
-    worst = sorted(misfits.items(), key=lambda each: (-each[1], each[0]))
-    fields = ", ".join(f"{field} ({count:,})" for field, count in worst[:_FIELDS_SHOWN])
-    more = f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else ""
     return (
         f"{count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
-        f"{fields}{more}. The columns are null there, and the column unparsed has the whole bodies."
+        f"{_worst(misfits)}. The columns are null there, and the column unparsed has the whole bodies."
     )

@@ -31,8 +31,9 @@ from ...log.segment.index import big_endian
 from ...protocol.headers import decode_headers
 from ...protocol.messages import MessageSet
 from ..schemas.arrow_types import arrow_type
+from ..schemas.contracts import SchemaContract, SchemaViolation
 from ..spool.records import columns_of, headers_of
-from .json_columns import JsonParser
+from .json_columns import JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]
@@ -73,19 +74,24 @@ class TableBuilder:
 
     Args:
         topic, broker: The values of these columns.
+        contract: See `JsonParser`.
 
     Attributes:
         body_bytes: The size of the bodies, and of headers, that were added since the last table.
+        discarded_rows: The number of messages so far that the contract left out.
         without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
     """
 
-    def __init__(self, topic: str, broker: str, layout: Layout) -> None:
+    def __init__(
+        self, topic: str, broker: str, layout: Layout, contract: SchemaContract | None = None
+    ) -> None:
         self.schema: Any = schema_of(layout)
         self._topic = topic
         self._broker = broker
         self._layout = layout
-        self._parser = JsonParser(layout)
+        self._parser = JsonParser(layout, contract)
         self.without_column: int = 0
+        self.discarded_rows: int = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -118,6 +124,11 @@ class TableBuilder:
     def milliseconds(self) -> Counter[str]:
         """See `JsonParser`."""
         return self._parser.milliseconds
+
+    @property
+    def discarded(self) -> Counter[str]:
+        """See `JsonParser`."""
+        return self._parser.discarded
 
     @property
     def new_fields(self) -> dict[str, str]:
@@ -161,7 +172,11 @@ class TableBuilder:
         return size
 
     def table(self) -> Any:
-        """Return the messages as a table, and start the next one."""
+        """Return the messages as a table, and start the next one; it has no row if the contract leaves out all.
+
+        Raises:
+            SchemaViolation: A message does not fit the columns, and the contract forbids that.
+        """
         count = self._count
         rows = pa.arange(0, count)
         columns = [
@@ -176,7 +191,11 @@ class TableBuilder:
             *self._body_columns(),
         ]
         self._clear()
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        table = pa.Table.from_arrays(columns, schema=self.schema)
+        if not (refused := self._parser.refused_rows):
+            return table
+        self.discarded_rows += len(refused)
+        return table.filter(pa.array([row not in refused for row in range(count)], pa.bool_()))
 
     def _of_runs(self, values: "array[int]", rows: Any = None) -> Any:
         """Return the int64 values of all rows; `rows`, the number of each row, is added to those of records."""
@@ -206,7 +225,14 @@ class TableBuilder:
             columns = self._text_columns(columns[0])
         elif layout.body is BodyFormat.JSON:
             bodies = chain.from_iterable(messages.bodies() for messages in self._sets)
-            columns += self._parser.parse(list(bodies))
+            try:
+                columns += self._parser.parse(list(bodies))
+            except RowRefused as exc:
+                sequence = self._of_runs(self._sequences, pa.arange(0, self._count))[exc.row].as_py()
+                raise SchemaViolation(
+                    f"message {sequence} of {self._topic} on {self._broker} {exc.reason}, and the schema contract is "
+                    f"{SchemaContract.FREEZE}: change the schema, choose another contract, or export to another folder"
+                ) from exc
         return columns
 
     def _binary(self) -> Any:

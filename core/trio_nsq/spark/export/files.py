@@ -35,7 +35,7 @@ class RangeFiles:
     def __init__(
         self, storage: Storage, request: ExportRequest, layout: Layout, broker: str, span: Span
     ) -> None:
-        self.builder: TableBuilder = TableBuilder(request.topic, broker, layout)
+        self.builder: TableBuilder = TableBuilder(request.topic, broker, layout, request.contract)
         self.names: list[str] = []
         self.file_bytes: int = 0
         self._storage = storage
@@ -121,6 +121,8 @@ class RangeFiles:
             # A large message takes several times its size: not while a row group is being written.
             self._wait()
         table = self.builder.table()
+        if not len(table):
+            return  # a file without rows is of no use
         self._group_bytes += table.nbytes
         self._tables.append(table)
         if self._group_bytes >= self._request.row_group_bytes:

@@ -50,10 +50,12 @@ class RangeResult:
         without_column: Messages whose headers are not in the files, as the folder has no column for them.
         last_id: What `Log.id_at` returns for the message `end - 1`; None if it is missing.
         layout: The layout of the files, an index into the manifest's.
-        misfits: The number of values that did not fit their column, by field.
+        misfits: The number of values that did not fit their column, by path, such as `user.age`.
         new_fields: Fields of JSON bodies without a column, with their inferred types; at most 100.
         widen: Columns that need a wider type for the values of this range, with that type. Then nothing was written.
         milliseconds: The number of timestamps in `misfits`, by field, that are plausible as Unix milliseconds.
+        discarded: The number of values that the contract left out, by path.
+        discarded_rows: Messages that the contract left out; they are not in `messages`.
     """
 
     broker: str
@@ -73,6 +75,8 @@ class RangeResult:
     widen: dict[str, str] = field(default_factory=dict)
     milliseconds: dict[str, int] = field(default_factory=dict)
     without_column: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+    discarded_rows: int = 0
 
     @property
     def span(self) -> Span:

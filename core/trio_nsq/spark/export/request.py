@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from ...log.gaps import Span
 from ...protocol.limits import MIB
 from ..schemas.column_types import ColumnType
+from ..schemas.contracts import SchemaContract
 from ..tables.target import TableTarget
 from .layout import Layout
 from .manifest import RangeResult
@@ -21,9 +22,12 @@ class ExportRequest:
             ignored: the channel has a position.
         channel: Export the messages that this channel has not consumed, then move the channel past them; None: no
             channel.
-        layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`.
+        layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`. With
+            `keep_rest` these are a schema: other fields are in the column `rest`, and may become columns.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all
             fields of the sample become columns.
+        contract: What to do with values that the columns of JSON bodies do not have; None: new fields become columns of
+            a table, and stay in `rest` in a folder of files; what does not fit is in `unparsed`.
         compression: A Parquet codec, in lower case.
         compression_level: None: the default of the codec.
         row_group_bytes: The approximate size of the rows in a row group, before compression.
@@ -40,6 +44,7 @@ class ExportRequest:
     channel: str | None = None
     layout: Layout = field(default_factory=Layout)
     json_fields: Sequence[tuple[str, ColumnType | None]] = ()
+    contract: SchemaContract | None = None
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 32 * MIB
@@ -59,7 +64,7 @@ class ExportResult:
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
-        for_one_channel, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
+        for_one_channel, unparsed, without_column, misfits, milliseconds, discarded, discarded_rows: See `RangeResult`.
         widened: JSON fields whose columns became doubles, in all files.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
@@ -81,6 +86,8 @@ class ExportResult:
     without_column: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
     milliseconds: dict[str, int] = field(default_factory=dict)
+    discarded: dict[str, int] = field(default_factory=dict)
+    discarded_rows: int = 0
     widened: list[str] = field(default_factory=list)
     repeated: int = 0
     compacted: int = 0
@@ -98,6 +105,8 @@ class ExportResult:
         self.without_column += done.without_column
         self.misfits = _sum(self.misfits, done.misfits)
         self.milliseconds = _sum(self.milliseconds, done.milliseconds)
+        self.discarded = _sum(self.discarded, done.discarded)
+        self.discarded_rows += done.discarded_rows
         for first, end, reason in done.gaps:
             self.add_gap(done.broker, Span(first, end), reason)
 

@@ -4,15 +4,18 @@ JSON columns are inferred from a sample. It is taken from the whole export, beca
 whole numbers, or lack a field.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
-from ..logs import LogPlace
+from ..logs import LogPlace, resolve
+from ..places import storage_at
+from ..schemas.column_types import ColumnType
 from .json_columns import infer_columns
-from .layout import BodyFormat, Layout, LayoutError, PartitionBy
+from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
+from .manifest import Manifest, manifest_path
 from .request import ExportRequest
 
 SAMPLE_MESSAGES = 10_000
@@ -33,8 +36,10 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     asked = request.layout
     if asked.body is not BodyFormat.JSON:
         return asked
-    columns = infer_columns(sample_bodies(wanted), request.json_fields)
-    return replace(asked, json_columns=tuple(columns), keep_rest=not request.json_fields).named()
+    is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
+    columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
+    keep_rest = asked.keep_rest or not request.json_fields
+    return replace(asked, json_columns=tuple(columns), keep_rest=keep_rest).named()
 
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
@@ -44,14 +49,62 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
         fields = dict(request.json_fields)
-        same = list(types) == list(fields) and all(
-            kind in (None, types[name]) for name, kind in fields.items()
-        )
+        if asked.keep_rest:
+            _check_schema(types, fields, place)
+        else:
+            same = list(types) == list(fields) and all(
+                kind in (None, types[name]) for name, kind in fields.items()
+            )
     if not same:
         raise LayoutError(
             f"the folder {place} has files with {_describe(there)}, and all files need the same layout: use "
             "these options, or choose another folder"
         )
+
+
+def _check_schema(
+    types: Mapping[str, ColumnType], fields: Mapping[str, ColumnType | None], place: str
+) -> None:
+    """Check that a folder has the columns of a schema; it may have more. Raises LayoutError."""
+    for name, kind in fields.items():
+        there = types.get(name)
+        if there is None:
+            raise LayoutError(f"the folder {place} has no column for the field {name}: choose another folder")
+        if kind not in (None, there):
+            raise LayoutError(
+                f"the field {name} is {kind} in the schema, and {there} in the folder {place}: choose another folder"
+            )
+
+
+def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence[tuple[str, ColumnType]]:
+    """Return the fields that an export has columns for, with their types: those of its folder, or of a sample.
+
+    Nothing is exported or locked.
+
+    Raises:
+        LayoutError: The folder has no JSON columns, or none can be inferred.
+        NSQError, OSError: A log or the folder cannot be read.
+    """
+    storage = storage_at(request.place)
+    if (found := storage.read(manifest_path(request.topic))) is not None:
+        layout = Manifest.from_bytes(found.data).layout
+        if layout.body is not BodyFormat.JSON:
+            raise LayoutError(f"the folder {storage.shown} has files with {_describe(layout)}, and no schema")
+        columns: Sequence[JsonColumn] = layout.json_columns
+    else:
+        columns = infer_columns(sample_bodies(_retained(request, places)), request.json_fields)
+    return [(column.field, column.type) for column in columns]
+
+
+def _retained(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[tuple[LogPlace, Span]]:
+    """Yield the messages of a request that are in the logs."""
+    for place in places:
+        log = place.open()
+        bounds, first = resolve(log, request.first)
+        _, end = resolve(log, request.end)
+        span = Span(max(first, bounds.first), end)
+        if span.first < span.end:
+            yield place, span
 
 
 def _describe(layout: Layout) -> str:
@@ -72,9 +125,9 @@ def _describe(layout: Layout) -> str:
 # ---------------------------------------------------------------------- the sample
 
 
-def sample_bodies(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[bytes]:
+def sample_bodies(wanted: Iterable[tuple[LogPlace, Span]]) -> Iterator[bytes]:
     """Yield bodies of these messages. Raises NSQError, OSError: a log cannot be read."""
-    for place, span in sample_spans(wanted):
+    for place, span in sample_spans(list(wanted)):
         left_bytes = _SAMPLE_BYTES // _PIECES
         for found in place.open().read(span):
             bodies: Sequence[bytes] = ()

@@ -54,6 +54,7 @@ class ExportTask:
 
         Raises:
             BrokerUnreachable, RequestRefused, LogReplaced, RawStreamError, LogReadError: The range cannot be read.
+            SchemaViolation: A message does not fit the columns, and the contract forbids that.
             OSError, StorageError: The files cannot be written, or the folder is not that of the manifest.
         """
         storage = storage or storage_at(self.request.place)
@@ -111,7 +112,7 @@ class ExportTask:
         return RangeResult(
             self.broker,
             *span,
-            messages,
+            messages - files.builder.discarded_rows,
             body_bytes,
             gaps=gaps,
             for_one_channel=for_one_channel,
@@ -120,6 +121,8 @@ class ExportTask:
             misfits=dict(files.builder.misfits),
             milliseconds=dict(files.builder.milliseconds),
             new_fields=files.builder.new_fields,
+            discarded=dict(files.builder.discarded),
+            discarded_rows=files.builder.discarded_rows,
             last_id=last_id,
             layout=self.layout_index,
         )

@@ -48,14 +48,14 @@ def avro_columns(schema: object) -> list[tuple[str, ColumnType]]:
     Raises:
         SchemaError: It is no record, or is not valid.
     """
-    reader = _Reader()
+    reader = _AvroReader()
     kind = reader.read(schema, "", "the schema")
     if not isinstance(kind, JsonStruct):
         raise SchemaError(f"the Avro schema is {kind.value}, and the columns are those of a record")
     return list(kind.fields)
 
 
-class _Reader:
+class _AvroReader:
     """Reads a schema with named types."""
 
     def __init__(self) -> None:

@@ -55,13 +55,13 @@ def json_schema_columns(schema: object) -> list[tuple[str, ColumnType]]:
         SchemaError: It is no object with properties, is not valid, or has a keyword that can change types and is not
             known here.
     """
-    kind = _Reader(schema).read(schema, "#", frozenset())
+    kind = _JsonSchemaReader(schema).read(schema, "#", frozenset())
     if not isinstance(kind, JsonStruct):
         raise SchemaError(f"the JSON Schema is {kind.value}, and columns are the properties of an object")
     return list(kind.fields)
 
 
-class _Reader:
+class _JsonSchemaReader:
     def __init__(self, root: object) -> None:
         self._root = root
 
