@@ -28,7 +28,7 @@ async def test_what_is_reported_is_listed(tmp_path: Path) -> None:
         assert found == {
             "id": "one", "kind": "replay", "topic": "t", "channel": "", "name": "<b>", "host": "h", "pid": 7,
             "started_at": 12.5, "done": 3, "total": 9, "per_second": None, "unit": "messages",
-            "state": "running", "message": "", "client": "",
+            "state": "running", "message": "", "client": "", "lag": None, "lag_s": None, "failures": None,
         }  # fmt: skip
 
 
@@ -38,6 +38,9 @@ async def test_refusals(tmp_path: Path) -> None:
             ("/jobs/one", b"{", 400, "INVALID_BODY"),
             ("/jobs/one", b"[" * 4000, 400, "INVALID_BODY"),
             ("/jobs/one", job(done="x"), 400, "INVALID_JOB"),
+            ("/jobs/one", job(lag=-1), 400, "INVALID_JOB"),
+            ("/jobs/one", job(lag_s="x"), 400, "INVALID_JOB"),
+            ("/jobs/one", job(failures=True), 400, "INVALID_JOB"),
             ("/jobs/a%20b", job(), 400, "INVALID_JOB"),
             ("/jobs/one", job(message="x" * 4096), 413, "BODY_TOO_BIG"),
         ):

@@ -256,7 +256,16 @@ def test_paths_are_named_once() -> None:
     """Only the requests of `trio_nsq.api` name these paths of the broker, and command lines for people."""
     core = Path(api.__file__).parents[1]
     path = re.compile(r"[\"'](/topic/|/channel/|/dead_letters|/config/draining|/stats[\"']|/info[\"']|/jobs)")
-    servers = ("api/", "broker/", "lookup/service/", "console/web/", "console/api/", "http/", "access/")
+    servers = (
+        "api/",
+        "broker/",
+        "lookup/service/",
+        "console/web/",
+        "console/api/",
+        "http/",
+        "access/",
+        "connectors/monitoring/",
+    )
     found = {
         str(file.relative_to(core))
         for file in core.rglob("*.py")

@@ -74,7 +74,18 @@ def test_an_answer_that_is_none(answer: Any) -> None:
 
 
 def test_what_is_no_job_is_left_out_and_wrong_values_are_unknown() -> None:
-    wrong = raw(done="x", total=-1, per_second=True, pid=[], host=5, started_at=float("nan"), message=None)
+    wrong = raw(
+        lag=-1,
+        lag_s="x",
+        failures=[],
+        done="x",
+        total=-1,
+        per_second=True,
+        pid=[],
+        host=5,
+        started_at=float("nan"),
+        message=None,
+    )
     (job,) = parsed(wrong, None, 7, {}, {"id": "x"}, raw(state="x"), raw(state=["running"]), raw(""))
     assert (job.done, job.total, job.per_second, job.pid, job.host, job.started_at) == (
         0,
@@ -84,6 +95,7 @@ def test_what_is_no_job_is_left_out_and_wrong_values_are_unknown() -> None:
         "",
         0,
     )
+    assert (job.lag, job.lag_s, job.failures) == (None, None, None)
     assert len(parsed(*(raw(str(number)) for number in range(1000)))) == 200
 
 
@@ -124,13 +136,24 @@ def test_without_jobs(site: WebServer) -> None:
 def test_jobs_of_all_brokers(site: WebServer, fleet: Fleet) -> None:
     one, two = fleet.ours
     report(one, "a", done=250, total=1000, per_second=50, name="t to t.again", host="worker-1", pid=77)
-    report(two, "b", kind="to-parquet", topic="clicks", channel="archive", done=1234567)
+    report(
+        two,
+        "b",
+        kind="to-parquet",
+        topic="clicks",
+        channel="archive",
+        done=1234567,
+        lag=4321,
+        lag_s=90,
+        failures=2,
+    )
     report(two, "c", kind="drain", topic="", state="failed", message="The disk is full.")
     wait_until(lambda: "The disk is full." in page(site), "the page shows the jobs")
     text = page(site)
     for shown in (
         't to t.again', "worker-1", "pid 77", "250 of 1,000 messages, 25.0 %", "50/s", "15 s",
         'value="250"', "1,234,567 messages", "channel archive", "all topics", "failed", one.http_address,
+        "4,321", "messages, 90 s", "2 failed tries",
     ):  # fmt: skip
         assert shown in text, shown
     assert text.index("to-parquet") < text.index("Ended in the last hour") < text.index("The disk is full.")

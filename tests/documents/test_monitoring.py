@@ -168,7 +168,9 @@ def test_prometheus_evaluates_the_rules(broker: Broker, server: Prometheus) -> N
 @pytest.mark.parametrize("expression", [rule["expr"] for group in RULES["groups"] for rule in group["rules"]])
 def test_alerts_ask_for_metrics_that_exist(broker: Broker, expression: str) -> None:
     text = broker.http("GET", "/metrics").decode()
-    known = set(re.findall(r"^(\w+)", text, re.MULTILINE)) | documented("all", "leader", "archive").keys()
+    known = (
+        set(re.findall(r"^(\w+)", text, re.MULTILINE)) | documented("all", "leader", "archive", "job").keys()
+    )
     wanted = set(re.findall(r"\b(?:nsq|process|python)_\w+", expression))
     assert wanted - known == set()
 

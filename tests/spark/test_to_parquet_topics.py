@@ -32,7 +32,7 @@ from spark.table_support import DELTA, table_rows, use_catalog
 from trio_nsq.api import lookupd as api
 from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.export.topics import OPEN_TOPICS, TopicOutcome, TopicsExport, TopicSource
+from trio_nsq.spark.export.topics import OPEN_TOPICS, TURN_RANGES, TopicOutcome, TopicsExport, TopicSource
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.engine import Advance, Done, Task, run_inline
 from trio_nsq.spark.runtime.processes import ProcessDied
@@ -64,7 +64,10 @@ def sources(
 
 
 def run(
-    found: Sequence[TopicSource], engine: Callable[..., None] = run_inline, **limits: int
+    found: Sequence[TopicSource],
+    engine: Callable[..., None] = run_inline,
+    open_topics: int = OPEN_TOPICS,
+    turn_ranges: int = TURN_RANGES,
 ) -> list[tuple[str, int, Exception | None]]:
     """Export the topics; return them in the order of their ends, with the messages of this round."""
     ended: list[tuple[str, int, Exception | None]] = []
@@ -72,7 +75,9 @@ def run(
     def report(outcome: TopicOutcome) -> None:
         ended.append((outcome.topic, outcome.result.messages, outcome.error))
 
-    TopicsExport(lambda *_: engine, lambda *_: None, report, **limits).run(found)
+    TopicsExport(
+        lambda *_: engine, lambda *_: None, report, open_topics=open_topics, turn_ranges=turn_ranges
+    ).run(found)
     return ended
 
 

@@ -249,6 +249,22 @@ def iceberg_table(text: str) -> TableTarget:
     help="With --follow, export at this interval, each time to new files.",
 )
 @option(
+    CONTINUOUS,
+    "--http-address",
+    metavar="ADDRESS",
+    brief=True,
+    help="With --follow, serve /healthz, /metrics (Prometheus) and /stats here: HOST:PORT, :PORT for every interface, "
+    "or the path of a unix socket. Clients need no secret.",
+)
+@option(
+    CONTINUOUS,
+    "--max-lag",
+    "max_lag_ms",
+    type=params.positive_duration,
+    brief=True,
+    help="Let /healthz answer 503 if a message that is this old is not in files. By default, it does for errors only.",
+)
+@option(
     RECEIVING,
     "--consume",
     is_flag=True,

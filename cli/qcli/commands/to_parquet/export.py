@@ -46,10 +46,10 @@ def export(options: ToParquetOptions) -> int:
         has_brokers = not options.consume and not options.from_segments
         brokers = addresses if has_brokers else ()
         reports = job_reports(
-            brokers, "to-parquet", options.topic, lambda: run.progress, channel=channel, name=name
+            brokers, "to-parquet", options.topic, run.monitoring.reported, channel=channel, name=name
         )
         try:
-            with reports as reporter:
+            with run.monitoring.serving(), reports as reporter:
                 if has_brokers:
                     run.reporter = reporter
                 if options.interval_s is None:

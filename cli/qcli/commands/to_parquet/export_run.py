@@ -6,10 +6,11 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
-from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
+from trio_nsq.client.http.job_reporter import JobReporter
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportResult
+from trio_nsq.spark.export.status import ExportStatus
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import LogPlace
 from trio_nsq.spark.runtime.engine import Engine
@@ -24,6 +25,7 @@ from ...framework.output import json_lines, print_diagnostic, write
 from ...terminal.progress import message_progress
 from ..shared.engine import better_engine, local_engine, spark_engine, useful_processes
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
+from .monitoring import Monitoring
 from .options import ToParquetOptions
 from .reports import json_record, print_notes, summary
 
@@ -37,14 +39,14 @@ class ExportRun:
     """One run of the command; the caller closes the stack at its end.
 
     Attributes:
-        progress: For reports to the brokers; without a total if the export goes on until it is stopped.
+        monitoring: Counts what it does.
         reporter: Reports to the brokers, also to those that come later; None: it does not.
         code: The exit code, once everything is exported and reported.
     """
 
     def __init__(self, job: ExportJob, options: ToParquetOptions, stack: ExitStack) -> None:
         self.job = job
-        self.progress = JobProgress()
+        self.monitoring = Monitoring(options, f"{options.topic} to {options.folder}")
         self.reporter: JobReporter | None = None
         self.code: ExitCode | None = None
         self._options = options
@@ -109,8 +111,11 @@ class ExportRun:
         told = ""
         while True:
             begun_s = self._begun_s = time.monotonic()
+            self._status.begin_round([self.job.request.topic], begun_s)
+            problem = ""
             try:
                 self._round(addresses)
+                problem = "; ".join(map(str, self.job.failures.values()))
                 failing = self._tell_failures(addresses, worked=worked)
                 if broken:
                     print_diagnostic("Note: the export continues.")
@@ -121,12 +126,18 @@ class ExportRun:
                 if not broken:
                     print_diagnostic(f"Warning: {error}; retrying.")
                 failing = broken = True
+                problem = str(error)
             outcome = self.job.result
             # A failed round is retried soon, and then reports missing messages.
             is_due = outcome.ranges or (not failing and (outcome.missing or not self._rounds_reported))
             if is_due or not outcome.missing:
                 self.job.result, self._gaps_reported = type(total)(), 0
                 total.merge(outcome)
+            counted = (
+                ExportResult() if self.job.result is outcome else outcome
+            )  # it is counted when it is reported
+            self._status.end_topic(self.job.request.topic, counted, problem)
+            self._status.end_round(time.monotonic(), time.time())
             if is_due:
                 # Before the report, so that an interruption does not report the round again.
                 self._rounds_reported += 1
@@ -186,10 +197,12 @@ class ExportRun:
             return
         engine = self._engine or self._choose(tasks)
         messages = sum(task.span.length for task in tasks)
+        progress = self.monitoring.progress
         if self._options.interval_s is None:
-            self.progress.total = (self.progress.total or 0) + messages
+            progress.total = (progress.total or 0) + messages
+        self._status.note_backlog(self.job.request.topic, messages)
         with message_progress(messages, self._options.quiet) as show:
-            self.job.run(engine, tasks, self.progress.and_then(show))
+            self.job.run(engine, tasks, progress.and_then(show))
         self._report_gaps()
 
     def _choose(self, tasks: Sequence[ExportTask]) -> Engine:
@@ -207,6 +220,10 @@ class ExportRun:
             if damage not in self._damage_reported:
                 print_diagnostic(unread_warning(damage))
         self._damage_reported = set(self.job.result.unread)
+
+    @property
+    def _status(self) -> ExportStatus:
+        return self.monitoring.status
 
     def _is_news(self) -> bool:
         """Return whether the result has ranges or missing messages."""

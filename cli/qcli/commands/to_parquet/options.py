@@ -57,6 +57,8 @@ class ToParquetOptions:
     channel: str | None
     follow: bool
     every_ms: int
+    http_address: str | None
+    max_lag_ms: int | None
     consume: bool
     spool: Path | None
     idle_timeout_ms: int
@@ -139,6 +141,11 @@ class ToParquetOptions:
                 params.source(f"{topic}/{self.channel}")
         if given("every_ms") and not self.follow:
             raise click.UsageError("--every is for --follow: without it there is one round.")
+        for flag in given_flags("http_address", "max_lag_ms"):
+            if not self.follow:
+                raise click.UsageError(f"{flag} is for --follow: other exports end, and tell the result.")
+        if self.max_lag_ms is not None and self.http_address is None:
+            raise click.UsageError("--max-lag is for /healthz: give --http-address.")
         self._check_topics()
 
     def _check_schema(self) -> None:

@@ -34,6 +34,8 @@ _OF_THE_COMMAND = frozenset(
     (
         "--follow",
         "--every",
+        "--http-address",
+        "--max-lag",
         "--topic-refresh",
         "--engine",
         "--master",

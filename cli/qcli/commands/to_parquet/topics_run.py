@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import NoReturn
 import click
 
 from trio_nsq.client.errors import BrokerUnreachable
-from trio_nsq.client.http.job_reporter import JobProgress, JobReporter
+from trio_nsq.client.http.job_reporter import JobReporter
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.topics import TopicOutcome, TopicsExport, TopicSource
@@ -29,6 +30,7 @@ from ..shared.engine import failure_from, library_errors
 from ..shared.job_reports import job_reports
 from .brokers import GO_ON, incomplete, is_temporary, note_new_channel, when_refused
 from .export_run import RETRY_S, choose_engine, unread_warning
+from .monitoring import Monitoring
 from .options import ToParquetOptions
 from .pipeline import Pipeline
 from .reports import json_record, print_notes, summary, totals
@@ -56,10 +58,10 @@ def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection], n
     Raises Failure: the export is incomplete.
     """
     with library_errors(when_refused), ExitStack() as stack:
-        run = TopicsRun(options, sections, stack)
-        reports = job_reports((), "to-parquet", "", lambda: run.progress, name=name)
+        run = TopicsRun(options, sections, stack, name)
+        reports = job_reports((), "to-parquet", "", run.monitoring.reported, name=name)
         try:
-            with reports as run.reporter:
+            with run.monitoring.serving(), reports as run.reporter:
                 if options.interval_s is None:
                     return run.once()
                 run.follow(options.interval_s)
@@ -72,14 +74,16 @@ class TopicsRun:
     """One run of the command; the caller closes the stack at its end.
 
     Attributes:
-        progress: For reports to the brokers.
+        monitoring: Counts what it does.
         reporter: Reports to the brokers of each round.
     """
 
     reporter: JobReporter
 
-    def __init__(self, options: ToParquetOptions, sections: Sequence[TopicSection], stack: ExitStack) -> None:
-        self.progress = JobProgress()
+    def __init__(
+        self, options: ToParquetOptions, sections: Sequence[TopicSection], stack: ExitStack, name: str
+    ) -> None:
+        self.monitoring = Monitoring(options, name)
         self._options = options
         self._stack = stack
         self._finder = TopicFinder(sections)
@@ -117,19 +121,21 @@ class TopicsRun:
         sources: list[TopicSource] = []
         find_s = 0.0
         told: dict[str, str] = {}
+        problems: list[str] = []  # of the last search for topics
         while True:
             begun_s = time.monotonic()
-            self._warnings = {}
             if begun_s >= find_s or not sources:
                 find_s = begun_s + self._options.topic_refresh_ms / 1000
                 try:
                     sources = self._finder.find()
-                    self._warnings |= {f"{each.brief}": "" for each in self._finder.failures.values()}
+                    problems = [each.brief for each in self._finder.failures.values()]
                 except (Failure, NSQError, OSError) as error:
                     if isinstance(error, Failure) and error.exit_code is not ExitCode.UNREACHABLE:
                         raise
-                    self._warnings[failure_from(error, when_refused).brief] = ""
+                    problems = [failure_from(error, when_refused).brief]
+            self._warnings = dict.fromkeys(problems, "")
             self._round(sources)
+            self.monitoring.status.end_round(time.monotonic(), time.time(), problems)
             failures = [end for end in self._ends.values() if isinstance(end, Failure)]
             if failures and len(failures) == len(sources) and not self._temporary and not self._has_worked:
                 raise combined(failures, partial=False)
@@ -154,6 +160,7 @@ class TopicsRun:
     def _round(self, sources: Sequence[TopicSource]) -> None:
         self._ends, self._temporary = {}, set()
         self._round_s = time.monotonic()
+        self.monitoring.status.begin_round((source.request.topic for source in sources), self._round_s)
         addresses = {
             source.request.topic: [place.address for place in source.places if isinstance(place, BrokerPlace)]
             for source in sources
@@ -162,7 +169,9 @@ class TopicsRun:
         self._note_channels(sources)
         try:
             with message_progress(None, self._options.quiet) as show:
-                TopicsExport(self._choose, self.progress.and_then(show), self._report).run(sources)
+                advance = self.monitoring.progress.and_then(show)
+                backlog = self.monitoring.status.note_backlog
+                TopicsExport(self._choose, advance, self._report, backlog=backlog).run(sources)
         except (NSQError, OSError) as error:
             self._print_table()
             if isinstance(error, ProcessDied) or any(result.ranges for result in self._total.values()):
@@ -197,6 +206,11 @@ class TopicsRun:
     def _report(self, outcome: TopicOutcome) -> None:
         """Report how the export of a topic ended in this round."""
         topic, result = outcome.topic, outcome.result
+        self.monitoring.status.end_topic(
+            topic,
+            result,
+            "; ".join(dict.fromkeys(self._brief(topic, error) for error in outcome.errors)),
+        )
         end = self._ends[topic] = self._end_of(outcome)
         self._has_worked |= bool(result.ranges) or not isinstance(end, Failure)
         is_news = bool(result.ranges or result.missing)
@@ -228,13 +242,11 @@ class TopicsRun:
     def _end_of(self, outcome: TopicOutcome) -> Failure | ExitCode:
         """Return the failure of a topic, or its exit code; note what to warn of in a continuous export."""
         topic, result = outcome.topic, outcome.result
-        errors = [*outcome.failures.values(), *([outcome.error] if outcome.error else [])]
+        errors = outcome.errors
         if errors:
             for error in errors:
-                if isinstance(error, BrokerUnreachable):
-                    self._warnings[failure_from(error, when_refused).brief] = error.address
-                else:
-                    self._warnings[self._named(topic, failure_from(error, when_refused).brief)] = ""
+                address = error.address if isinstance(error, BrokerUnreachable) else ""
+                self._warnings[self._brief(topic, error)] = address
             if all(is_temporary(error) for error in errors):
                 self._temporary.add(topic)
             wrote = result.ranges or (outcome.failures and len(outcome.failures) < len(outcome.source.places))
@@ -249,9 +261,15 @@ class TopicsRun:
             return ExitCode.DAMAGED
         return ExitCode.MISSING if result.missing else ExitCode.OK
 
+    def _brief(self, topic: str, error: Exception) -> str:
+        """Return an error of a topic; of a broker that does not answer, it is the same for all topics."""
+        brief = failure_from(error, when_refused).brief
+        return brief if isinstance(error, BrokerUnreachable) else self._named(topic, brief)
+
     @staticmethod
     def _named(topic: str, text: str) -> str:
-        return text if topic in text else f"{topic}: {text}"
+        has_name = re.search(rf"(?<![\w.-]){re.escape(topic)}(?![\w-])", text)
+        return text if has_name else f"{topic}: {text}"
 
     # ------------------------------------------------------------------ the report of all rounds
 

@@ -39,7 +39,7 @@ def process_metrics() -> CollectorRegistry:
 
 def of_build() -> Metric:
     about = {"version": __version__, "python_version": platform.python_version()}
-    return InfoMetricFamily("nsq_build", "Versions of the broker and of Python.", about)
+    return InfoMetricFamily("nsq_build", "Versions of trio-nsq and of Python.", about)
 
 
 def of_disk(space: tuple[int, int] | None) -> Iterator[Metric]:

@@ -53,6 +53,9 @@ class JobReport:
         started_at: Unix seconds.
         done, total: Units so far and in the end; total None: not known.
         per_second: The recent speed in units; None: not known yet.
+        lag: Units that are known and not done yet; None: not known.
+        lag_s: How old the units that are not done may be, in seconds; None: not known.
+        failures: What has failed and is tried again, since the start; None: not counted.
         message: What it does or waits for, or why it has failed.
     """
 
@@ -69,6 +72,9 @@ class JobReport:
     per_second: float | None = None
     unit: str = "messages"
     message: str = ""
+    lag: int | None = None
+    lag_s: float | None = None
+    failures: int | None = None
 
     @classmethod
     def of(cls, value: Any) -> "JobReport":
@@ -81,7 +87,6 @@ class JobReport:
         if state not in get_args(JobState):
             raise _invalid(f"state is one of {', '.join(get_args(JobState))}")
         texts = {name: _text(value, name, most) for name, most in _TEXTS.items() if name in value}
-        total, per_second = value.get("total"), value.get("per_second")
         return cls(
             kind,
             _number(value, "started_at"),
@@ -89,8 +94,11 @@ class JobReport:
             **texts,
             pid=int(_number(value, "pid", 0)),
             done=int(_number(value, "done", 0)),
-            total=None if total is None else int(_number(value, "total")),
-            per_second=None if per_second is None else _number(value, "per_second"),
+            total=_count(value, "total"),
+            per_second=_number_or_none(value, "per_second"),
+            lag=_count(value, "lag"),
+            lag_s=_number_or_none(value, "lag_s"),
+            failures=_count(value, "failures"),
         )
 
 
@@ -112,6 +120,14 @@ def _number(value: Mapping[str, Any], name: str, default: int | None = None) -> 
     if not 0 <= number < _MAX_NUMBER or math.isnan(number):
         raise _invalid(f"{name} is at least 0 and less than 2^63")
     return number
+
+
+def _number_or_none(value: Mapping[str, Any], name: str) -> float | None:
+    return None if value.get(name) is None else _number(value, name)
+
+
+def _count(value: Mapping[str, Any], name: str) -> int | None:
+    return None if value.get(name) is None else int(_number(value, name))
 
 
 @dataclass(frozen=True, slots=True)

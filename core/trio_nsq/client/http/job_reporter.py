@@ -46,11 +46,17 @@ class JobProgress:
     Attributes:
         done, total: Messages so far and in the end; total None: not known.
         message: What the job does or waits for.
+        lag: Messages that are known and not done yet; None: not known.
+        lag_s: How old the messages that are not done may be, in seconds; None: not known.
+        failures: What has failed and is tried again, since the start; None: not counted.
     """
 
     done: int = 0
     total: int | None = None
     message: str = ""
+    lag: int | None = None
+    lag_s: float | None = None
+    failures: int | None = None
 
     def and_then(self, show: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """Return a function that counts messages, and calls `show` with their number and the size of their bodies."""
@@ -175,6 +181,9 @@ class JobReporter:
             "done": progress.done,
             "total": progress.total,
             "per_second": self._per_second(now_s, progress.done),
+            "lag": progress.lag,
+            "lag_s": None if progress.lag_s is None else round(progress.lag_s, 1),
+            "failures": progress.failures,
             "state": state,
             "message": message[: _LONGEST["message"]],
         }

@@ -26,6 +26,9 @@ class Job:
         started_at, reported_at: Unix seconds.
         total: None: not known.
         per_second: The recent speed in units; None: not known.
+        lag: Units that are known and not done yet; None: not known.
+        lag_s: How old the units that are not done may be, in seconds; None: not known.
+        failures: What has failed and is tried again, since the start; None: not counted.
         state: `running`, `succeeded`, `failed`, `stopped`, or `lost`: it reports no more.
         client: The name with which it has authenticated.
         brokers: Those that list it.
@@ -48,6 +51,9 @@ class Job:
     message: str
     client: str
     brokers: tuple[str, ...]
+    lag: int | None = None
+    lag_s: float | None = None
+    failures: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -103,13 +109,16 @@ def parse_jobs(answer: Any, broker: str) -> list[Job]:
                 _number(raw, "started_at") or 0,
                 _number(raw, "reported_at") or 0,
                 int(_number(raw, "done") or 0),
-                None if (total := _number(raw, "total")) is None else int(total),
+                _count(raw, "total"),
                 _number(raw, "per_second"),
                 text(raw, "unit"),
                 raw["state"],
                 text(raw, "message"),
                 text(raw, "client"),
                 (broker,),
+                _count(raw, "lag"),
+                _number(raw, "lag_s"),
+                _count(raw, "failures"),
             )
         )
     return found
@@ -127,6 +136,10 @@ def merge_jobs(lists: Iterable[Iterable[Job]]) -> list[Job]:
             job = replace(newest, brokers=(*known.brokers, *job.brokers))
         found[job.job_id] = job
     return sorted(found.values(), key=lambda job: (not job.is_running, -job.started_at))
+
+
+def _count(raw: Mapping[str, Any], name: str) -> int | None:
+    return None if (found := _number(raw, name)) is None else int(found)
 
 
 def _number(raw: Mapping[str, Any], name: str) -> float | None:

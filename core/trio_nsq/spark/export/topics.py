@@ -63,6 +63,11 @@ class TopicOutcome:
     def topic(self) -> str:
         return self.source.request.topic
 
+    @property
+    def errors(self) -> list[Exception]:
+        """Why the topic is not exported completely, of each log and of the topic; empty: it is."""
+        return [*self.failures.values(), *([self.error] if self.error else [])]
+
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
@@ -141,6 +146,7 @@ class TopicsExport:
         choose: Returns the engine for plans of this many bytes in this many ranges; called once, if there are any.
         advance: Gets the progress.
         report: Gets the outcome of each topic that had something to export, or failed, while it is open.
+        backlog: Gets the messages of an open topic that wait for a turn, before each turn.
         open_topics: How many topics are open at most.
         turn_ranges: How many ranges a turn of the engine has at most.
     """
@@ -151,6 +157,7 @@ class TopicsExport:
         advance: Advance,
         report: Callable[[TopicOutcome], None],
         *,
+        backlog: Callable[[str, int], None] = lambda topic, messages: None,
         open_topics: int = OPEN_TOPICS,
         turn_ranges: int = TURN_RANGES,
     ) -> None:
@@ -159,6 +166,7 @@ class TopicsExport:
         self._choose = choose
         self._advance = advance
         self._report = report
+        self._backlog = backlog
         self._engine: Engine | None = None
         self._open: dict[str, _OpenTopic] = {}
         self._plan = secrets.token_hex(4)
@@ -178,6 +186,8 @@ class TopicsExport:
                     self._open_all([left.popleft() for _ in range(min(free, len(left)))])
                 planned = len(sources) - len(left)
                 self._end_finished()
+                for topic, each in self._open.items():
+                    self._backlog(topic, sum(task.messages for task in each.waiting))
                 if turn := self._next_turn():
                     if self._engine is None:
                         self._engine = self._choose(*self._estimate(len(sources) / planned))

@@ -1,0 +1,1 @@
+"""`/healthz`, `/metrics` and `/stats` of jobs that run permanently: exports and connectors."""
