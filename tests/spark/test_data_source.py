@@ -47,6 +47,11 @@ def test_invalid_options_are_refused(qcli: Cli, topic: str, tmp_path: Path) -> N
         ({"topic": "t", "startingOfsets": "1"}, "no option startingofsets"),
         ({"topic": "t", "columns": "seq,what"}, "no column what"),
         ({"topic": "t", "startingOffsets": "1", "startingTimestamp": "1"}, "exclude each other"),
+        ({"topic": "t", "endingTimestamp": "1", "endingOffsetsByTimestamp": "{}"}, "exclude each other"),
+        ({"topic": "t", "startingOffsetsByTimestamp": "5"}, "Unix milliseconds for each broker"),
+        ({"topic": "t", "startingOffsetsByTimestamp": '{"a:1": "-1h"}'}, "Unix milliseconds for each broker"),
+        ({"topic": "t", "startingOffsetsByTimestamp": '{"a:1": true}'}, "Unix milliseconds for each broker"),
+        ({"topic": "t", "maxRecordsPerPartition": "0"}, "maxRecordsPerPartition"),
     ):
         with pytest.raises(OptionError, match=text):
             reader(**options)
@@ -67,6 +72,11 @@ def test_lost_messages_are_an_error(tmp_path: Path) -> None:
         assert found == [n for n in range(30) if n != 7]
         late = reader(**options, startingTimestamp=str((NOON_NS + 10 * HOUR_NS) // 10**6))
         assert [each.span for each in late.partitions()] == [Span(10, 30)]
+        at = json.dumps({broker.http_address: (NOON_NS + 10 * HOUR_NS) // 10**6})
+        few = reader(**options, startingOffsetsByTimestamp=at, maxRecordsPerPartition="8", minPartitions="1")
+        assert [each.span for each in few.partitions()] == [Span(10, 16), Span(16, 24), Span(24, 30)]
+        none = reader(**options, startingTimestamp="0", endingOffsetsByTimestamp=json.dumps({"t": json.loads(at)}))
+        assert [each.span for each in none.partitions()] == [Span(0, 10)]
         assert list(late.read(None)) == []
 
 

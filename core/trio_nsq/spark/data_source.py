@@ -33,7 +33,12 @@ class NsqDataSource(DataSource):
         return infer_schema(self.options, lambda: sample_bodies(self.options))
 
     def reader(self, schema: StructType) -> NsqReader:
-        return NsqReader(ReadOptions.parse(self.options, ReadMode.BATCH), row_format(self.options, schema))
+        options, form = ReadOptions.parse(self.options, ReadMode.BATCH), row_format(self.options, schema)
+        if not options.push_filters:
+            return NsqReader(options, form)
+        from .source.pushdown import FilteredNsqReader
+
+        return FilteredNsqReader(options, form)
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
         reader = NsqStreamReader if HAS_READ_LIMITS else StreamReaderWithoutLimits

@@ -1,7 +1,7 @@
 """What PySpark's data source API has in some versions only. This is the one place that checks versions of Spark.
 
     4.0  batches; writers of Arrow batches; streams without limits
-    4.1  its own class for streams that write Arrow batches
+    4.1  its own class for streams that write Arrow batches; filters of a query (`HAS_FILTERS`)
     4.2  streams with limits (`HAS_READ_LIMITS`): Spark passes the start of a batch to `latestOffset`, and a limit
 
 Spark imports this to look up any data source, so it imports nothing else.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyspark
+from pyspark.sql.datasource import DataSourceReader
 
 VERSION: str = pyspark.__version__
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
         SupportsTriggerAvailableNow,
     )
 
+    HAS_FILTERS: bool
     HAS_READ_LIMITS: bool
 else:
+    HAS_FILTERS = hasattr(DataSourceReader, "pushFilters")
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
     except ImportError:  # 4.0 calls writers of streams with Arrow batches if they have the class of batches
@@ -69,6 +72,7 @@ else:
 
 
 __all__ = [
+    "HAS_FILTERS",
     "HAS_READ_LIMITS",
     "VERSION",
     "ReadAllAvailable",

@@ -24,26 +24,35 @@ from .partitions import (
     size_of,
     without_lost,
 )
+from .restriction import NO_RESTRICTION, Restriction
 
 
 class NsqReader(DataSourceReader):
-    """Reads a batch. `partitions` runs on the driver, `read` in the tasks."""
+    """Reads a batch. `partitions` runs on the driver, `read` in the tasks.
+
+    Attributes:
+        restriction: The part of the logs to read.
+    """
 
     def __init__(self, options: ReadOptions, form: RowFormat) -> None:
         self._options = options
         self._form = form
+        self.restriction: Restriction = NO_RESTRICTION
 
     def partitions(self) -> list[NsqPartition]:
         """Return the current ranges of the logs. Raises the errors of `find_spans`."""
-        return make_partitions(find_spans(self._options), self._options.min_partitions)
+        options = self._options
+        return make_partitions(
+            find_spans(options, self.restriction), options.min_partitions, options.max_records
+        )
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Read a range as Arrow batches. Raises the errors of `read_partition`."""
         return read_partition(partition, self._form, fails=self._options.fail_on_data_loss)
 
 
-def find_spans(options: ReadOptions) -> dict[LogKey, SizedSpan]:
-    """Return the messages of a batch, by log.
+def find_spans(options: ReadOptions, restriction: Restriction = NO_RESTRICTION) -> dict[LogKey, SizedSpan]:
+    """Return the messages of a batch, by log: those of the options that `restriction` leaves.
 
     Raises:
         BrokerUnreachable: A broker did not answer for `patience_s`: without it, the result would be incomplete.
@@ -56,7 +65,9 @@ def find_spans(options: ReadOptions) -> dict[LogKey, SizedSpan]:
             raise error
     again = options.patience_s, "it is asked again"
     bounds = ask_all_logs(places, bounds_at, *again)
-    spans = ask_all_logs(locate(places, bounds, {}, {}).places, partial(_span, options, bounds), *again)
+    spans = ask_all_logs(
+        locate(places, bounds, {}, {}).places, partial(_span, options, restriction, bounds), *again
+    )
     check_topics(options, spans)
     return {key: span for key, span in spans.items() if span.span.length}
 
@@ -70,7 +81,11 @@ def sample_bodies(options: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _span(
-    options: ReadOptions, bounds: Mapping[LogKey, Bounds], key: LogKey, place: LogPlace
+    options: ReadOptions,
+    restriction: Restriction,
+    bounds: Mapping[LogKey, Bounds],
+    key: LogKey,
+    place: LogPlace,
 ) -> SizedSpan | None:
     """Return the messages to read, possibly none; None: the broker does not have the topic."""
     log = place.open()
@@ -83,9 +98,27 @@ def _span(
             return None
         raise
     span: Span | None = None
-    if first < end.at:
-        span = without_lost(key, Span(first, end.at), start.first, fails=options.fail_on_data_loss)
-    return SizedSpan(place, span or Span(end.at, end.at), size_of(start, end), starts=starts_of(log))
+    wanted = _restricted(log, key, restriction, first, end.at)
+    if wanted is not None:
+        span = without_lost(key, wanted, start.first, fails=options.fail_on_data_loss)
+    size_bytes = size_of(start, end)
+    if span is not None and first < end.at:
+        size_bytes = size_bytes * span.length // (end.at - first)
+    return SizedSpan(place, span or Span(end.at, end.at), size_bytes, starts=starts_of(log))
+
+
+def _restricted(log: Log, key: LogKey, restriction: Restriction, first: int, end: int) -> Span | None:
+    """Return what a restriction leaves of the messages from `first` to before `end`; None: nothing."""
+    if not restriction.includes(key):
+        return None
+    first = max(first, restriction.first)
+    if restriction.end is not None:
+        end = min(end, restriction.end)
+    if first < end and restriction.first_position is not None:
+        first = max(first, resolve(log, restriction.first_position)[1])
+    if first < end and restriction.end_position is not None:
+        end = min(end, resolve(log, restriction.end_position)[1])
+    return Span(first, end) if first < end else None
 
 
 def _resolve(

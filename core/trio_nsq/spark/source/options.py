@@ -29,7 +29,7 @@ from ..options import (
     parse_number,
     parse_patience,
 )
-from ..versions import HAS_READ_LIMITS, VERSION
+from ..versions import HAS_FILTERS, HAS_READ_LIMITS, VERSION
 
 _NS_PER_S = 10**9
 DISCOVERY_INTERVAL_S = 10.0
@@ -59,11 +59,15 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "discoveryIntervalMs": ReadMode.STREAM,
     "startingOffsets": None,
     "startingTimestamp": None,
+    "startingOffsetsByTimestamp": None,
     "endingOffsets": ReadMode.BATCH,
     "endingTimestamp": ReadMode.BATCH,
+    "endingOffsetsByTimestamp": ReadMode.BATCH,
     **dict.fromkeys(_LIMITS, ReadMode.STREAM),
     "channel": ReadMode.STREAM,
     "minPartitions": None,
+    "maxRecordsPerPartition": None,
+    "pushFilters": ReadMode.BATCH,
     "columns": None,
     "format": None,
     "includeHeaders": None,
@@ -126,6 +130,8 @@ class ReadOptions:
         starting, ending: Positions, see docs/how-to/read-and-replay.md, or a JSON object with positions for brokers.
         channel: The channel that a stream moves along; empty: none.
         min_partitions: The approximate number of tasks; 0: by size.
+        max_records: The most sequences of a task; None: by size.
+        push_filters: Whether filters of a query restrict what is read.
         fail_on_data_loss: Whether messages that are no longer retained are an error.
         patience_s: How long to wait for an unreachable broker.
         access: TLS and the secret.
@@ -141,6 +147,8 @@ class ReadOptions:
     limits: TriggerLimits = TriggerLimits()
     channel: str = ""
     min_partitions: int = 0
+    max_records: int | None = None
+    push_filters: bool = False
     fail_on_data_loss: bool = True
     patience_s: float = PATIENCE_S
     access: BrokerAccess = field(default_factory=BrokerAccess)
@@ -174,6 +182,8 @@ class ReadOptions:
             _parse_limits(options),
             channel,
             parse_number(options, "minPartitions", minimum=0) or 0,
+            parse_number(options, "maxRecordsPerPartition", minimum=1),
+            _parse_push_filters(options),
             parse_choice(options, "failOnDataLoss", "true", "false") == "true",
             parse_patience(options),
             parse_access(options),
@@ -298,6 +308,13 @@ def _parse_segments(options: Mapping[str, str]) -> tuple[str, ...]:
     return found
 
 
+def _parse_push_filters(options: Mapping[str, str]) -> bool:
+    wanted = parse_choice(options, "pushFilters", "false", "true") == "true"
+    if wanted and not HAS_FILTERS:
+        raise OptionError(f"the option pushFilters needs Spark 4.1 or newer; this is Spark {VERSION}")
+    return wanted
+
+
 def _parse_limits(options: Mapping[str, str]) -> TriggerLimits:
     given = [name for name in _LIMITS if options.get(name)]
     if given and not HAS_READ_LIMITS:
@@ -320,11 +337,40 @@ def _parse_limits(options: Mapping[str, str]) -> TriggerLimits:
 
 def _position(options: Mapping[str, str], which: str, default: str) -> str:
     """Return the starting or ending position, or a JSON object with positions."""
-    offsets = options.get(f"{which}Offsets")
-    timestamp_ms = parse_number(options, f"{which}Timestamp", minimum=0)
-    if timestamp_ms is None:
-        return (offsets or default).strip()
-    if offsets is not None:
-        raise OptionError(f"{which}Offsets and {which}Timestamp exclude each other")
+    names = [f"{which}{what}" for what in ("Offsets", "Timestamp", "OffsetsByTimestamp")]
+    given = [name for name in names if options.get(name) is not None]
+    if len(given) > 1:
+        raise OptionError(f"{given[0]} and {given[1]} exclude each other")
+    timestamp_ms = parse_number(options, names[1], minimum=0)
+    if timestamp_ms is not None:
+        return _time(timestamp_ms)
+    if (timestamps := options.get(names[2])) is not None:
+        return _times(names[2], timestamps)
+    return (options.get(names[0]) or default).strip()
+
+
+def _time(timestamp_ms: int) -> str:
     seconds, ms = divmod(timestamp_ms, MS_PER_S)
     return f"@{seconds}.{ms:03d}"
+
+
+def _times(name: str, text: str) -> str:
+    """Convert a JSON object with Unix milliseconds for brokers, or with such objects for topics, to positions."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: convert(each) for key, each in value.items()}
+        if type(value) is not int or value < 0:
+            raise ValueError
+        return _time(value)
+
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError
+        return json.dumps(convert(found))
+    except (ValueError, RecursionError):
+        raise OptionError(
+            f'the option {name} is a JSON object with Unix milliseconds for each broker, such as {{"host:4151": '
+            f"1767225600000}}: {text}"
+        ) from None

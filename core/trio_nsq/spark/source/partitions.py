@@ -64,25 +64,32 @@ class NsqPartition(InputPartition):
         self.access = known_access()
 
 
-def make_partitions(spans: Mapping[LogKey, SizedSpan], min_partitions: int) -> list[NsqPartition]:
+def make_partitions(
+    spans: Mapping[LogKey, SizedSpan], min_partitions: int, max_records: int | None
+) -> list[NsqPartition]:
     """Split spans into ranges of similar size, at least one for each span.
 
     Args:
         min_partitions: The approximate number of ranges; 0: one for each `TASK_BYTES`, and one for each of this
             machine's cores if that gives them at least `MIN_TASK_BYTES`.
+        max_records: The most sequences of a range; None: no limit.
     """
     total_bytes = sum(each.size_bytes for each in spans.values())
     total = sum(each.span.length for each in spans.values())
     if min_partitions:
-        max_length = -(-total // min_partitions)
+        max_length = _at_most(max_records, -(-total // min_partitions))
         return [each for key, span in spans.items() for each in _split(key, span, max_length)]
     tasks = max(-(-total_bytes // TASK_BYTES), min(os.cpu_count() or 1, total_bytes // MIN_TASK_BYTES), 1)
     max_bytes = max(1, -(-total_bytes // tasks))
     found: list[NsqPartition] = []
     for key, span in spans.items():
         ranges = max(1, round(span.size_bytes / max_bytes))
-        found += _split(key, span, -(-span.span.length // ranges))
+        found += _split(key, span, _at_most(max_records, -(-span.span.length // ranges)))
     return found
+
+
+def _at_most(limit: int | None, number: int) -> int:
+    return number if limit is None else min(limit, number)
 
 
 def _split(key: LogKey, sized: SizedSpan, max_length: int) -> list[NsqPartition]:

@@ -144,7 +144,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options.patience_s,
             _PLANNED,
         )
-        return make_partitions(sized, options.min_partitions)
+        return make_partitions(sized, options.min_partitions, options.max_records)
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         """Read a range as Arrow batches. Raises the errors of `read_partition`."""
