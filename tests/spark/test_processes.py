@@ -31,8 +31,9 @@ from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.export.task import ExportTask
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.replay.files import open_files
-from trio_nsq.spark.replay.filter import FilterError, FilterTask
+from trio_nsq.spark.replay.filter import FilterTask
 from trio_nsq.spark.runtime.processes import ProcessDied, ProcessEngine
+from trio_nsq.spark.sql_conditions import FilterError
 
 SMALL_RANGES = ("--target-file-size", "64KiB", "--jobs", "2")
 

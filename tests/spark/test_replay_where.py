@@ -21,9 +21,10 @@ from spark.support import (
     write_parquet,
 )
 from trio_nsq.spark.replay.files import open_files
-from trio_nsq.spark.replay.filter import FilterError, select_rows
+from trio_nsq.spark.replay.filter import select_rows
 from trio_nsq.spark.replay.spark_filter import select_rows_with_spark
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
+from trio_nsq.spark.sql_conditions import FilterError
 
 
 def chosen(engine: SparkEngine | None, place: Path, condition: str) -> dict[str, list[int]]:

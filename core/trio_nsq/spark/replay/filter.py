@@ -1,12 +1,11 @@
 """Select rows by a condition in DuckDB's SQL. It is evaluated once, when a replay is planned, to one bit per row.
 
 So a replay that is resumed publishes the same rows, even if the condition has `random()` or `now()`. pyarrow reads the
-rows, only the columns of the condition; DuckDB sees no file and no network. `spark_filter` does the same with Spark.
+rows, only the columns of the condition. `spark_filter` does the same with Spark.
 """
 
-import json
 import resource
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,48 +14,20 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...protocol.errors import NSQError
 from ...protocol.limits import MIB
 from ...storage import Storage
 from ..places import storage_at
 from ..runtime.engine import Advance
 from ..runtime.processes import ProcessDied, ProcessEngine
+from ..sql_conditions import FilterError, as_text, open_condition, rows_of
 from .files import ReplayFile, ReplayFiles, is_bytes
 from .rows import as_binary, open_parquet, read_row_group
 
 CHUNK_BYTES = 16 * MIB
 """The approximate size of the values that DuckDB gets at a time."""
-ROW = "trio_nsq_row"
-"""The column with the number of a row in its file."""
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    # With `enable_external_access`: a condition cannot read or write files, use the network, load extensions, or see
-    # the variables of this process.
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_persistent_secrets": "false",
-    "temp_directory": "",
-    "memory_limit": "1GB",
-    "threads": "1",
-}
-_SETTINGS = """
-    SET TimeZone = 'UTC';
-    CREATE MACRO get_json_object(json, path)
-        AS CASE WHEN json_valid(json) THEN json_extract_string(json, path) END;
-    CREATE MACRO regexp_like(text, pattern) AS regexp_matches(text, pattern);
-    CREATE MACRO rand() AS random();
-    SET enable_external_access = false;
-    SET lock_configuration = true;
-"""
-"""The macros are functions of Spark, so that conditions with them have the same result with both."""
 _MAX_DATA_BYTES = 4 * 1024 * MIB
 """The most memory of a process that evaluates a condition."""
-_MAX_NAMES = 50
-"""The most names of columns in an error message."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-
-
-class FilterError(NSQError):
-    """A condition is invalid; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,57 +86,22 @@ def select_rows(files: ReplayFiles, condition: str) -> dict[str, bytes]:
         FilterError: The condition is invalid, or its evaluation failed.
         ReplayFileError, StorageError: A file cannot be read.
     """
-    import duckdb
-
-    names: set[str] = set()
     storage = storage_at(files.place)
-    with duckdb.connect(":memory:", config=_CONFIG) as database:
-        try:
-            database.execute(_SETTINGS)
-            # In parentheses, and on lines of its own because of comments: nothing may follow the condition.
-            where = duckdb.SQLExpression(f"(\n{condition}\n)")
-            used = _names_in(database, condition)
-            folders = partition_columns(files)
-            names = {name for file in files.files for name in file.names}.union(*folders)
-            wanted = {name.lower() for name in names if used is None or name.lower() in used}
-            found = {}
-            for file, values in zip(files.files, folders, strict=True):
-                parts = [
-                    _matches(database.from_arrow(rows).filter(where), rows)
-                    for rows in _read(storage, file, wanted, values)
-                ]
-                bits = pa.concat_arrays(parts) if parts else pa.array([], pa.bool_())
-                if pc.any(bits).as_py():
-                    found[file.stamp.name] = bytes(bits.buffers()[1])[: (len(bits) + 7) // 8]
-        except duckdb.Error as exc:
-            raise FilterError(f"--where cannot be used: {_sentence(exc, names)}") from exc
+    with open_condition(condition) as where:
+        folders = partition_columns(files)
+        where.known = frozenset(name for file in files.files for name in file.names).union(*folders)
+        wanted = {name.lower() for name in where.known if where.used is None or name.lower() in where.used}
+        found = {}
+        for file, values in zip(files.files, folders, strict=True):
+            parts = [where.matches(rows) for rows in _read(storage, file, wanted, values)]
+            bits = pa.concat_arrays(parts) if parts else pa.array([], pa.bool_())
+            if pc.any(bits).as_py():
+                found[file.stamp.name] = bytes(bits.buffers()[1])[: (len(bits) + 7) // 8]
     return found
 
 
-def _matches(relation: Any, rows: Any) -> Any:
-    """Return whether each of `rows` is in a relation, as a boolean Arrow array."""
-    found = relation.project(ROW).to_arrow_table()[ROW]
-    return pc.is_in(rows[ROW], value_set=found).combine_chunks()
-
-
-def _names_in(database: Any, condition: str) -> frozenset[str] | None:
-    """Return the names in a condition that may be columns, in lower case; None: all columns."""
-    ((text,),) = database.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{condition}\n)"]).fetchall()
-    names: set[str] = set()
-    nodes = [json.loads(text)]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            if node.get("class") == "STAR":
-                return None
-            names.update(map(str.lower, node.get("column_names", ())))
-        if isinstance(node, dict | list):
-            nodes += node.values() if isinstance(node, dict) else node
-    return frozenset(names)
-
-
 def _read(storage: Storage, file: ReplayFile, wanted: Set[str], folders: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the rows of a file as tables with the columns of the condition, and the numbers of the rows.
+    """Yield the rows of a file as tables with the columns of the condition.
 
     Columns that only other files have are null.
 
@@ -185,26 +121,16 @@ def _read(storage: Storage, file: ReplayFile, wanted: Set[str], folders: Mapping
             )
     nothing = dict.fromkeys(wanted - own.keys() - values.keys(), pa.scalar(None))
     with open_parquet(storage, file.stamp) as parquet:
-        first = 0
         for number in range(len(file.groups)):
             for batch in read_row_group(parquet, number, [*own.values()], [*own.values()], CHUNK_BYTES):
                 columns = {key: pa.repeat(value, len(batch)) for key, value in (values | nothing).items()}
                 columns |= {key: _as_text(batch.column(name)) for key, name in own.items()}
-                columns[ROW] = pa.array(range(first, first + len(batch)), pa.int64())
-                yield pa.table(columns)
-                first += len(batch)
+                yield rows_of(columns, len(batch))
 
 
 def _as_text(column: Any) -> Any:
     """Convert binary values to text; other columns remain as they are."""
-    if not is_bytes(column.type):
-        return column
-    column = as_binary(column)
-    try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:  # not UTF-8
-        texts = [None if value is None else value.decode(errors="replace") for value in column.to_pylist()]
-        return pa.array(texts, pa.string())
+    return as_text(as_binary(column)) if is_bytes(column.type) else column
 
 
 def partition_columns(files: ReplayFiles) -> list[dict[str, Any]]:
@@ -229,12 +155,3 @@ def partition_columns(files: ReplayFiles) -> list[dict[str, Any]]:
                 continue
         columns[name] = column
     return [{name: column[index] for name, column in columns.items()} for index in range(len(texts))]
-
-
-def _sentence(error: Exception, names: Iterable[str]) -> str:
-    """Return DuckDB's message in one line, without its class and the position; `names` are those of the columns."""
-    text = str(error).partition("\n\n")[0].partition(" Error: ")[2] or str(error)
-    lines = [line.strip().rstrip("!.;") for line in text.splitlines() if line.strip()]
-    if any("Candidate bindings" in line for line in lines):  # only of the columns that were read
-        lines[1:] = [f"there are {', '.join(sorted(names)[:_MAX_NAMES])}"]
-    return "; ".join(lines)

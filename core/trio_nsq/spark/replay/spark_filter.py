@@ -12,8 +12,8 @@ from ...storage import local_path
 from ..places import storage_at
 from ..runtime.failures import SparkFailed, failure
 from ..runtime.spark_engine import SparkEngine
+from ..sql_conditions import FilterError
 from .files import ReplayFiles
-from .filter import ROW, FilterError
 from .rows import open_parquet
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BITMAP_ROWS = 32768
 """The rows of one bitmap of Spark. It has the least significant bit first, like Arrow."""
-_FILE = "trio_nsq_file"
+_FILE, _ROW = "trio_nsq_file", "trio_nsq_row"
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -79,10 +79,10 @@ def _bitmaps(session: Any, files: ReplayFiles, condition: str) -> "DataFrame":
     differ = len({file.topics for file in files.files}) > 1
     frame = session.read.option("basePath", folder).option("mergeSchema", differ).parquet(*paths)
     index = f.col("_metadata.row_index") + 1
-    columns = [*_as_in_duckdb(frame, files), f.col("_metadata.file_path").alias(_FILE), index.alias(ROW)]
+    columns = [*_as_in_duckdb(frame, files), f.col("_metadata.file_path").alias(_FILE), index.alias(_ROW)]
     rows = frame.select(columns).where(condition)
-    bits = f.bitmap_construct_agg(f.bitmap_bit_position(ROW)).alias("bits")
-    found: DataFrame = rows.groupBy(_FILE, f.bitmap_bucket_number(ROW).alias("bucket")).agg(bits)
+    bits = f.bitmap_construct_agg(f.bitmap_bit_position(_ROW)).alias("bits")
+    found: DataFrame = rows.groupBy(_FILE, f.bitmap_bucket_number(_ROW).alias("bucket")).agg(bits)
     return found
 
 
