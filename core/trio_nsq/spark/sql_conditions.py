@@ -82,9 +82,9 @@ class SqlCondition:
             if isinstance(node, dict):
                 has_star |= node.get("class") == "STAR"
                 self._names.update(map(str.lower, node.get("column_names", ())))
-                if (name := str(node.get("function_name", "")).lower()) != _OF_NOW or len(
-                    node["children"]
-                ) < 2:
+                name = str(node.get("function_name", "")).lower()
+                # DuckDB 2 calls them arguments.
+                if name != _OF_NOW or len(node.get("children") or node.get("arguments") or ()) < 2:
                     self._functions.add(name)
             if isinstance(node, dict | list):
                 nodes += node.values() if isinstance(node, dict) else node
@@ -135,8 +135,10 @@ def _explained(condition: SqlCondition | None) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as exc:
-        names = condition.known if condition is not None else ()
-        raise FilterError(f"--where cannot be used: {_sentence(exc, names)}") from exc
+        reason = _sentence(exc, condition.known if condition is not None else ())
+        if isinstance(exc, duckdb.ConversionException):
+            reason += ". TRY_CAST(... AS BIGINT) is null where CAST fails"
+        raise FilterError(f"--where cannot be used: {reason}") from exc
 
 
 def as_text(column: Any) -> Any:

@@ -168,6 +168,10 @@ def iceberg_table(text: str) -> TableTarget:
         "column unparsed has the bodies that are not text or JSON, or have a value that does not fit its column; that "
         "column is then null. A field of JSON with one of these names gets the prefix body_, and one that differs "
         "from another only in case gets a number.",
+        "--where": "A condition in DuckDB's SQL (pip install duckdb), as in 'qcli replay --where', on the columns of "
+        "the files; the column body is always there, as text. A value that does not fit its column is null. Columns "
+        "are inferred from all messages, also those that are left out. The condition belongs to the folder, like the "
+        "columns: other runs need the same. Functions such as now and random are refused.",
         "Tables": "A round is exported as without a table. Then its files are added to the table, and then the channel "
         "is moved. The table stores the number of the round in the same transaction, so a repetition after a kill adds "
         "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
@@ -178,8 +182,9 @@ def iceberg_table(text: str) -> TableTarget:
         "Positions": POSITIONS_NOTE,
         "JSON": "One object per run, with --follow per round: topic, folder, engine, messages, body_bytes, files, "
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, damaged, for_one_channel "
-        "(copies for one channel, which are not written again), unparsed, without_column (messages whose headers are "
-        "not written: the folder is of an earlier version, and has no column for them), misfits (values that did not "
+        "(copies for one channel, which are not written again), filtered (left out by --where), unparsed, "
+        "without_column (messages whose headers are not written: the folder is of an earlier version, and has no "
+        "column for them), misfits (values that did not "
         "fit their column, by path), discarded (values that --schema-contract discard-value left out, by path), "
         "discarded_rows (messages that discard-row left out), milliseconds (those of misfits that seem to be times in "
         "milliseconds, by path), widened (fields whose columns have wider types now), repeated (delivered again by a "
@@ -345,6 +350,14 @@ def iceberg_table(text: str) -> TableTarget:
     is_flag=True,
     brief=True,
     help="With --json, write the bodies too, as the column body, so that 'qcli replay' can publish them.",
+)
+@option(
+    FILES,
+    "--where",
+    default="",
+    metavar="SQL",
+    brief=True,
+    help="Write only messages that meet this condition in SQL, such as \"level = 'error'\". Others count as exported.",
 )
 @option(
     FILES,

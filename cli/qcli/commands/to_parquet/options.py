@@ -70,6 +70,7 @@ class ToParquetOptions:
     contract: str | None
     print_schema: bool
     keep_body: bool
+    where: str
     partition_by: str
     target_bytes: int
     row_group_bytes: int
@@ -315,6 +316,7 @@ class ToParquetOptions:
                 keep_rest=self.schema is not None,
                 keep_body=self.keep_body,
                 headers=True,
+                where=self.where.strip(),
             ),
             json_fields=self.schema or self.columns or (),
             contract=SchemaContract(self.contract) if self.contract else None,

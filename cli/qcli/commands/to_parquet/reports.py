@@ -75,6 +75,7 @@ def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> st
     return with_counts(
         text,
         (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
+        (outcome.filtered, "{} left out by --where"),
         (outcome.unparsed, "{} in the column unparsed"),
         (outcome.discarded_rows, "{} left out by the schema contract"),
         (outcome.for_one_channel, "{} copies for one channel left out"),

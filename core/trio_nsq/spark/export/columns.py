@@ -35,9 +35,12 @@ from ..schemas.contracts import SchemaContract, SchemaViolation
 from ..spool.records import columns_of, headers_of
 from .json_columns import JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
+from .selection import RowSelection
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]
 """Columns with few values. For the others Parquet would build a dictionary and discard it."""
+_SEQ = 2
+"""The index of the column `seq`."""
 _ID_DIGITS = 16
 _SIZE_BYTES = 4
 """The size field before each body of a message set."""
@@ -76,7 +79,11 @@ class TableBuilder:
         topic, broker: The values of these columns.
         contract: See `JsonParser`.
 
+    Raises FilterError: the condition of the layout is invalid.
+
     Attributes:
+        filtered, filtered_bytes: The number of messages so far that do not meet the condition of the layout, and the
+            size of their bodies.
         body_bytes: The size of the bodies, and of headers, that were added since the last table.
         discarded_rows: The number of messages so far that the contract left out.
         without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
@@ -90,8 +97,11 @@ class TableBuilder:
         self._broker = broker
         self._layout = layout
         self._parser = JsonParser(layout, contract)
+        self._selection = RowSelection(layout) if layout.where else None
         self.without_column: int = 0
         self.discarded_rows: int = 0
+        self.filtered: int = 0
+        self.filtered_bytes: int = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -138,7 +148,9 @@ class TableBuilder:
     @property
     def widen(self) -> dict[str, str]:
         """See `JsonParser`."""
-        return self._parser.widen
+        return (
+            self._parser.widen if self._selection is None else {**self._selection.widen, **self._parser.widen}
+        )
 
     def add(self, found: RecordBatch) -> int:
         """Add the messages of a record, and return the size of their bodies.
@@ -172,10 +184,11 @@ class TableBuilder:
         return size
 
     def table(self) -> Any:
-        """Return the messages as a table, and start the next one; it has no row if the contract leaves out all.
+        """Return the messages that meet the condition as a table, and start the next one; it may have no row.
 
         Raises:
             SchemaViolation: A message does not fit the columns, and the contract forbids that.
+            FilterError: The condition of the layout cannot be evaluated.
         """
         count = self._count
         rows = pa.arange(0, count)
@@ -188,14 +201,22 @@ class TableBuilder:
             self._of_runs(self._times_us).cast(pa.timestamp("us", tz="UTC")),
             _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
             *([self._headers_column()] if self._layout.headers else []),
-            *self._body_columns(),
         ]
+        bodies = None
+        if self._selection is not None:
+            bodies = self._binary()
+            kept = self._selection.matches(dict(zip(self.schema.names, columns, strict=False)), bodies)
+            left_out = bodies.filter(pc.invert(kept))
+            self.filtered += len(left_out)
+            self.filtered_bytes += pc.sum(pc.binary_length(left_out)).as_py() or 0
+            columns, bodies = [each.filter(kept) for each in columns], bodies.filter(kept)
+        columns += self._body_columns(bodies, columns[_SEQ])
         self._clear()
         table = pa.Table.from_arrays(columns, schema=self.schema)
         if not (refused := self._parser.refused_rows):
             return table
         self.discarded_rows += len(refused)
-        return table.filter(pa.array([row not in refused for row in range(count)], pa.bool_()))
+        return table.filter(pa.array([row not in refused for row in range(len(table))], pa.bool_()))
 
     def _of_runs(self, values: "array[int]", rows: Any = None) -> Any:
         """Return the int64 values of all rows; `rows`, the number of each row, is added to those of records."""
@@ -216,22 +237,35 @@ class TableBuilder:
                     found[index] = [*decode_headers(text).items()]
         return pa.array(found, kind)
 
-    def _body_columns(self) -> list[Any]:
+    def close(self) -> None:
+        """Close what evaluates the condition."""
+        if self._selection is not None:
+            self._selection.close()
+
+    def _body_columns(self, selected: Any, sequences: Any) -> list[Any]:
+        """Return the columns of the bodies: of `selected`, a binary Arrow array, or of all if that is None.
+
+        Args:
+            sequences: Those of the messages, for an error.
+        """
         layout = self._layout
         columns = []
         if layout.body is not BodyFormat.JSON or layout.keep_body:
-            columns.append(self._binary())
+            columns.append(self._binary() if selected is None else selected)
         if layout.body is BodyFormat.TEXT:
             columns = self._text_columns(columns[0])
         elif layout.body is BodyFormat.JSON:
-            bodies = chain.from_iterable(messages.bodies() for messages in self._sets)
+            if selected is None:
+                bodies = list(chain.from_iterable(messages.bodies() for messages in self._sets))
+            else:
+                bodies = selected.to_pylist()
             try:
-                columns += self._parser.parse(list(bodies))
+                columns += self._parser.parse(bodies)
             except RowRefused as exc:
-                sequence = self._of_runs(self._sequences, pa.arange(0, self._count))[exc.row].as_py()
                 raise SchemaViolation(
-                    f"message {sequence} of {self._topic} on {self._broker} {exc.reason}, and the schema contract is "
-                    f"{SchemaContract.FREEZE}: change the schema, choose another contract, or export to another folder"
+                    f"message {sequences[exc.row].as_py()} of {self._topic} on {self._broker} {exc.reason}, and the "
+                    f"schema contract is {SchemaContract.FREEZE}: change the schema, choose another contract, or "
+                    "export to another folder"
                 ) from exc
         return columns
 

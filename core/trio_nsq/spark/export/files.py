@@ -90,6 +90,7 @@ class RangeFiles:
             StorageError, OSError: A file cannot be given its name, or another topic or broker has one of this name.
         """
         self._thread.shutdown()
+        self.builder.close()
         for name, file in self._complete:
             if file.publish():
                 self.file_bytes += file.size
@@ -102,8 +103,9 @@ class RangeFiles:
         self._complete.clear()
 
     def discard(self) -> None:
-        """Remove the files without a final name."""
+        """Remove the files without a final name; also after `publish` has failed."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self.builder.close()
         with self._lock:
             self._discarded = True
             # Closed here: their finalizers would report an error again, for example on a full disk.

@@ -72,6 +72,7 @@ class Layout:
         keep_rest: With `BodyFormat.JSON`, whether the column `rest` has the fields without a column.
         keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
         headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
+        where: The condition in SQL that the messages in the files meet, see `selection`; empty: the files have all.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -80,6 +81,7 @@ class Layout:
     keep_rest: bool = False
     keep_body: bool = False
     headers: bool = False
+    where: str = ""
 
     def with_fields(self, new_fields: Mapping[str, str], fits: "ColumnFits | None" = None) -> "Layout":
         """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
@@ -146,6 +148,7 @@ class Layout:
             "keep_rest": self.keep_rest,
             "keep_body": self.keep_body,
             "headers": self.headers,
+            **({"where": self.where} if self.where else {}),
         }
 
     @classmethod
@@ -168,6 +171,7 @@ class Layout:
             keep_rest,
             bool(found.get("keep_body")),
             bool(found.get("headers")),
+            found.get("where", ""),
         )
 
 

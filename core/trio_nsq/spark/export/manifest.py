@@ -36,7 +36,9 @@ class ManifestError(NSQError):
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """An exported range: each of its messages is in a file or in `gaps`. The field names are the keys of its file.
+    """An exported range: each of its messages is in a file or in `gaps`, or is counted as left out.
+
+    The field names are the keys of its file.
 
     Attributes:
         first, end: The range.
@@ -56,6 +58,7 @@ class RangeResult:
         milliseconds: The number of timestamps in `misfits`, by field, that are plausible as Unix milliseconds.
         discarded: The number of values that the contract left out, by path.
         discarded_rows: Messages that the contract left out; they are not in `messages`.
+        filtered: Messages that do not meet the condition of the layout; they are not exported.
     """
 
     broker: str
@@ -77,6 +80,7 @@ class RangeResult:
     without_column: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
     discarded_rows: int = 0
+    filtered: int = 0
 
     @property
     def span(self) -> Span:

@@ -64,7 +64,8 @@ class ExportResult:
         skipped_messages: Requested, but exported before.
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
-        for_one_channel, unparsed, without_column, misfits, milliseconds, discarded, discarded_rows: See `RangeResult`.
+        for_one_channel, filtered, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
+        discarded, discarded_rows: See `RangeResult`.
         widened: JSON fields whose columns became doubles, in all files.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
@@ -82,6 +83,7 @@ class ExportResult:
     missing: int = 0
     damaged: bool = False
     for_one_channel: int = 0
+    filtered: int = 0
     unparsed: int = 0
     without_column: int = 0
     misfits: dict[str, int] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class ExportResult:
         self.files += len(done.files)
         self.file_bytes += done.file_bytes
         self.for_one_channel += done.for_one_channel
+        self.filtered += done.filtered
         self.unparsed += done.unparsed
         self.without_column += done.without_column
         self.misfits = _sum(self.misfits, done.misfits)

@@ -4,6 +4,7 @@ JSON columns are inferred from a sample. It is taken from the whole export, beca
 whole numbers, or lack a field.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from .json_columns import infer_columns
 from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
 from .request import ExportRequest
+from .selection import check_condition
 
 SAMPLE_MESSAGES = 10_000
 _PIECES = 20
@@ -30,22 +32,25 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         wanted: The messages to export.
 
     Raises:
-        LayoutError: There are no columns, or too many.
+        LayoutError: There are no columns, or too many, or the condition is invalid.
         NSQError, OSError: A log cannot be read.
     """
-    asked = request.layout
-    if asked.body is not BodyFormat.JSON:
-        return asked
-    is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
-    columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
-    keep_rest = asked.keep_rest or not request.json_fields
-    return replace(asked, json_columns=tuple(columns), keep_rest=keep_rest).named()
+    layout = request.layout
+    if layout.body is BodyFormat.JSON:
+        is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
+        columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
+        keep_rest = layout.keep_rest or not request.json_fields
+        layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest).named()
+    check_condition(layout)
+    return layout
 
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     """Check that a request has the layout of the folder, which messages call `place`. Raises LayoutError."""
     asked = request.layout
-    same = (there.partition, there.body, there.keep_body) == (asked.partition, asked.body, asked.keep_body)
+    same = all(
+        getattr(there, name) == getattr(asked, name) for name in ("partition", "body", "keep_body", "where")
+    )
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
         fields = dict(request.json_fields)
@@ -119,6 +124,8 @@ def _describe(layout: Layout) -> str:
         words.append("--keep-body")
     if layout.partition is not PartitionBy.NONE:
         words.append(f"--partition-by {layout.partition}")
+    if layout.where:
+        words.append(f"--where {shlex.quote(layout.where)}")
     return " ".join(words) or "binary bodies and no partitions"
 
 

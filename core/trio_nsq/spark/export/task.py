@@ -112,10 +112,11 @@ class ExportTask:
         return RangeResult(
             self.broker,
             *span,
-            messages - files.builder.discarded_rows,
-            body_bytes,
+            messages - files.builder.filtered - files.builder.discarded_rows,
+            body_bytes - files.builder.filtered_bytes,
             gaps=gaps,
             for_one_channel=for_one_channel,
+            filtered=files.builder.filtered,
             unparsed=files.builder.unparsed,
             without_column=files.builder.without_column,
             misfits=dict(files.builder.misfits),
