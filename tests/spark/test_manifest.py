@@ -106,8 +106,8 @@ def test_invalid_manifest(data: bytes) -> None:
 
 def test_later_version_is_refused() -> None:
     found = json.loads(Manifest("clicks", [Layout()]).to_bytes())
-    with pytest.raises(ManifestError, match="versions up to 2"):
-        Manifest.from_bytes(json.dumps(found | {"version": 3}).encode())
+    with pytest.raises(ManifestError, match="versions up to 3"):
+        Manifest.from_bytes(json.dumps(found | {"version": 4}).encode())
 
 
 def test_version_1_is_read() -> None:

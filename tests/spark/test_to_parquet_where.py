@@ -124,6 +124,8 @@ def test_condition_belongs_to_the_folder(
     for other in ((), ("--where", "body = '1'")):
         result = to_parquet(topic, tmp_path, *other)
         assert (result.code, "has files with --where 'body = '" in result.err) == (1, True)
+    manifest = json.loads((tmp_path / "_nsq" / topic / "manifest.json").read_bytes())
+    assert manifest["version"] == 3  # programs that do not know conditions refuse it
     qcli.publish(topic, [b"2", b"3"])
     said = export(qcli, topic, tmp_path, "--where", " body = '2' ")
     assert (said["messages"], said["filtered"]) == (1, 1)

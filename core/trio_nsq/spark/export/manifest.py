@@ -22,8 +22,9 @@ from ...protocol.errors import NSQError
 from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
-VERSION = 2
-_READABLE = (1, 2)
+VERSION, _WITH_CONDITION = 2, 3
+"""A layout with a condition makes it version 3: earlier programs would write all messages to such a folder."""
+_READABLE = (1, 2, 3)
 """Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
 _ID_BYTES = 8
 FOLDER = "_nsq"
@@ -219,7 +220,7 @@ class Manifest:
             for label, ranges in self.brokers.items()
         }
         found = {
-            "version": VERSION,
+            "version": _WITH_CONDITION if any(layout.where for layout in self.layouts) else VERSION,
             "topic": self.topic,
             "id": self.id,
             "layouts": [layout.to_json() for layout in self.layouts],
@@ -239,7 +240,7 @@ class Manifest:
             found = json.loads(data)
             if found["version"] not in _READABLE:
                 raise ManifestError(
-                    f"it has version {found['version']}; this program supports only versions up to {VERSION}"
+                    f"it has version {found['version']}; this program supports only versions up to {_WITH_CONDITION}"
                 )
             if found["version"] == 1:
                 _upgrade(found)
