@@ -25,10 +25,11 @@ from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.job import open_export
 from trio_nsq.spark.export.json_columns import infer_columns
-from trio_nsq.spark.export.layout import BodyFormat, JsonType, Layout
+from trio_nsq.spark.export.layout import BodyFormat, Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace
 from trio_nsq.spark.runtime.spark_engine import SparkEngine
+from trio_nsq.spark.schemas.column_types import JsonType
 
 EVENTS = [
     b'{"level": "error", "code": 5, "note": null}',
