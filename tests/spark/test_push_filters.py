@@ -1,6 +1,6 @@
 """The option `pushFilters`: a query reads only the part of the logs that its filters can leave."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_what_each_filter_leaves(broker: Broker) -> None:
 def test_a_restriction_never_leaves_out_a_row(broker: Broker, data: st.DataObject) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-    compare = {
+    compare: dict[Any, Callable[[Any, Any], bool]] = {
         GreaterThan: lambda value, bound: value > bound,
         GreaterThanOrEqual: lambda value, bound: value >= bound,
         LessThan: lambda value, bound: value < bound,
