@@ -303,9 +303,12 @@ class Subscriber:
         lines = encode_finish([message.id for message in messages])
         return self.channel.finish(self.consumer, lines, self.fixture.now_ns)
 
-    def requeue(self, message: Received, delay_ms: int = 0) -> str | None:
+    def requeue(self, message: Received, delay_ms: int = 0, *, counts_attempt: bool = True) -> str | None:
         """REQ, see `Channel.requeue`."""
-        return self.channel.requeue(self.consumer, message.id, delay_ms, self.fixture.now_ns)
+        now_ns = self.fixture.now_ns
+        return self.channel.requeue(
+            self.consumer, message.id, delay_ms, now_ns, counts_attempt=counts_attempt
+        )
 
     def touch(self, message: Received, max_msg_timeout_ms: int = 900_000) -> str | None:
         """TOUCH, see `Channel.touch`."""

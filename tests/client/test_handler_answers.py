@@ -53,7 +53,54 @@ def delivered(loop: str, answer: object, body: bytes = b"x", **options: Any) -> 
     return found[0]
 
 
+def handled_attempts(loop: str, answers: list[object], **options: Any) -> tuple[list[int], Delivery]:
+    """Deliver a message to a handler that gives these answers in turn; return the attempts it has seen."""
+    attempts: list[int] = []
+
+    def handle(message: Any) -> object:
+        attempts.append(message.attempts)
+        answer = answers[len(attempts) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def handle_async(message: Message) -> object:
+        return handle(message)
+
+    found: list[Delivery] = []
+
+    async def main() -> None:
+        found.extend(await deliver(handle_async, b"x", deliveries=len(answers), **options))
+
+    if loop == "threads":
+        found.extend(deliver_sync(handle, b"x", deliveries=len(answers), **options))
+    else:
+        run("trio" if loop == "trio" else "asyncio", main)
+    return attempts, found[0]
+
+
 on_all = pytest.mark.parametrize("loop", ["trio", "asyncio", "threads"])
+
+
+@on_all
+def test_retry_that_counts_as_no_attempt(loop: str) -> None:
+    later = Retry(0, count_attempt=False)
+    attempts, _ = handled_attempts(loop, [later, Retry(0), later, later, None])
+    assert attempts == [1, 1, 2, 2, 2]
+
+
+@on_all
+def test_failure_that_counts_as_no_attempt(loop: str) -> None:
+    def on_failure(_: object, failure: Exception) -> Answer | None:
+        return Retry(0, count_attempt=False) if isinstance(failure, OSError) else None
+
+    failures: list[object] = [OSError(), OSError(), KeyError(), OSError(), None]
+    attempts, found = handled_attempts(loop, failures, max_attempts=2, on_failure=on_failure)
+    assert attempts == [1, 1, 1, 2, 2]
+    assert found.outcome == "finished"
+    failures = [OSError(), KeyError(), OSError(), KeyError(), None]
+    attempts, found = handled_attempts(loop, failures, max_attempts=2, on_failure=on_failure)
+    assert attempts == [1, 1, 2, 2]  # given up after two failures that count
 
 
 @on_all
@@ -373,6 +420,22 @@ def test_signals_that_cannot_be_handled(broker: Broker, topic: str) -> None:
         thread.start()
         thread.join()
         assert "main thread" in str(errors[0])
+
+
+@pytest.mark.slow
+@on_all
+def test_requeues_that_count_as_no_attempt(loop: str, broker: Broker, topic: str) -> None:
+    attempts: dict[bytes, list[int]] = {}
+
+    def handle(consumer: Any, message: Any) -> Answer | None:
+        seen = attempts.setdefault(message.body, [])
+        seen.append(message.attempts)
+        if sum(map(len, attempts.values())) == 40:
+            consumer.close_soon()
+        return Retry(0, backoff=False, count_attempt=len(seen) == 2) if len(seen) < 4 else None
+
+    run_consumer(loop, broker, topic, handle)
+    assert attempts == {b"%d" % number: [1, 1, 2, 2] for number in range(10)}
 
 
 # ------------------------------------------------------------------ types

@@ -101,6 +101,21 @@ async def test_requeued_message_is_redelivered_with_more_attempts(broker: Broker
     assert broker.channel_stats("topic", "channel")["requeue_count"] == 2
 
 
+async def test_nsqd_counts_all_attempts(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:
+            await producer.publish("topic", b"again")
+            for attempts in (1, 2):
+                message = await anext(consumer)
+                assert message.attempts == attempts
+                message.requeue(delay_s=0, backoff=False, count_attempt=False)
+            last = await anext(consumer)
+            last.finish()
+    assert last.attempts == 3
+    (warning,) = warnings(caplog)
+    assert warning.startswith(f"{broker.tcp_address} counts the attempts of messages requeued with")
+
+
 async def test_requeued_batch_is_redelivered(broker: Broker) -> None:
     with trio.fail_after(PATIENCE_S):
         async with Producer(broker.tcp_address) as producer, consumer_of(broker) as consumer:

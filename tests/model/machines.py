@@ -73,7 +73,8 @@ publications = st.lists(
 )
 # (verb, REQ's delay)
 answers = st.tuples(
-    st.sampled_from(["FIN", "FIN", "REQ", "TOUCH", "nothing"]), st.sampled_from([0, 0, 10, 100])
+    st.sampled_from(["FIN", "FIN", "REQ", "uncounted REQ", "TOUCH", "nothing"]),
+    st.sampled_from([0, 0, 10, 100]),
 )
 # (client, how long it takes, its answers to the first messages that it holds)
 turns = st.tuples(picks, st.sampled_from([0, 0, 10, 40, 70]), st.lists(answers, min_size=1, max_size=6))
@@ -447,8 +448,8 @@ class TopicMachine(RuleBasedStateMachine):
     def answer(self, name: str, held: list[int], answers: list[tuple[str, int]]) -> None:
         finished: list[int] = []
         for (what, delay_ms), number in zip(answers, held, strict=False):
-            if what == "REQ":
-                self.requeue(name, number, delay_ms)
+            if what.endswith("REQ"):
+                self.requeue(name, number, delay_ms, counts=what == "REQ")
             elif what == "TOUCH":
                 self.touch(name, number)
             elif what == "FIN":
@@ -466,7 +467,9 @@ class TopicMachine(RuleBasedStateMachine):
             self.deliver(sorted(self.naive.channels).index(picked[2].channel.name), 1000)
 
     @rule(
-        pick=picks, chosen=st.lists(picks, max_size=5), what=st.sampled_from(["REQ", "TOUCH", "FIN", "FIN"])
+        pick=picks,
+        chosen=st.lists(picks, max_size=5),
+        what=st.sampled_from(["REQ", "uncounted REQ", "TOUCH", "FIN", "FIN"]),
     )
     def answer_for_anything(self, pick: int, chosen: list[int], what: str) -> None:
         """Answer a message of this or another client, or a finished one."""
@@ -478,8 +481,8 @@ class TopicMachine(RuleBasedStateMachine):
         if what == "FIN":
             self.finish(picked[0], numbers, unknown=True)
         for number in numbers[:1]:
-            if what == "REQ":
-                self.requeue(picked[0], number, 10)
+            if what.endswith("REQ"):
+                self.requeue(picked[0], number, 10, counts=what == "REQ")
             elif what == "TOUCH":
                 self.touch(picked[0], number)
 
@@ -493,11 +496,13 @@ class TopicMachine(RuleBasedStateMachine):
             expected.insert(0, (b"f" * 16, NOT_IN_FLIGHT))
         assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == expected
 
-    def requeue(self, name: str, number: int, delay_ms: int) -> None:
+    def requeue(self, name: str, number: int, delay_ms: int, *, counts: bool) -> None:
         client, now_ns = self.clients[name], self.real.now_ns
-        real = client.channel.requeue(client.consumer, self.ids[number], delay_ms, now_ns)
+        real = client.channel.requeue(
+            client.consumer, self.ids[number], delay_ms, now_ns, counts_attempt=counts
+        )
         naive = self.naive.channels[client.channel.name]
-        assert real == naive.requeue(name, number, delay_ms * MS, now_ns)
+        assert real == naive.requeue(name, number, delay_ms * MS, now_ns, counts=counts)
 
     def touch(self, name: str, number: int) -> None:
         client, now_ns = self.clients[name], self.real.now_ns

@@ -27,7 +27,7 @@ class Copy:
     """One message in one channel.
 
     Attributes:
-        attempts: How often it was sent.
+        attempts: How often it was sent, without the times that count as no attempt.
         fresh: It was never sent or deferred. Fresh messages are delivered in publish order.
         at_ns: When it times out, or is due.
         delivered_ns: When it was last sent.
@@ -129,11 +129,17 @@ class NaiveChannel:
         self.consumers[consumer].finish_count += 1
         return None
 
-    def requeue(self, consumer: str, number: int, delay_ns: int, now_ns: int) -> str | None:
-        """REQ."""
+    def requeue(
+        self, consumer: str, number: int, delay_ns: int, now_ns: int, *, counts: bool = True
+    ) -> str | None:
+        """REQ; it may count as no attempt."""
         if reason := self.why_not(consumer, number):
             return reason
-        self.make_unfinished(number)
+        if counts:
+            self.make_unfinished(number)
+        else:
+            self.copies[number].give_back()
+            self.copies[number].attempts -= 1
         copy = self.copies.get(number)
         if delay_ns and copy is not None and copy.place is Place.READY:
             copy.place, copy.at_ns = Place.DEFERRED, now_ns + delay_ns

@@ -115,6 +115,15 @@ async def test_requeue_and_touch_reach_the_process(tmp_path: Path) -> None:
         assert is_empty(node)
 
 
+async def test_an_uncounted_requeue_reaches_the_process(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        fill(node, 1)
+        async with consumer(node, 2, feature_negotiation=True, uncounted_requeues=True) as client:
+            for message in await receive(client, 2, finish=False):
+                await client.send(b"REQ %s 0 uncounted\n" % message.id)
+            assert [each.attempts for each in await receive(client, 2)] == [1, 1]
+
+
 async def test_what_the_client_finished_before_it_left_is_finished(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         fill(node, 30)

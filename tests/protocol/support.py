@@ -35,12 +35,15 @@ def mpub_body(*bodies: bytes) -> bytes:
 
 
 def reader_in(state: State, limits: Limits = LIMITS) -> CommandReader:
-    """Return a reader of a connection in this state, whose client is a producer with a name."""
+    """Return a reader of a connection in this state, whose client is a producer with a name.
+
+    The client has asked for uncounted requeues.
+    """
     reader = CommandReader(limits)
     reader.receive_data(MAGIC_V2)
     assert reader.next_command() is None
     reader.state = state
-    reader.numbered = True
+    reader.numbered = reader.uncounted_requeues = True
     return reader
 
 

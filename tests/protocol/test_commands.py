@@ -190,6 +190,13 @@ CASES = [
     ),
     Case("REQ", State.SUBSCRIBED, encode_requeue(ID, 90), b"REQ " + ID + b" 90\n", Requeue(ID, 90)),
     Case("REQ at once", State.CLOSING, encode_requeue(ID, 0), b"REQ " + ID + b" 0\n", Requeue(ID, 0)),
+    Case(
+        "uncounted REQ",
+        State.SUBSCRIBED,
+        encode_requeue(ID, 7, counts_attempt=False),
+        b"REQ " + ID + b" 7 uncounted\n",
+        Requeue(ID, 7, counts_attempt=False),
+    ),
     Case("TOUCH", State.SUBSCRIBED, encode_touch(ID), b"TOUCH " + ID + b"\n", Touch(ID)),
     Case("CLS", State.SUBSCRIBED, encode_cls(), b"CLS\n", StartClose()),
     Case("NOP", State.INIT, encode_nop(), b"NOP\n", NoOperation()),
@@ -254,7 +261,7 @@ def test_pipelined_conversation() -> None:
     for piece_bytes in (1, 2, 3, 7, 64, len(wire)):
         pieces = [wire[i : i + piece_bytes] for i in range(0, len(wire), piece_bytes)]
         reader = CommandReader(LIMITS)
-        reader.numbered = True
+        reader.numbered = reader.uncounted_requeues = True
         assert read_all(reader, pieces) == expected
 
 
@@ -545,6 +552,16 @@ def test_requeue_delays_are_limited_to_the_maximum(word: bytes, delay_ms: int) -
     assert read_all(reader_in(State.SUBSCRIBED), [b"REQ " + ID + b" " + word + b"\n"]) == [
         Requeue(ID, delay_ms)
     ]
+
+
+@pytest.mark.parametrize("more", [b"uncounted", b"uncounted x", b"x", b"Uncounted"])
+def test_requeues_count_unless_the_client_has_negotiated_otherwise(more: bytes) -> None:
+    wire = b"REQ " + ID + b" 5 " + more + b"\n"
+    reader = reader_in(State.SUBSCRIBED)
+    assert read_all(reader, [wire]) == [Requeue(ID, 5, counts_attempt=more != b"uncounted")]
+    reader = reader_in(State.SUBSCRIBED)
+    reader.uncounted_requeues = False
+    assert read_all(reader, [wire]) == [Requeue(ID, 5)]
 
 
 @pytest.mark.parametrize(("verb", "extra"), [(b"PUB t", b""), (b"DPUB t 0", b""), (b"MPUB t", b"")])

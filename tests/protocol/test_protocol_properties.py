@@ -79,8 +79,8 @@ def encode(command: Command) -> bytes:
             return encode_rdy(count)
         case Finish(lines):
             return lines
-        case Requeue(message_id, delay_ms):
-            return encode_requeue(message_id, delay_ms)
+        case Requeue(message_id, delay_ms, counts_attempt):
+            return encode_requeue(message_id, delay_ms, counts_attempt=counts_attempt)
         case Touch(message_id):
             return encode_touch(message_id)
         case StartClose():

@@ -89,6 +89,7 @@ class CommandReader:
         auth_required: Whether publishes and SUB are refused because the client has not authenticated. The caller sets
             it. The bodies of such publishes are not read.
         numbered: Whether the client is a producer with a name, whose publishes may have numbers. The caller sets it.
+        uncounted_requeues: Whether REQ may say that the delivery counts as no attempt. The caller sets it.
         missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
         large_bodies: The number of large bodies so far.
         expected_answers: Returns the end of those FIN lines, from an offset of the input on, that answer the client's
@@ -102,6 +103,7 @@ class CommandReader:
         self.tls_required = False
         self.auth_required = False
         self.numbered = False
+        self.uncounted_requeues = False
         self._limits = limits
         self._buffer: bytes | bytearray = b""
         self._position = 0
@@ -375,7 +377,8 @@ class CommandReader:
         delay_ms = _decimal(params[1])
         if delay_ms is None:
             raise CommandError("E_INVALID", f"REQ could not parse timeout {_text(params[1])}")
-        return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms))
+        counts_attempt = not (self.uncounted_requeues and params[2:] == [b"uncounted"])
+        return Requeue(message_id, min(delay_ms, self._limits.max_req_timeout_ms), counts_attempt)
 
     def _read_publish(self) -> Command | None:
         """Read the body of a PUB or MPUB. The common case, a complete and valid PUB, takes the fewest steps.

@@ -113,14 +113,19 @@ class Finish:
 
 @dataclass(init=False, slots=True)
 class Requeue:
-    """REQ; the delay is at most max_req_timeout."""
+    """REQ; the delay is at most max_req_timeout.
+
+    Not in nsqd: without `counts_attempt`, the delivery does not count as an attempt.
+    """
 
     id: bytes
     delay_ms: int
+    counts_attempt: bool
 
-    def __init__(self, id: bytes, delay_ms: int) -> None:  # noqa: A002 - the attribute's name
+    def __init__(self, id: bytes, delay_ms: int, counts_attempt: bool = True) -> None:  # noqa: A002 - its name
         self.id = id
         self.delay_ms = delay_ms
+        self.counts_attempt = counts_attempt
 
 
 @dataclass(init=False, slots=True)

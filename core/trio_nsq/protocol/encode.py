@@ -80,9 +80,12 @@ def encode_finish(ids: Sequence[bytes]) -> bytes:
     return b"FIN " + b"\nFIN ".join(ids) + b"\n" if ids else b""
 
 
-def encode_requeue(message_id: bytes, delay_ms: int) -> bytes:
-    """REQ: requeue the message, to be delivered after at least `delay_ms` milliseconds."""
-    return b"REQ %s %d\n" % (message_id, delay_ms)
+def encode_requeue(message_id: bytes, delay_ms: int, *, counts_attempt: bool = True) -> bytes:
+    """REQ: requeue the message, to be delivered after at least `delay_ms` milliseconds.
+
+    `counts_attempt=False` needs a broker that has confirmed `uncounted_requeues` in IDENTIFY.
+    """
+    return b"REQ %s %d%s\n" % (message_id, delay_ms, b"" if counts_attempt else b" uncounted")
 
 
 def encode_touch(message_id: bytes) -> bytes:

@@ -22,6 +22,7 @@ class IdentifyRequest:
         producer: Not in nsqd: the client numbers its publishes under this name; empty: it does not.
         producer_instance: Not in nsqd: a random name of this run of the producer.
         message_headers: Not in nsqd: the client gets messages with their headers, and wants to publish some.
+        uncounted_requeues: Not in nsqd: REQ may say that the delivery counts as no attempt.
     """
 
     client_id: str = ""
@@ -42,6 +43,7 @@ class IdentifyRequest:
     producer: str = ""
     producer_instance: str = ""
     message_headers: bool = False
+    uncounted_requeues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def parse_identify(body: bytes) -> IdentifyRequest:
             producer=given.text("producer"),
             producer_instance=given.text("producer_instance"),
             message_headers=given.boolean("message_headers"),
+            uncounted_requeues=given.boolean("uncounted_requeues"),
         )
     except ValueError:
         raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
@@ -217,4 +220,6 @@ def identify_reply(
         reply["producer"] = request.producer
     if request.message_headers:
         reply["message_headers"] = True
+    if request.uncounted_requeues:
+        reply["uncounted_requeues"] = True
     return json.dumps(reply, separators=(",", ":")).encode()

@@ -79,11 +79,16 @@ class MessageBatch:
 
     @mirrors(client_message.MessageBatch.requeue)
     def requeue(
-        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+        self,
+        delay_ms: int | None = None,
+        *,
+        delay_s: float | None = None,
+        backoff: bool = True,
+        count_attempt: bool = True,
     ) -> None:
         delay_ms = in_ms("delay", delay_s, delay_ms)
         self._claim_rest()
-        self._portal.post(_answer, partial(self._batch._requeue, delay_ms, backoff))
+        self._portal.post(_answer, partial(self._batch._requeue, delay_ms, backoff, count_attempt))
 
     @mirrors(client_message.MessageBatch.touch)
     def touch(self) -> None:
@@ -148,11 +153,16 @@ class Message(client_message.Message):
 
     @mirrors(client_message.Message.requeue)
     def requeue(
-        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+        self,
+        delay_ms: int | None = None,
+        *,
+        delay_s: float | None = None,
+        backoff: bool = True,
+        count_attempt: bool = True,
     ) -> None:
         delay_ms = in_ms("delay", delay_s, delay_ms)
         self._claim()
-        self._shared._portal.post(_answer, partial(super()._requeue, delay_ms, backoff))
+        self._shared._portal.post(_answer, partial(super()._requeue, delay_ms, backoff, count_attempt))
 
     @mirrors(client_message.Message.abandon)
     def abandon(self) -> None:

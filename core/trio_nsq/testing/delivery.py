@@ -2,6 +2,7 @@
 
 import inspect
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -206,6 +207,7 @@ class _Source:
         self._texts = dict(zip(self._by_id, texts, strict=True))
         self._consumer = consumer
         self._before = attempts - 1
+        self._uncounted: Counter[bytes] = Counter()  # deliveries that count as no attempt, by message
         self._most_deliveries = most_deliveries
         consumer.dead_lettered = self._dead_lettered
 
@@ -220,7 +222,7 @@ class _Source:
         delivery = self._by_id[message_id]
         delivery.attempts += 1
         self.last_message_at = runtime.current_time()
-        attempts = self._before + delivery.attempts
+        attempts = self._before + delivery.attempts - self._uncounted[message_id]
         run = MessageRun(
             [message_id], [delivery.body], [time.time_ns()], [attempts], [self._texts[message_id]]
         )
@@ -260,13 +262,19 @@ class _Source:
         delivery.outcome = "finished" if delivery.dead_letter_topic is None else "dead-lettered"
 
     def requeue(
-        self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
+        self,
+        ids: Sequence[bytes],
+        attempts: Sequence[int],
+        delay_ms: int | None,
+        backoff: bool,
+        count_attempt: bool,
     ) -> None:
         delay_of = self._consumer._settings.requeue_delay_ms
         for message_id, count in zip(ids, attempts, strict=True):
             delivery = self._by_id[message_id]
             delivery.delay_s = (delay_of(count) if delay_ms is None else delay_ms) / 1000
             delivery.outcome = "requeued"
+            self._uncounted[message_id] += not count_attempt
             if delivery.attempts < self._most_deliveries:
                 self._deliver(message_id)
 

@@ -129,6 +129,11 @@ SCRIPTS: dict[str, Script] = {
         negotiate(message_headers=True) + END,
         here=[reply(message_headers=True), "error E_INVALID invalid command NOPE"],
     ),
+    "a fourth key of ours": differs(
+        "uncounted-requeues",
+        negotiate(uncounted_requeues=True) + END,
+        here=[reply(uncounted_requeues=True), "error E_INVALID invalid command NOPE"],
+    ),
     "an unknown key with a large number": same(identify_raw(b'{"x":1e999,"feature_negotiation":true}') + END),
     "an unknown key with depth": same(
         identify_raw(b'{"x":' + b"[" * 500 + b"]" * 500 + b',"feature_negotiation":true}') + END

@@ -74,6 +74,7 @@ class Handshake:
             if request.producer and request.feature_negotiation:
                 self.producer = NamedProducer(request.producer, request.producer_instance, deps.idempotent)
                 self._reader.numbered = True
+            self._reader.uncounted_requeues = request.uncounted_requeues and request.feature_negotiation
         buffer = self._transport.send_buffer
         if not request.feature_negotiation:
             buffer.put(OK_FRAME)

@@ -447,7 +447,9 @@ class Session(PolledEndpoint):
             self._set_ready(subscription, command.count)
         elif isinstance(command, Requeue):
             now_ns = self._clock.now_ns()
-            if why_not := channel.requeue(consumer, command.id, command.delay_ms, now_ns):
+            if why_not := channel.requeue(
+                consumer, command.id, command.delay_ms, now_ns, counts_attempt=command.counts_attempt
+            ):
                 self.answer(_failure_frames("REQ", [(command.id, why_not)]))
         elif isinstance(command, Touch):
             longest_ms = self._deps.options.limits.max_msg_timeout_ms

@@ -252,7 +252,8 @@ class SharedSubscription:
                 self._ready = command.count
                 self._spread()
         elif isinstance(command, Requeue):
-            self._answer("REQ", self._place_of.get(command.id), [command.id], b" %d" % command.delay_ms)
+            more = b" %d%s" % (command.delay_ms, b"" if command.counts_attempt else b" uncounted")
+            self._answer("REQ", self._place_of.get(command.id), [command.id], more)
             self._flush()
         elif isinstance(command, Touch):
             place = self._place_of.get(command.id)

@@ -292,22 +292,33 @@ class Channel:
         self.dispatcher.refresh(consumer)
         return list(zip(failed, self._not_in_flight_reasons(failed), strict=True)) if failed else []
 
-    def requeue(self, consumer: Consumer, message_id: bytes, delay_ms: int, now_ns: int) -> str | None:
+    def requeue(
+        self,
+        consumer: Consumer,
+        message_id: bytes,
+        delay_ms: int,
+        now_ns: int,
+        *,
+        counts_attempt: bool = True,
+    ) -> str | None:
         """REQ: requeue a message, deferred by `delay_ms` unless 0. Returns the reason if that fails.
 
-        A client that closes and returns a message without a delay has not handled it: the delivery has not failed.
+        Without `counts_attempt`, the message has as many attempts as before this delivery. A client that closes and
+        returns a message without a delay has not handled it: the delivery has not failed.
         """
         taken = consumer.in_flight.take(message_id)
         if taken is None:
             return self._not_in_flight_reasons([message_id])[0]
         sequence, delivery = taken
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
-        reason: Reason | None = Reason.REQUEUED
-        if consumer.closing and not delay_ms:
-            reason = None
+        returned = delivery.returned(sequence, Reason.REQUEUED)
+        if not counts_attempt:
+            returned = returned._replace(attempts=returned.attempts - 1, reason=None)
+        elif consumer.closing and not delay_ms:
+            returned = returned._replace(reason=None)
             if self.settings.max_attempts:
                 self.messages.add_prefetched(sequence)
-        self._return(delivery.returned(sequence, reason), due_ns)
+        self._return(returned, due_ns)
         self.requeue_count += 1
         consumer.requeue_count += 1
         self.dispatcher.refresh(consumer)

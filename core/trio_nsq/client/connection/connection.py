@@ -73,7 +73,7 @@ async def connect(
     Args:
         address: `host:port`.
         extensions: Features to request that nsqd does not know: `survive_refusals`, `private_channel`,
-            `message_headers`.
+            `message_headers`, `uncounted_requeues`.
         max_frame_bytes: The longest accepted frame.
         waits_for_leader: Wait longer for the first answer; see `LEADER_TIMEOUT_S`. A warning says so.
         producer: The name and the instance of a producer that numbers its messages; None: it does not.
@@ -137,6 +137,7 @@ class Connection:
             and keeps the connection open.
         makes_private_channel: SUB creates private channels.
         has_headers: The broker takes messages with headers, and delivers them.
+        requeues_uncounted: REQ may say that the delivery counts as no attempt.
         ended: Set once the connection has ended and its socket is closed.
     """
 
@@ -154,6 +155,7 @@ class Connection:
         self.survives_refusals: bool = False
         self.makes_private_channel: bool = False
         self.has_headers: bool = False
+        self.requeues_uncounted: bool = False
         self.ended: runtime.Event = runtime.Event()
         self._stream = stream
         self._settings = settings
@@ -187,6 +189,7 @@ class Connection:
         self.survives_refusals = features.get("survive_refusals") is True
         self.makes_private_channel = features.get("private_channel") is True
         self.has_headers = features.get("message_headers") is True
+        self.requeues_uncounted = features.get("uncounted_requeues") is True
         if producer is not None and features.get("producer") != producer[0]:
             raise await self._failed(
                 "it does not support producers with a name, as nsqd; it needs qcli serve"

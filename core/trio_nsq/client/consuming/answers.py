@@ -25,6 +25,9 @@ class Retry:
             `default_requeue_delay_s` times the message's attempts. The broker silently caps it at its maximum (one
             hour by default).
         backoff: The message failed, so the consumer backs off. False: it does not.
+        count_attempt: The delivery counts as an attempt. False: it does not, neither in the message's `attempts` nor
+            for `max_attempts` of `Consumer.run` and of the channel. Needs `qcli serve`: an nsqd counts it, and a
+            warning is logged.
 
     Raises:
         TypeError, ValueError: The delay is not a number of at least 0.
@@ -32,16 +35,18 @@ class Retry:
 
     delay_s: float | None = None
     backoff: bool = True
+    count_attempt: bool = True
 
     def __post_init__(self) -> None:
         if self.delay_s is not None:
             check_seconds("delay_s", self.delay_s)
         check_type("backoff", self.backoff, bool)
+        check_type("count_attempt", self.count_attempt, bool)
 
     def apply_to(self, message: Message) -> None:
         """Requeue a message."""
         delay_s = None if self.delay_s is None else min(self.delay_s, MAX_INT // SECOND_MS)
-        message.requeue(delay_s=delay_s, backoff=self.backoff)
+        message.requeue(delay_s=delay_s, backoff=self.backoff, count_attempt=self.count_attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,12 @@ class FailureCounts:
             del self._counts[next(iter(self._counts))]
         return count
 
+    def take_back(self, message: Message) -> None:
+        """Take back the failure that `add` has just counted."""
+        key = message.nsqd_address, message.id
+        if (count := self._counts.pop(key, 0)) > 1:
+            self._counts[key] = count - 1
+
     def count(self, message: Message) -> int:
         """Return how often a message has failed."""
         return self._counts.get((message.nsqd_address, message.id), 0)
@@ -141,6 +147,9 @@ class Handling:
         else:
             self._log("%r failed, attempt %d", message, message.attempts, error=failure)
         answer = Retry() if self.on_failure is None else await self._ask(self.on_failure, message, failure)
+        if isinstance(answer, Retry) and not answer.count_attempt:
+            self.failures.take_back(message)
+            return answer
         if not isinstance(answer, Retry) or not self.max_attempts or count < self.max_attempts:
             return answer
         if message.answered:  # if the handler has requeued it, it is delivered again

@@ -32,7 +32,12 @@ class Acknowledger(Protocol):
     def finish_one(self, message_id: bytes) -> None: ...
 
     def requeue(
-        self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
+        self,
+        ids: Sequence[bytes],
+        attempts: Sequence[int],
+        delay_ms: int | None,
+        backoff: bool,
+        count_attempt: bool,
     ) -> None: ...
 
     def touch(self, ids: Sequence[bytes]) -> None: ...
@@ -109,7 +114,12 @@ class MessageBatch:
         self._source.finish(self._claim_rest())
 
     def requeue(
-        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+        self,
+        delay_ms: int | None = None,
+        *,
+        delay_s: float | None = None,
+        backoff: bool = True,
+        count_attempt: bool = True,
     ) -> None:
         """Requeue (REQ) all messages that are not answered: the broker delivers them again, to any consumer.
 
@@ -119,16 +129,19 @@ class MessageBatch:
                 `default_requeue_delay_s` times the attempts of each. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The messages failed, so the consumer backs off. False: it does not.
+            count_attempt: The delivery counts as an attempt. False: it does not, so that `attempts` stays the same and
+                `max_attempts` of the channel is not reached. Needs `qcli serve`: an nsqd counts it, and a warning is
+                logged.
 
         Raises:
             AlreadyAnswered: All messages are answered.
             TypeError, ValueError: The delay is not a number, or is negative.
         """
-        self._requeue(in_ms("delay", delay_s, delay_ms), backoff)
+        self._requeue(in_ms("delay", delay_s, delay_ms), backoff, count_attempt)
 
-    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
+    def _requeue(self, delay_ms: int | None, backoff: bool, count_attempt: bool) -> None:
         attempts = self._unanswered(self.attempts)
-        self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff)
+        self._source.requeue(self._claim_rest(), attempts, delay_ms, backoff, count_attempt)
 
     def touch(self) -> None:
         """Restart the message timeout (TOUCH) of all messages that are not answered; see `Message.touch`."""
@@ -226,8 +239,8 @@ class CombinedBatch(MessageBatch):
     def finish(self) -> None:
         self._answer(lambda part: part.finish())
 
-    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
-        self._answer(lambda part: part._requeue(delay_ms, backoff))
+    def _requeue(self, delay_ms: int | None, backoff: bool, count_attempt: bool) -> None:
+        self._answer(lambda part: part._requeue(delay_ms, backoff, count_attempt))
 
     def touch(self) -> None:
         for part in self._parts:
@@ -337,7 +350,12 @@ class Message:
         batch._source.finish_one(batch._claim(self._index))
 
     def requeue(
-        self, delay_ms: int | None = None, *, delay_s: float | None = None, backoff: bool = True
+        self,
+        delay_ms: int | None = None,
+        *,
+        delay_s: float | None = None,
+        backoff: bool = True,
+        count_attempt: bool = True,
     ) -> None:
         """Requeue (REQ) the message: the broker delivers it again, to any consumer of the channel.
 
@@ -347,16 +365,20 @@ class Message:
                 `default_requeue_delay_s` times the message's attempts. The broker silently caps it at its maximum (one
                 hour by default).
             backoff: The message failed, so the consumer backs off. False: it does not.
+            count_attempt: The delivery counts as an attempt. False: it does not, so that `attempts` stays the same and
+                `max_attempts` of the channel is not reached. Needs `qcli serve`: an nsqd counts it, and a warning is
+                logged.
 
         Raises:
             AlreadyAnswered: The message was finished or requeued before.
             TypeError, ValueError: The delay is not a number, or is negative.
         """
-        self._requeue(in_ms("delay", delay_s, delay_ms), backoff)
+        self._requeue(in_ms("delay", delay_s, delay_ms), backoff, count_attempt)
 
-    def _requeue(self, delay_ms: int | None, backoff: bool) -> None:
+    def _requeue(self, delay_ms: int | None, backoff: bool, count_attempt: bool) -> None:
         batch = self._batch
-        batch._source.requeue([batch._claim(self._index)], [self.attempts], delay_ms, backoff)
+        ids = [batch._claim(self._index)]
+        batch._source.requeue(ids, [self.attempts], delay_ms, backoff, count_attempt)
 
     def abandon(self) -> None:
         """Send no answer: the message has timed out, so the broker delivers it again and would refuse an answer.

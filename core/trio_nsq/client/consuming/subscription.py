@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 
 from trio_nsq.protocol import FrameError, NSQError
@@ -180,6 +181,7 @@ class Subscription:
         self._finished: list[bytes] = []  # ids of single messages, for the next write
         self.live: bool = True
         self._is_closing = False  # CLS is sent
+        self._has_warned_of_attempts = False
         self._close_wait = runtime.Event()
         self._settled = runtime.Event()  # set when all messages are answered, if a task waits for that
 
@@ -229,21 +231,40 @@ class Subscription:
         return [encode_finish(ids)] if ids else []
 
     def requeue(
-        self, ids: Sequence[bytes], attempts: Sequence[int], delay_ms: int | None, backoff: bool
+        self,
+        ids: Sequence[bytes],
+        attempts: Sequence[int],
+        delay_ms: int | None,
+        backoff: bool,
+        count_attempt: bool,
     ) -> None:
         """Send REQ for each message, unless the connection has ended; a delay of None depends on the attempts."""
         if self.live:
             delay_of = self._settings.requeue_delay_ms
             delays_ms = [delay_of(count) if delay_ms is None else delay_ms for count in attempts]
-            self._requeue(ids, delays_ms)
+            if not count_attempt and not self._connection.requeues_uncounted:
+                self._warn_of_attempts()
+                count_attempt = True
+            self._requeue(ids, delays_ms, count_attempt=count_attempt)
             if backoff:
                 self._flow.record_failure()
             else:
                 self._flow.record_requeue()
 
-    def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int]) -> None:
+    def _requeue(self, ids: Sequence[bytes], delays_ms: Iterable[int], *, count_attempt: bool = True) -> None:
         self._flow.requeued += len(ids)
-        self._write(b"".join(map(encode_requeue, ids, delays_ms)))
+        encode = encode_requeue if count_attempt else partial(encode_requeue, counts_attempt=False)
+        self._write(b"".join(map(encode, ids, delays_ms)))
+
+    def _warn_of_attempts(self) -> None:
+        """Warn once that the broker counts all attempts."""
+        if not self._has_warned_of_attempts:
+            self._has_warned_of_attempts = True
+            _logger.warning(
+                "%s counts the attempts of messages requeued with count_attempt=False, as nsqd does: "
+                "it does not have uncounted requeues, which need qcli serve",
+                self.address,
+            )
 
     def touch(self, ids: Sequence[bytes]) -> None:
         """Send TOUCH for each message, unless the connection has ended."""

@@ -186,7 +186,10 @@ class Subscriptions:
         connection = await connect(
             address,
             self._settings,
-            extensions=["message_headers", *(["private_channel"] if private else [])],
+            extensions=[
+                *("message_headers", "uncounted_requeues"),
+                *(["private_channel"] if private else []),
+            ],
             waits_for_leader=waits_for_leader,
         )
         if private and not connection.makes_private_channel:
