@@ -10,7 +10,7 @@ from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.cache import BatchCache
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import ChannelState
-from trio_nsq.broker.state.consumer import Consumer
+from trio_nsq.broker.state.consumer import ELSEWHERE, Consumer
 from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.state.seek import Seek, SeekResult
 from trio_nsq.broker.state.topic import Topic
@@ -251,6 +251,7 @@ class Subscriber:
         ready: The RDY count.
         msg_timeout_ms: As negotiated.
         buffer: output_buffer_size and output_buffer_timeout, in ms; by default output does not wait.
+        nearness: How near the client is to the broker.
     """
 
     def __init__(
@@ -261,10 +262,11 @@ class Subscriber:
         ready: int = 1,
         msg_timeout_ms: int = 60_000,
         buffer: tuple[int, int] = (1, 0),
+        nearness: int = ELSEWHERE,
     ) -> None:
         self.closed = False
         self.channel = channel
-        self.consumer = Consumer(msg_timeout_ms, self, None, *buffer)
+        self.consumer = Consumer(msg_timeout_ms, self, None, *buffer, nearness=nearness)
         self.fixture = fixture
         channel.add(self.consumer)
         self.ready(ready)

@@ -34,6 +34,7 @@ from trio_nsq.broker.state import dispatcher as dispatcher_module
 from trio_nsq.broker.state import message_store as store_module
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import Checkpoint, first_needed
+from trio_nsq.broker.state.consumer import ELSEWHERE, REGION, ZONE
 from trio_nsq.broker.state.deferred import DeferredMessages
 from trio_nsq.broker.state.topic import Topic
 from trio_nsq.broker.state.withdrawn import WithdrawnMessage
@@ -378,13 +379,20 @@ class TopicMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ consumers
 
-    @rule(pick=picks, ready=st.integers(0, 12), timeout_ms=st.sampled_from([50, 100, 200]))
-    def connect(self, pick: int, ready: int, timeout_ms: int) -> None:
+    @rule(
+        pick=picks,
+        ready=st.integers(0, 12),
+        timeout_ms=st.sampled_from([50, 100, 200]),
+        nearness=st.sampled_from([ELSEWHERE, ELSEWHERE, REGION, ZONE]),
+    )
+    def connect(self, pick: int, ready: int, timeout_ms: int, nearness: int = ELSEWHERE) -> None:
         if picked := self.pick_channel(pick):
             name = f"client {self.client_count}"
             self.client_count += 1
-            self.clients[name] = Subscriber(self.real, picked[2], ready=ready, msg_timeout_ms=timeout_ms)
-            picked[1].consumers[name] = NaiveConsumer(timeout_ms * MS, ready)
+            self.clients[name] = Subscriber(
+                self.real, picked[2], ready=ready, msg_timeout_ms=timeout_ms, nearness=nearness
+            )
+            picked[1].consumers[name] = NaiveConsumer(timeout_ms * MS, ready, nearness=nearness)
 
     @rule(
         pick=picks, what=st.sampled_from(["block", "block", "leave", "RDY", "RDY"]), ready=st.integers(0, 12)
@@ -411,10 +419,12 @@ class TopicMachine(RuleBasedStateMachine):
     def dispatch(self, naive: NaiveChannel, real: Channel) -> bool:
         names = {client.consumer: name for name, client in self.clients.items()}
         sent: dict[str, list[int]] = {}
+        nearest = naive.nearest_ready
         grants = real.dispatcher.dispatch(self.real.now_ns)
         naive.come_to(real.cursor, self.real.now_ns)
         for consumer, payload in grants:
             name = names[consumer]
+            assert naive.consumers[name].nearness == nearest, "a nearer consumer is ready"
             for message in decode(payload):
                 number = int(message.body.split()[0])
                 assert self.ids.setdefault(number, message.id) == message.id

@@ -61,6 +61,7 @@ class NaiveConsumer:
     timeout_ns: int
     ready_count: int = 0
     blocked: bool = False
+    nearness: int = 2
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
@@ -96,6 +97,13 @@ class NaiveChannel:
         """Return how many messages a consumer may be sent."""
         known = self.consumers[consumer]
         return 0 if known.blocked or self.paused else known.ready_count - len(self.held_by(consumer))
+
+    @property
+    def nearest_ready(self) -> int | None:
+        """How near the nearest consumer is that may be sent messages; None: there is none."""
+        return min(
+            (each.nearness for name, each in self.consumers.items() if self.window(name) > 0), default=None
+        )
 
     def deliver(self, consumer: str, number: int, attempts: int, now_ns: int) -> None:
         """Check that a delivery was correct, and record it."""

@@ -24,7 +24,7 @@ def test_every_field() -> None:
         b'"output_buffer_size":64,"output_buffer_timeout":25,"tls_v1":true,"snappy":true,"deflate":true,'
         b'"deflate_level":3,"sample_rate":99,"msg_timeout":1000,"survive_refusals":true,"private_channel":true,'
         b'"producer":"p","producer_instance":"i",'
-        b'"message_headers":true,"uncounted_requeues":true,"short_id":"c","long_id":7,"other":[{}]}'
+        b'"message_headers":true,"uncounted_requeues":true,"topology_region":"r","topology_zone":"z","short_id":"c","long_id":7,"other":[{}]}'
     )
     expected = IdentifyRequest(
         *("c", "h", "u", True, 1000, 64, 25, True, True, True),
@@ -37,6 +37,8 @@ def test_every_field() -> None:
         producer_instance="i",
         message_headers=True,
         uncounted_requeues=True,
+        topology_region="r",
+        topology_zone="z",
     )
     assert parse_identify(body) == expected
     assert all(getattr(expected, field.name) != field.default for field in fields(IdentifyRequest))

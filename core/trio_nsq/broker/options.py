@@ -44,6 +44,8 @@ class BrokerOptions:
         https_address: Where to listen for HTTPS, if there is a certificate; empty means no HTTPS.
         broadcast_address: The address to announce; None is this machine's host name.
         broadcast_tcp_port, broadcast_http_port: The ports to announce; 0 is the bound port.
+        topology_region, topology_zone: Where the broker runs: messages go to ready consumers of the same zone first,
+            then to those of the same region, then to all others. Empty: no preference.
         nsqlookupd_tcp_addresses: Discovery services to register with, `host:port` each.
         lookupd_tls: Connect to them over TLS only. `tls_root_ca_file` verifies their certificates, and they may ask for
             `tls_cert`.
@@ -109,6 +111,8 @@ class BrokerOptions:
     broadcast_address: str | None = None
     broadcast_tcp_port: int = 0
     broadcast_http_port: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
     nsqlookupd_tcp_addresses: tuple[str, ...] = ()
     lookupd_tls: bool = False
     lookupd_auth_secret_file: Path | None = None

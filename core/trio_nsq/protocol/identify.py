@@ -23,6 +23,7 @@ class IdentifyRequest:
         producer_instance: Not in nsqd: a random name of this run of the producer.
         message_headers: Not in nsqd: the client gets messages with their headers, and wants to publish some.
         uncounted_requeues: Not in nsqd: REQ may say that the delivery counts as no attempt.
+        topology_region, topology_zone: Where the client runs (nsqd 1.3.1); empty: unknown.
     """
 
     client_id: str = ""
@@ -44,6 +45,8 @@ class IdentifyRequest:
     producer_instance: str = ""
     message_headers: bool = False
     uncounted_requeues: bool = False
+    topology_region: str = ""
+    topology_zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def parse_identify(body: bytes) -> IdentifyRequest:
             producer_instance=given.text("producer_instance"),
             message_headers=given.boolean("message_headers"),
             uncounted_requeues=given.boolean("uncounted_requeues"),
+            topology_region=given.text("topology_region"),
+            topology_zone=given.text("topology_zone"),
         )
     except ValueError:
         raise CommandError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
@@ -192,10 +197,13 @@ def identify_reply(
     version: str,
     *,
     auth_required: bool,
+    region: str = "",
+    zone: str = "",
 ) -> bytes:
     """Encode the JSON reply for feature negotiation, with keys in nsqd's order.
 
-    Fields that nsqd does not have are sent only to clients that requested them.
+    Fields that nsqd 1.3.0 does not have are sent only to clients that requested them. `region` and `zone` are the
+    broker's.
     """
     reply: dict[str, object] = {
         "max_rdy_count": limits.max_rdy_count,
@@ -212,6 +220,8 @@ def identify_reply(
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": settings.output_buffer_timeout_ms,
     }
+    if request.topology_region or request.topology_zone:
+        reply |= {"topology_region": region, "topology_zone": zone}
     if request.survive_refusals:
         reply["survive_refusals"] = True
     if request.private_channel:

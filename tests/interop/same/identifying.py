@@ -129,6 +129,11 @@ SCRIPTS: dict[str, Script] = {
         negotiate(message_headers=True) + END,
         here=[reply(message_headers=True), "error E_INVALID invalid command NOPE"],
     ),
+    "a place": differs(
+        "topology",
+        negotiate(topology_region="r", topology_zone="z") + END,
+        here=[reply(topology_region="", topology_zone=""), "error E_INVALID invalid command NOPE"],
+    ),
     "a fourth key of ours": differs(
         "uncounted-requeues",
         negotiate(uncounted_requeues=True) + END,

@@ -457,6 +457,20 @@ SETTINGS = under_headings(
     Setting(
         "broadcast-http-port", kinds.PORT, 0, help="Announce this HTTP port; 0: the bound port.", brief=True
     ),
+    Setting(
+        "topology-region",
+        kinds.TEXT,
+        "",
+        help="Deliver to consumers in this region, if none in the same zone is ready, before all others.",
+        brief=True,
+    ),
+    Setting(
+        "topology-zone",
+        kinds.TEXT,
+        "",
+        help="Deliver to consumers in this zone first, while they are ready. They name it in IDENTIFY.",
+        brief=True,
+    ),
     "HTTP client",
     Setting(
         "http-client-connect-timeout",

@@ -26,6 +26,8 @@ _OF_CONNECTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "client_id": ("client_id", str),
     "hostname": ("hostname", str),
     "user_agent": ("user_agent", str),
+    "topology_region": ("topology_region", str),
+    "topology_zone": ("topology_zone", str),
     "heartbeat_interval": ("heartbeat_interval_s", _seconds),
     "tls_v1": ("tls_v1", _boolean),
     "tls_root_ca_file": ("tls_root_ca_file", str),

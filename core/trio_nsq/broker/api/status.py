@@ -68,6 +68,10 @@ class Status:
             "max_output_buffer_timeout": limits.max_output_buffer_timeout_ms * _NS_PER_MS,
             "max_deflate_level": limits.max_deflate_level,
         }
+        options = self._server.options
+        if options.topology_region or options.topology_zone:
+            info["topology_region"] = options.topology_region
+            info["topology_zone"] = options.topology_zone
         if self._server.broker.draining:
             info["draining"] = True
         if (replication := self._server.replication) is not None:

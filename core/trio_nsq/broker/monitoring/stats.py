@@ -1,6 +1,6 @@
 """The document of `/stats`, with nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from ..._version import __version__
+from ..options import BrokerOptions
 from ..server import Server
 from ..session.session import Session
 from ..state.channel import Channel
@@ -54,7 +55,7 @@ async def broker_stats(
         sees: Whether the reader may know a topic of this name; None: all.
         reads: Whether the reader may know the clients of a topic; None: all.
     """
-    figures = _Figures(form, server.options.e2e_processing_latency_percentiles, now_ns, oldest)
+    figures = _Figures(form, server.options, now_ns, oldest)
     clients_form = _Clients(form)
     topics: dict[str, Any] | None = None  # by name
     steps = count(1)
@@ -169,19 +170,21 @@ _CHANNEL = (
     "timeout_count", "client_count", "clients", "paused", "e2e_processing_latency",
 )  # fmt: skip
 _CHANNEL_WITH_AGE = (*_CHANNEL, "oldest_message_age_ms")
+_SENT_TO = "zone_local_msg_count", "region_local_msg_count", "global_msg_count"
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _USUAL_SETTINGS = TopicSettings()
 
 
 class _Figures:
-    """Describes topics and channels. `fractions` are the quantiles of the end-to-end latency; empty if not measured."""
+    """Describes topics and channels."""
 
     def __init__(
-        self, form: Form, fractions: Sequence[float], now_ns: int, oldest: OldestMessages | None
+        self, form: Form, options: BrokerOptions, now_ns: int, oldest: OldestMessages | None
     ) -> None:
         self._form = form
         self._no_latency = form.other(_NO_LATENCY)
-        self._fractions = fractions
+        self._fractions = options.e2e_processing_latency_percentiles
+        self._knows_place = bool(options.topology_region or options.topology_zone)
         self._now_ns = now_ns
         self._oldest = oldest
 
@@ -238,6 +241,8 @@ class _Figures:
                 "dead_letter_count": channel.dead_letter_count,
                 "given_up_count": channel.given_up_count,
             }
+        if self._knows_place:
+            stats |= zip(_SENT_TO, channel.sent_by_nearness(), strict=True)
         return stats | _losses(topic.settings, channel.messages)
 
     def _latency(self, channels: Iterable[Channel]) -> Any:
@@ -316,7 +321,8 @@ class _Clients:
             *counts, client.connected_s, handshake.settings.sample_rate, boolean(upgrades.deflate),
             boolean(upgrades.snappy), text(request.user_agent),
         )  # fmt: skip
-        if client.transport.tls is None and client.authorizer.identity is None and not client.pub_counts:
+        usual = client.transport.tls is None and client.authorizer.identity is None
+        if usual and not (client.pub_counts or request.topology_region or request.topology_zone):
             more = self._no_tls
         else:
             more = self._form.fields(_more_of_client(client, topic))
@@ -326,6 +332,9 @@ class _Clients:
 def _more_of_client(client: Session, topic: str) -> dict[str, Any]:
     tls, identity = client.transport.tls, client.authorizer.identity
     more: dict[str, Any] = {}
+    request = client.handshake.identity
+    if request.topology_region or request.topology_zone:
+        more |= {"topology_region": request.topology_region, "topology_zone": request.topology_zone}
     if identity is not None:
         more["authed"] = True
         about = {"auth_identity": identity.name, "auth_identity_url": identity.url}

@@ -83,7 +83,16 @@ class Handshake:
         if self._transport.bare:  # a connection is upgraded only once
             upgrades = choose_upgrades(request, limits, tls=deps.tls_context is not None)
         auth_required = not deps.access.is_open
-        reply = identify_reply(request, settings, upgrades, limits, __version__, auth_required=auth_required)
+        reply = identify_reply(
+            request,
+            settings,
+            upgrades,
+            limits,
+            __version__,
+            auth_required=auth_required,
+            region=deps.options.topology_region,
+            zone=deps.options.topology_zone,
+        )
         buffer.put(encode_response(reply))
         if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
             return None

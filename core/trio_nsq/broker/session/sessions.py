@@ -22,7 +22,7 @@ from ...protocol.limits import MAGIC_V2
 from ...protocol.spoken import protocol_of
 from ...protocol.states import State
 from ..errors import PublishRefused, SaveError
-from ..state.consumer import Consumer
+from ..state.consumer import ELSEWHERE, REGION, ZONE, Consumer
 from .deps import SessionDeps
 from .session import BLOCKED, IDLE, STORING, WAITING, Session, Subscription, SubscriptionElsewhere
 
@@ -404,6 +404,7 @@ class ClientTask:
             settings.output_buffer_size,
             settings.output_buffer_timeout_ms,
             wants_headers=session.handshake.identity.message_headers,
+            nearness=self._nearness(),
         )
         try:
             channel = await self._deps.topics.subscribe(
@@ -415,6 +416,15 @@ class ClientTask:
         session.reader.state = State.SUBSCRIBED
         session.reader.expected_answers = consumer.in_flight.expected_answers
         session.answer(OK_FRAME)
+
+    def _nearness(self) -> int:
+        """Return how near the client is."""
+        options, identity = self._deps.options, self._session.handshake.identity
+        if options.topology_zone and identity.topology_zone == options.topology_zone:
+            return ZONE
+        if options.topology_region and identity.topology_region == options.topology_region:
+            return REGION
+        return ELSEWHERE
 
 
 class Sessions:

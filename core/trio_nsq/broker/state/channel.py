@@ -94,6 +94,7 @@ class Channel:
         self.dispatcher: Dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
         self.oldest_published: tuple[int, int] | None = None
         self.stream: MoveStream | None = None
+        self._sent_to_past = [0, 0, 0]  # messages to consumers that have left, by nearness
         self._is_paused = False  # by an operator
         self._state: ChannelState | None = None  # the last result of `state`
         self._state_number = 0  # its version number
@@ -127,6 +128,13 @@ class Channel:
             self.timeout_count,
             len(self.consumers),
         )
+
+    def sent_by_nearness(self) -> list[int]:
+        """Return how many messages were sent to consumers in the zone, in the region, and elsewhere."""
+        counts = self._sent_to_past.copy()
+        for consumer in self.consumers:
+            counts[consumer.nearness] += consumer.message_count
+        return counts
 
     @property
     def has_work(self) -> bool:
@@ -241,6 +249,7 @@ class Channel:
         if consumer not in self.consumers:
             return
         del self.consumers[consumer]
+        self._sent_to_past[consumer.nearness] += consumer.message_count
         self.dispatcher.remove(consumer)
         begun = consumer.in_flight.begun(consumer.msg_timeout_ns) if failed else []
         begun_ones = {sequence for sequence, _ in begun}

@@ -8,6 +8,10 @@ from .in_flight import InFlight
 _NS_PER_MS: Final = 1_000_000
 
 
+ZONE, REGION, ELSEWHERE = range(3)
+"""How near a consumer is: in the broker's zone, in another zone of its region, or anywhere else."""
+
+
 class Subscriber(Protocol):
     """The connection of a consumer."""
 
@@ -31,6 +35,7 @@ class Consumer:
         buffer_bytes: Output buffer size: messages may wait for more while their frames have fewer bytes than this.
         buffer_ms: Output buffer timeout: the maximum wait, see `Dispatcher.can_wait`; 0: no wait.
         wants_headers: It gets the headers of messages, in frames that only clients know which asked for them.
+        nearness: `ZONE`, `REGION` or `ELSEWHERE`: messages go to the nearest consumers that are ready.
 
     Attributes:
         ready_count: RDY: the maximum number of messages in flight.
@@ -50,12 +55,14 @@ class Consumer:
         buffer_ms: int = 0,
         *,
         wants_headers: bool = False,
+        nearness: int = ELSEWHERE,
     ) -> None:
         self.buffer_bytes = buffer_bytes
         self.buffer_ns: int = buffer_ms * _NS_PER_MS
         self.msg_timeout_ns: int = msg_timeout_ms * _NS_PER_MS
         self.sample = sample
         self.wants_headers = wants_headers
+        self.nearness = nearness
         self.subscriber = subscriber
         self.ready_count = 0
         self.closing = False

@@ -9,7 +9,7 @@ from ...log import LogReadError, ReadWouldWaitError
 from ...protocol.bulk import FINISH_LINE_BYTES, MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel_messages import ChannelMessages
-from .consumer import Consumer
+from .consumer import REGION, ZONE, Consumer
 from .in_flight import InFlightBatch
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
@@ -127,7 +127,11 @@ class Dispatcher:
         self._read_ahead = read_ahead
         self._timeouts = timeouts
         self._ready: dict[Consumer, None] = {}
-        # Current round: the number of consumers still to serve, and the messages for each.
+        # Those of them in the broker's zone, and in its region; both empty if the broker does not know where it is.
+        self._ready_in_zone: dict[Consumer, None] = {}
+        self._ready_in_region: dict[Consumer, None] = {}
+        # Current round: whom it serves, the number of consumers still to serve, and the messages for each.
+        self._served: dict[Consumer, None] = self._ready
         self._unserved = 0
         self._share = 0
         self._ahead_ns = 0  # argument of the last `dispatch`
@@ -140,14 +144,26 @@ class Dispatcher:
 
     def remove(self, consumer: Consumer) -> None:
         self.buffering.count(consumer, -1)
-        self._ready.pop(consumer, None)
+        self._withdraw(consumer)
 
     def refresh(self, consumer: Consumer) -> None:
         """Update whether a consumer can take messages, after RDY or a change of `blocked`."""
-        if consumer.window > 0 and consumer in self._messages.consumers:
-            self._ready.setdefault(consumer)
-        else:
-            self._ready.pop(consumer, None)
+        if consumer.window <= 0 or consumer not in self._messages.consumers:
+            self._withdraw(consumer)
+            return
+        self._ready.setdefault(consumer)
+        if consumer.nearness == ZONE:
+            self._ready_in_zone.setdefault(consumer)
+        elif consumer.nearness == REGION:
+            self._ready_in_region.setdefault(consumer)
+
+    def _withdraw(self, consumer: Consumer) -> None:
+        """Remove a consumer from those that can take messages."""
+        self._ready.pop(consumer, None)
+        if consumer.nearness == ZONE:
+            self._ready_in_zone.pop(consumer, None)
+        elif consumer.nearness == REGION:
+            self._ready_in_region.pop(consumer, None)
 
     # ------------------------------------------------------------------ readiness
 
@@ -178,9 +194,10 @@ class Dispatcher:
     # ------------------------------------------------------------------ delivery
 
     def dispatch(self, now_ns: int, ahead_ns: int = 0) -> list[Grant]:
-        """Run one round of delivery: split the ready messages evenly over the consumers that can take them.
+        """Run one round of delivery: split the ready messages evenly over the nearest consumers that can take them.
 
-        With many consumers, a round takes several calls.
+        With many consumers, a round takes several calls. If messages are left, the next round serves consumers that are
+        less near.
 
         Args:
             now_ns: Unix nanoseconds, from a clock that never steps.
@@ -198,9 +215,12 @@ class Dispatcher:
         grants: list[Grant] = []
         self.budget_exhausted = self.others_wait_for_read = False
         self._ahead_ns = ahead_ns
-        ready, messages = self._ready, self._messages
-        if not ready or self.paused or (depth := messages.ready_count) <= 0:
+        messages = self._messages
+        if not self._ready or self.paused or (depth := messages.ready_count) <= 0:
             return grants
+        ready = self._ready_in_zone or self._ready_in_region or self._ready
+        if ready is not self._served:
+            self._served, self._unserved = ready, 0
         if not self._unserved:
             self._unserved = min(len(ready), depth)
             self._share = -(-depth // len(ready))
@@ -218,7 +238,7 @@ class Dispatcher:
                 break
             grants += [(consumer, payload) for payload in payloads]
             # Move the consumer to the end of the queue, so that single messages alternate between consumers.
-            del ready[consumer]
+            self._withdraw(consumer)
             self.refresh(consumer)
         self.buffering.sent_bytes = None if messages.ready_count else self._topic.message_bytes
         if grants:

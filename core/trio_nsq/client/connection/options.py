@@ -42,6 +42,8 @@ class ConnectionOptions(TypedDict, total=False):
     client_id: str
     hostname: str
     user_agent: str
+    topology_region: str
+    topology_zone: str
     tls_v1: bool
     tls_root_ca_file: StrPath | None
     tls_cert: StrPath | None
@@ -78,6 +80,8 @@ class ConnectionSettings:
         client_id: Shown in the broker's statistics; by default the first label of the host name.
         hostname: Shown in the broker's statistics; by default the host name.
         user_agent: Shown in the broker's statistics.
+        topology_region, topology_zone: Where the program runs: a broker that knows its own region and zone prefers
+            consumers there. Empty: unknown.
         tls_v1: Require TLS. If the broker does not offer it, connecting fails.
         tls_root_ca_file: PEM file of the trusted CAs; None: the system's CAs.
         tls_cert, tls_key: PEM files of the client's certificate, for brokers that require one. If the key is None, the
@@ -105,6 +109,8 @@ class ConnectionSettings:
     client_id: str = field(default_factory=_short_hostname)
     hostname: str = field(default_factory=socket.gethostname)
     user_agent: str = f"trio-nsq/{__version__}"
+    topology_region: str = ""
+    topology_zone: str = ""
     tls_v1: bool = False
     tls_root_ca_file: StrPath | None = None
     tls_cert: StrPath | None = None
@@ -171,7 +177,9 @@ class ConnectionSettings:
         return float("inf") if self.heartbeat_interval_s == OFF else 2 * self.heartbeat_interval_s
 
     def identify(self) -> dict[str, object]:
+        place = {"topology_region": self.topology_region, "topology_zone": self.topology_zone}
         return {
+            **(place if any(place.values()) else {}),
             "client_id": self.client_id,
             "hostname": self.hostname,
             "user_agent": self.user_agent,
