@@ -1,7 +1,6 @@
 """Tests for the conversion of columns in finished files."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.files import RangeFiles
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.export.widening import widen_file
+from trio_nsq.spark.export.widening import convert_file
 from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.storage import LocalStorage, StorageError
 
@@ -22,12 +21,12 @@ from trio_nsq.storage import LocalStorage, StorageError
 class TakenOver(LocalStorage):
     """A place in which another process converts a file further while this one, without its lease, converts it."""
 
-    def __init__(self, folder: Path, schema: Any) -> None:
+    def __init__(self, folder: Path, layout: Layout) -> None:
         super().__init__(folder)
-        self._schema = schema
+        self._layout = layout
 
     def replace(self, name: str, data: bytes, version: str | None) -> str:
-        assert widen_file(LocalStorage(self.folder), name, self._schema)
+        assert convert_file(LocalStorage(self.folder), name, self._layout)
         return super().replace(name, data, version)
 
 
@@ -68,7 +67,9 @@ def test_file_of_another_topic_is_not_taken_for_that_of_a_dead_attempt(tmp_path:
 def test_what_another_process_has_converted_further_stays(tmp_path: Path) -> None:
     long, double = pa.int64(), pa.float64()
     pq.write_table(pa.table({"p": pa.array([1], long), "q": pa.array([2], long)}), tmp_path / "f.parquet")
-    further = pa.schema([("p", double), ("q", double)])
-    widen_file(TakenOver(tmp_path, further), "f.parquet", pa.schema([("p", double), ("q", long)]))
-    assert pq.read_schema(tmp_path / "f.parquet") == further
+    further = Layout(
+        json_columns=(JsonColumn("p", JsonType.DOUBLE, "p"), JsonColumn("q", JsonType.DOUBLE, "q"))
+    )
+    convert_file(TakenOver(tmp_path, further), "f.parquet", further.widened({"q": "long"}))
+    assert pq.read_schema(tmp_path / "f.parquet") == pa.schema([("p", double), ("q", double)])
     assert pq.read_table(tmp_path / "f.parquet").to_pylist() == [{"p": 1.0, "q": 2.0}]

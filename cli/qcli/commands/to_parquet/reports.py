@@ -39,7 +39,10 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
     about = f"{topic}: " if topic else ""
     if outcome.widened and not quiet:
         wider = ", ".join(sorted(set(outcome.widened)))
-        print_diagnostic(f"Note: {about}double instead of long in all files, because of fractions: {wider}.")
+        print_diagnostic(f"Note: {about}wider types in all files, because values need them: {wider}.")
+    if outcome.new_columns and not quiet:
+        new = ", ".join(f"{field} ({kind})" for field, kind in outcome.new_columns.items())
+        print_diagnostic(f"Note: {about}new columns: {new}.")
     if outcome.without_column:
         print_diagnostic(
             f"Warning: {about}the headers of {count_of(outcome.without_column, 'message')} are not written: the files "

@@ -32,6 +32,7 @@ from ...protocol.headers import decode_headers
 from ...protocol.messages import MessageSet
 from ..schemas.arrow_types import arrow_type
 from ..schemas.contracts import SchemaContract, SchemaViolation
+from ..schemas.promotions import Promotion
 from ..spool.records import columns_of, headers_of
 from .json_columns import JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
@@ -77,7 +78,7 @@ class TableBuilder:
 
     Args:
         topic, broker: The values of these columns.
-        contract: See `JsonParser`.
+        contract, promotion: See `JsonParser`.
 
     Raises FilterError: the condition of the layout is invalid.
 
@@ -90,13 +91,18 @@ class TableBuilder:
     """
 
     def __init__(
-        self, topic: str, broker: str, layout: Layout, contract: SchemaContract | None = None
+        self,
+        topic: str,
+        broker: str,
+        layout: Layout,
+        contract: SchemaContract | None = None,
+        promotion: Promotion | None = None,
     ) -> None:
         self.schema: Any = schema_of(layout)
         self._topic = topic
         self._broker = broker
         self._layout = layout
-        self._parser = JsonParser(layout, contract)
+        self._parser = JsonParser(layout, contract, promotion)
         self._selection = RowSelection(layout) if layout.where else None
         self.without_column: int = 0
         self.discarded_rows: int = 0

@@ -14,7 +14,7 @@ from ...storage import NewFile, Storage, naming_file
 from .columns import TableBuilder
 from .layout import Layout, partition_folder, partition_key, range_name
 from .request import ExportRequest
-from .widening import check_owner, parquet_writer, widen_file
+from .widening import check_owner, convert_file, parquet_writer
 
 _TABLE_ROWS = 20_000
 _TABLE_BYTES = 4 * MIB
@@ -35,11 +35,14 @@ class RangeFiles:
     def __init__(
         self, storage: Storage, request: ExportRequest, layout: Layout, broker: str, span: Span
     ) -> None:
-        self.builder: TableBuilder = TableBuilder(request.topic, broker, layout, request.contract)
+        self.builder: TableBuilder = TableBuilder(
+            request.topic, broker, layout, request.contract, request.promotion
+        )
         self.names: list[str] = []
         self.file_bytes: int = 0
         self._storage = storage
         self._broker = broker
+        self._layout = layout
         self._partition = layout.partition
         self._request = request
         self._table_bytes = min(_TABLE_BYTES, request.row_group_bytes)
@@ -97,7 +100,7 @@ class RangeFiles:
             else:
                 # An attempt that was considered dead may have written it before columns became wider.
                 check_owner(self._storage, name, self._request.topic, self._broker)
-                widen_file(self._storage, name, self.builder.schema)
+                convert_file(self._storage, name, self._layout)
                 self.file_bytes += self._storage.size(name) or 0
         self.names = [name for name, _ in self._complete]
         self._complete.clear()

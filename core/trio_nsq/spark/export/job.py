@@ -1,7 +1,7 @@
 """Export one topic: plan the ranges, have an engine export them, and update the manifest."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -17,6 +17,8 @@ from ..logs import ChannelLog, Log, LogPlace, damage_of, resolve, starts_of
 from ..places import storage_at
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
+from ..schemas.column_types import parse_type
+from ..schemas.promotions import Promotion, common_type
 from ..tables.target import TableOptions
 from .log_queries import LogQueries, Skipped, TolerantTask
 from .manifest import Manifest, RangeResult, manifest_path
@@ -93,7 +95,7 @@ class ExportJob:
     ) -> None:
         self.request = request
         self.result: ExportResult = ExportResult()
-        self._state = ExportState(request.topic, storage, lease)
+        self._state = ExportState(request.topic, storage, lease, evolves=request.evolves)
         self._shown = storage.shown
         self._logs = logs or LogQueries()
         self._wanted: list[_WantedSpan] = []
@@ -105,6 +107,9 @@ class ExportJob:
             self._attach_table()
             self._state.reconcile()
             self._state.commit()
+            if request.evolves:
+                fields = [(field, kind) for field, kind in request.json_fields if kind is not None]
+                self._state.extend_schema(fields, request.promotion)
             for broker, first, end, reason in self._state.manifest.unreported:
                 self.result.add_gap(broker, Span(first, end), reason)
         self._state.remove_unfinished()
@@ -336,14 +341,17 @@ class ExportJob:
         for result in new:
             self.result.add(result)
         self._state.commit()
+        self.result.new_columns, self._state.new_columns = (
+            self.result.new_columns | self._state.new_columns,
+            {},
+        )
 
     def to_repeat(self) -> list[ExportTask]:
         """Return the tasks to begin again, with a new layout, because their values need wider columns."""
         unwritten = {(each.broker, each.span): each.widen for each in self._finished if each.widen}
         if not unwritten:
             return []
-        types = {field: kind for widen in unwritten.values() for field, kind in widen.items()}
-        self.result.widened += self._state.widen_schema(types)
+        self.result.widened += self._state.widen_schema(self._wider_types(unwritten.values()))
         manifest = self._state.manifest
         assert manifest is not None
         return [
@@ -351,6 +359,17 @@ class ExportJob:
             for task in self._running
             if (task.broker, task.span) in unwritten
         ]
+
+    def _wider_types(self, found: Iterable[Mapping[str, str]]) -> dict[str, str]:
+        """Return the types that columns need for the values of several tasks."""
+        by = self.request.promotion or Promotion.FILES
+        types: dict[str, str] = {}
+        for widen in found:
+            for name, kind in widen.items():
+                before = parse_type(types.get(name, kind))
+                common = common_type(before, parse_type(kind), by)
+                types[name] = (common or before).value
+        return types
 
     def complete(self) -> None:
         """Move the channel, when all tasks of the plan have ended, and compact the table."""

@@ -10,11 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..schemas.column_types import ColumnType, JsonType
+from ..schemas.column_types import ColumnType, JsonType, parse_type
 from ..schemas.contracts import SchemaContract
+from ..schemas.promotions import Promotion, common_type
 from .column_arrays import ColumnArrays
-from .json_values import decode_object, double, fits, is_milliseconds, json_text, type_of
+from .json_values import decode_object, is_milliseconds, json_text, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
+from .wider_types import needs_double, type_with
 
 _MAX_NEW_FIELDS = 100
 _MAX_NAME_CHARS = 255
@@ -41,6 +43,7 @@ class JsonParser:
 
     Args:
         contract: What to do with what does not fit; None: see the module.
+        promotion: How columns may get wider types; None: only as `JsonColumn.widens` says.
 
     Attributes:
         unparsed: The number of bodies so far that are in the column `unparsed`.
@@ -52,7 +55,12 @@ class JsonParser:
         refused_rows: The rows of the last call of `parse` that the contract leaves out.
     """
 
-    def __init__(self, layout: Layout, contract: SchemaContract | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        contract: SchemaContract | None = None,
+        promotion: Promotion | None = None,
+    ) -> None:
         self.unparsed: int = 0
         self.misfits: Counter[str] = Counter()
         self.new_fields: dict[str, str] = {}
@@ -64,6 +72,7 @@ class JsonParser:
         self._known = frozenset(column.field for column in layout.json_columns)
         self._keep_rest = layout.keep_rest
         self._contract = contract
+        self._promotion = promotion
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return Arrow arrays: the columns, `rest` if the layout has it, and `unparsed`.
@@ -98,8 +107,8 @@ class JsonParser:
         field = column.field
 
         def misfit(row: int, path: str, kind: ColumnType, value: object) -> None:
-            if column.widens and column.type is JsonType.LONG and fits(double, value):
-                self.widen[field] = JsonType.DOUBLE.value
+            if kind is column.type:
+                self._widen(column, value)
             self._note_misfit(rows, row, path, kind, value)
 
         def unknown(row: int, path: str) -> None:
@@ -108,6 +117,18 @@ class JsonParser:
 
         arrays = ColumnArrays(misfit, unknown if self._keep_rest else None)
         return arrays.build(column.type, [each.get(field) for each in objects], field)
+
+    def _widen(self, column: JsonColumn, value: object) -> None:
+        """Note the type that a column needs for a value, if it may have it."""
+        kind = column.type
+        if needs_double(kind, value):
+            wider: ColumnType | None = JsonType.DOUBLE if column.widens else None
+        else:
+            wider = None if self._promotion is None else type_with(kind, value, self._promotion)
+        if wider is not None:
+            before = parse_type(self.widen.get(column.field, kind.value))
+            wider = common_type(before, wider, self._promotion or Promotion.FILES)
+            self.widen[column.field] = before.value if wider is None else wider.value
 
     def _note_misfit(self, rows: "_Rows", row: int, path: str, kind: ColumnType, value: object) -> None:
         self._refuse(row, f"has a value of {path} that is no {kind.value}")
@@ -160,7 +181,7 @@ class JsonParser:
             full = before is None and len(self.new_fields) >= _MAX_NEW_FIELDS
             if value is not None and not full and _is_name(name):
                 kind = type_of(value)
-                self.new_fields[name] = kind if before is None else _common(JsonType(before), kind)
+                self.new_fields[name] = kind if before is None else common_json_type(JsonType(before), kind)
 
 
 class _Rows:
@@ -200,7 +221,7 @@ def infer_columns(
             before = types.setdefault(name, None)
             if value is not None:
                 kind = type_of(value)
-                types[name] = kind if before is None else _common(before, kind)
+                types[name] = kind if before is None else common_json_type(before, kind)
     asked = given or [(name, None) for name in types if _is_name(name)]
     if not asked:
         raise LayoutError("no message of the sample is a JSON object: columns cannot be inferred")
@@ -219,7 +240,8 @@ def _is_name(field: str) -> bool:
     return 0 < len(field) <= _MAX_NAME_CHARS and field.isprintable()
 
 
-def _common(one: JsonType, other: JsonType) -> JsonType:
+def common_json_type(one: JsonType, other: JsonType) -> JsonType:
+    """Return the type of a column with values of both."""
     if one is other:
         return one
     if {one, other} == {JsonType.LONG, JsonType.DOUBLE}:

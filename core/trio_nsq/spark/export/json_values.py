@@ -197,8 +197,8 @@ def _float(value: object) -> float:
     return found
 
 
-def _decimal(kind: DecimalType, value: object) -> Decimal:
-    """Convert a number, or a string with one, whose digits all fit."""
+def exact_decimal(value: object) -> Decimal:
+    """Convert a number, or a string with one, to all its digits. Raises ValueError."""
     if isinstance(value, Digits):
         value = value.text
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
@@ -206,9 +206,16 @@ def _decimal(kind: DecimalType, value: object) -> Decimal:
     text = f"{value:f}" if isinstance(value, Decimal) else str(value)
     if not _IS_NUMBER(text):
         raise ValueError("no number")
+    try:
+        return Decimal(text)
+    except ArithmeticError as exc:
+        raise ValueError("no exponent that a number can have") from exc
+
+
+def _decimal(kind: DecimalType, value: object) -> Decimal:
     exact = Context(prec=kind.precision, traps=[Inexact, InvalidOperation])
     try:
-        return Decimal(text).quantize(Decimal((0, (1,), -kind.scale)), context=exact)
+        return exact_decimal(value).quantize(Decimal((0, (1,), -kind.scale)), context=exact)
     except ArithmeticError as exc:
         raise ValueError("too many digits") from exc
 

@@ -83,20 +83,28 @@ class Layout:
     headers: bool = False
     where: str = ""
 
-    def with_fields(self, new_fields: Mapping[str, str], fits: "ColumnFits | None" = None) -> "Layout":
-        """Return the layout with a column for each of these fields that has none, up to `MAX_COLUMNS` in total.
-
-        The columns do not widen: a table could not follow.
+    def with_fields(
+        self,
+        new_fields: Mapping[str, str],
+        fits: "ColumnFits | None" = None,
+        *,
+        widens: bool = False,
+        at_most: int | None = MAX_COLUMNS,
+    ) -> "Layout":
+        """Return the layout with a column for each of these fields that has none.
 
         Args:
             new_fields: Types by field, as in `RangeResult.new_fields`.
+            widens: See `JsonColumn`; not in a table, which could not follow.
+            at_most: The number of columns in total; None: any.
             fits: Whether the table can have a column of this name and type; None: there is no table.
         """
         known = {column.field for column in self.json_columns}
         fields = [field for field in new_fields if field not in known]
-        fields = fields[: max(0, MAX_COLUMNS - len(known))]
+        if at_most is not None:
+            fields = fields[: max(0, at_most - len(known))]
         return self._with_columns(
-            [JsonColumn(field, JsonType(new_fields[field]), "") for field in fields], fits
+            [JsonColumn(field, parse_type(new_fields[field]), "", widens) for field in fields], fits
         )
 
     def renamed(self, fits: "ColumnFits") -> "Layout":
@@ -120,14 +128,16 @@ class Layout:
         return replace(self, json_columns=tuple(found))
 
     def widened(self, fields: Mapping[str, str]) -> "Layout":
-        """Return the layout with these types, by field, for the columns that may be widened."""
+        """Return the layout with these types, by field."""
         columns = (
-            replace(column, type=parse_type(fields[column.field]))
-            if column.widens and column.field in fields
-            else column
+            replace(column, type=parse_type(fields[column.field])) if column.field in fields else column
             for column in self.json_columns
         )
         return replace(self, json_columns=tuple(columns))
+
+    def widening(self) -> "Layout":
+        """Return the layout in which each column may be widened."""
+        return replace(self, json_columns=tuple(replace(each, widens=True) for each in self.json_columns))
 
     def fixed(self, fields: Collection[str] | None = None) -> "Layout":
         """Return the layout in which the columns of these fields, or all, are not widened any more."""

@@ -7,7 +7,8 @@ from ...log.gaps import Span
 from ...protocol.limits import MIB
 from ..schemas.column_types import ColumnType
 from ..schemas.contracts import SchemaContract
-from ..tables.target import TableTarget
+from ..schemas.promotions import Promotion
+from ..tables.target import TableKind, TableTarget
 from .layout import Layout
 from .manifest import RangeResult
 
@@ -53,6 +54,20 @@ class ExportRequest:
     table: TableTarget | None = None
     compact: bool = False
 
+    @property
+    def evolves(self) -> bool:
+        """Whether the columns of the place follow the messages."""
+        return self.contract is SchemaContract.EVOLVE
+
+    @property
+    def promotion(self) -> Promotion | None:
+        """How columns get wider types; None: they do not, as those of Delta tables, which deltalake cannot widen."""
+        if not self.evolves:
+            return None
+        if self.table is None:
+            return Promotion.FILES
+        return Promotion.ICEBERG if self.table.kind is TableKind.ICEBERG else None
+
 
 @dataclass(slots=True)
 class ExportResult:
@@ -66,7 +81,8 @@ class ExportResult:
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, filtered, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
         discarded, discarded_rows: See `RangeResult`.
-        widened: JSON fields whose columns became doubles, in all files.
+        widened: JSON fields whose columns have wider types now, in all files.
+        new_columns: JSON fields that have columns now, with their types.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
         gaps: `(broker, first, end, reason)` of missing messages.
@@ -91,6 +107,7 @@ class ExportResult:
     discarded: dict[str, int] = field(default_factory=dict)
     discarded_rows: int = 0
     widened: list[str] = field(default_factory=list)
+    new_columns: dict[str, str] = field(default_factory=dict)
     repeated: int = 0
     compacted: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
@@ -121,7 +138,9 @@ class ExportResult:
     def merge(self, other: "ExportResult") -> None:
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if each.name == "unread":
+            if each.name == "new_columns":
+                self.new_columns = {**mine, **theirs}
+            elif each.name == "unread":
                 self.unread = sorted({*mine, *theirs})
             elif isinstance(mine, dict):
                 setattr(self, each.name, _sum(mine, theirs))

@@ -14,6 +14,7 @@ from ...protocol.limits import MIB
 from ..logs import LogPlace, resolve
 from ..places import storage_at
 from ..schemas.column_types import ColumnType
+from ..schemas.promotions import Promotion, can_widen
 from .json_columns import infer_columns
 from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
@@ -41,6 +42,8 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
         keep_rest = layout.keep_rest or not request.json_fields
         layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest).named()
+        if request.promotion is Promotion.FILES:
+            layout = layout.widening()
     check_condition(layout)
     return layout
 
@@ -54,8 +57,8 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
         fields = dict(request.json_fields)
-        if asked.keep_rest:
-            _check_schema(types, fields, place)
+        if asked.keep_rest or request.evolves:
+            _check_schema(types, request, place)
         else:
             same = list(types) == list(fields) and all(
                 kind in (None, types[name]) for name, kind in fields.items()
@@ -67,15 +70,19 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
         )
 
 
-def _check_schema(
-    types: Mapping[str, ColumnType], fields: Mapping[str, ColumnType | None], place: str
-) -> None:
-    """Check that a folder has the columns of a schema; it may have more. Raises LayoutError."""
-    for name, kind in fields.items():
-        there = types.get(name)
-        if there is None:
-            raise LayoutError(f"the folder {place} has no column for the field {name}: choose another folder")
-        if kind not in (None, there):
+def _check_schema(types: Mapping[str, ColumnType], request: ExportRequest, place: str) -> None:
+    """Check that a folder has the columns of a schema, or can get them; it may have more. Raises LayoutError."""
+    for name, kind in request.json_fields:
+        there, promotion = types.get(name), request.promotion
+        if there is None and not request.evolves:
+            raise LayoutError(
+                f"the folder {place} has no column for the field {name}: give --schema-contract evolve, which adds it, "
+                "or choose another folder"
+            )
+        if there is None or kind in (None, there):
+            continue
+        # The folder may have got a wider type than the schema already.
+        if promotion is None or not (can_widen(there, kind, promotion) or can_widen(kind, there, promotion)):
             raise LayoutError(
                 f"the field {name} is {kind} in the schema, and {there} in the folder {place}: choose another folder"
             )

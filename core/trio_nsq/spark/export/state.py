@@ -13,13 +13,15 @@ from typing import Protocol
 
 from ...storage import Lease, Storage, not_shared
 from ..ranges import BrokerRanges
+from ..schemas.column_types import ColumnType, JsonType
+from ..schemas.promotions import Promotion, can_widen
 from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
-from .columns import schema_of
+from .json_columns import common_json_type
 from .layout import Layout, files_prefix, is_file_of, safe_name, span_of_file
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
-from .widening import columns_too_long, exported_files, widen_file
+from .widening import columns_too_long, convert_file, exported_files
 
 _READERS = 16
 """How many results are read at the same time: requests to object stores are slow."""
@@ -29,6 +31,8 @@ class CommittedTable(Protocol):
     """A table of the files, see `Table`."""
 
     def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> Layout: ...
+
+    def reserve(self, layout: Layout) -> Layout: ...
 
     def compact(
         self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]
@@ -40,18 +44,22 @@ class ExportState:
 
     Args:
         lease: Of the export; nothing is written after it was lost.
+        evolves: Whether new fields become columns of all files, if there is no table; those of a table always get them.
 
     Attributes:
         manifest: None until `start`, if there was none.
         table: The table to commit files to; None: the files are all there is.
+        new_columns: The fields that got columns so far, with their types.
 
     Raises:
         ManifestError: The manifest cannot be used.
         StorageError, OSError: The place cannot be used.
     """
 
-    def __init__(self, topic: str, storage: Storage, lease: Lease) -> None:
+    def __init__(self, topic: str, storage: Storage, lease: Lease, *, evolves: bool = False) -> None:
         self.table: CommittedTable | None = None
+        self.new_columns: dict[str, str] = {}
+        self._evolves = evolves
         self._topic = topic
         self._storage = storage
         self._lease = lease
@@ -216,12 +224,71 @@ class ExportState:
         by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
         self._check_there(by_name.keys() - set(names))
         new = manifest.mark_done(self._results(names, by_name))
+        if self._evolves and self.table is None:
+            self._change_files(manifest.layout.with_fields(_new_fields(new), widens=True))
         if self.table is not None and (committed := [result for result in new if result.files]):
             manifest.commit += 1
             manifest.uncommitted = committed
         self.save()
         self._storage.remove(names)
+        self._convert()
         return new
+
+    def _change_files(self, layout: Layout) -> None:
+        """Have the next call of `_convert` give all files this layout; the caller saves the manifest."""
+        manifest = self.manifest
+        assert manifest is not None
+        if layout != manifest.layout:
+            self._note_new(layout)
+            manifest.widen(layout)
+
+    def _note_new(self, layout: Layout) -> None:
+        """Note the columns that a layout has, and the last one of the manifest has not."""
+        manifest = self.manifest
+        assert manifest is not None
+        there = {column.field for column in manifest.layout.json_columns}
+        self.new_columns |= {
+            each.field: each.type.value for each in layout.json_columns if each.field not in there
+        }
+
+    def extend_schema(self, fields: Iterable[tuple[str, ColumnType]], promotion: Promotion | None) -> None:
+        """Give the place the columns of a schema that it lacks, and the wider types of a schema.
+
+        Raises:
+            LayoutError: A column cannot have its type.
+            NSQError, OSError: As `save` and `commit`, or a file cannot be converted. The next call of `reconcile`
+                continues.
+        """
+        manifest = self.manifest
+        assert manifest is not None
+        layout = manifest.layout.widening() if promotion is Promotion.FILES else manifest.layout
+        types = {column.field: column.type for column in layout.json_columns}
+        wider = {
+            field: kind.value
+            for field, kind in fields
+            if field in types and promotion is not None and can_widen(types[field], kind, promotion)
+        }
+        new = {field: kind.value for field, kind in fields if field not in types}
+        if self.table is None:
+            manifest.layouts[-1] = layout
+            if wider:
+                self.widen_schema(wider)
+            self._change_files(manifest.layout.with_fields(new, widens=True, at_most=None))
+            self.save()
+            self._convert()
+        elif new or wider:
+            self._change_table(layout.widened(wider).with_fields(new, at_most=None))
+
+    def _change_table(self, layout: Layout) -> None:
+        """Give the table, and the next files, this layout."""
+        manifest = self.manifest
+        assert manifest is not None
+        assert self.table is not None
+        layout = self.table.reserve(layout)
+        self._note_new(layout)
+        manifest.widen(layout)
+        manifest.widening = False  # a table takes files with narrower types
+        self.save()
 
     def widen_schema(self, types: Mapping[str, str]) -> list[str]:
         """Give columns wider types in all files, unless a file has a value that would not fit.
@@ -237,10 +304,15 @@ class ExportState:
         """
         manifest = self.manifest
         assert manifest is not None
+        if self.table is not None:
+            self._change_table(manifest.layout.widened(types))
+            return sorted(types)
         columns = {each.name: each.field for each in manifest.layout.json_columns if each.field in types}
-        too_long = columns_too_long(self._storage, self._files(), columns)
+        doubles = [name for name, field in columns.items() if types[field] == JsonType.DOUBLE]
+        too_long = columns_too_long(self._storage, self._files(), doubles)
         fixed = {columns[name] for name in too_long}
-        manifest.widen(manifest.layout.fixed(fixed).widened(types))
+        wider = {field: kind for field, kind in types.items() if field not in fixed}
+        manifest.widen(manifest.layout.fixed(fixed).widened(wider))
         self.save()
         self._convert()
         return sorted(set(columns.values()) - fixed)
@@ -250,12 +322,12 @@ class ExportState:
         manifest = self.manifest
         if manifest is None or not manifest.widening:
             return
-        schema, names = schema_of(manifest.layout), self._files()
+        names = self._files()
         folders = {name.rpartition("/")[0] for name in names} - {""}
         self._storage.remove_unfinished([f"{folder}/" for folder in folders])  # of a killed conversion
         for name in names:
             self._lease.check()
-            widen_file(self._storage, name, schema)
+            convert_file(self._storage, name, manifest.layout)
         manifest.widening = False
         self.save()
 
@@ -291,6 +363,7 @@ class ExportState:
         self.save()
         self._lease.check()
         layout = self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
+        self._note_new(layout)
         manifest.add_layout(layout)
         manifest.uncommitted = []
         self.save()
@@ -307,3 +380,13 @@ class ExportState:
         merged = f"{safe_name(self._topic)}-merged-"
         folder = self._path.rpartition("/")[0]
         self._storage.remove_unfinished([f"{folder}/", f"{results_folder(self._topic)}/", merged, *ours])
+
+
+def _new_fields(results: Iterable[RangeResult]) -> dict[str, str]:
+    """Return the fields without a column, with types that have the values of all results."""
+    found: dict[str, str] = {}
+    for result in results:
+        for field, kind in result.new_fields.items():
+            before = JsonType(found.get(field, kind))
+            found[field] = common_json_type(before, JsonType(kind)).value
+    return found

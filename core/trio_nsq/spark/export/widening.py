@@ -1,12 +1,13 @@
-"""Widen columns of JSON fields in finished files: longs become doubles.
+"""Convert finished files to a later layout: columns get wider types, and new ones get their values from `rest`.
 
-All files of a folder need the same types: Spark and others refuse a folder with both. So when a field that had whole
-numbers has its first fraction, the files that are there are rewritten. Each is replaced at once, under the same name,
-and a file that has the new type already is left alone: the work can be interrupted and repeated. See
-docs/decisions/0024-types-of-json-columns.md.
+All files of a folder need the same columns: Spark and others refuse a folder with two types of one column, or take the
+columns of any of its files for those of all. So when a field that had whole numbers has its first fraction, or a new
+field is to have a column, the files that are there are rewritten. Each is replaced at once, under the same name, and a
+file that has the layout already is left alone: the work can be interrupted and repeated. See
+docs/decisions/0024-types-of-json-columns.md and 0050-schemas-and-contracts.md.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage import ChangedMeanwhile, Storage, StorageError
-from .columns import DICTIONARY_COLUMNS
+from .columns import DICTIONARY_COLUMNS, schema_of
 from .json_values import doubles_of
-from .layout import BODY, HEADERS, span_of_file
+from .layout import BODY, HEADERS, REST, UNPARSED, Layout, span_of_file
+from .rest_columns import columns_from_rest
 
 _EXACT = 2**53
 """Doubles have all whole numbers up to this one."""
@@ -89,56 +91,83 @@ def check_owner(storage: Storage, name: str, topic: str, broker: str) -> None:
         )
 
 
-def widen_file(storage: Storage, name: str, schema: Any) -> bool:
-    """Convert the columns of a file that are longs, and doubles in an Arrow schema.
+def convert_file(storage: Storage, name: str, layout: Layout) -> bool:
+    """Give a file the columns of a layout that it lacks, and the wider types.
 
     Another process that has taken over the lease of this one may have converted it further: that stays.
 
     Returns:
-        Whether the file was rewritten; False if it has no such columns.
+        Whether the file was rewritten; False if it has all of them.
 
     Raises:
         StorageError, OSError: The file cannot be read or written.
     """
     while True:
         with _opened(storage, name) as parquet:
-            if not _longs_to_widen(parquet, schema):
+            if not parquet.num_row_groups or parquet.schema_arrow == _converted(parquet.schema_arrow, layout):
                 return False
         if (found := storage.read(name)) is None:
             raise StorageError(f"the file {storage.url_of(name)} was removed by another process")
         with _reading(storage, name), pq.ParquetFile(pa.BufferReader(found.data)) as parquet:
-            data = _widened(parquet, _longs_to_widen(parquet, schema))
+            data = _rewritten(parquet, layout)
         with suppress(ChangedMeanwhile):
             storage.replace(name, data, found.version)
             return True
 
 
-def _longs_to_widen(parquet: Any, schema: Any) -> list[int]:
-    """Return the indexes of the columns of a file that are longs, and doubles in an Arrow schema."""
-    if not parquet.num_row_groups:
-        return []
-    return [
-        index
-        for index, field in enumerate(parquet.schema_arrow)
-        if pa.types.is_int64(field.type)
-        and (at := schema.get_field_index(field.name)) >= 0
-        and pa.types.is_float64(schema.field(at).type)
-    ]
+def _converted(there: Any, layout: Layout) -> Any:
+    """Return the Arrow schema of a file after the conversion."""
+    wanted = schema_of(layout)
+    for index, field in enumerate(there):
+        at = wanted.get_field_index(field.name)
+        if at >= 0 and _is_wider(field.type, wanted.field(at).type):
+            there = there.set(index, field.with_type(wanted.field(at).type))
+    new = [wanted.field(each.name) for each in layout.json_columns if each.name not in there.names]
+    place = next((there.names.index(name) for name in (REST, UNPARSED) if name in there.names), len(there))
+    for number, field in enumerate(new):
+        there = there.insert(place + number, field)
+    return there
 
 
-def _widened(parquet: Any, columns: Sequence[int]) -> bytes:
-    """Return a file whose columns of these indexes are doubles."""
-    there = parquet.schema_arrow
-    for index in columns:
-        there = there.set(index, there.field(index).with_type(pa.float64()))
+def _is_wider(one: Any, other: Any) -> bool:
+    """Whether a column of the first Arrow type is converted to the second one."""
+    if pa.types.is_decimal(one) and pa.types.is_decimal(other):
+        return bool(one != other and other.scale >= one.scale and other.precision > one.precision)
+    if pa.types.is_integer(one) and pa.types.is_integer(other):
+        return bool(other.bit_width > one.bit_width)
+    return bool(pa.types.is_float64(other) and (pa.types.is_integer(one) or pa.types.is_float32(one)))
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    if pa.types.is_int64(column.type) and pa.types.is_float64(kind):
+        return doubles_of(column)
+    if pa.types.is_float32(column.type) and pa.types.is_float64(kind):
+        column = column.cast(pa.string())  # 0.1 and not 0.10000000149011612
+    return column.cast(kind)
+
+
+def _rewritten(parquet: Any, layout: Layout) -> bytes:
+    """Return a file with the columns of a layout."""
+    there, wanted = parquet.schema_arrow, _converted(parquet.schema_arrow, layout)
+    new = [each for each in layout.json_columns if each.name not in there.names]
     codec = parquet.metadata.row_group(0).column(0).compression
     data = pa.BufferOutputStream()
-    with parquet_writer(data, there, "none" if codec == "UNCOMPRESSED" else codec) as writer:
+    with parquet_writer(data, wanted, "none" if codec == "UNCOMPRESSED" else codec) as writer:
         for number in range(parquet.num_row_groups):
             group = parquet.read_row_group(number)
-            for index in columns:
-                group = group.set_column(index, there.field(index), doubles_of(group.column(index)))
-            writer.write_table(group, row_group_size=max(1, len(group)))
+            found = {
+                field.name: _cast(group.column(field.name), field.type) if field.name in there.names else None
+                for field in wanted
+            }
+            if new:
+                rest = group.column(REST).to_pylist() if REST in there.names else [None] * len(group)
+                found |= columns_from_rest(rest, new)
+                if REST not in there.names:
+                    del found[REST]
+            columns = [found[name] for name in wanted.names]
+            writer.write_table(
+                pa.Table.from_arrays(columns, schema=wanted), row_group_size=max(1, len(group))
+            )
     return bytes(data.getvalue().to_pybytes())
 
 

@@ -36,14 +36,22 @@ class TableColumns:
 
     Args:
         type_name: Returns the type of an Arrow type, as in `TableColumn`.
+        widens: Whether a column can change from one type to another one, which has its values; files with the former
+            can still be added.
     """
 
-    def __init__(self, columns: Sequence[TableColumn], type_name: Callable[[Any], str]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[TableColumn],
+        type_name: Callable[[Any], str],
+        widens: Callable[[str, str], bool] = lambda one, other: False,
+    ) -> None:
         self._columns = {column.name: column for column in columns}
         self._cased: dict[str, list[TableColumn]] = {}
         for column in columns:
             self._cased.setdefault(column.name.casefold(), []).append(column)
         self._type_name = type_name
+        self._widens = widens
 
     def __contains__(self, name: str) -> bool:
         """Whether the table has this name in use."""
@@ -51,8 +59,23 @@ class TableColumns:
 
     def fits(self, name: str, kind: ColumnType) -> bool:
         """Whether files can have this column: the table has the same, or none of that name in upper or lower case."""
-        wanted = TableColumn(name, self._type_name(arrow_type(kind)))
-        return all(column == wanted for column in self._cased.get(name.casefold(), ()))
+        wanted = self._type_name(arrow_type(kind))
+        return all(
+            column == TableColumn(name, column.type) and self._is_same(column.type, wanted)
+            for column in self._cased.get(name.casefold(), ())
+        )
+
+    def wider(self, ours: Any) -> list[Any]:
+        """Return those of these Arrow fields whose columns in the table have to get wider types."""
+        return [
+            field
+            for field in ours
+            if (column := self._columns.get(field.name)) is not None
+            and self._widens(column.type, self._type_name(field.type))
+        ]
+
+    def _is_same(self, there: str, ours: str) -> bool:
+        return there == ours or self._widens(there, ours) or self._widens(ours, there)
 
     def check(self, ours: Any, shown: str, place: str) -> None:
         """Check that files with these columns can be added.
@@ -90,7 +113,7 @@ class TableColumns:
                     f"lower case only: choose another {place}"
                 )
             return
-        if column.type != (kind := self._type_name(field.type)):
+        if not self._is_same(column.type, kind := self._type_name(field.type)):
             raise TableError(
                 f"the column {field.name} of {shown} has type {column.type}, and that of the files {kind}: choose "
                 f"another {place}"

@@ -140,7 +140,7 @@ class DeltaExportTable(Table):
         return _table_schema(layout)
 
     def _type_name(self, arrow: Any) -> str:
-        return _name(Schema.from_arrow(pa.schema([pa.field("x", arrow)])).fields[0].type)
+        return _name(_delta_fields([pa.field("x", arrow)])[0].type)
 
     def _check_layout(self, layout: Layout) -> None:
         self._check_rules()
@@ -187,7 +187,7 @@ class DeltaExportTable(Table):
             )
         if new:
             with explained(self.shown, "changed"):
-                fields = Schema.from_arrow(pa.schema(new)).fields
+                fields = _delta_fields(new)
                 table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
             self._load()
 
@@ -312,6 +312,26 @@ def _restored_version(entry: dict[str, Any]) -> int | None:
 def delta_options(storage: Storage) -> dict[str, str]:
     """Return deltalake's options to open a table in a storage; they may have secrets."""
     return {**_LIMITS, **storage.access.options()} if isinstance(storage, ObjectStorage) else {}
+
+
+def _delta_fields(fields: Sequence[Any]) -> list[Any]:
+    """Convert columns of files to those of a table. Raises TableError: a table has no such type."""
+    for field in fields:
+        for kind in _leaves(field.type):
+            if pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
+                raise TableError(
+                    f"a Delta table has no type {kind}, that of the column {field.name}: choose another type, such as "
+                    "string or timestamp(us)"
+                )
+    return Schema.from_arrow(pa.schema(fields)).fields
+
+
+def _leaves(kind: Any) -> Iterator[Any]:
+    """Yield the types without parts that a type has in it."""
+    if not kind.num_fields:
+        yield kind
+    for number in range(kind.num_fields):
+        yield from _leaves(kind.field(number).type)
 
 
 def _table_schema(layout: Layout) -> Any:

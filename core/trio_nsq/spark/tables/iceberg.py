@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 from pyiceberg import exceptions, types
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import BooleanExpression
@@ -36,23 +35,11 @@ from .catalogs import explained, file_options, load
 from .columns import TableColumn
 from .compaction import TableFile
 from .iceberg_expiry import expire, history
+from .iceberg_types import can_promote, iceberg_type, shown_type
 from .locations import table_location
 from .table import Table
 from .target import TableError, TableKind, TableOptions, TableTarget
 
-_TYPES: dict[Any, types.PrimitiveType] = {
-    pa.string(): types.StringType(),
-    pa.binary(): types.BinaryType(),
-    pa.int8(): types.IntegerType(),
-    pa.int16(): types.IntegerType(),
-    pa.int32(): types.IntegerType(),
-    pa.int64(): types.LongType(),
-    pa.float32(): types.FloatType(),
-    pa.float64(): types.DoubleType(),
-    pa.bool_(): types.BooleanType(),
-    pa.date32(): types.DateType(),
-    pa.timestamp("us", tz="UTC"): types.TimestamptzType(),
-}
 _TRANSFORMS: dict[PartitionBy, Transform[Any, Any]] = {
     PartitionBy.DATE: DayTransform(),
     PartitionBy.HOUR: HourTransform(),
@@ -64,8 +51,6 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 """Properties of tables that are created here."""
-_KEY_ID, _VALUE_ID = 10_001, 10_002
-"""More than there are columns."""
 _RETRIES = "commit.retry.num-retries"
 _ONLY_BOUNDS_OF_TS = {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.ts": "full"}
 
@@ -130,14 +115,16 @@ class IcebergExportTable(Table):
         assert self._table is not None
         schema = self._table.schema()
         names = {field.field_id: field.name for field in schema.fields}
-        found = [TableColumn(field.name, str(field.field_type), field.required) for field in schema.fields]
+        found = [
+            TableColumn(field.name, shown_type(field.field_type), field.required) for field in schema.fields
+        ]
         # Of fields in structs, as filters name them: a column with a dot in its name would be ambiguous.
         nested = set(schema.column_names) - set(names.values())
         found += [TableColumn(name, "that of a field of a struct") for name in nested]
         mapping = self._table.name_mapping()
         for mapped in mapping.root if mapping is not None else ():
             if (now := names.get(mapped.field_id or 0)) is not None:
-                kind = str(schema.find_type(mapped.field_id or 0))
+                kind = shown_type(schema.find_type(mapped.field_id or 0))
                 found += [
                     TableColumn(name, kind, now=now) for name in mapped.names if name not in names.values()
                 ]
@@ -147,7 +134,10 @@ class IcebergExportTable(Table):
         return schema_of(layout)
 
     def _type_name(self, arrow: Any) -> str:
-        return str(_iceberg_type(arrow))
+        return shown_type(iceberg_type(arrow))
+
+    def _widens(self, one: str, other: str) -> bool:
+        return can_promote(one, other)
 
     def _check_partitions(self, layout: Layout) -> None:
         table = self._table
@@ -179,16 +169,18 @@ class IcebergExportTable(Table):
 
     def _reserve(self, layout: Layout) -> None:
         table = self._created(layout)
-        if missing := _missing(table, layout):
-            self._change(table, lambda change: _add_columns(change, missing))
+        missing, wider = _missing(table, layout), self._names().wider(schema_of(layout))
+        if missing or wider:
+            self._change(table, lambda change: _change_columns(change, missing, wider))
 
     def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
         table = self._created(layout)
         missing = _missing(table, layout)
+        wider = self._names().wider(schema_of(layout))
         properties = {self._property: str(number)}
 
         def append(change: Transaction) -> None:
-            _add_columns(change, missing)
+            _change_columns(change, missing, wider)
             change.set_properties(properties)
             # Not checked for files that are there already: the number says so, also after a compaction.
             change.add_files(
@@ -215,7 +207,7 @@ class IcebergExportTable(Table):
     def _create(self, layout: Layout) -> LoadedTable:
         columns = enumerate(schema_of(layout), 1)
         fields = [
-            types.NestedField(number, column.name, _iceberg_type(column.type), required=not column.nullable)
+            types.NestedField(number, column.name, iceberg_type(column.type), required=not column.nullable)
             for number, column in columns
         ]
         schema = Schema(*fields)
@@ -297,20 +289,16 @@ def _missing(table: LoadedTable, layout: Layout) -> list[Any]:
     return [column for column in schema_of(layout) if column.name not in there]
 
 
-def _add_columns(change: Transaction, columns: Sequence[Any]) -> None:
-    if columns:
+def _change_columns(change: Transaction, missing: Sequence[Any], wider: Sequence[Any]) -> None:
+    if missing or wider:
         with change.update_schema() as update:
-            for column in columns:
-                # As a path: a dot in a name would separate fields.
-                update.add_column((column.name,), _iceberg_type(column.type))
-
-
-def _iceberg_type(arrow: Any) -> types.IcebergType:
-    if pa.types.is_map(arrow):
-        # Tables give them other numbers, as they do with those of columns.
-        value = _iceberg_type(arrow.item_type)
-        return types.MapType(_KEY_ID, _iceberg_type(arrow.key_type), _VALUE_ID, value, value_required=False)
-    return types.DecimalType(arrow.precision, arrow.scale) if pa.types.is_decimal(arrow) else _TYPES[arrow]
+            # As paths: a dot in a name would separate fields.
+            for column in missing:
+                update.add_column((column.name,), iceberg_type(column.type))
+            for column in wider:
+                kind = iceberg_type(column.type)
+                assert isinstance(kind, types.PrimitiveType)
+                update.update_column((column.name,), kind)
 
 
 def _times_of(table: LoadedTable, files: Sequence[Any]) -> BooleanExpression:

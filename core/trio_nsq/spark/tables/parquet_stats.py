@@ -22,7 +22,9 @@ def delta_stats(footer: Any) -> str:
     nulls, low, high = [], [], []
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
-        if column.max_repetition_level:  # in a map, which has no statistics in Delta
+        if column.max_repetition_level or column.max_definition_level > 1:
+            # In an array, a map or a struct. The first two have no statistics in Delta, and those of a struct are an
+            # object, which no reader needs.
             continue
         statistics = [
             footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)

@@ -119,7 +119,7 @@ class Table(ABC):
             self._names().check(self._schema(layout), self.shown, self._place)
 
     def _names(self) -> TableColumns:
-        return TableColumns(self._columns() if self._is_there else (), self._type_name)
+        return TableColumns(self._columns() if self._is_there else (), self._type_name, self._widens)
 
     def _check_kept(self, number: int) -> None:
         """Check that the table was not restored to a version before this commit, its last one. Raises TableError."""
@@ -264,6 +264,10 @@ class Table(ABC):
     @abstractmethod
     def _type_name(self, arrow: Any) -> str:
         """Return the type of a column of files, as in `TableColumn`."""
+
+    def _widens(self, one: str, other: str) -> bool:
+        """Whether a column of the table can change from one type to another one."""
+        return False
 
     @abstractmethod
     def _check_partitions(self, layout: Layout) -> None:
