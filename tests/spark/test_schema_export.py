@@ -84,7 +84,8 @@ def test_schema_of_another_folder(
     result = to_parquet(topic, tmp_path / "out", "--schema", str(schema))
     assert (result.code, result.err) == (
         1,
-        f"Error: The folder {tmp_path}/out has no column for the field user: choose another folder.\n",
+        f"Error: The folder {tmp_path}/out has no column for the field user: give --schema-contract evolve, which "
+        "adds it, or choose another folder.\n",
     )
     schema.write_text('{"fields": [{"name": "price", "type": "decimal(6,2)"}]}')
     result = to_parquet(topic, tmp_path / "out", "--schema", str(schema))
