@@ -216,7 +216,7 @@ def test_new_fields_of_a_contract_are_no_columns_of_a_table(
         (["--schema-contract", "freeze"], "--schema-contract is for columns of fields"),
         (["--schema", "{}", "--print-schema"], "--print-schema infers a schema"),
         (["more", "--print-schema"], "--print-schema is for one topic"),
-        (["--schema", "no-such-file"], "cannot read no-such-file: No such file or directory."),
+        (["--schema", "no-such-file"], "File 'no-such-file' does not exist."),
         (["--schema", "[]"], "it is no JSON object."),
     ],
 )

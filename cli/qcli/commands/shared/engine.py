@@ -63,7 +63,7 @@ def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
             help=f"Without Spark, work in up to N processes on this machine. {jobs_note}",
         ),
         output_format(
-            "text: report on standard error. json: write an object to standard output.",
+            "text: report on stderr. json: write an object to stdout.",
             "text",
             "json",
         ),

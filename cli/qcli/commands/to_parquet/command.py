@@ -71,10 +71,9 @@ class SchemaFile(click.Path):
         from trio_nsq.spark.schemas.documents import schema_columns
         from trio_nsq.spark.schemas.errors import SchemaError
 
+        path = super().convert(value, param, ctx)
         try:
-            return schema_columns(Path(value).read_bytes())
-        except OSError as error:
-            self.fail(f"cannot read {value}: {error.strerror}.", param, ctx)
+            return schema_columns(Path(path).read_bytes())
         except SchemaError as error:
             self.fail(f"{value}: {error}.", param, ctx)
 
@@ -319,7 +318,7 @@ def iceberg_table(text: str) -> TableTarget:
     FILES,
     "--schema",
     "schema",
-    type=SchemaFile(dir_okay=False),
+    type=SchemaFile(exists=True, dir_okay=False, readable=True),
     metavar="FILE",
     brief=True,
     help="Write the fields that this file describes, as --json: a JSON Schema, an Avro schema, or Arrow's JSON, as "
