@@ -24,7 +24,7 @@ from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
-from .options import ToParquetOptions
+from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ class SchemaFile(click.Path):
             self.fail(f"{value}: {error}.", param, ctx)
 
 
+def letters_topic(text: str) -> str:
+    """Parse the name of a dead-letter topic, in which `{topic}` may stand for a topic."""
+    topic_name(text.replace(TOPIC_PLACE, "t"))
+    return text
+
+
 def iceberg_table(text: str) -> TableTarget:
     """Parse `CATALOG/NAMESPACE.TABLE`."""
     from trio_nsq.spark.tables.target import TableTarget
@@ -112,6 +118,8 @@ def iceberg_table(text: str) -> TableTarget:
         "export all topics, also those created later, to a folder each": "qcli to-parquet --topic-pattern . ./archive "
         "--channel archive --follow --every 5m",
         "export what a file describes": "qcli to-parquet --config pipeline.toml",
+        "publish messages that do not fit to a dead-letter topic": "qcli to-parquet clicks ./archive --json --columns "
+        "user:long --dead-letter-topic '{topic}.dead'",
         "export two topics, each to a table": "qcli to-parquet clicks orders s3://bucket/tables/{topic}/v1 --delta",
         "consume a channel of an nsqd, at least once": "qcli to-parquet clicks ./archive "
         "--nsqd-tcp-address stock-nsqd:4150 --channel archive",
@@ -183,13 +191,14 @@ def iceberg_table(text: str) -> TableTarget:
         "file_bytes, ranges, elapsed_s, skipped_messages (from an earlier run), missing, damaged, for_one_channel "
         "(copies for one channel, which are not written again), filtered (left out by --where), unparsed, "
         "without_column (messages whose headers are not written: the folder is of an earlier version, and has no "
-        "column for them), misfits (values that did not fit their column, by path), discarded (values that --schema- "
-        "contract discard-value left out, by path), discarded_rows (messages that discard-row left out), milliseconds "
-        "(those of misfits that seem to be times in milliseconds, by path), widened (fields whose columns have wider "
-        "types now), new_columns (fields that have columns now, with their types), repeated (delivered again by a "
-        "channel, and not written), compacted (small files of a table that were merged), unread (why newer messages "
-        "of an archive were not read: damaged objects), unavailable (brokers that did not answer, or lack the topic). "
-        "With several topics there is an object for each topic, with --follow for each topic that has something new, "
+        "column for them), misfits (values that did not fit their column, by path), discarded (values that "
+        "--schema-contract discard-value left out, by path), discarded_rows (messages that discard-row left out), "
+        "dead_letters (messages in the dead-letter topic), milliseconds (those of misfits that seem to be times in "
+        "milliseconds, by path), widened (fields whose columns have wider types now), new_columns (fields that have "
+        "columns now, with their types), repeated (delivered again by a channel, and not written), compacted (small "
+        "files of a table that were merged), unread (why newer messages of an archive were not read: damaged "
+        "objects), unavailable (brokers that did not answer, or lack the topic). With several topics there is an "
+        "object for each topic, with --follow for each topic that has something new, "
         "and also: error (null, or why the topic is not exported completely), exit_code (that of an export of this "
         "topic alone).",
     },
@@ -333,6 +342,15 @@ def iceberg_table(text: str) -> TableTarget:
     help="For new fields and values that do not fit: evolve adds columns and widens types, freeze ends the export, "
     "discard-value leaves the value out, discard-row the message. By default new fields are in the column rest, or "
     "become columns of a table, and bodies that do not fit are in the column unparsed.",
+)
+@option(
+    FILES,
+    "--dead-letter-topic",
+    type=letters_topic,
+    metavar="TOPIC",
+    brief=True,
+    help="Publish messages that do not fit to this topic of their broker, at least once, and leave them out of the "
+    "files. {topic} stands for the name of the topic, as in {topic}.dead. 'qcli dlq show' shows them.",
 )
 @option(
     FILES,

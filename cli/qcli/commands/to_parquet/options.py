@@ -68,6 +68,7 @@ class ToParquetOptions:
     columns: list[tuple[str, ColumnType | None]] | None
     schema: list[tuple[str, ColumnType]] | None
     contract: str | None
+    dead_letter_topic: str | None
     print_schema: bool
     keep_body: bool
     where: str
@@ -157,10 +158,27 @@ class ToParquetOptions:
             raise click.UsageError("--schema and --columns exclude each other: both have the columns.")
         if self.contract and not self.has_columns:
             raise click.UsageError("--schema-contract is for columns of fields: give --json or --schema.")
+        if self.dead_letter_topic is not None:
+            self._check_dead_letters()
         if self.print_schema and (self.schema or self.text):
             raise click.UsageError("--print-schema infers a schema: leave out --schema and --text.")
         if self.print_schema and not self.is_of_one_topic:
             raise click.UsageError("--print-schema is for one topic.")
+
+    def _check_dead_letters(self) -> None:
+        """Raises UsageError if messages cannot go to a dead-letter topic."""
+        if not self.has_columns and not self.text:
+            raise click.UsageError(
+                "--dead-letter-topic is for messages that do not fit: give --json, --schema or --text."
+            )
+        if self.contract in ("freeze", "discard-value"):
+            raise click.UsageError(
+                f"--dead-letter-topic and --schema-contract {self.contract} exclude each other: no message is left out."
+            )
+        if self.from_segments:
+            raise click.UsageError(
+                "--dead-letter-topic and --from-segments exclude each other: it reads no broker."
+            )
 
     def _check_topics(self) -> None:
         """Raises UsageError for topics that contradict other options."""
@@ -252,6 +270,10 @@ class ToParquetOptions:
 
     def _check_consuming(self, tcp_addresses: tuple[str, ...]) -> Path:
         """Return the folder of the spool. Raises UsageError for options that contradict consuming a channel."""
+        if self.dead_letter_topic is not None:
+            raise click.UsageError(
+                f"--dead-letter-topic is for brokers whose logs are read: leave out {TCP_OPTION} and --consume."
+            )
         if self.channel is None:
             raise click.UsageError(
                 f"{TCP_OPTION} and --consume take messages out of a channel: give it with --channel."
@@ -320,6 +342,7 @@ class ToParquetOptions:
             ),
             json_fields=self.schema or self.columns or (),
             contract=SchemaContract(self.contract) if self.contract else None,
+            dead_letter_topic=self._letters_topic(),
             compression=self.compression,
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
@@ -327,6 +350,15 @@ class ToParquetOptions:
             table=TableTarget(TableKind.DELTA) if self.delta else self.iceberg,
             compact=self.compact,
         )
+
+    def _letters_topic(self) -> str | None:
+        """Return the dead-letter topic of the only topic; for several topics with `{topic}` in it."""
+        template = self.dead_letter_topic
+        if template is None or not self.is_of_one_topic:
+            return template
+        from trio_nsq.spark.export.dead_letters import letters_topic
+
+        return letters_topic(template, self.topic)
 
     def place(self, address: str, topic: str = "") -> LogPlace:
         """Return the place of a log: a broker, or the folder of a log that `find_brokers` has found."""
@@ -363,11 +395,17 @@ def request_for(template: ExportRequest, topic: str, *, is_only: bool) -> Export
         template: The request for all of them; `{topic}` in its places stands for the name.
         is_only: Whether the folder is for this topic only, so that it needs no subfolder.
     """
+    from trio_nsq.spark.export.dead_letters import letters_topic
     from trio_nsq.storage import place_below
 
+    letters = template.dead_letter_topic
     folder = template.place
     if TOPIC_PLACE not in folder and not is_only:
         folder = place_below(folder, TOPIC_PLACE)
     return dataclasses.replace(
-        template, topic=topic, place=_named(folder, topic), table=_named_table(template.table, topic)
+        template,
+        topic=topic,
+        place=_named(folder, topic),
+        table=_named_table(template.table, topic),
+        dead_letter_topic=None if letters is None else letters_topic(letters, topic),
     )

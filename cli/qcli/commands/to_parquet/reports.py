@@ -54,7 +54,8 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
             f"Warning: {about}the schema contract left out {total}: {_worst(outcome.discarded)}."
         )
     if outcome.misfits:
-        print_diagnostic(f"Warning: {about}{_misfits_warning(outcome.misfits)}")
+        has_letters = bool(outcome.dead_letters)
+        print_diagnostic(f"Warning: {about}{_misfits_warning(outcome.misfits, has_letters=has_letters)}")
         if outcome.milliseconds:
             names = ", ".join(sorted(outcome.milliseconds))
             print_diagnostic(
@@ -81,6 +82,7 @@ def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> st
         (outcome.filtered, "{} left out by --where"),
         (outcome.unparsed, "{} in the column unparsed"),
         (outcome.discarded_rows, "{} left out by the schema contract"),
+        (outcome.dead_letters, "{} to the dead-letter topic"),
         (outcome.for_one_channel, "{} copies for one channel left out"),
         (outcome.repeated, "{} repeated deliveries left out"),
         (outcome.compacted, f"{count_of(outcome.compacted, 'small file')} of the table merged"),
@@ -98,9 +100,10 @@ def _worst(counts: Mapping[str, int]) -> str:
     return fields + (f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else "")
 
 
-def _misfits_warning(misfits: Mapping[str, int]) -> str:
-    """Return the warning about values that are null in their columns."""
+def _misfits_warning(misfits: Mapping[str, int], *, has_letters: bool) -> str:
+    """Return the warning about values that did not fit, and where they are."""
+    null = "The columns are null there, and the column unparsed has the whole bodies."
     return (
-        f"{count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: "
-        f"{_worst(misfits)}. The columns are null there, and the column unparsed has the whole bodies."
+        f"{count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: {_worst(misfits)}. "
+        + ("The dead-letter topic has these messages." if has_letters else null)
     )

@@ -19,7 +19,7 @@ the throughput. The schema, in order; `topic` to `ts` and a binary `body` are ne
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,6 +34,7 @@ from ..schemas.arrow_types import arrow_type
 from ..schemas.contracts import SchemaContract, SchemaViolation
 from ..schemas.promotions import Promotion
 from ..spool.records import columns_of, headers_of
+from .dead_letters import Letter
 from .json_columns import JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 from .selection import RowSelection
@@ -79,6 +80,7 @@ class TableBuilder:
     Args:
         topic, broker: The values of these columns.
         contract, promotion: See `JsonParser`.
+        keeps_letters: Leave out the messages whose bodies would be in `unparsed`, and collect them as dead letters.
 
     Raises FilterError: the condition of the layout is invalid.
 
@@ -87,6 +89,8 @@ class TableBuilder:
             size of their bodies.
         body_bytes: The size of the bodies, and of headers, that were added since the last table.
         discarded_rows: The number of messages so far that the contract left out.
+        letters: The dead letters so far, for the caller to take.
+        dead_letters: Their number, also of those that were taken.
         without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
     """
 
@@ -97,12 +101,17 @@ class TableBuilder:
         layout: Layout,
         contract: SchemaContract | None = None,
         promotion: Promotion | None = None,
+        *,
+        keeps_letters: bool = False,
     ) -> None:
         self.schema: Any = schema_of(layout)
         self._topic = topic
         self._broker = broker
         self._layout = layout
-        self._parser = JsonParser(layout, contract, promotion)
+        self._parser = JsonParser(layout, contract, promotion, refuses_rows=keeps_letters)
+        self._keeps_letters = keeps_letters
+        self.letters: list[Letter] = []
+        self.dead_letters: int = 0
         self._selection = RowSelection(layout) if layout.where else None
         self.without_column: int = 0
         self.discarded_rows: int = 0
@@ -217,11 +226,15 @@ class TableBuilder:
             self.filtered_bytes += pc.sum(pc.binary_length(left_out)).as_py() or 0
             columns, bodies = [each.filter(kept) for each in columns], bodies.filter(kept)
         columns += self._body_columns(bodies, columns[_SEQ])
+        refused = self._parser.refused_rows
+        if refused and self._keeps_letters:
+            self._add_letters(refused, columns, self._binary() if bodies is None else bodies)
+        elif refused:
+            self.discarded_rows += len(refused)
         self._clear()
         table = pa.Table.from_arrays(columns, schema=self.schema)
-        if not (refused := self._parser.refused_rows):
+        if not refused:
             return table
-        self.discarded_rows += len(refused)
         return table.filter(pa.array([row not in refused for row in range(len(table))], pa.bool_()))
 
     def _of_runs(self, values: "array[int]", rows: Any = None) -> Any:
@@ -231,6 +244,13 @@ class TableBuilder:
         )
         found = pc.run_end_decode(runs)
         return found if rows is None else pc.add(found, rows)
+
+    def _add_letters(self, reasons: Mapping[int, str], columns: Sequence[Any], bodies: Any) -> None:
+        headers = columns[self.schema.names.index(HEADERS)] if self._layout.headers else None
+        for row, reason in sorted(reasons.items()):
+            own = dict((headers[row].as_py() if headers is not None else None) or ())
+            self.letters.append(Letter(columns[_SEQ][row].as_py(), bodies[row].as_py(), own, reason))
+        self.dead_letters += len(reasons)
 
     def _headers_column(self) -> Any:
         kind = arrow_type(HEADERS_TYPE)
@@ -291,11 +311,17 @@ class TableBuilder:
         )
 
     def _text_columns(self, bodies: Any) -> list[Any]:
+        self._parser.refused_rows = {}
         try:
             return [bodies.cast(pa.string()), pa.nulls(len(bodies), pa.binary())]  # checks for UTF-8
         except pa.ArrowInvalid:
             bodies = bodies.to_pylist()
         texts = list(map(_decoded, bodies))
+        if self._keeps_letters:
+            self._parser.refused_rows = {
+                row: "is not UTF-8" for row, text in enumerate(texts) if text is None
+            }
+            return [pa.array(texts, pa.string()), pa.nulls(len(bodies), pa.binary())]
         self._parser.unparsed += texts.count(None)
         bad = [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
         return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]

@@ -12,6 +12,7 @@ from ...log.records import RecordBatch
 from ...protocol.limits import MIB
 from ...storage import NewFile, Storage, naming_file
 from .columns import TableBuilder
+from .dead_letters import LetterPublisher
 from .layout import Layout, partition_folder, partition_key, range_name
 from .request import ExportRequest
 from .widening import check_owner, convert_file, parquet_writer
@@ -19,12 +20,17 @@ from .widening import check_owner, convert_file, parquet_writer
 _TABLE_ROWS = 20_000
 _TABLE_BYTES = 4 * MIB
 """How many messages, and bytes of bodies, are converted to Arrow at a time. JSON needs 10 times as much memory."""
+_LETTERS_BYTES = 4 * MIB
+"""Bodies of dead letters that wait in memory; others are published before the range is complete."""
 
 
 class RangeFiles:
     """Writes the files of a range one after the other; with partitions, one for each date or hour.
 
     If the broker's clock was set back, a date or hour may occur twice; it then has two files.
+
+    Args:
+        letters: Publishes the messages that do not fit the columns; None: the column `unparsed` has them.
 
     Attributes:
         builder: Collects the messages that are not written yet.
@@ -33,11 +39,23 @@ class RangeFiles:
     """
 
     def __init__(
-        self, storage: Storage, request: ExportRequest, layout: Layout, broker: str, span: Span
+        self,
+        storage: Storage,
+        request: ExportRequest,
+        layout: Layout,
+        broker: str,
+        span: Span,
+        letters: LetterPublisher | None = None,
     ) -> None:
         self.builder: TableBuilder = TableBuilder(
-            request.topic, broker, layout, request.contract, request.promotion
+            request.topic,
+            broker,
+            layout,
+            request.contract,
+            request.promotion,
+            keeps_letters=letters is not None,
         )
+        self._letters = letters
         self.names: list[str] = []
         self.file_bytes: int = 0
         self._storage = storage
@@ -91,7 +109,9 @@ class RangeFiles:
 
         Raises:
             StorageError, OSError: A file cannot be given its name, or another topic or broker has one of this name.
+            BrokerUnreachable, RequestRefused: The dead letters cannot be published.
         """
+        self._publish_letters()
         self._thread.shutdown()
         self.builder.close()
         for name, file in self._complete:
@@ -126,12 +146,19 @@ class RangeFiles:
             # A large message takes several times its size: not while a row group is being written.
             self._wait()
         table = self.builder.table()
+        if sum(len(each.body) for each in self.builder.letters) > _LETTERS_BYTES:
+            self._publish_letters()
         if not len(table):
             return  # a file without rows is of no use
         self._group_bytes += table.nbytes
         self._tables.append(table)
         if self._group_bytes >= self._request.row_group_bytes:
             self._write_group()
+
+    def _publish_letters(self) -> None:
+        if self._letters is not None and not self.builder.widen:
+            self._letters.publish(self.builder.letters)
+            self.builder.letters.clear()
 
     def _write_group(self) -> None:
         """Write a row group in the thread, after the previous one."""

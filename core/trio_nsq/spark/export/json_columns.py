@@ -44,6 +44,7 @@ class JsonParser:
     Args:
         contract: What to do with what does not fit; None: see the module.
         promotion: How columns may get wider types; None: only as `JsonColumn.widens` says.
+        refuses_rows: Leave out the rows whose bodies would be in `unparsed`.
 
     Attributes:
         unparsed: The number of bodies so far that are in the column `unparsed`.
@@ -52,7 +53,7 @@ class JsonParser:
         widen: The types that columns need for values so far, by field, of columns that may be widened.
         milliseconds: The timestamps among `misfits`, by path, that are plausible as Unix milliseconds.
         discarded: The number of values so far that a contract left out, by path.
-        refused_rows: The rows of the last call of `parse` that the contract leaves out.
+        refused_rows: The rows of the last call of `parse` that are left out, with the first reason for each.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class JsonParser:
         layout: Layout,
         contract: SchemaContract | None = None,
         promotion: Promotion | None = None,
+        *,
+        refuses_rows: bool = False,
     ) -> None:
         self.unparsed: int = 0
         self.misfits: Counter[str] = Counter()
@@ -67,12 +70,14 @@ class JsonParser:
         self.widen: dict[str, str] = {}
         self.milliseconds: Counter[str] = Counter()
         self.discarded: Counter[str] = Counter()
-        self.refused_rows: set[int] = set()
+        self.refused_rows: dict[int, str] = {}
         self._columns = layout.json_columns
         self._known = frozenset(column.field for column in layout.json_columns)
         self._keep_rest = layout.keep_rest
         self._contract = contract
         self._promotion = promotion
+        self._refuses_rows = refuses_rows or contract is SchemaContract.DISCARD_ROW
+        self._reasons: dict[int, str] = {}
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return Arrow arrays: the columns, `rest` if the layout has it, and `unparsed`.
@@ -81,7 +86,7 @@ class JsonParser:
             RowRefused: A body does not fit, and the contract forbids it.
         """
         objects: list[Mapping[str, Any]] = []
-        rows = _Rows()
+        rows, self._reasons = _Rows(), {}
         for index, body in enumerate(bodies):
             try:
                 objects.append(decode_object(body))
@@ -92,7 +97,8 @@ class JsonParser:
         arrays = [self._column(column, objects, rows) for column in self._columns]
         if self._keep_rest:
             arrays.append(self._rest(objects, rows))
-        self.refused_rows = rows.bad if self._contract is SchemaContract.DISCARD_ROW else set()
+        reasons = self._reasons
+        self.refused_rows = {row: reasons.get(row, "") for row in rows.bad} if self._refuses_rows else {}
         if self.refused_rows or not rows.bad:
             return [*arrays, pa.nulls(len(bodies), pa.binary())]
         self.unparsed += len(rows.bad)
@@ -102,6 +108,8 @@ class JsonParser:
     def _refuse(self, row: int, reason: str) -> None:
         if self._contract is SchemaContract.FREEZE:
             raise RowRefused(row, reason)
+        if self._refuses_rows:
+            self._reasons.setdefault(row, reason)
 
     def _column(self, column: JsonColumn, objects: Sequence[Mapping[str, Any]], rows: "_Rows") -> Any:
         field = column.field
@@ -171,6 +179,7 @@ class JsonParser:
         try:
             return json_text(left)
         except (ValueError, RecursionError):
+            self._refuse(row, "has fields that are no JSON text")
             rows.bad.add(row)
             self.misfits[REST] += 1
             return None

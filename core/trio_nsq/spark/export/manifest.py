@@ -60,6 +60,7 @@ class RangeResult:
         discarded: The number of values that the contract left out, by path.
         discarded_rows: Messages that the contract left out; they are not in `messages`.
         filtered: Messages that do not meet the condition of the layout; they are not exported.
+        dead_letters: Messages that were published to the dead-letter topic; they are not in `messages`.
     """
 
     broker: str
@@ -82,6 +83,7 @@ class RangeResult:
     discarded: dict[str, int] = field(default_factory=dict)
     discarded_rows: int = 0
     filtered: int = 0
+    dead_letters: int = 0
 
     @property
     def span(self) -> Span:

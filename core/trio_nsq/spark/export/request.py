@@ -29,6 +29,8 @@ class ExportRequest:
             fields of the sample become columns.
         contract: What to do with values that the columns of JSON bodies do not have; None: new fields become columns of
             a table, and stay in `rest` in a folder of files; what does not fit is in `unparsed`.
+        dead_letter_topic: Messages whose bodies would be in `unparsed` are published to this topic of their broker, at
+            least once, and left out; None: they are not.
         compression: A Parquet codec, in lower case.
         compression_level: None: the default of the codec.
         row_group_bytes: The approximate size of the rows in a row group, before compression.
@@ -46,6 +48,7 @@ class ExportRequest:
     layout: Layout = field(default_factory=Layout)
     json_fields: Sequence[tuple[str, ColumnType | None]] = ()
     contract: SchemaContract | None = None
+    dead_letter_topic: str | None = None
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 32 * MIB
@@ -80,7 +83,7 @@ class ExportResult:
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, filtered, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
-        discarded, discarded_rows: See `RangeResult`.
+        discarded, discarded_rows, dead_letters: See `RangeResult`.
         widened: JSON fields whose columns have wider types now, in all files.
         new_columns: JSON fields that have columns now, with their types.
         repeated: Messages that a channel redelivered; they are not exported again.
@@ -106,6 +109,7 @@ class ExportResult:
     milliseconds: dict[str, int] = field(default_factory=dict)
     discarded: dict[str, int] = field(default_factory=dict)
     discarded_rows: int = 0
+    dead_letters: int = 0
     widened: list[str] = field(default_factory=list)
     new_columns: dict[str, str] = field(default_factory=dict)
     repeated: int = 0
@@ -127,6 +131,7 @@ class ExportResult:
         self.milliseconds = _sum(self.milliseconds, done.milliseconds)
         self.discarded = _sum(self.discarded, done.discarded)
         self.discarded_rows += done.discarded_rows
+        self.dead_letters += done.dead_letters
         for first, end, reason in done.gaps:
             self.add_gap(done.broker, Span(first, end), reason)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from ...client.reading.log_stream import is_for_all_channels
 from ...log.gaps import Gap, Span
 from ...storage import Storage, not_shared
-from ..logs import LogPlace
+from ..logs import BrokerPlace, LogPlace
 from ..places import storage_at
 from ..runtime.engine import Advance
+from .dead_letters import LetterPublisher
 from .files import RangeFiles
 from .layout import Layout
 from .manifest import Manifest, RangeResult, manifest_path, result_path
@@ -63,7 +64,8 @@ class ExportTask:
         path = result_path(self.request.topic, self.broker, self.span)
         if (existing := storage.read(path)) is not None:
             return RangeResult.from_bytes(existing.data)
-        files = RangeFiles(storage, self.request, self.layout, self.broker, self.span)
+        letters = self._letters()
+        files = RangeFiles(storage, self.request, self.layout, self.broker, self.span, letters)
         try:
             result = self._write(files, advance)
             if result.widen:
@@ -73,10 +75,19 @@ class ExportTask:
         except BaseException:
             files.discard()
             raise
+        finally:
+            if letters is not None:
+                letters.close()
         result = replace(result, files=files.names, file_bytes=files.file_bytes)
         if not storage.put_new(path, result.to_bytes()) and (existing := storage.read(path)) is not None:
             return RangeResult.from_bytes(existing.data)  # of another attempt
         return result
+
+    def _letters(self) -> LetterPublisher | None:
+        topic = self.request.dead_letter_topic
+        if topic is None or not isinstance(self.log, BrokerPlace):
+            return None
+        return LetterPublisher(self.log, topic)
 
     def _write(self, files: RangeFiles, advance: Advance | None) -> RangeResult:
         span = self.span
@@ -112,7 +123,7 @@ class ExportTask:
         return RangeResult(
             self.broker,
             *span,
-            messages - files.builder.filtered - files.builder.discarded_rows,
+            messages - files.builder.filtered - files.builder.discarded_rows - files.builder.dead_letters,
             body_bytes - files.builder.filtered_bytes,
             gaps=gaps,
             for_one_channel=for_one_channel,
@@ -124,6 +135,7 @@ class ExportTask:
             new_fields=files.builder.new_fields,
             discarded=dict(files.builder.discarded),
             discarded_rows=files.builder.discarded_rows,
+            dead_letters=files.builder.dead_letters,
             last_id=last_id,
             layout=self.layout_index,
         )
