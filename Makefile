@@ -14,7 +14,7 @@ SUPPORTED := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-peers bench-cluster bench-archive pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels release kept soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-peers bench-cluster bench-archive pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -138,6 +138,12 @@ oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest ve
 
 wheels: $(INSTALLED) ## dist/: the source distribution, and a wheel for each supported Python on this machine, checked
 	$(BIN)/python tools/wheels.py $(ARGS)
+
+release: $(INSTALLED) ## dist/: wheels, checked installations, bill of materials, hashes and notes; publishes nothing
+	$(BIN)/python -m tools.release $(ARGS)
+
+kept: $(INSTALLED) ## keep files of this version, for tests of upgrades: make kept [ARGS='--name 0.1.0-before-x']
+	$(BIN)/python -m tools.kept_files $(ARGS)
 
 fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make fuzz [ARGS='--seed 7']
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)

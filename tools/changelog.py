@@ -1,5 +1,6 @@
 """Move the files of docs/changes into the section *Unreleased* of CHANGELOG.md: `make changelog`."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,20 @@ def with_changes(changelog: str, changes: Mapping[str, Sequence[str]]) -> str:
     return before + unreleased + section + following + older
 
 
+def changelog_with_changes(changelog: Path, folder: Path) -> str:
+    """Return the text of a changelog with the files of changes in *Unreleased*. Raises ChangeError."""
+    texts = {kind: [path.read_text() for path in paths] for kind, paths in changes_in(folder).items()}
+    return with_changes(changelog.read_text(), texts)
+
+
+def section(changelog: str, version: str) -> str | None:
+    """Return the text below the heading of a version, such as `## 1.2.3, 2026-01-31`; None if there is none."""
+    found = re.search(
+        rf"^## {re.escape(version)}(?:[ ,].*)?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+    )
+    return f"{found[1].strip()}\n" if found else None
+
+
 def _entry(text: str) -> str:
     lines = wrap(" ".join(text.split()), WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return "- " + "\n  ".join(lines) + "\n"
@@ -54,9 +69,9 @@ def _entry(text: str) -> str:
 def main(root: Path) -> None:
     """Move the changes. Raises ChangeError."""
     changelog = root / "CHANGELOG.md"
-    found = changes_in(root / "docs/changes")
-    texts = {kind: [path.read_text() for path in paths] for kind, paths in found.items()}
-    changelog.write_text(with_changes(changelog.read_text(), texts))
+    folder = root / "docs/changes"
+    found = changes_in(folder)
+    changelog.write_text(changelog_with_changes(changelog, folder))
     for path in (path for paths in found.values() for path in paths):
         path.unlink()
 

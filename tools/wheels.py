@@ -5,7 +5,8 @@ that their symbols allow. Each file is installed into a new environment, where `
 form, and messages must go through a broker. The source distribution is installed without a C compiler: it must run as
 pure Python.
 
-Pythons that pyproject.toml claims and that are not on this machine are listed, and have no wheel.
+Pythons that pyproject.toml claims and that are not on this machine are listed, and have no wheel. With `--sdist`, only
+the source distribution is built and checked.
 """
 
 import argparse
@@ -49,20 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="build for this interpreter instead of the supported ones on this machine; repeatable",
     )
+    parser.add_argument("--sdist", action="store_true", help="build no wheel, only the source distribution")
     options = parser.parse_args(arguments)
     if sys.platform != "linux":
         parser.error("wheels are built on Linux, for Linux")
-    pythons = options.python
-    if pythons is None:
-        found = {version: find_python(version) for version in supported()}
-        pythons = [python for python in found.values() if python]
-        if missing := [version for version, python in found.items() if not python]:
-            print(f"No wheel for Python {', '.join(missing)}: not on this machine.")
-        if not pythons:
-            print("wheels: no supported Python is on this machine; name one with --python", file=sys.stderr)
-            return 1
     try:
-        for path, says in build(pythons, options.out.absolute()):
+        pythons = options.python or found_pythons()
+        for path, says in build(pythons, options.out.absolute(), wheels=not options.sdist):
             print(f"{path}: {says}", flush=True)
     except Failure as exc:
         print(f"wheels: {exc}", file=sys.stderr)
@@ -77,6 +71,20 @@ def supported() -> list[str]:
     return [
         version for name in project["classifiers"] if "." in (version := name.removeprefix(prefix)) != name
     ]
+
+
+def found_pythons() -> list[Path]:
+    """Return the supported interpreters on this machine, and print which are missing.
+
+    Raises:
+        Failure: there is none.
+    """
+    found = {version: find_python(version) for version in supported()}
+    if missing := [version for version, python in found.items() if not python]:
+        print(f"No wheel for Python {', '.join(missing)}: not on this machine.")
+    if not any(found.values()):
+        raise Failure("no supported Python is on this machine; name one with --python")
+    return [python for python in found.values() if python]
 
 
 def find_python(version: str) -> Path | None:
@@ -94,8 +102,12 @@ def find_python(version: str) -> Path | None:
     return None
 
 
-def build(pythons: Sequence[Path], out: Path) -> Iterator[tuple[Path, str]]:
+def build(pythons: Sequence[Path], out: Path, *, wheels: bool = True) -> Iterator[tuple[Path, str]]:
     """Build the source distribution and one wheel for each interpreter; keep those that pass the checks.
+
+    Args:
+        pythons: The source distribution is tried with the first one.
+        wheels: False builds only the source distribution.
 
     Yields:
         Each file in `out`, and what `qcli --version` says where it is installed.
@@ -108,7 +120,7 @@ def build(pythons: Sequence[Path], out: Path) -> Iterator[tuple[Path, str]]:
         folder = Path(name)
         uv_build("--sdist", "--out-dir", folder / "source", ROOT)
         (source,) = (folder / "source").iterdir()
-        for number, python in enumerate(pythons):
+        for number, python in enumerate(pythons if wheels else []):
             built, tagged = folder / f"built{number}", folder / f"tagged{number}"
             uv_build("--wheel", "--python", python, "--out-dir", built, source, TRIO_NSQ_COMPILE="1")
             run(PROGRAMS / "auditwheel", "repair", "--plat", "auto", "--wheel-dir", tagged, *built.iterdir())

@@ -1,5 +1,7 @@
 """Tests for the files of a release, and for installing the source distribution without a C compiler."""
 
+import hashlib
+import json
 import os
 import platform
 import re
@@ -19,14 +21,17 @@ from trio_nsq.protocol.bulk import COMPILED
 pytestmark = pytest.mark.slow
 
 NO_COMPILER = {"CC": "/nonexistent/cc"}
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is built, in which one module is compiled."""
     tree = tmp_path_factory.mktemp("project") / "tree"
-    copy_project(tree, ["trio_nsq.protocol.bulk"], "requirements-dev.txt", "tools", "examples")
+    pins = ("requirements-dev.txt", "requirements-server.txt")
+    copy_project(tree, ["trio_nsq.protocol.bulk"], *pins, "tools", "examples", "CHANGELOG.md")
+    (tree / "docs/changes").mkdir(parents=True)
+    (tree / "docs/changes/more.added.md").write_text("A new feature.")
     return tree
 
 
@@ -57,21 +62,38 @@ def version(form: str) -> str:
     return f"qcli {__version__} (Python {platform.python_version()}, {form})"
 
 
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_files_of_a_release(tree: Path, tmp_path: Path) -> None:
     if not COMPILED and os.environ.get("CI") != "true":
         pytest.skip("the installed package is not compiled: there may be no C compiler")
-    done = wheels(tree, "--python", sys.executable, "--out", tmp_path)
+    options = ("--python", sys.executable, "--out", tmp_path)
+    done = run(sys.executable, "-m", "tools.release", *options, PYTHONPATH=str(tree))
     assert done.returncode == 0, done.stdout + done.stderr
     source = tmp_path / f"trio_nsq-{__version__}.tar.gz"
     (wheel,) = tmp_path.glob("*.whl")
-    assert set(tmp_path.iterdir()) == {source, wheel}
-    assert done.stdout.splitlines() == [
-        f"{wheel}: {version('compiled')}",
-        f"{source}: {version('not compiled')}",
-    ]
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     name = rf"trio_nsq-{re.escape(__version__)}-{python}-{python}-(many|musl)linux\S+\.whl"
     assert re.fullmatch(name, wheel.name)
+
+    said = done.stdout.splitlines()
+    assert said[:2] == [f"{wheel.name}: {version('compiled')}", f"{source.name}: {version('not compiled')}"]
+    assert [line.partition(":")[0] for line in said if line.startswith("pip install")] == [
+        "pip install trio-nsq",
+        "pip install trio-nsq[server]",
+        "pip install trio-nsq[admin]",
+    ]
+
+    bill = tmp_path / f"trio_nsq-{__version__}.cdx.json"
+    content = json.loads(bill.read_text())
+    assert content["metadata"]["component"]["purl"] == f"pkg:pypi/trio-nsq@{__version__}"
+    assert {"trio", "click", "google-re2"} <= {each["name"] for each in content["components"]}
+
+    assert "- A new feature.\n" in (tmp_path / "release-notes.md").read_text()
+    sums = tmp_path / "SHA256SUMS"
+    assert sums.read_text() == "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (wheel, source, bill)
+    )
+    assert set(tmp_path.iterdir()) == {wheel, source, bill, sums, tmp_path / "release-notes.md"}
 
 
 def test_wheel_that_cannot_be_compiled_is_not_made(tree: Path, tmp_path: Path) -> None:

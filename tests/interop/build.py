@@ -24,6 +24,7 @@ DEADLINE_S = 10 * 60
 ETCDS = INTEROP / "etcd"
 """Has a Go module for each version of etcd, because a module has one version of another one."""
 ETCD = "go.etcd.io/etcd/server/v3"
+ACTIONLINT = "github.com/rhysd/actionlint"
 VERSITYGW = "github.com/versity/versitygw"
 NSQ = "github.com/nsqio/nsq"
 NSQ_APPS = (
@@ -96,6 +97,17 @@ def versitygw() -> Path:
         RuntimeError: the modules were downloaded, but the build failed.
     """
     return go_module(STORES, "stores", f"{VERSITYGW}/cmd/versitygw") / "versitygw"
+
+
+@functools.cache
+def actionlint() -> Path:
+    """Return the path of the checker of GitHub's workflows. Build it if necessary.
+
+    Raises:
+        PeerUnavailable: ``go`` is missing, or the modules could not be downloaded.
+        RuntimeError: the modules were downloaded, but the build failed.
+    """
+    return go_module(INTEROP / "actionlint", "actionlint", f"{ACTIONLINT}/cmd/actionlint") / "actionlint"
 
 
 def go_module(source: Path, name: str, *packages: str) -> Path:

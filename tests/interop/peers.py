@@ -28,6 +28,7 @@ import pytest
 from interop.build import (
     INTEROP,
     PeerUnavailable,
+    actionlint,
     etcd_of,
     go_program,
     installed_program,
@@ -353,6 +354,12 @@ def load_program(name: str) -> Path:
     """Return the path of a load generator of the benchmarks: `goload` or `gonsqload`."""
     with _or_skip():
         return go_program(name)
+
+
+def actionlint_program() -> Path:
+    """Return the path of actionlint, which checks GitHub's workflows."""
+    with _or_skip():
+        return actionlint()
 
 
 def nsqd_example_config() -> Path:
