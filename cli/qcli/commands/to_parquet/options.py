@@ -23,6 +23,7 @@ from ...framework.options import given, given_flags
 from ...framework.positions import check_range
 from ..shared.engine import check_engine
 from ..shared.places import without_secrets
+from .field_options import TIME_LEVELS, time_level
 
 if TYPE_CHECKING:
     from trio_nsq.spark.export.request import ExportRequest
@@ -72,7 +73,8 @@ class ToParquetOptions:
     print_schema: bool
     keep_body: bool
     where: str
-    partition_by: str
+    partition_by: tuple[str, ...]
+    event_time: tuple[str, ColumnType | None] | None
     target_bytes: int
     row_group_bytes: int
     compression: str
@@ -119,6 +121,10 @@ class ToParquetOptions:
         self._check_schema()
         if self.columns and not self.as_json:
             raise click.UsageError("--columns are fields of JSON bodies: say --json.")
+        if not self.has_columns and (self.event_time or set(self.partition_by) - set(TIME_LEVELS)):
+            raise click.UsageError("--partition-by and --event-time take fields of JSON bodies: say --json.")
+        if self.event_time and time_level(self.partition_by) == "none" and self.iceberg is None:
+            raise click.UsageError("--event-time is for --partition-by date or hour.")
         if self.keep_body and not self.has_columns:
             raise click.UsageError(
                 "--keep-body is for --json: without it, the column body is always written."
@@ -316,12 +322,16 @@ class ToParquetOptions:
         """Return the request; for several topics, it is completed by `request_for`."""
         from trio_nsq.spark.export.layout import BodyFormat, Layout, PartitionBy
         from trio_nsq.spark.export.request import ExportRequest
+        from trio_nsq.spark.schemas.column_types import JsonType
         from trio_nsq.spark.schemas.contracts import SchemaContract
         from trio_nsq.spark.tables.target import TableKind, TableTarget
 
-        partition_by = self.partition_by
+        levels = self.partition_by
         if self.iceberg is not None and not given("partition_by"):
-            partition_by = "hour"
+            levels = ("hour",)
+        time = PartitionBy(time_level(levels))
+        event_time, kind = self.event_time or ("", None)
+        has_fields = len(levels) > (time is not PartitionBy.NONE)
         body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.has_columns else BodyFormat.BINARY
         level = self.compression_level
         if level is None and self.compression == "zstd":
@@ -333,13 +343,17 @@ class ToParquetOptions:
             end=self.end or "latest",
             channel=None if self.consume else self.channel,
             layout=Layout(
-                PartitionBy(partition_by),
+                time,
                 body,
                 keep_rest=self.schema is not None,
                 keep_body=self.keep_body,
                 headers=True,
                 where=self.where.strip(),
+                levels=levels if has_fields or event_time else (),
+                event_time=event_time,
+                keeps_levels=has_fields and self.iceberg is not None,
             ),
+            event_time_type=kind or JsonType.TIMESTAMP,
             json_fields=self.schema or self.columns or (),
             contract=SchemaContract(self.contract) if self.contract else None,
             dead_letter_topic=self._letters_topic(),

@@ -94,7 +94,7 @@ class SpoolExportRun(ExportRun):
 
     def _export_spool(self) -> None:
         if self._spool.messages:
-            self._export(self._spool.places(by_hour=self._options.partition_by != "none"))
+            self._export(self._spool.places(by_hour=self.job.request.layout.is_by_publish_time))
             self._spool.discard(self.job.exported)
 
     def _pause(self, until_s: float, failing: bool) -> None:

@@ -51,6 +51,7 @@ _UINT64 = 2**64 - 1
 
 
 def schema_of(layout: Layout) -> Any:
+    """Return the schema of the messages, with all columns of the layout."""
     fields = [
         pa.field("topic", pa.string(), nullable=False),
         pa.field("broker", pa.string(), nullable=False),
@@ -72,6 +73,12 @@ def schema_of(layout: Layout) -> Any:
     if layout.body is not BodyFormat.BINARY:
         fields.append(pa.field(UNPARSED, pa.binary()))
     return pa.schema(fields)
+
+
+def file_schema(layout: Layout) -> Any:
+    """Return the schema of the files: without the columns whose values are in the names of folders."""
+    dropped = layout.dropped_columns
+    return pa.schema([field for field in schema_of(layout) if field.name not in dropped])
 
 
 class TableBuilder:

@@ -11,9 +11,10 @@ from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
 from ...storage import NewFile, Storage, naming_file
-from .columns import TableBuilder
+from .columns import TableBuilder, file_schema
 from .dead_letters import LetterPublisher
-from .layout import Layout, partition_folder, partition_key, range_name
+from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
+from .partitions import PartitionSorter
 from .request import ExportRequest
 from .widening import check_owner, convert_file, parquet_writer
 
@@ -25,9 +26,11 @@ _LETTERS_BYTES = 4 * MIB
 
 
 class RangeFiles:
-    """Writes the files of a range one after the other; with partitions, one for each date or hour.
+    """Writes the files of a range one after the other; with partitions, one for each partition.
 
-    If the broker's clock was set back, a date or hour may occur twice; it then has two files.
+    The messages of a range are in the order of their publish time. With partitions of it, the next file begins when
+    the date or hour changes: if the broker's clock was set back, it may occur twice, and then has two files. For other
+    partitions, see `PartitionSorter`.
 
     Args:
         letters: Publishes the messages that do not fit the columns; None: the column `unparsed` has them.
@@ -61,12 +64,15 @@ class RangeFiles:
         self._storage = storage
         self._broker = broker
         self._layout = layout
-        self._partition = layout.partition
+        self._sorter = PartitionSorter(layout, request.row_group_bytes) if layout.levels else None
+        self._partition = PartitionBy.NONE if layout.levels else layout.partition
+        self._schema = file_schema(layout)
         self._request = request
         self._table_bytes = min(_TABLE_BYTES, request.row_group_bytes)
         self._name = range_name(request.topic, broker, span)
         self._key: int | None = None  # the current partition
-        self._files_of: dict[int, int] = {}  # complete files, by partition
+        self._folder = ""  # of the current partition
+        self._files_of: dict[str, int] = {}  # complete files, by folder
         self._complete: list[tuple[str, NewFile]] = []  # with their final names
         self._file_name = ""
         self._file: NewFile | None = None
@@ -86,15 +92,25 @@ class RangeFiles:
         key = partition_key(self._partition, found.timestamp_ns)
         if key != self._key:
             self.close()
-            self._key = key
+            self._key, self._folder = key, partition_folder(self._partition, key)
         size = self.builder.add(found)
         if len(self.builder) >= _TABLE_ROWS or self.builder.body_bytes >= self._table_bytes:
             self._flush()
         return size
 
     def close(self) -> None:
+        """Complete the files of what was added."""
         if len(self.builder):
             self._flush()
+        if self._sorter is not None:
+            for folder, tables in self._sorter.parts():
+                self._folder = folder
+                for table in tables:
+                    self._append(table)
+                self._close_file()
+        self._close_file()
+
+    def _close_file(self) -> None:
         self._write_group()
         self._wait()
         if self._writer is None:
@@ -113,7 +129,7 @@ class RangeFiles:
         """
         self._publish_letters()
         self._thread.shutdown()
-        self.builder.close()
+        self._close_sources()
         for name, file in self._complete:
             if file.publish():
                 self.file_bytes += file.size
@@ -128,7 +144,7 @@ class RangeFiles:
     def discard(self) -> None:
         """Remove the files without a final name; also after `publish` has failed."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self.builder.close()
+        self._close_sources()
         with self._lock:
             self._discarded = True
             # Closed here: their finalizers would report an error again, for example on a full disk.
@@ -140,8 +156,13 @@ class RangeFiles:
             for _, file in self._complete:
                 file.discard()
 
+    def _close_sources(self) -> None:
+        self.builder.close()
+        if self._sorter is not None:
+            self._sorter.close()
+
     def _flush(self) -> None:
-        """Convert the added messages to a table; write a row group if it is large enough."""
+        """Convert the added messages to a table, and add it to the file, or to its partitions."""
         if self.builder.body_bytes > 2 * _TABLE_BYTES:
             # A large message takes several times its size: not while a row group is being written.
             self._wait()
@@ -150,6 +171,13 @@ class RangeFiles:
             self._publish_letters()
         if not len(table):
             return  # a file without rows is of no use
+        if self._sorter is not None:
+            self._sorter.add(table)
+        else:
+            self._append(table)
+
+    def _append(self, table: Any) -> None:
+        """Add rows to the file; write a row group if it is large enough."""
         self._group_bytes += table.nbytes
         self._tables.append(table)
         if self._group_bytes >= self._request.row_group_bytes:
@@ -185,7 +213,7 @@ class RangeFiles:
                 self._file = self._storage.create(self._file_name)
                 request = self._request
                 self._writer = parquet_writer(
-                    self._file, self.builder.schema, request.compression, request.compression_level
+                    self._file, self._schema, request.compression, request.compression_level
                 )
             self._writer.write_table(group, row_group_size=len(group))
 
@@ -200,7 +228,6 @@ class RangeFiles:
             self._writer = self._file = None
 
     def _next_name(self) -> str:
-        assert self._key is not None
-        number = self._files_of[self._key] = self._files_of.get(self._key, 0) + 1
+        number = self._files_of[self._folder] = self._files_of.get(self._folder, 0) + 1
         part = f"-{number}" if number > 1 else ""
-        return f"{partition_folder(self._partition, self._key)}{self._name}{part}.parquet"
+        return f"{self._folder}{self._name}{part}.parquet"

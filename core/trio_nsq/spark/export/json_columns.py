@@ -16,6 +16,7 @@ from ..schemas.promotions import Promotion, common_type
 from .column_arrays import ColumnArrays
 from .json_values import decode_object, is_milliseconds, json_text, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
+from .partitions import fits_folder
 from .wider_types import needs_double, type_with
 
 _MAX_NEW_FIELDS = 100
@@ -74,6 +75,8 @@ class JsonParser:
         self._columns = layout.json_columns
         self._known = frozenset(column.field for column in layout.json_columns)
         self._keep_rest = layout.keep_rest
+        self._folders = frozenset(layout.partition_fields)
+        self._fixed = layout.fixed_fields
         self._contract = contract
         self._promotion = promotion
         self._refuses_rows = refuses_rows or contract is SchemaContract.DISCARD_ROW
@@ -124,11 +127,19 @@ class JsonParser:
             rows.incomplete.setdefault(row, set()).add(field)
 
         arrays = ColumnArrays(misfit, unknown if self._keep_rest else None)
-        return arrays.build(column.type, [each.get(field) for each in objects], field)
+        values = [each.get(field) for each in objects]
+        if field in self._folders and column.type is JsonType.STRING:
+            for row, value in enumerate(values):
+                if isinstance(value, str) and not fits_folder(value):
+                    misfit(row, field, column.type, value)
+                    values[row] = None
+        return arrays.build(column.type, values, field)
 
     def _widen(self, column: JsonColumn, value: object) -> None:
         """Note the type that a column needs for a value, if it may have it."""
         kind = column.type
+        if column.field in self._fixed:
+            return
         if needs_double(kind, value):
             wider: ColumnType | None = JsonType.DOUBLE if column.widens else None
         else:

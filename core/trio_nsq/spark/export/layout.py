@@ -73,6 +73,12 @@ class Layout:
         keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
         headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
         where: The condition in SQL that the messages in the files meet, see `selection`; empty: the files have all.
+        levels: The levels of partition folders, outermost first: fields of JSON columns, and the value of `partition`;
+            empty: only `partition`.
+        event_time: The field with the time that `partition` is of; empty: it is of the publish time. Its column has
+            times.
+        keeps_levels: Whether the files have the columns of the fields among `levels`, too, as Iceberg needs. Otherwise
+            their values are in the names of folders only, as those of Spark and Delta.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -82,6 +88,41 @@ class Layout:
     keep_body: bool = False
     headers: bool = False
     where: str = ""
+    levels: tuple[str, ...] = ()
+    event_time: str = ""
+    keeps_levels: bool = False
+
+    @property
+    def partition_fields(self) -> list[str]:
+        """The fields among the levels."""
+        return [level for level in self.levels if level != self.partition]
+
+    @property
+    def is_by_publish_time(self) -> bool:
+        """Whether only the publish time determines the folder."""
+        return self.partition is not PartitionBy.NONE and not self.levels
+
+    @property
+    def fixed_fields(self) -> set[str]:
+        """The fields whose columns keep their types: folders that are there could not follow."""
+        return {*self.partition_fields, self.event_time}
+
+    @property
+    def dropped_columns(self) -> list[str]:
+        """The columns whose values are in the names of folders only."""
+        return [] if self.keeps_levels else [self.column_of(field).name for field in self.partition_fields]
+
+    @property
+    def time_column(self) -> str:
+        """The column with the time that `partition` is of."""
+        return self.column_of(self.event_time).name if self.event_time else "ts"
+
+    def column_of(self, field: str) -> JsonColumn:
+        """Return the column of a field. Raises LayoutError: there is none."""
+        for column in self.json_columns:
+            if column.field == field:
+                return column
+        raise LayoutError(f"the field {field} has no column")
 
     def with_fields(
         self,
@@ -129,15 +170,18 @@ class Layout:
 
     def widened(self, fields: Mapping[str, str]) -> "Layout":
         """Return the layout with these types, by field."""
+        wider = fields.keys() - self.fixed_fields
         columns = (
-            replace(column, type=parse_type(fields[column.field])) if column.field in fields else column
+            replace(column, type=parse_type(fields[column.field])) if column.field in wider else column
             for column in self.json_columns
         )
         return replace(self, json_columns=tuple(columns))
 
     def widening(self) -> "Layout":
-        """Return the layout in which each column may be widened."""
-        return replace(self, json_columns=tuple(replace(each, widens=True) for each in self.json_columns))
+        """Return the layout in which each column may be widened, except those of partitions."""
+        fixed = self.fixed_fields
+        columns = (replace(each, widens=each.field not in fixed) for each in self.json_columns)
+        return replace(self, json_columns=tuple(columns))
 
     def fixed(self, fields: Collection[str] | None = None) -> "Layout":
         """Return the layout in which the columns of these fields, or all, are not widened any more."""
@@ -150,7 +194,7 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Convert to an object of the manifest."""
         return {
-            "partition_by": self.partition.value,
+            "partition_by": self._partition_json(),
             "body": self.body.value,
             "json_columns": [
                 [column.field, column.type.value, column.name, column.widens] for column in self.json_columns
@@ -159,6 +203,17 @@ class Layout:
             "keep_body": self.keep_body,
             "headers": self.headers,
             **({"where": self.where} if self.where else {}),
+        }
+
+    def _partition_json(self) -> object:
+        """Return `partition`, or an object, which programs that know only `partition` refuse."""
+        if not self.levels:
+            return self.partition.value
+        return {
+            "time": self.partition.value,
+            "levels": self.levels,
+            "event_time": self.event_time,
+            "keeps_levels": self.keeps_levels,
         }
 
     @classmethod
@@ -174,14 +229,19 @@ class Layout:
         for (field, kind, *more), name in zip(found["json_columns"], names, strict=True):
             stored, widens = more or (name, keep_rest)
             columns.append(JsonColumn(field, parse_type(kind), stored, bool(widens)))
+        partition = found["partition_by"]
+        by = partition if isinstance(partition, dict) else {"time": partition}
         return cls(
-            PartitionBy(found["partition_by"]),
+            PartitionBy(by["time"]),
             BodyFormat(found["body"]),
             tuple(columns),
             keep_rest,
             bool(found.get("keep_body")),
             bool(found.get("headers")),
             found.get("where", ""),
+            tuple(by.get("levels", ())),
+            by.get("event_time", ""),
+            bool(by.get("keeps_levels")),
         )
 
 

@@ -8,16 +8,36 @@ one file after the other. Any number of partitions needs the same memory and one
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...protocol.errors import NSQError
-from .layout import Layout, LayoutError, PartitionBy, partition_path
+from ..schemas.arrow_types import arrow_type
+from ..schemas.column_types import ColumnType, JsonType, TimeType
+from .layout import JsonColumn, Layout, LayoutError, PartitionBy
 
 MAX_PARTITIONS = 10_000
 """The most partitions of a range: each is a file. With more, the values of the field are probably data."""
+_TYPES = frozenset(
+    (
+        JsonType.STRING,
+        JsonType.LONG,
+        JsonType.INT,
+        JsonType.SHORT,
+        JsonType.BYTE,
+        JsonType.BOOLEAN,
+        JsonType.DATE,
+    )
+)
+"""The types of columns whose values can name folders."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MAX_VALUE_BYTES = 100
+"""The longest text of a value; escaped, three times as much, it has to fit into the name of a folder."""
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^") | {chr(code) for code in (*range(1, 0x20), 0x7F)}
+"""The characters that Spark and Hive escape in the names of folders, as %2F. They do not know others."""
 Values = tuple[str | None, ...]
 """The values of the levels of a partition, as text."""
 
@@ -34,7 +54,7 @@ class PartitionSorter:
         self._layout = layout
         self._memory_bytes = memory_bytes
         self._dropped = layout.dropped_columns
-        self._names = [name for name, _ in layout.partition_columns]
+        self._names = partition_columns(layout).names
         self._in_memory: dict[Values, list[Any]] = {}
         self._bytes = 0
         self._spilled: dict[Values, list[int]] = {}  # numbers of batches
@@ -63,9 +83,10 @@ class PartitionSorter:
 
     def _spill(self) -> None:
         if self._file is None:
-            self._file = self._stack.enter_context(tempfile.NamedTemporaryFile(prefix="trio-nsq-partitions-"))
+            temporary = tempfile.NamedTemporaryFile(prefix="trio-nsq-partitions-")  # noqa: SIM115 (closed by `close`)
+            self._file = self._stack.enter_context(temporary)
         for values, tables in self._in_memory.items():
-            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches() or [None]
+            (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
             if self._writer is None:
                 self._writer = pa.ipc.new_file(self._file, batch.schema)
             self._writer.write_batch(batch)
@@ -74,18 +95,14 @@ class PartitionSorter:
         self._in_memory, self._bytes = {}, 0
 
     def parts(self) -> Iterator[tuple[str, Iterator[Any]]]:
-        """Yield the folder of each partition, and its rows as tables, in the order of the messages.
-
-        Partitions whose values differ may have the same folder, see `partition_path`; they follow each other in an
-        order that the values determine.
-        """
+        """Yield the folder of each partition, and its rows as tables, in the order of the messages."""
         reader: Any = None
         if self._writer is not None:
             self._writer.close()
             self._file.flush()
             reader = pa.ipc.open_file(self._stack.enter_context(pa.memory_map(self._file.name)))
-        for values in sorted(self._in_memory.keys() | self._spilled.keys(), key=_order):
-            yield partition_path(self._names, values), self._rows(values, reader)
+        for values in list(dict.fromkeys([*self._spilled, *self._in_memory])):
+            yield _folder(self._names, values), self._rows(values, reader)
 
     def _rows(self, values: Values, reader: Any) -> Iterator[Any]:
         for number in self._spilled.get(values, ()):
@@ -123,11 +140,11 @@ def _level_texts(table: Any, layout: Layout, level: str) -> Sequence[Any]:
     """Return the values of the folders of a level, as text: one array, and of `hour` that of the date, too."""
     if level not in (PartitionBy.DATE, PartitionBy.HOUR):
         return [_column(table, layout.column_of(level).name).cast(pa.string())]
-    times = _column(table, layout.time_column)
-    dates = times.cast(pa.timestamp("us")).cast(pa.date32(), safe=False).cast(pa.string())
+    times = _column(table, layout.time_column).cast(pa.timestamp("us"), safe=False)
+    dates = times.cast(pa.date32(), safe=False).cast(pa.string())
     if level == PartitionBy.DATE:
         return [dates]
-    return [dates, pc.utf8_lpad(pc.hour(times.cast(pa.timestamp("us"))).cast(pa.string()), 2, "0")]
+    return [dates, pc.utf8_lpad(pc.hour(times).cast(pa.string()), 2, "0")]
 
 
 def _column(table: Any, name: str) -> Any:
@@ -135,9 +152,96 @@ def _column(table: Any, name: str) -> Any:
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) and found.num_chunks == 1 else found
 
 
-def _order(values: Values) -> list[tuple[bool, str]]:
-    return [(value is not None, value or "") for value in values]
+# ---------------------------------------------------------------------- columns and names of folders
 
 
-class PartitionError(NSQError):
-    """Reserved."""
+def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layout:
+    """Return the layout with columns for the fields of its partitions, before its columns have names.
+
+    Args:
+        event_time_type: The type of the event time, unless it was given with the columns.
+
+    Raises:
+        LayoutError: A field is not among the columns that were given, or has a type that cannot be used.
+    """
+    for field in layout.partition_fields:
+        column = _column_for(layout, field, JsonType.STRING)
+        if column.type not in _TYPES:
+            raise LayoutError(
+                f"the field {field} has the type {column.type}, and --partition-by takes {', '.join(sorted(_TYPES))}: "
+                "give its type with --columns, or choose another field"
+            )
+        layout = _with_column(layout, column)
+    if layout.event_time:
+        column = _column_for(layout, layout.event_time, event_time_type)
+        if column.widens:  # it was inferred, perhaps as a string or a number
+            column = replace(column, type=event_time_type)
+        if not isinstance(column.type, TimeType) and column.type is not JsonType.TIMESTAMP:
+            raise LayoutError(
+                f"the field {layout.event_time} has the type {column.type}, and --event-time takes times: timestamp, "
+                "or timestamp(ms) for numbers of milliseconds"
+            )
+        layout = _with_column(layout, column)
+    return layout
+
+
+def _column_for(layout: Layout, field: str, kind: ColumnType) -> JsonColumn:
+    for column in layout.json_columns:
+        if column.field == field:
+            return column
+    if not layout.keep_rest:
+        raise LayoutError(f"partitions need the field {field}, which is not among --columns: add it")
+    return JsonColumn(field, kind, "")
+
+
+def _with_column(layout: Layout, column: JsonColumn) -> Layout:
+    """Return the layout with a column that does not widen: folders that are there could not follow."""
+    column = replace(column, widens=False)
+    if all(each.field != column.field for each in layout.json_columns):
+        return replace(layout, json_columns=(*layout.json_columns, column))
+    columns = (column if each.field == column.field else each for each in layout.json_columns)
+    return replace(layout, json_columns=tuple(columns))
+
+
+def partition_columns(layout: Layout) -> Any:
+    """Return the columns of the partition folders, outermost first, as an Arrow schema."""
+    fields = []
+    for level in layout.levels or (layout.partition,):
+        if level in (PartitionBy.DATE, PartitionBy.HOUR):
+            fields.append(pa.field("date", pa.date32()))
+        if level == PartitionBy.HOUR:
+            fields.append(pa.field("hour", pa.int32()))
+        elif level not in (PartitionBy.NONE, PartitionBy.DATE):
+            column = layout.column_of(level)
+            fields.append(pa.field(column.name, arrow_type(column.type)))
+    return pa.schema(fields)
+
+
+def fits_folder(text: str) -> bool:
+    """Whether a value can name a folder, so that readers see it again; otherwise it does not fit its column."""
+    return (
+        0 < len(text.encode(errors="surrogatepass")) <= _MAX_VALUE_BYTES
+        and text != _NULL
+        and "\0" not in text
+    )
+
+
+def values_in(name: str) -> dict[str, str | None]:
+    """Return the values in the names of the folders of a file, by column; None for null."""
+    parts = (part.partition("=") for part in name.split("/")[:-1])
+    return {
+        unquote(column): None if value == _NULL else unquote(value)
+        for column, equals, value in parts
+        if equals
+    }
+
+
+def _folder(names: Sequence[str], values: Values) -> str:
+    return "".join(
+        f"{_escape(name)}={_NULL if value is None else _escape(value)}/"
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def _escape(text: str) -> str:
+    return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)

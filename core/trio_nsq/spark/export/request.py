@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
 from ...protocol.limits import MIB
-from ..schemas.column_types import ColumnType
+from ..schemas.column_types import ColumnType, JsonType
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion
 from ..tables.target import TableKind, TableTarget
@@ -31,6 +31,7 @@ class ExportRequest:
             a table, and stay in `rest` in a folder of files; what does not fit is in `unparsed`.
         dead_letter_topic: Messages whose bodies would be in `unparsed` are published to this topic of their broker, at
             least once, and left out; None: they are not.
+        event_time_type: The type of the column of `Layout.event_time`, if `json_fields` gives none.
         compression: A Parquet codec, in lower case.
         compression_level: None: the default of the codec.
         row_group_bytes: The approximate size of the rows in a row group, before compression.
@@ -49,6 +50,7 @@ class ExportRequest:
     json_fields: Sequence[tuple[str, ColumnType | None]] = ()
     contract: SchemaContract | None = None
     dead_letter_topic: str | None = None
+    event_time_type: ColumnType = JsonType.TIMESTAMP
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 32 * MIB

@@ -18,6 +18,7 @@ from ..schemas.promotions import Promotion, can_widen
 from .json_columns import infer_columns
 from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
+from .partitions import with_partition_columns
 from .request import ExportRequest
 from .selection import check_condition
 
@@ -41,7 +42,8 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
         columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
         keep_rest = layout.keep_rest or not request.json_fields
-        layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest).named()
+        layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest)
+        layout = with_partition_columns(layout, request.event_time_type).named()
         if request.promotion is Promotion.FILES:
             layout = layout.widening()
     check_condition(layout)
@@ -52,7 +54,8 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     """Check that a request has the layout of the folder, which messages call `place`. Raises LayoutError."""
     asked = request.layout
     same = all(
-        getattr(there, name) == getattr(asked, name) for name in ("partition", "body", "keep_body", "where")
+        getattr(there, name) == getattr(asked, name)
+        for name in ("partition", "levels", "event_time", "keeps_levels", "body", "keep_body", "where")
     )
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
@@ -129,8 +132,10 @@ def _describe(layout: Layout) -> str:
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
     if layout.keep_body:
         words.append("--keep-body")
-    if layout.partition is not PartitionBy.NONE:
-        words.append(f"--partition-by {layout.partition}")
+    if layout.levels or layout.partition is not PartitionBy.NONE:
+        words.append(f"--partition-by {','.join(layout.levels or [layout.partition])}")
+    if layout.event_time:
+        words.append(f"--event-time {layout.event_time}:{layout.column_of(layout.event_time).type}")
     if layout.where:
         words.append(f"--where {shlex.quote(layout.where)}")
     return " ".join(words) or "binary bodies and no partitions"

@@ -266,7 +266,9 @@ class ExportState:
         wider = {
             field: kind.value
             for field, kind in fields
-            if field in types and promotion is not None and can_widen(types[field], kind, promotion)
+            if field in types.keys() - layout.fixed_fields
+            and promotion is not None
+            and can_widen(types[field], kind, promotion)
         }
         new = {field: kind.value for field, kind in fields if field not in types}
         if self.table is None:

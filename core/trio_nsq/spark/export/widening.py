@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ...storage import ChangedMeanwhile, Storage, StorageError
 from .columns import DICTIONARY_COLUMNS, schema_of
 from .json_values import doubles_of
-from .layout import BODY, HEADERS, REST, UNPARSED, Layout, span_of_file
+from .layout import BODY, HEADERS, REST, UNPARSED, JsonColumn, Layout, span_of_file
 from .rest_columns import columns_from_rest
 
 _EXACT = 2**53
@@ -122,11 +122,17 @@ def _converted(there: Any, layout: Layout) -> Any:
         at = wanted.get_field_index(field.name)
         if at >= 0 and _is_wider(field.type, wanted.field(at).type):
             there = there.set(index, field.with_type(wanted.field(at).type))
-    new = [wanted.field(each.name) for each in layout.json_columns if each.name not in there.names]
+    new = [wanted.field(each.name) for each in _lacking(there, layout)]
     place = next((there.names.index(name) for name in (REST, UNPARSED) if name in there.names), len(there))
     for number, field in enumerate(new):
         there = there.insert(place + number, field)
     return there
+
+
+def _lacking(there: Any, layout: Layout) -> list[JsonColumn]:
+    """Return the columns that a file with this Arrow schema should have."""
+    dropped = layout.dropped_columns
+    return [each for each in layout.json_columns if each.name not in there.names and each.name not in dropped]
 
 
 def _is_wider(one: Any, other: Any) -> bool:
@@ -149,7 +155,7 @@ def _cast(column: Any, kind: Any) -> Any:
 def _rewritten(parquet: Any, layout: Layout) -> bytes:
     """Return a file with the columns of a layout."""
     there, wanted = parquet.schema_arrow, _converted(parquet.schema_arrow, layout)
-    new = [each for each in layout.json_columns if each.name not in there.names]
+    new = _lacking(there, layout)
     codec = parquet.metadata.row_group(0).column(0).compression
     data = pa.BufferOutputStream()
     with parquet_writer(data, wanted, "none" if codec == "UNCOMPRESSED" else codec) as writer:

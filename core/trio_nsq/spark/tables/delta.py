@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +20,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from ...storage import ObjectStorage, Storage
-from ..export.columns import schema_of
-from ..export.layout import Layout, PartitionBy
+from ..export.columns import file_schema
+from ..export.layout import Layout
+from ..export.partitions import partition_columns, values_in
 from .columns import TableColumn
 from .compaction import TableFile
 from .locations import table_location
@@ -28,11 +30,6 @@ from .parquet_stats import delta_stats
 from .table import Table
 from .target import TableBusy, TableError, TableKind, TableOptions, TableUnavailable
 
-_PARTITIONS = {
-    PartitionBy.NONE: [],
-    PartitionBy.DATE: [pa.field("date", pa.date32())],
-    PartitionBy.HOUR: [pa.field("date", pa.date32()), pa.field("hour", pa.int32())],
-}
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _CONSTRAINT = "delta.constraints."
 _COLUMN_RULES = {
@@ -166,7 +163,7 @@ class DeltaExportTable(Table):
 
     def _check_partitions(self, layout: Layout) -> None:
         assert self._table is not None
-        wanted = [field.name for field in _PARTITIONS[layout.partition]]
+        wanted = partition_columns(layout).names
         if (there := self._table.metadata().partition_columns) != wanted:
             raise TableError(
                 f"{self.shown} is partitioned by {', '.join(there) or 'nothing'}, and the files by "
@@ -202,7 +199,7 @@ class DeltaExportTable(Table):
             custom_metadata={"topic": self._topic, _EXPORT: self._app_id, _NUMBER: str(number)},
             max_commit_retries=0,
         )
-        partition_by = [field.name for field in _PARTITIONS[layout.partition]]
+        partition_by = partition_columns(layout).names
         if self._table is None:
             with explained(self.shown, "created", is_new=True):
                 create_table_with_add_actions(
@@ -244,7 +241,13 @@ class DeltaExportTable(Table):
             found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
             partly_deleted = files_with_deleted_rows(self._table)
         return [
-            TableFile(each["path"], each["size_bytes"], each["num_records"], each["path"].rpartition("/")[0])
+            TableFile(
+                # The log has URLs: it escapes what the names of folders have escaped.
+                name := unquote(each["path"]),
+                each["size_bytes"],
+                each["num_records"],
+                name.rpartition("/")[0],
+            )
             for each in found
             if each["num_records"] is not None
             and not any(
@@ -336,15 +339,14 @@ def _leaves(kind: Any) -> Iterator[Any]:
 
 def _table_schema(layout: Layout) -> Any:
     """Return the Arrow schema of the table: the columns of the files, and those of partitions."""
-    return pa.schema([*schema_of(layout), *_PARTITIONS[layout.partition]])
+    return pa.schema([*file_schema(layout), *partition_columns(layout)])
 
 
 def _partition_values(name: str) -> dict[str, str | None]:
     """Return the values of the partition columns for a file, from its folders."""
-    found: dict[str, str | None] = {}
-    for part in name.split("/")[:-1]:
-        key, _, value = part.partition("=")
-        found[key] = str(int(value)) if key == "hour" else value
+    found = values_in(name)
+    if hour := found.get("hour"):
+        found["hour"] = str(int(hour))
     return found
 
 

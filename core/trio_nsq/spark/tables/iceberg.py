@@ -5,7 +5,7 @@ files: snapshots, which have it too, expire. A transaction is based on a snapsho
 another writer has added one: a repetition reads the number again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,10 +40,11 @@ from .locations import table_location
 from .table import Table
 from .target import TableError, TableKind, TableOptions, TableTarget
 
-_TRANSFORMS: dict[PartitionBy, Transform[Any, Any]] = {
-    PartitionBy.DATE: DayTransform(),
-    PartitionBy.HOUR: HourTransform(),
+_TRANSFORMS: dict[str, tuple[str, Transform[Any, Any]]] = {
+    PartitionBy.DATE: ("_day", DayTransform()),
+    PartitionBy.HOUR: ("_hour", HourTransform()),
 }
+"""The partitions of a table by level: the end of their name, and their values."""
 _PROPERTIES = {
     # Each commit writes a manifest and a file of metadata; without these both become many.
     "commit.manifest-merge.enabled": "true",
@@ -147,14 +148,17 @@ class IcebergExportTable(Table):
             PartitionBy.DATE: (DayTransform(), MonthTransform(), YearTransform()),
             PartitionBy.HOUR: (HourTransform(), DayTransform(), MonthTransform(), YearTransform()),
         }[layout.partition]
+        alike = {"topic", "broker"}
+        if layout.keeps_levels:
+            alike |= {layout.column_of(field).name for field in layout.partition_fields}
         for field in table.spec().fields:
             column = table.schema().find_column_name(field.source_id)
-            if (column == "ts" and field.transform in fine) or (
-                column in ("topic", "broker") and field.transform == IdentityTransform()
+            if (column == layout.time_column and field.transform in fine) or (
+                column in alike and field.transform == IdentityTransform()
             ):
                 continue
             raise TableError(
-                f"{self.shown} is partitioned by {field.transform} of {column}, and the files by {layout.partition}: "
+                f"{self.shown} is partitioned by {field.transform} of {column}, and the files by {_levels_of(layout)}: "
                 "choose another --partition-by or another table"
             )
 
@@ -211,11 +215,12 @@ class IcebergExportTable(Table):
             for number, column in columns
         ]
         schema = Schema(*fields)
-        spec = PartitionSpec()
-        if layout.partition in _TRANSFORMS:
-            transform = _TRANSFORMS[layout.partition]
-            name = "ts_hour" if layout.partition is PartitionBy.HOUR else "ts_day"
-            spec = PartitionSpec(PartitionField(schema.find_field("ts").field_id, 1000, transform, name))
+        spec = PartitionSpec(
+            *(
+                PartitionField(schema.find_field(column).field_id, number, transform, name)
+                for number, (column, transform, name) in enumerate(_partitions_of(layout), 1000)
+            )
+        )
         namespace = self._name.rpartition(".")[0]
         if not self._catalog.namespace_exists(namespace):
             try:
@@ -281,6 +286,21 @@ class IcebergExportTable(Table):
             if self._table is not None and there <= _snapshot_ids(self._table):
                 raise
             # Another program has expired snapshots meanwhile. The next compaction expires the others.
+
+
+def _levels_of(layout: Layout) -> str:
+    return ", ".join(layout.levels or [layout.partition])
+
+
+def _partitions_of(layout: Layout) -> Iterator[tuple[str, Transform[Any, Any], str]]:
+    """Yield the column, the transform and the name of each partition of a new table."""
+    for level in layout.levels or [layout.partition]:
+        if level in _TRANSFORMS:
+            end, transform = _TRANSFORMS[level]
+            yield layout.time_column, transform, f"{layout.time_column}{end}"
+        elif level != PartitionBy.NONE:
+            column = layout.column_of(level).name
+            yield column, IdentityTransform(), column
 
 
 def _missing(table: LoadedTable, layout: Layout) -> list[Any]:

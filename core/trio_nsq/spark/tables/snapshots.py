@@ -81,7 +81,8 @@ def _delta_files(place: str, version: TableVersion) -> tuple[str, str, list[str]
                 f"{shown} has deleted rows (deletion vectors), which are not supported: rewrite its files with "
                 "REORG TABLE ... APPLY (PURGE)"
             )
-        return shown, place, pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+        paths = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+        return shown, place, [unquote(path) for path in paths]  # the log has URLs
 
 
 def _version_at(table: "DeltaTable", shown: str, as_of: datetime) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...event_loop.retries import Delays
 from ...storage import Storage
-from ..export.columns import schema_of
+from ..export.columns import file_schema
 from ..export.layout import HEADERS, HEADERS_TYPE, Layout, is_file_of
 from ..export.manifest import RangeResult
 from .columns import TableColumn, TableColumns
@@ -207,7 +207,7 @@ class Table(ABC):
         if self._new_files is not None and self._new_files < AT_ONCE:
             return Compacted()
         self._load()
-        schema = schema_of(layout)
+        schema = file_schema(layout)
         replaced = written = 0
         ours = [file for file in self._files() if is_file_of(file.name, self._topic, brokers)]
         for group in small_files(ours):
