@@ -183,7 +183,7 @@ def test_values_that_name_folders(tmp_path: Path, spark: "SparkSession") -> None
     place = str(tmp_path / "out")
     wanted = [*values, *[None] * 5]
     assert column(tmp_path / "out", "v") == wanted
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"SELECT v FROM read_parquet('{place}/*/*.parquet', hive_partitioning=true) ORDER BY seq"
     ).fetchall()
     assert [NULL if value is None else value for (value,) in found] == [value or NULL for value in wanted]
@@ -217,7 +217,7 @@ def test_types_of_folders(tmp_path: Path) -> None:
     assert not {"n", "flag", "day"} & set(pq.read_schema(tmp_path / "out" / name).names)
     found = pq.read_table(tmp_path / "out").sort_by("seq")
     assert found["n"].cast("int64").to_pylist() == [7, -1]
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"SELECT x FROM '{tmp_path}/out/*/*/*/*.parquet' WHERE day = DATE '2026-11-22' AND NOT flag"
     )
     assert found.fetchall() == [(2,)]
@@ -267,7 +267,7 @@ def test_too_many_partitions(tmp_path: Path) -> None:
     arguments = ["clicks", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}"]
     result = run_in_process(Cli("", ""), "to-parquet", *arguments, "--json", "--partition-by", "user")
     assert (result.code, "more than 10,000 partitions by user" in result.err) == (1, True), result.err
-    assert parquet_files(tmp_path / "out") == leftovers(tmp_path / "out") == []
+    assert (parquet_files(tmp_path / "out"), leftovers(tmp_path / "out")) == ([], [])
 
 
 places = st.sampled_from(["de", "fr", "a/b", None, 5, "", "x" * 120])

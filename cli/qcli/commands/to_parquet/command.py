@@ -369,8 +369,7 @@ def iceberg_table(text: str) -> TableTarget:
     type=PartitionLevels(),
     default="none",
     metavar="LEVEL,...",
-    help="Write a folder, or a partition of the table, per date or hour (UTC), or per value of a JSON field. The "
-    "default with --iceberg is hour.",
+    help="Write a folder per date, hour (UTC) or value of a JSON field. The default with --iceberg is hour.",
 )
 @option(
     FILES,
