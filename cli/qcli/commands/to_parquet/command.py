@@ -250,6 +250,15 @@ def iceberg_table(text: str) -> TableTarget:
 )
 @option(
     CONTINUOUS,
+    "--max-age",
+    "max_age_ms",
+    type=params.positive_duration,
+    brief=True,
+    help="With --follow, write a file at --every only if it has --target-file-size, or if a message for it was "
+    "published this long ago. So files are fewer and larger, and messages are in files that much later.",
+)
+@option(
+    CONTINUOUS,
     "--http-address",
     metavar="ADDRESS",
     brief=True,

@@ -58,6 +58,7 @@ class ToParquetOptions:
     channel: str | None
     follow: bool
     every_ms: int
+    max_age_ms: int | None
     http_address: str | None
     max_lag_ms: int | None
     consume: bool
@@ -147,6 +148,10 @@ class ToParquetOptions:
         for topic in self.topics or ["any"]:
             if self.channel is not None:
                 params.source(f"{topic}/{self.channel}")
+        if self.max_age_ms is not None and not self.follow:
+            raise click.UsageError(
+                "--max-age is for --follow: without it, all messages are exported at once."
+            )
         if given("every_ms") and not self.follow:
             raise click.UsageError("--every is for --follow: without it there is one round.")
         for flag in given_flags("http_address", "max_lag_ms"):
@@ -294,6 +299,11 @@ class ToParquetOptions:
                 "--from and --to are for reading a log: messages of a channel that are left out would be lost. "
                 "Select by ts when reading the files."
             )
+        if self.max_age_ms is not None:
+            raise click.UsageError(
+                "--max-age is for reading a log: a consumed channel is exported at each --every, or when its spool "
+                "is full."
+            )
         if given("follow", "idle_timeout_ms") == ["follow", "idle_timeout_ms"]:
             raise click.UsageError("--follow and --idle-timeout exclude each other: --follow has no end.")
         if given("tcp_addresses", "lookupd_addresses") == ["tcp_addresses", "lookupd_addresses"]:
@@ -361,6 +371,7 @@ class ToParquetOptions:
             compression_level=level,
             row_group_bytes=self.row_group_bytes,
             target_bytes=self.target_bytes,
+            max_age_s=None if self.max_age_ms is None else self.max_age_ms / 1000,
             table=TableTarget(TableKind.DELTA) if self.delta else self.iceberg,
             compact=self.compact,
         )

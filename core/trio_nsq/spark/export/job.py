@@ -23,6 +23,7 @@ from ..tables.target import TableOptions
 from .log_queries import LogQueries, Skipped, TolerantTask
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
+from .rolling import due_until
 from .sampling import check_layout, new_layout
 from .state import ExportState
 from .task import ExportTask
@@ -243,6 +244,10 @@ class ExportJob:
         if request.channel is None and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
         bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
+        if request.max_age_s is not None:
+            planned_to = max(first, ranges.end)  # pending ranges do not wait
+            due = due_until(log, planned_to, bounds, self._per_range(bounds), request.max_age_s)
+            bounds = bounds._replace(at=min(bounds.at, due))
         return _WantedSpan(place, first, bounds, channel_at, starts_of(log), damage_of(log))
 
     def _open_channel(self, place: LogPlace, channel: str, oldest: int) -> int:
@@ -277,7 +282,7 @@ class ExportJob:
         label = wanted.place.label
         request = replace(self.request, place=absolute_place(self.request.place))
         mean_bytes = wanted.bounds.mean_bytes or _FALLBACK_BYTES
-        per_range = max(1, int(request.target_bytes / mean_bytes))
+        per_range = self._per_range(wanted.bounds)
         if wanted.retained is not None:
             per_range = min(per_range, -(-wanted.retained.length // request.min_ranges))
             for span in manifest.ranges_of(label).done:
@@ -296,6 +301,10 @@ class ExportJob:
             )
             for span in spans
         ]
+
+    def _per_range(self, bounds: Bounds) -> int:
+        """Return how many messages a range of the target size has."""
+        return max(1, int(self.request.target_bytes / (bounds.mean_bytes or _FALLBACK_BYTES)))
 
     # ------------------------------------------------------------------ running
 

@@ -36,6 +36,8 @@ class ExportRequest:
         compression_level: None: the default of the codec.
         row_group_bytes: The approximate size of the rows in a row group, before compression.
         target_bytes: The approximate size of a range in the log; at least 1.
+        max_age_s: Export fewer messages than a range has only when the oldest was published this long ago; None: at
+            once.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
         table: The table to commit the files to; None: no table.
         compact: Merge small files of the table.
@@ -55,6 +57,7 @@ class ExportRequest:
     compression_level: int | None = 1
     row_group_bytes: int = 32 * MIB
     target_bytes: int = 256 * MIB
+    max_age_s: float | None = None
     min_ranges: int = 1
     table: TableTarget | None = None
     compact: bool = False
