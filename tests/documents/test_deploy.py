@@ -6,13 +6,12 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 
+from documents.commands import check_command
 from documents.compose import Compose, until
 from interop.peers import system_program
-from qcli.app import root
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -21,16 +20,6 @@ CLUSTER = yaml.safe_load((DEPLOY / "docker/compose-cluster.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text()
 UNIT = (DEPLOY / "systemd/trio-nsq.service").read_text()
 CONNECTOR = (DEPLOY / "systemd/trio-nsq-connector@.service").read_text()
-
-
-def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises UsageError if qcli does not understand a command line; configuration files need not be there."""
-    words = [word for word in words if word != "--config" and not word.endswith(".toml")]
-    top = click.Context(root, info_name="qcli")
-    command = root.get_command(top, words[0])
-    assert command is not None
-    monkeypatch.chdir("/")
-    command.make_context(words[0], words[1:], parent=top)
 
 
 def test_the_unit_runs_a_command_that_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,147 @@
+"""The manifests for Kubernetes: its types take them, their commands are understood, and what the pods run works."""
+
+import re
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from documents.commands import check_command
+from documents.compose import Compose, until
+from interop.build import go_module
+
+FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
+ALL = sorted(FOLDER.rglob("*.yaml"))
+
+
+def objects(*names: str) -> list[dict[str, Any]]:
+    """Return the objects of the files in these folders, without those of kustomize."""
+    files = [file for name in names for file in sorted((FOLDER / name).glob("*.yaml"))]
+    found = [each for file in files for each in yaml.safe_load_all(file.read_text())]
+    return [each for each in found if each["kind"] != "Kustomization"]
+
+
+def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = workload["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+WORKLOADS = [
+    each for each in objects("lookupd", "brokers", "cluster", "console") if "template" in each["spec"]
+]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [each for each in ALL if each.parent.name != "monitoring" and each.stem != "kustomization"],
+    ids=lambda file: file.stem,
+)
+def test_the_types_of_kubernetes_take_the_objects(file: Path) -> None:
+    program = go_module(Path(__file__).parent / "kubernetes", "kubernetes", ".") / "kubernetes"
+    done = subprocess.run([program], input=file.read_bytes(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [each["kind"] for each in yaml.safe_load_all(file.read_text())]
+
+
+@pytest.mark.parametrize("name", ["brokers", "cluster"])
+def test_kustomize_finds_what_a_folder_names(name: str) -> None:
+    found = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
+    files = [FOLDER / name / each for each in found["resources"]]
+    assert all(each.is_file() or (each / "kustomization.yaml").is_file() for each in files)
+    assert [each["name"] for each in found["images"]] == ["trio-nsq"]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])
+def test_containers_run_commands_that_are_understood(
+    workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (container,) = containers(workload)
+    words = [word.replace("$(POD_NAME)", "pod-0") for word in container["args"]]
+    check_command(words, monkeypatch)
+    if hook := container.get("lifecycle"):
+        program, *words = hook["preStop"]["exec"]["command"]
+        assert program == "qcli"
+        check_command(words, monkeypatch)
+        seconds = int(re.findall(r"^(\d+)s$", words[words.index("--timeout") + 1])[0])
+        assert seconds < workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] / 2
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])
+def test_names_and_ports_agree(workload: dict[str, Any]) -> None:
+    spec, (container,) = workload["spec"], containers(workload)
+    name, labels = workload["metadata"]["name"], spec["template"]["metadata"]["labels"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert set(ports.values()) == {
+        int(port) for port in re.findall(r"0\.0\.0\.0:(\d+)", str(container["args"]))
+    }
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        how = container.get(probe, container["readinessProbe"])
+        assert (how.get("httpGet") or how["tcpSocket"])["port"] in ports
+    folder = next(each for each in ("lookupd", "brokers", "cluster", "console") if workload in objects(each))
+    others = objects(folder)
+    services = [
+        each
+        for each in others
+        if each["kind"] == "Service" and each["spec"]["selector"].items() <= labels.items()
+    ]
+    assert services
+    for service in services:
+        assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == ports
+        assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    if workload["kind"] == "StatefulSet":
+        headless = {each["metadata"]["name"] for each in services if each["spec"].get("clusterIP") == "None"}
+        assert headless == {spec["serviceName"]}
+        assert f"--broadcast-address=$(POD_NAME).{spec['serviceName']}" in container["args"]
+        assert [each["name"] for each in container["volumeMounts"]] == [
+            each["metadata"]["name"] for each in spec["volumeClaimTemplates"]
+        ]
+        (budget,) = [each for each in others if each["kind"] == "PodDisruptionBudget"]
+        assert budget["spec"]["selector"] == spec["selector"]
+        assert budget["spec"]["maxUnavailable"] == 1
+    pod = spec["template"]["spec"]["securityContext"]
+    assert (pod["runAsNonRoot"], pod["runAsUser"]) == (True, 4150)
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert name in labels.values()
+
+
+def test_prometheus_scrapes_each_broker_once() -> None:
+    (monitor,) = [each for each in objects("monitoring") if each["kind"] == "ServiceMonitor"]
+    names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
+    assert sorted(names) == ["nsq", "nsqd"]
+    for folder in ("brokers", "cluster"):
+        services = [each["metadata"] for each in objects(folder) if each["kind"] == "Service"]
+        assert sum(each["labels"]["app.kubernetes.io/name"] in names for each in services) == 1
+
+
+@pytest.mark.slow
+def test_the_pods_run(tmp_path: Path) -> None:
+    """Brokers, discovery and console, as processes with the commands of the pods."""
+    services: dict[str, Any] = {}
+    for workload in (each for each in objects("lookupd", "brokers", "console") if "template" in each["spec"]):
+        (container,) = containers(workload)
+        for index in range(workload["spec"]["replicas"]):
+            pod = f"{workload['metadata']['name'].replace('-', '')}{index}"
+            words = [re.sub(r"\$\(POD_NAME\)\.\w+$", pod, word) for word in container["args"]]
+            words = [re.sub(r"(\w+)-(\d)\.\1:", r"\1\2:", word) for word in words]
+            mounts = [f"{pod}:{each['mountPath']}" for each in container.get("volumeMounts", ())]
+            services[pod] = {"command": words, "volumes": mounts}
+    assert sorted(services) == ["nsqconsole0", "nsqd0", "nsqd1", "nsqlookupd0", "nsqlookupd1"]
+    compose = Compose(services, tmp_path)
+    http = {"nsqconsole": 4171, "nsqd": 4151, "nsqlookupd": 4161}
+    with compose.running() as children:
+        until(lambda: all(compose.get(name, http[name[:-1]], "/ping") == "OK" for name in services), children)
+        for broker in ("nsqd0", "nsqd1"):
+            assert compose.get(broker, 4151, "/pub?topic=clicks", b"1") == "OK"
+        for lookupd in ("nsqlookupd0", "nsqlookupd1"):
+            until(partial(knows_two, compose, lookupd, 4161, "/lookup?topic=clicks", "producers"), children)
+        until(partial(knows_two, compose, "nsqconsole0", 4171, "/api/nodes", "nodes"), children)
+
+
+def knows_two(compose: Compose, service: str, port: int, path: str, name: str) -> bool:
+    """Whether a service answers with a list of two."""
+    answer = compose.get(service, port, path)
+    return answer is not None and len(answer[name]) == 2
