@@ -15,6 +15,7 @@ extensions = [
     "sphinx_copybutton",
     "command_pages",
     "repository_pages",
+    "markdown_pages",
 ]
 exclude_patterns = ["_build", "_ext", "changes"]
 

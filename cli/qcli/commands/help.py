@@ -1,5 +1,6 @@
 """`qcli help`: the help of a command, or a topic that several commands share."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,8 +15,9 @@ from ..framework.command import (
     contexts_below,
     sections,
 )
+from ..framework.description import describe
 from ..framework.errors import ExitCode
-from ..framework.options import CONNECTION_OPTIONS
+from ..framework.options import CONNECTION_OPTIONS, output_format
 from ..framework.output import write
 from ..framework.positions import POSITIONS_NOTE
 from .shared.format_string import LETTERS
@@ -23,6 +25,18 @@ from .shared.format_string import LETTERS
 _SHORTEST_SEARCHED = 3
 """Shorter words are in the help of too many commands."""
 _MOST_FOUND = 5
+
+
+_READ_ONLY = frozenset(
+    {
+        *("peek", "stat", "nodes", "clients", "help"),
+        *("topic list", "topic settings", "channel list", "channel settings"),
+        *("cluster status", "cluster wait", "dlq list", "dlq show", "deferred list"),
+        *("log dump", "log verify", "archive status", "archive verify"),
+        *("context list", "context show", "token list"),
+    }
+)
+"""Commands that change nothing, whatever their options: no broker, no channel, no file."""
 
 
 class _Topic(NamedTuple):
@@ -147,19 +161,27 @@ def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
         "the help of a command, as 'qcli channel seek --help' shows it": "qcli help channel seek",
         "the options for TLS, AUTH and compression": "qcli help connection",
         "environment variables": "qcli help environment",
+        "all commands, for programs": "qcli help --format json",
     },
     exits={ExitCode.USAGE: "There is no such command or topic."},
     details={title: " ".join(paragraphs) for title, paragraphs, rows in _TOPICS.values() if rows is None},
 )
 @click.argument("words", metavar="[TOPIC|COMMAND...]", nargs=-1, shell_complete=_complete)
+@output_format(
+    "text: help for people. json: an object with the command, all commands below it, their arguments, options, types, "
+    "exit codes and examples, and whether a command only reads.",
+    *("text", "json"),
+)
 @click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...]) -> None:
+def command(ctx: click.Context, words: tuple[str, ...], form: str) -> None:
     """Show the help of a command, or of a topic that several commands share.
 
     Topics: connection, environment, positions, format-strings, durations, exit-codes.
     """
     top = ctx.find_root()
     if len(words) == 1 and words[0] in _TOPICS:
+        if form == "json":
+            raise click.UsageError(f"--format json describes commands, and '{words[0]}' is a topic.")
         write(_text(top, _TOPICS[words[0]]))
         return
     found = _find(top, words)
@@ -171,7 +193,7 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
         if not hint and (mentioning := _commands_about(top, words[-1])):
             text += f" Commands about it: {', '.join(mentioning)}."
         raise click.UsageError(f"{text} The topics are {', '.join(_TOPICS)}.")
-    write(found.get_help() + "\n")
+    write((json.dumps(describe(found, _READ_ONLY)) if form == "json" else found.get_help()) + "\n")
 
 
 def _commands_about(top: click.Context, word: str) -> list[str]:
