@@ -36,7 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMES = (
     *("topics", "old_topics", "topic_pattern", "topic_refresh_ms", "channel", "nsqd_tcp_addresses"),
     *("nsqd_http_addresses", "lookupd_addresses", "lookupd_allowed_hosts", "max_in_flight", "consumer_opts"),
-    *("at_least_once", "connect_timeout_ms", "request_timeout_ms"),
+    *("http_address", "at_least_once", "connect_timeout_ms", "request_timeout_ms"),
 )
 
 
@@ -55,6 +55,7 @@ class Consuming:
     lookupd_allowed_hosts: tuple[str, ...]
     max_in_flight: int
     consumer_opts: tuple[ClientOption, ...]
+    http_address: str | None
     at_least_once: bool
     connect_timeout_ms: int = 2000
     request_timeout_ms: int = 5000
@@ -318,6 +319,14 @@ def consuming_options(channel: str, *, reads_logs: bool = True, max_in_flight: i
             "The HTTP addresses of the same brokers, in the same order; by default the port after the TCP port."
         ),
         tcp_connection,
+        option(
+            "Output",
+            "--http-address",
+            metavar="ADDRESS",
+            brief=True,
+            help="Serve /healthz, /metrics (Prometheus) and /stats here: HOST:PORT, :PORT for every interface, or the "
+            "path of a unix socket. Clients need no secret.",
+        ),
         *(_http_timeouts() if reads_logs else ()),
     )
 

@@ -194,6 +194,6 @@ def command(options: FileCommand) -> int:
 
         from .run import run
 
-        return run(sources, settings, quiet=options.quiet)
+        return run(options.consuming, sources, settings, quiet=options.quiet)
     finally:
         signal.signal(signal.SIGHUP, before)

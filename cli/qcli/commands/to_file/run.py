@@ -15,20 +15,27 @@ from trio_nsq.text.wording import count_of
 from ...framework.errors import ExitCode, Failure, reason_of
 from ...framework.output import is_live_terminal, print_diagnostic, size
 from ...framework.signals import at_first_signal, watch_signal
+from ..shared.connector_status import connector_status
 from ..shared.connectors import failure_with, run_connector
-from ..shared.consuming import source_failure
+from ..shared.consuming import Consuming, source_failure
 
 _EXIT_CODES = {CheckpointDamaged: ExitCode.DAMAGED, FileNameError: ExitCode.USAGE}
 
 
-def run(sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
+def run(consuming: Consuming, sources: SourceOptions, options: ToFileOptions, *, quiet: bool) -> ExitCode:
     """Write until a signal, and return the exit code. Raises Failure: it cannot work."""
-    return run_connector(_run, sources, options, quiet, failure_of=_failure, quiet=quiet)
-
-
-async def _run(sources: SourceOptions, options: ToFileOptions, quiet: bool) -> ExitCode:
-    code = ExitCode.OK
     connector = ToFile(sources, options)
+    status = connector_status(
+        "to-file", consuming, sources, connector.topics, connector.log_brokers, quiet=quiet
+    )
+    with status as reporter:
+        code = run_connector(_run, connector, quiet, failure_of=_failure, quiet=quiet)
+        reporter.end("succeeded" if code is ExitCode.OK else "stopped")
+        return code
+
+
+async def _run(connector: ToFile, quiet: bool) -> ExitCode:
+    code = ExitCode.OK
     try:
         await trio.to_thread.run_sync(connector.prepare)
     except OSError as error:

@@ -303,13 +303,25 @@ def command(options: ToHttpOptions) -> int:
     from trio_nsq.connectors.to_http.run import to_http
     from trio_nsq.connectors.to_http.statistics import Statistics
 
+    from ..shared.connector_status import connector_status
     from ..shared.connectors import run_connector
     from ..shared.consuming import source_failure
 
     statistics, quiet = Statistics(), options.quiet
     failure_of = partial(source_failure, reads_logs=False)
+    consuming = options.consuming
+    status = connector_status(
+        "to-http",
+        consuming,
+        sources,
+        lambda: [statistics.status(", ".join(consuming.all_topics) or str(consuming.topic_pattern))],
+        quiet=quiet,
+    )
     try:
-        run_connector(to_http, sources, delivery, connecting, statistics, failure_of=failure_of, quiet=quiet)
+        with status:
+            run_connector(
+                to_http, sources, delivery, connecting, statistics, failure_of=failure_of, quiet=quiet
+            )
     finally:
         if not quiet and (statistics.delivered or statistics.requeued or statistics.dead):
             print_diagnostic(statistics.summary())

@@ -17,6 +17,7 @@ from ...broker.failures import connection_failure
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import is_live_terminal, print_diagnostic
 from ...framework.signals import at_first_signal
+from ..shared.connector_status import connector_status
 from ..shared.connectors import failure_with, run_connector
 from ..shared.consuming import source_failure
 from .options import DESTINATION_OPTION, NsqCommand
@@ -26,8 +27,19 @@ from .status import Status, show_live, summary, write_status
 def run(copying: CopyOptions, options: NsqCommand) -> ExitCode:
     """Copy until a signal, and return the exit code. Raises Failure: it cannot work."""
     progress = Progress()
+    status = connector_status(
+        "to-nsq",
+        options.consuming,
+        copying.source,
+        progress.topics,
+        progress.log_brokers,
+        quiet=options.quiet,
+    )
     try:
-        return run_connector(_run, copying, options, progress, failure_of=_failure, quiet=options.quiet)
+        with status as reporter:
+            code = run_connector(_run, copying, options, progress, failure_of=_failure, quiet=options.quiet)
+            reporter.end("succeeded" if code is ExitCode.OK else "stopped")
+            return code
     finally:
         if not options.quiet and options.form == "text" and progress.sources:
             print_diagnostic(summary(progress))

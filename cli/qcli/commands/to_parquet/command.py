@@ -109,8 +109,9 @@ def iceberg_table(text: str) -> TableTarget:
         ExitCode.OK: "All selected messages are in files, or there are none.",
         ExitCode.FAILURE: "Nothing was written: there is no such topic, the folder cannot be used, or pyarrow or "
         "pyspark is not installed.",
-        ExitCode.PARTIAL: "Some files were written before a failure, some brokers do not answer or lack the topic, or "
-        "some of several topics failed. Standard error says which, and how to continue.",
+        ExitCode.PARTIAL: "Some files were written before a failure, some brokers do not answer or lack the topic, "
+        "some of several topics failed, or headers are not written, as the folder is of an earlier version and has no "
+        "column for them. Standard error says which, and how to continue.",
         ExitCode.DAMAGED: "Damaged messages were skipped, or messages behind a damaged object of an archive are not "
         "exported yet; standard error says which. All others are in files.",
         ExitCode.MISSING: "Retention deleted messages before they were exported, perhaps since the last run; standard "

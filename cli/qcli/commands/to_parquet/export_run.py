@@ -27,7 +27,7 @@ from ..shared.engine import better_engine, local_engine, spark_engine, useful_pr
 from .brokers import GO_ON, NoBrokerKnown, find_brokers, incomplete, is_temporary, may_pass
 from .monitoring import Monitoring
 from .options import ToParquetOptions
-from .reports import json_record, print_notes, summary
+from .reports import json_record, loss_code, print_notes, summary
 
 _SPARK_CORES = 4
 """With fewer cores, an export in this process is faster than one on Spark: `bench/export.py` has 2."""
@@ -79,8 +79,7 @@ class ExportRun:
         if failures:
             raise incomplete(failures.values(), others=len(failures) < len(addresses))
         result = self.job.result
-        is_damaged = result.damaged or bool(result.unread)
-        self.code = ExitCode.DAMAGED if is_damaged else ExitCode.MISSING if result.missing else ExitCode.OK
+        self.code = loss_code(result)
         try:
             self.job.mark_reported(result)
         except (NSQError, OSError) as error:

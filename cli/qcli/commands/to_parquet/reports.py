@@ -7,6 +7,7 @@ from typing import Any
 from trio_nsq.spark.export.request import ExportRequest, ExportResult
 from trio_nsq.text.wording import count_of
 
+from ...framework.errors import ExitCode
 from ...framework.output import print_diagnostic, rate, size, with_counts
 
 
@@ -24,6 +25,19 @@ def json_record(
     head = {"topic": request.topic, "folder": request.place, "engine": engine or None}
     tail = {"unavailable": sorted(unavailable), "elapsed_s": round(elapsed_s, 3)}
     return {**head, **fields, **tail}
+
+
+LOSS_CODES = (ExitCode.PARTIAL, ExitCode.DAMAGED, ExitCode.MISSING)
+"""The exit codes of losses; of several topics, the first one counts."""
+
+
+def loss_code(result: ExportResult) -> ExitCode:
+    """Return the exit code for what an export could not write, although it has not failed."""
+    if result.without_column:
+        return ExitCode.PARTIAL
+    if result.damaged or result.unread:
+        return ExitCode.DAMAGED
+    return ExitCode.MISSING if result.missing else ExitCode.OK
 
 
 def totals(outcomes: Collection[ExportResult], elapsed_s: float) -> str:

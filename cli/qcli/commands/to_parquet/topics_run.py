@@ -33,7 +33,7 @@ from .export_run import RETRY_S, choose_engine, unread_warning
 from .monitoring import Monitoring
 from .options import ToParquetOptions
 from .pipeline import Pipeline
-from .reports import json_record, print_notes, summary, totals
+from .reports import LOSS_CODES, json_record, loss_code, print_notes, summary, totals
 from .topic_finder import TopicFinder, TopicSection
 
 
@@ -111,7 +111,7 @@ class TopicsRun:
             raise combined(failures, partial=partial)
         if not self._ends:
             print_diagnostic("Note: no topic matches.")
-        return next((code for code in (ExitCode.DAMAGED, ExitCode.MISSING) if code in codes), ExitCode.OK)
+        return next((code for code in LOSS_CODES if code in codes), ExitCode.OK)
 
     def follow(self, every_s: float) -> NoReturn:
         """Export in rounds until interrupted. A topic or a broker that fails is reported once, and tried again.
@@ -257,9 +257,7 @@ class TopicsRun:
             return Failure(brief, failure.exit_code, brief=brief)
         if outcome.is_interrupted:
             return Failure(f"{topic}: interrupted", ExitCode.PARTIAL)
-        if result.damaged or result.unread:
-            return ExitCode.DAMAGED
-        return ExitCode.MISSING if result.missing else ExitCode.OK
+        return loss_code(result)
 
     def _brief(self, topic: str, error: Exception) -> str:
         """Return an error of a topic; of a broker that does not answer, it is the same for all topics."""

@@ -13,6 +13,7 @@ import trio
 
 from ...log import Files
 from ...protocol.errors import NSQError
+from ..monitoring.status import TopicStatus
 from ..source.batch import Position, Source
 from ..source.log_source import FoundLog
 from ..source.options import SourceOptions
@@ -104,6 +105,23 @@ class ToFile:
     def lag(self) -> int:
         """Messages that were not received yet, as far as known."""
         return sum(writer.lag for writer in self._writers.values())
+
+    def topics(self) -> list[TopicStatus]:
+        """Return the status of each topic that is being written. Other threads may call it."""
+        return [
+            TopicStatus(
+                writer.topic,
+                writer.counts.messages,
+                writer.counts.body_bytes,
+                writer.counts.files,
+                lag=writer.lag,
+            )
+            for writer in list(self._writers.values())
+        ]
+
+    def log_brokers(self) -> list[str]:
+        """Return the HTTP addresses of the brokers whose logs are read. Other threads may call it."""
+        return [address for writer in list(self._writers.values()) for address in writer.log_brokers]
 
     def stop(self) -> None:
         """Make everything received durable, finish the files, and end."""

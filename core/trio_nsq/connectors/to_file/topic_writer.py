@@ -104,7 +104,12 @@ class TopicWriter:
     @property
     def lag(self) -> int:
         """Messages that were not received yet, as far as known."""
-        return sum(source.lag() or 0 for source in self._sources)
+        return sum(source.lag() or 0 for source in list(self._sources))
+
+    @property
+    def log_brokers(self) -> list[str]:
+        """The HTTP addresses of the brokers whose logs are read."""
+        return [source.broker for source in list(self._sources) if source.is_log]
 
     @property
     def positions(self) -> Mapping[str, Position]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from trio_nsq.text.wording import count_of
 
+from ..monitoring.status import TopicStatus
+
 MAX_SAMPLES = 10_000
 LINE_INTERVAL_S = 1.0
 """The shortest time between two lines about the requests."""
@@ -33,6 +35,16 @@ class Statistics:
     _times_s: list[float] = field(default_factory=list)
     _since_line: int = 0
     _line_at: float = 0.0
+
+    def status(self, topic: str) -> TopicStatus:
+        """Return the counts as the status of a topic, which may stand for several. Other threads may call it."""
+        return TopicStatus(
+            topic,
+            self.delivered,
+            left_out=self.sampled_out,
+            dead_letters=self.dead,
+            failures=self.requeued,
+        )
 
     def record_request(self, receiver: str, elapsed_s: float) -> None:
         self.requests[receiver] += 1

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ..monitoring.status import TopicStatus
 from ..source.batch import Source
 
 
@@ -63,6 +64,23 @@ class Progress:
         """Remove a source; its messages still count."""
         if (gone := self.sources.pop((topic, broker), None)) is not None:
             self._forgotten.add(gone)
+
+    def topics(self) -> list[TopicStatus]:
+        """Return the status of each topic. Other threads may call it."""
+        found: dict[str, TopicStatus] = {}
+        for each in list(self.sources.values()):
+            status = found.setdefault(each.topic, TopicStatus(each.topic))
+            status.messages += each.copied
+            status.body_bytes += each.copied_bytes
+            status.left_out += each.dropped
+            if (lag := each.lag) is not None:
+                status.lag = (status.lag or 0) + lag
+        return list(found.values())
+
+    def log_brokers(self) -> list[str]:
+        """Return the HTTP addresses of the brokers whose logs are read. Other threads may call it."""
+        sources = [each.source for each in list(self.sources.values())]
+        return [source.broker for source in sources if source is not None and source.is_log]
 
     @property
     def sums(self) -> SourceProgress:

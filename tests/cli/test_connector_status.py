@@ -1,0 +1,71 @@
+"""Tests for `--http-address` of to-file, to-http and to-nsq, and for their reports to brokers."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.support import Cli, only_ours
+from connectors.http_receiver import receiver
+from interop.peers import Broker, free_address
+from spark.support import until
+
+pytestmark = only_ours
+
+
+@pytest.mark.parametrize("kind", ["to-file", "to-http", "to-nsq"])
+def test_status_of_a_connector(broker: Broker, qcli: Cli, topic: str, tmp_path: Path, kind: str) -> None:
+    qcli.publish(topic, [b"x"] * 10)
+    http = free_address()
+    with receiver() as server:
+        more = {
+            "to-file": ["--output-dir", str(tmp_path), "--sync-interval", "50ms"],
+            "to-http": ["--post", server.url],
+            "to-nsq": [
+                "--destination-nsqd-tcp-address",
+                broker.tcp_address,
+                "--destination-topic",
+                f"{topic}.copy",
+            ],
+        }[kind]
+        with qcli.running(kind, topic, "--channel", "c", *more, "--http-address", http) as running:
+
+            def stats() -> dict[str, Any]:
+                try:
+                    found: dict[str, Any] = httpx.get(f"http://{http}/stats", timeout=20).json()
+                except httpx.TransportError:
+                    return {"topics": []}
+                return found
+
+            def meets(condition: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
+                return lambda: any(condition(each) for each in stats()["topics"])
+
+            until(meets(lambda each: bool(each["topic"] == topic and each["messages"] == 10)))
+            if kind != "to-http":  # the others read the log, whose end they know
+                until(meets(lambda each: bool(each["lag"] == 0)))
+            assert httpx.get(f"http://{http}/healthz", timeout=20).text == "OK"
+            text = httpx.get(f"http://{http}/metrics", timeout=20).text
+            assert f'nsq_job_messages_total{{topic="{topic}"}} 10.0' in text
+            assert f'nsq_job_info{{kind="{kind}",name="{topic}"}} 1.0' in text
+
+            def job() -> dict[str, Any]:
+                jobs = json.loads(broker.http("GET", "/jobs"))["jobs"]
+                found: dict[str, Any] = next(
+                    (each for each in jobs if each["kind"] == kind and each["topic"] == topic), {}
+                )
+                return found
+
+            until(lambda: job().get("done") == 10)
+            assert (job()["state"], job()["channel"], job()["total"]) == ("running", "c", None)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.end().code == 143
+    assert job()["state"] == "stopped"
+
+
+def test_an_address_that_is_taken(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    result = qcli("to-file", topic, "--output-dir", str(tmp_path), "--http-address", broker.http_address)
+    assert (result.code, "--http-address: cannot listen on" in result.err) == (1, True), result.err
