@@ -4,6 +4,7 @@ All run in turn, because rates on a shared machine drift; compare the ratios. RE
 """
 
 import hashlib
+import json
 import shutil
 import statistics
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +28,19 @@ from cli.support import Cli, command_line
 from interop.peers import qcli_serve
 from trio_nsq.spark.export.columns import DICTIONARY_COLUMNS, schema_of
 from trio_nsq.spark.export.job import open_export
-from trio_nsq.spark.export.layout import Layout
+from trio_nsq.spark.export.layout import BodyFormat, Layout
 from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.logs import BrokerPlace, LogPlace
 from trio_nsq.spark.runtime import java
 from trio_nsq.spark.runtime.engine import Engine, run_inline
 from trio_nsq.spark.runtime.spark_engine import open_spark
+from trio_nsq.spark.schemas.documents import schema_columns
 from trio_nsq.spark.segments.places import parse_places
 
 TOPIC = "bench"
 BODY_BYTES = 200
 SMALL_MESSAGES = 20_000
+ORDERS = 100_000
 WORKERS = 2
 PARTITIONS = 4
 
@@ -62,19 +66,58 @@ COLUMNS = [
 ]
 
 
+BODIES = ExportRequest(TOPIC, "")
+
+
 def body(number: int) -> bytes:
     """Return the body of a row, the same as in the JVM's rows."""
     digests = [hashlib.sha256(b"%d" % (number + more)).hexdigest().encode() for more in range(3)]
     return b"".join(digests) + b"01234567"
 
 
+SCHEMA = """{"fields": [
+  {"name": "order", "type": "long"},
+  {"name": "user", "type": "struct<name:string,age:int,premium:boolean>"},
+  {"name": "price", "type": "decimal(10,2)"},
+  {"name": "placed", "type": "timestamp(ms)"},
+  {"name": "tags", "type": "array<string>"},
+  {"name": "items", "type": "array<struct<sku:string,count:int>>"}
+]}"""
+"""The columns of `order`."""
+
+
+ORDERS_TOPIC = "orders"
+WITH_SCHEMA = ExportRequest(
+    ORDERS_TOPIC,
+    "",
+    layout=Layout(body=BodyFormat.JSON, keep_rest=True),
+    json_fields=schema_columns(SCHEMA),
+)
+
+
+def order(number: int) -> bytes:
+    """Return a JSON body with nested values."""
+    digest = hashlib.sha256(b"%d" % number).hexdigest()
+    fields = {
+        "order": number,
+        "user": {"name": digest[:12], "age": number % 90, "premium": number % 3 == 0},
+        "price": number % 10_000 + 0.25,
+        "placed": 1_795_262_400_000 + number,
+        "tags": ["new", digest[12:16]],
+        "items": [{"sku": digest[16:28], "count": number % 5}],
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
 # ---------------------------------------------------------------------- rates
 
 
-def export_rate(engine: Engine, place: LogPlace, messages: int, folder: Path, ranges: int) -> float:
+def export_rate(
+    engine: Engine, place: LogPlace, messages: int, folder: Path, ranges: int, request: ExportRequest = BODIES
+) -> float:
     """Return the messages per second of an export, from the plan to the last rename."""
     begun_s = time.perf_counter()
-    with open_export(ExportRequest(TOPIC, str(folder), min_ranges=ranges), [place]) as job:
+    with open_export(replace(request, place=str(folder), min_ranges=ranges), [place]) as job:
         job.run(engine, job.plan([place]), lambda *_: None)
     elapsed_s = time.perf_counter() - begun_s
     assert job.result.messages == messages, job.result
@@ -101,6 +144,14 @@ def spark_rate(frame: DataFrame, messages: int, folder: Path) -> float:
         str(folder)
     )
     return messages / (time.perf_counter() - begun_s)
+
+
+def orders_in_memory(place: LogPlace, folder: Path) -> Any:
+    """Return the rows of an export of orders as a table."""
+    export_rate(run_inline, place, ORDERS, folder, 1, WITH_SCHEMA)
+    table = pq.read_table(folder)
+    shutil.rmtree(folder)
+    return table
 
 
 def pyarrow_rate(table: Any, folder: Path) -> float:
@@ -198,6 +249,7 @@ def main() -> None:
         qcli = Cli(broker.tcp_address, broker.http_address)
         bodies = [body(number) for number in range(args.messages)]
         qcli.publish(TOPIC, bodies)
+        qcli.publish(ORDERS_TOPIC, [order(number) for number in range(ORDERS)])
 
         small = rounds_of(
             0 if args.only_rates else args.rounds,
@@ -213,6 +265,8 @@ def main() -> None:
         frame = rows_in_jvm(SparkSession(engine._context), args.messages)
         table = table_in_memory(bodies)
         del bodies
+        orders = BrokerPlace(broker.http_address, ORDERS_TOPIC)
+        nested = orders_in_memory(orders, folder / "orders")
         served = BrokerPlace(broker.http_address, TOPIC)
         (segments,) = parse_places([str(folder / "data")], TOPIC)
         contenders: dict[str, Callable[[Path], float]] = {
@@ -222,6 +276,8 @@ def main() -> None:
             "segments, Spark": lambda place: export_rate(engine, segments, args.messages, place, PARTITIONS),
             "Spark's writer": lambda place: spark_rate(frame, args.messages, place),
             "pyarrow": lambda place: pyarrow_rate(table, place),
+            "schema, inline": lambda place: export_rate(run_inline, orders, ORDERS, place, 1, WITH_SCHEMA),
+            "schema, pyarrow": lambda place: pyarrow_rate(nested, place),
         }
         rounds_of(1, contenders, folder)  # to warm up
         rates = rounds_of(args.rounds, contenders, folder)
@@ -232,6 +288,9 @@ def main() -> None:
         spark, arrow = ratio(rates, name, "Spark's writer"), ratio(rates, name, "pyarrow")
         print(f"{name:22}{statistics.median(found):>12,.0f}   {spark:>20}   {arrow:>20}")
     direct = ratio(rates, "segments, Spark", "to-parquet, Spark")
+    print(
+        f"\nto-parquet writes nested columns at {ratio(rates, 'schema, inline', 'schema, pyarrow')} x pyarrow"
+    )
     print(f"\nSpark reads segments at {direct} x the rate through the broker")
     if not args.only_rates:
         print(f"\n{SMALL_MESSAGES:,} messages, from the start of the process to its end")

@@ -270,6 +270,23 @@ def test_decimals(text: str, value: str | None) -> None:
     assert unparsed == [body if value is None else None]
 
 
+@pytest.mark.parametrize("text", ["1e99999999", "-1E+400", "421727271818557859589.5", "1" * 39])
+def test_numbers_that_arrow_does_not_take_for_decimals(text: str) -> None:
+    """It takes some for other numbers, and crashes with others."""
+    body = b'{"x":%b}' % text.encode()
+    assert parse([body], layout(("x", DecimalType(38, 24)))) == ([[None]], [None], [body])
+
+
+@given(st.lists(st.decimals(-(10**9), 10**9, places=3), max_size=4), st.integers(1, 12), st.integers(0, 4))
+def test_decimals_have_all_their_digits(found: list[Decimal], digits: int, scale: int) -> None:
+    kind = DecimalType(digits + scale, scale)
+    bodies = [b'{"x":%b}' % f"{value:f}".encode() for value in found]
+    values, _, unparsed = parse(bodies, layout(("x", kind)))
+    fits = [value == round(value, scale) and abs(value) < 10**digits for value in found]
+    assert values == [[value if fit else None for value, fit in zip(found, fits, strict=True)]]
+    assert [each is None for each in unparsed] == fits
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -13,11 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..schemas.arrow_types import arrow_type
-from ..schemas.column_types import ColumnType, JsonArray, JsonMap, JsonStruct, JsonType, TimeType
-from .json_values import SECONDS, converter, string, times_of
+from ..schemas.column_types import (
+    ColumnType,
+    DecimalType,
+    JsonArray,
+    JsonMap,
+    JsonStruct,
+    JsonType,
+    TimeType,
+)
+from .json_values import SECONDS, Digits, converter, string, times_of
 
 _REFUSED = (ValueError, OverflowError, RecursionError)
 _ARROW_REFUSES = (OverflowError, UnicodeEncodeError, pa.ArrowException)
+_NUMBERS = {int, float, Digits}
+_MAX_DECIMAL = 38
 
 
 class ColumnArrays:
@@ -141,6 +151,9 @@ def _plain(kind: ColumnType, arrow: Any, values: list[Any]) -> Any:
         if isinstance(kind, TimeType):
             if types == {int} and not kind.pattern:
                 return times_of(kind, pa.array(values, pa.int64())).cast(arrow)
+        elif isinstance(kind, DecimalType):
+            if types <= _NUMBERS:
+                return _decimals(kind, arrow, list(map(_number_text, values)))
         elif isinstance(kind, JsonType) and types <= kind.plain:
             array = pa.array(values, arrow)
             if kind is not JsonType.DOUBLE or pc.all(pc.is_finite(array)).as_py() is not False:
@@ -148,6 +161,21 @@ def _plain(kind: ColumnType, arrow: Any, values: list[Any]) -> Any:
     except _ARROW_REFUSES:
         pass
     return None
+
+
+def _decimals(kind: DecimalType, arrow: Any, texts: list[str | None]) -> Any:
+    """Return an array of numbers with all their digits; None: Arrow cannot convert these.
+
+    It takes a number of too many digits for another one, and crashes with large exponents.
+    """
+    longest = max((len(text) for text in texts if text is not None), default=0)
+    if longest + kind.scale > _MAX_DECIMAL or any("e" in text or "E" in text for text in texts if text):
+        return None
+    return pa.array(texts, pa.string()).cast(arrow)  # raises if a number does not fit
+
+
+def _number_text(value: Any) -> str | None:
+    return None if value is None else value.text if type(value) is Digits else str(value)
 
 
 def _offsets(values: Sequence[Any]) -> Any:
