@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class SchemaFile(click.Path):
 
         path = super().convert(value, param, ctx)
         try:
-            return schema_columns(Path(path).read_bytes())
+            return schema_columns(Path(os.fsdecode(path)).read_bytes())
         except SchemaError as error:
             self.fail(f"{value}: {error}.", param, ctx)
 
