@@ -5,6 +5,8 @@ timestamp extractors Record and RecordField) are taken as tables of input and la
 """
 
 import json
+import os
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +31,14 @@ from spark.support import (
     parquet_files,
     rows,
     run_in_process,
+    until,
     write_log,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -387,3 +391,39 @@ def test_other_columns_change_beside_partitions(qcli: Cli, topic: str, tmp_path:
     ]
     for name in parquet_files(tmp_path):
         assert not {"n", "date"} & set(pq.read_schema(tmp_path / name).names)
+
+
+@pytest.mark.parametrize("kills", [12 if COMPLETE else 2])
+def test_killed_exports(qcli: Cli, topic: str, tmp_path: Path, kills: int) -> None:
+    """With `kill -9` at random times, in the middle of a range: each message is in one file."""
+    chance = random.Random(int(os.environ.get("FAULT_SEED", "1")))
+    count = 8000
+    bodies = [{"user": number % 7, "at": number * 60, "text": "x" * 100} for number in range(count)]
+    qcli.publish(topic, lines(*bodies), at_once=500)
+    arguments = [
+        "--json",
+        "--columns",
+        "user:int,at:timestamp,text",
+        "--partition-by",
+        "user,date",
+        "--event-time",
+        "at",
+    ]
+    arguments += ["--where", "user <> 3", "--target-file-size", "64KiB", "--compression", "none"]
+    wanted = [number for number in range(count) if number % 7 != 3]
+    for _ in range(kills):
+        before = len(parquet_files(tmp_path))
+        with qcli.running("to-parquet", topic, str(tmp_path), *arguments) as running:
+            files = before + chance.randrange(1, 60)
+            until(
+                lambda files=files, running=running: (  # type: ignore[misc]  # called in this round only
+                    len(parquet_files(tmp_path)) >= files or running.process.poll() is not None
+                )
+            )
+            running.process.kill()
+        found = ds.dataset(tmp_path, format="parquet", partitioning=None).to_table(["seq"])["seq"].to_pylist()
+        assert len(set(found)) == len(found)
+    export(qcli, topic, tmp_path, *arguments)
+    assert column(tmp_path, "seq") == wanted
+    assert leftovers(tmp_path) == []
+    assert export(qcli, topic, tmp_path, *arguments)["messages"] == 0
