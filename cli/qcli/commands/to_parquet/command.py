@@ -25,7 +25,7 @@ from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
-from .field_options import PartitionLevels, column_list, event_time
+from .field_options import PartitionLevels, column_list, event_time, mask_list
 from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
@@ -373,6 +373,17 @@ def iceberg_table(text: str) -> TableTarget:
     metavar="SQL",
     brief=True,
     help="Write only messages that meet this condition in SQL, such as \"level = 'error'\". Others count as exported.",
+)
+@option(
+    FILES,
+    "--mask",
+    "masks",
+    type=mask_list,
+    default="",
+    metavar="FIELD[=MASK],...",
+    brief=True,
+    help="With --json, hide the values of these fields in all columns. MASK is null (the default), sha256 or last4. "
+    "Fields in objects: user.email.",
 )
 @option(
     FILES,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from ...framework.params import parsed
+
 if TYPE_CHECKING:
     from trio_nsq.spark.schemas.column_types import ColumnType
 
@@ -30,6 +32,25 @@ def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
             raise click.BadParameter(f"{name!r} is given twice.")
         found.append((name, chosen))
     return found
+
+
+def mask_list(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse `FIELD[=MASK],...`."""
+    from trio_nsq.filters.conditions import parse_path
+    from trio_nsq.spark.export.masks import Mask
+
+    found: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        field, equals, mask = part.strip().rpartition("=")
+        if not equals:
+            field, mask = mask, Mask.NULL
+        if mask not in [*Mask]:
+            raise click.BadParameter(f"{mask!r} is not one of {', '.join(Mask)}.")
+        if field in found:
+            raise click.BadParameter(f"{field!r} is given twice.")
+        parsed(parse_path, field)
+        found[field] = str(mask)
+    return tuple(found.items())
 
 
 class PartitionLevels(click.ParamType[tuple[str, ...]]):

@@ -74,6 +74,7 @@ class ToParquetOptions:
     print_schema: bool
     keep_body: bool
     where: str
+    masks: tuple[tuple[str, str], ...]
     partition_by: tuple[str, ...]
     event_time: tuple[str, ColumnType | None] | None
     target_bytes: int
@@ -126,6 +127,8 @@ class ToParquetOptions:
             raise click.UsageError("--partition-by and --event-time take fields of JSON bodies: say --json.")
         if self.event_time and time_level(self.partition_by) == "none" and self.iceberg is None:
             raise click.UsageError("--event-time is for --partition-by date or hour.")
+        if self.masks and not self.has_columns:
+            raise click.UsageError("--mask takes fields of JSON bodies: say --json.")
         if self.keep_body and not self.has_columns:
             raise click.UsageError(
                 "--keep-body is for --json: without it, the column body is always written."
@@ -359,6 +362,7 @@ class ToParquetOptions:
                 keep_body=self.keep_body,
                 headers=True,
                 where=self.where.strip(),
+                masks=self.masks,
                 levels=levels if has_fields or event_time else (),
                 event_time=event_time,
                 keeps_levels=has_fields and self.iceberg is not None,

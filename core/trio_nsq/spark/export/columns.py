@@ -37,6 +37,7 @@ from ..spool.records import columns_of, headers_of
 from .dead_letters import Letter
 from .json_columns import JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
+from .masks import masks_of
 from .selection import RowSelection
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]
@@ -120,6 +121,7 @@ class TableBuilder:
         self.letters: list[Letter] = []
         self.dead_letters: int = 0
         self._selection = RowSelection(layout) if layout.where else None
+        self._masks = masks_of(layout)
         self.without_column: int = 0
         self.discarded_rows: int = 0
         self.filtered: int = 0
@@ -232,6 +234,9 @@ class TableBuilder:
             self.filtered += len(left_out)
             self.filtered_bytes += pc.sum(pc.binary_length(left_out)).as_py() or 0
             columns, bodies = [each.filter(kept) for each in columns], bodies.filter(kept)
+        if self._masks is not None:
+            bodies = self._binary() if bodies is None else bodies
+            bodies = pa.array(self._masks.masked(bodies.to_pylist()), pa.binary())
         columns += self._body_columns(bodies, columns[_SEQ])
         refused = self._parser.refused_rows
         if refused and self._keeps_letters:

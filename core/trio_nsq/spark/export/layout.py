@@ -73,6 +73,7 @@ class Layout:
         keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
         headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
         where: The condition in SQL that the messages in the files meet, see `selection`; empty: the files have all.
+        masks: Fields of JSON bodies whose values are masked, each with its `Mask`.
         levels: The levels of partition folders, outermost first: fields of JSON columns, and the value of `partition`;
             empty: only `partition`.
         event_time: The field with the time that `partition` is of; empty: it is of the publish time. Its column has
@@ -88,6 +89,7 @@ class Layout:
     keep_body: bool = False
     headers: bool = False
     where: str = ""
+    masks: tuple[tuple[str, str], ...] = ()
     levels: tuple[str, ...] = ()
     event_time: str = ""
     keeps_levels: bool = False
@@ -203,6 +205,7 @@ class Layout:
             "keep_body": self.keep_body,
             "headers": self.headers,
             **({"where": self.where} if self.where else {}),
+            **({"masks": self.masks} if self.masks else {}),
         }
 
     def _partition_json(self) -> object:
@@ -239,6 +242,7 @@ class Layout:
             bool(found.get("keep_body")),
             bool(found.get("headers")),
             found.get("where", ""),
+            tuple((field, mask) for field, mask in found.get("masks", ())),
             tuple(by.get("levels", ())),
             by.get("event_time", ""),
             bool(by.get("keeps_levels")),

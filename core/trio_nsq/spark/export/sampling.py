@@ -18,6 +18,7 @@ from ..schemas.promotions import Promotion, can_widen
 from .json_columns import infer_columns
 from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
+from .masks import masks_of
 from .partitions import with_partition_columns
 from .request import ExportRequest
 from .selection import check_condition
@@ -40,7 +41,9 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     layout = request.layout
     if layout.body is BodyFormat.JSON:
         is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
-        columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
+        columns = infer_columns(
+            () if is_given else _masked(sample_bodies(wanted), layout), request.json_fields
+        )
         keep_rest = layout.keep_rest or not request.json_fields
         layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest)
         layout = with_partition_columns(layout, request.event_time_type).named()
@@ -55,7 +58,16 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     asked = request.layout
     same = all(
         getattr(there, name) == getattr(asked, name)
-        for name in ("partition", "levels", "event_time", "keeps_levels", "body", "keep_body", "where")
+        for name in (
+            "partition",
+            "levels",
+            "event_time",
+            "keeps_levels",
+            "body",
+            "keep_body",
+            "where",
+            "masks",
+        )
     )
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
@@ -107,7 +119,9 @@ def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence
             raise LayoutError(f"the folder {storage.shown} has files with {_describe(layout)}, and no schema")
         columns: Sequence[JsonColumn] = layout.json_columns
     else:
-        columns = infer_columns(sample_bodies(_retained(request, places)), request.json_fields)
+        columns = infer_columns(
+            _masked(sample_bodies(_retained(request, places)), request.layout), request.json_fields
+        )
     return [(column.field, column.type) for column in columns]
 
 
@@ -138,6 +152,8 @@ def _describe(layout: Layout) -> str:
         words.append(f"--event-time {layout.event_time}:{layout.column_of(layout.event_time).type}")
     if layout.where:
         words.append(f"--where {shlex.quote(layout.where)}")
+    if layout.masks:
+        words.append(f"--mask {','.join(f'{field}={mask}' for field, mask in layout.masks)}")
     return " ".join(words) or "binary bodies and no partitions"
 
 
@@ -156,6 +172,11 @@ def sample_bodies(wanted: Iterable[tuple[LogPlace, Span]]) -> Iterator[bytes]:
             left_bytes -= sum(map(len, bodies))
             if left_bytes <= 0:
                 break
+
+
+def _masked(bodies: Iterable[bytes], layout: Layout) -> Iterable[bytes]:
+    masks = masks_of(layout)
+    return bodies if masks is None else masks.masked(bodies)
 
 
 def sample_spans(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[tuple[LogPlace, Span]]:

@@ -1,0 +1,150 @@
+"""Tests for `to-parquet --mask`: masked values are nowhere in what an export writes."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.support import Cli
+from interop.peers import Broker
+from spark.support import ToParquet, bodies_in, column, export, parquet_files, rows
+from trio_nsq.log.records import RecordBatch
+from trio_nsq.protocol import pack_messages
+from trio_nsq.spark.export.columns import TableBuilder
+from trio_nsq.spark.export.json_columns import infer_columns
+from trio_nsq.spark.export.layout import BodyFormat, Layout
+from trio_nsq.spark.export.masks import BodyMasks, Mask
+
+SECRET = "tops3cret"
+DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+def everything_in(folder: Path) -> str:
+    """Return all names and values that an export has written, as text."""
+    texts = [path.read_text() for path in folder.rglob("*.json")]
+    for name in parquet_files(folder):
+        texts += [name, str(pq.read_table(folder / name, partitioning=None).to_pylist())]
+        texts.append(str(pq.read_metadata(folder / name).row_group(0).to_dict()))
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("mask", "wanted"), [("", None), ("=null", None), ("=sha256", DIGEST), ("=last4", "***cret")]
+)
+def test_masks(qcli: Cli, topic: str, tmp_path: Path, mask: str, wanted: str | None) -> None:
+    """In columns, `rest`, `body`, `unparsed` and folders, also of values that do not fit, and of bodies that are no JSON."""
+    bodies = [
+        b'{"n": 1.10, "mail": "tops3cret", "user": {"mail": "tops3cret", "more": [1]}}',
+        b'{"n": "misfit", "mail": "tops3cret", "user": [{"mail": "tops3cret"}, {"mail": null}, 7]}',
+        b'{"n": 3, "mail": "tops3cret", "mail": "tops3cret", "user": {"mail": "tops3cret"}, "user": 1}',
+        b'{"n": 4, "\\u006dail": "tops3cret", "user.mail": "tops3cret"}',
+        b'{"n": 5, "mail": "tops3cret"',
+        b"tops3cret \xff",
+    ]
+    qcli.publish(topic, bodies)
+    arguments = ["--json", "--schema-contract", "evolve", "--keep-body"]
+    arguments += ["--partition-by", "mail"] if wanted else []
+    export(qcli, topic, tmp_path / "a", *arguments, "--mask", f"mail{mask},user.mail{mask}")
+    assert SECRET not in everything_in(tmp_path / "a")
+    assert column(tmp_path / "a", "mail") == [*[wanted] * 4, None, None]
+    found = [json.loads(each) for each in column(tmp_path / "a", "body")[:4]]
+    assert found[0] == {"n": 1.1, "mail": wanted, "user": {"mail": wanted, "more": [1]}}
+    assert b'"n":1.10,' in column(tmp_path / "a", "body")[0]
+    assert found[1]["user"] == [{"mail": wanted}, {"mail": None}, 7]
+    assert column(tmp_path / "a", "unparsed")[4:] == [b"withheld: 28 bytes", b"withheld: 11 bytes"]
+    export(qcli, topic, tmp_path / "b", "--json", "--columns", "n:long", "--mask", f"mail{mask}")
+    assert json.loads(column(tmp_path / "b", "unparsed")[1])["mail"] == wanted
+
+
+def test_where_sees_the_values(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A condition selects by the values themselves; it is the user's, like the export."""
+    qcli.publish(topic, [b'{"mail": "a@b"}', b'{"mail": "c@d"}'])
+    arguments = ("--json", "--where", "mail = 'a@b'", "--mask", "mail=last4")
+    export(qcli, topic, tmp_path, *arguments)
+    assert rows(tmp_path, "seq", "mail").to_pylist() == [{"seq": 0, "mail": "***"}]
+
+
+def test_dead_letters_are_masked(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, [b'{"n": "x", "mail": "tops3cret"}'])
+    arguments = ("--json", "--columns", "n:long", "--mask", "mail", "--dead-letter-topic", f"{topic}.dead")
+    export(qcli, topic, tmp_path, *arguments)
+    assert bodies_in(qcli.http_address, f"{topic}.dead") == [b'{"n":"x","mail":null}']
+
+
+def test_masks_belong_to_the_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, [b'{"a": 1234567, "b": 1}'])
+    export(qcli, topic, tmp_path, "--json", "--mask", "a=last4")
+    assert column(tmp_path, "a") == ["***4567"]
+    assert json.loads((tmp_path / "_nsq" / topic / "manifest.json").read_bytes())["version"] == 3
+    for other in ((), ("--mask", "a"), ("--mask", "a=last4,b")):
+        result = to_parquet(topic, tmp_path, "--json", *other)
+        assert (result.code, "has files with --json --mask a=last4, and all" in result.err) == (1, True), (
+            result.err
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--mask", "a"], "--mask takes fields of JSON bodies: say --json"),
+        (["--json", "--mask", "a=md5"], "'md5' is not one of null, sha256, last4"),
+        (["--json", "--mask", "a,a=null"], "given twice"),
+        (["--json", "--mask", "a..b"], "not a field"),
+    ],
+)
+def test_wrong_masks(
+    to_parquet: ToParquet, broker: Broker, tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    result = to_parquet("any", tmp_path, *arguments)
+    assert (result.code, reason in result.err) == (2, True), result.err
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.just(SECRET) | st.text(max_size=3)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["s", "a", "b.s"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def without(value: Any, name: str) -> Any:
+    """Return a value without the members of a name, in all depths."""
+    if isinstance(value, dict):
+        return {key: without(each, name) for key, each in value.items() if key != name}
+    return [without(each, name) for each in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.sampled_from(["s", "a", "c"]), values, max_size=3), st.sampled_from(Mask))
+def test_other_values_stay(body: dict[str, Any], mask: Mask) -> None:
+    """A mask changes its field only, and applying it to all depths is what removing the field does."""
+    masks = BodyMasks([(path, mask) for path in ("s", "a.s", "a.a.s", "c.s")])
+    (found,) = masks.masked([json.dumps(body).encode()])
+    decoded = json.loads(found)
+    assert decoded.keys() == body.keys()
+    assert without(decoded, "s").keys() == without(body, "s").keys()
+    if not isinstance(body.get("a"), list | dict):
+        assert decoded.get("a") == body.get("a")
+    assert SECRET not in str(decoded.get("s"))
+
+
+def test_types_are_those_of_masked_values() -> None:
+    """A number whose mask is text has a column of strings."""
+    body = b'{"n": 123456, "m": 5}'
+    masks = BodyMasks([("n", Mask.LAST4)])
+    columns = infer_columns(masks.masked([body]), ())
+    layout = Layout(
+        body=BodyFormat.JSON, json_columns=tuple(columns), keep_rest=True, masks=(("n", "last4"),)
+    )
+    builder = TableBuilder("t", "b", layout)
+    builder.add(RecordBatch(0, 1, 10**18, 0, pack_messages([body])))
+    assert builder.table().select(["n", "m", "unparsed"]).to_pylist() == [
+        {"n": "***3456", "m": 5, "unparsed": None}
+    ]
