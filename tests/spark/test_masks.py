@@ -37,7 +37,7 @@ def everything_in(folder: Path) -> str:
     ("mask", "wanted"), [("", None), ("=null", None), ("=sha256", DIGEST), ("=last4", "***cret")]
 )
 def test_masks(qcli: Cli, topic: str, tmp_path: Path, mask: str, wanted: str | None) -> None:
-    """In columns, `rest`, `body`, `unparsed` and folders, also of values that do not fit, and of bodies that are no JSON."""
+    """In all columns and in folders, also of values that do not fit, and of bodies that are no JSON."""
     bodies = [
         b'{"n": 1.10, "mail": "tops3cret", "user": {"mail": "tops3cret", "more": [1]}}',
         b'{"n": "misfit", "mail": "tops3cret", "user": [{"mail": "tops3cret"}, {"mail": null}, 7]}',
