@@ -189,10 +189,11 @@ def test_discard_row(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Pat
         0,
     )
     assert rows(folder, "seq", "unparsed").to_pylist() == [{"seq": 1, "unparsed": None}]
-    qcli.publish(topic, [b"x"] * 3)
+    qcli.publish(topic, [*bodies(BAD_VALUE), b"x", b"y"])
     result = to_parquet(topic, folder, *drop)
     assert (result.code, len(parquet_files(folder))) == (0, 1)
     assert "3 left out by the schema contract" in result.err
+    assert "columns: user.age (1). These messages are left out.\n" in result.err
     assert export(qcli, topic, folder, *drop)["messages"] == 0
 
 

@@ -125,7 +125,7 @@ def test_fractions_in_a_later_export(
     export(qcli, topic, tmp_path, *arguments)
     qcli.publish(topic, lines({"price": 2.5, "n": 5}, {"price": 2**60 + 1, "n": 6}))
     result = to_parquet(topic, tmp_path, *arguments)
-    assert "Note: wider types in all files, because values need them: price.\n" in result.err
+    assert "Note: wider types of columns, because values need them: price.\n" in result.err
     assert "1 value did not fit the types of their columns: price (1)." in result.err
     assert types_of(tmp_path, "price") == ["double"] * 3
     assert types_of(tmp_path, "n") == ["int64"] * 3

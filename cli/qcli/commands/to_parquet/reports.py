@@ -53,7 +53,7 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
     about = f"{topic}: " if topic else ""
     if outcome.widened and not quiet:
         wider = ", ".join(sorted(set(outcome.widened)))
-        print_diagnostic(f"Note: {about}wider types in all files, because values need them: {wider}.")
+        print_diagnostic(f"Note: {about}wider types of columns, because values need them: {wider}.")
     if outcome.new_columns and not quiet:
         new = ", ".join(f"{field} ({kind})" for field, kind in outcome.new_columns.items())
         print_diagnostic(f"Note: {about}new columns: {new}.")
@@ -68,8 +68,7 @@ def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
             f"Warning: {about}the schema contract left out {total}: {_worst(outcome.discarded)}."
         )
     if outcome.misfits:
-        has_letters = bool(outcome.dead_letters)
-        print_diagnostic(f"Warning: {about}{_misfits_warning(outcome.misfits, has_letters=has_letters)}")
+        print_diagnostic(f"Warning: {about}{_misfits_warning(outcome)}")
         if outcome.milliseconds:
             names = ", ".join(sorted(outcome.milliseconds))
             print_diagnostic(
@@ -114,10 +113,12 @@ def _worst(counts: Mapping[str, int]) -> str:
     return fields + (f" and {len(worst) - _FIELDS_SHOWN:,} more" if len(worst) > _FIELDS_SHOWN else "")
 
 
-def _misfits_warning(misfits: Mapping[str, int], *, has_letters: bool) -> str:
+def _misfits_warning(outcome: ExportResult) -> str:
     """Return the warning about values that did not fit, and where they are."""
-    null = "The columns are null there, and the column unparsed has the whole bodies."
-    return (
-        f"{count_of(sum(misfits.values()), 'value')} did not fit the types of their columns: {_worst(misfits)}. "
-        + ("The dead-letter topic has these messages." if has_letters else null)
-    )
+    where = "The columns are null there, and the column unparsed has the whole bodies."
+    if outcome.dead_letters:
+        where = "The dead-letter topic has these messages."
+    elif outcome.discarded_rows and not outcome.unparsed:
+        where = "These messages are left out."
+    total = count_of(sum(outcome.misfits.values()), "value")
+    return f"{total} did not fit the types of their columns: {_worst(outcome.misfits)}. {where}"
