@@ -43,7 +43,7 @@ def test_server_with_every_option_needs_one_extra() -> None:
     assert "google-re2" in names(EXTRAS["server"])
 
 
-@pytest.mark.parametrize("extra", ["spark", "delta", "iceberg", "keyring", "zstd", "admin"])
+@pytest.mark.parametrize("extra", ["spark", "delta", "iceberg", "keyring", "zstd", "schemas", "admin"])
 def test_extras_of_commands_have_the_command(extra: str) -> None:
     assert "trio-nsq[server]" in EXTRAS[extra]
 

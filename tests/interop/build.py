@@ -1,4 +1,5 @@
-"""Build the peers that are not Python: NSQ's programs, ``gopeer``, ``goload``, ``gonsqload``, nsqjs, stores, and etcd.
+"""Build the peers that are not Python: NSQ's programs, ``gopeer``, ``goload``, ``gonsqload``, nsqjs, stores, and more.
+
 
 The output goes to ``.build/`` in the folder of this file. Concurrent test runs wait for each other on a file lock. A
 later run rebuilds only if an input file of the build has changed.
@@ -17,6 +18,9 @@ INTEROP = Path(__file__).parent
 BUILD = INTEROP / ".build"
 STORES = INTEROP / "stores"
 """The Go module and the npm project of servers for object stores; the first has too many dependencies for ours."""
+
+REGISTRY = INTEROP / "registry"
+"""The Maven project of a schema registry."""
 
 DEADLINE_S = 10 * 60
 """Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
@@ -156,6 +160,26 @@ def azurite() -> Path:
         PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
     """
     return _npm_project("azurite", STORES) / "node_modules" / ".bin" / "azurite-blob"
+
+
+@functools.cache
+def apicurio() -> Path:
+    """Return the jar of a schema registry with Confluent's API. Download it if necessary: 150 MB.
+
+    Raises:
+        PeerUnavailable: ``mvn`` is missing, or the archive could not be downloaded.
+    """
+    maven, project = _tool("mvn"), REGISTRY / "pom.xml"
+    folder = BUILD / "apicurio"
+
+    def build() -> None:
+        command = [maven, "-q", "-B", "-f", str(project), "dependency:unpack-dependencies"]
+        flags = [f"-DoutputDirectory={folder}", f"-DmarkersDirectory={folder}/markers"]
+        if failure := _run([*command, *flags]):
+            raise PeerUnavailable(f"the schema registry of {REGISTRY} could not be downloaded: {failure}")
+
+    once(folder, [project], build)
+    return folder / "quarkus-run.jar"
 
 
 @functools.cache

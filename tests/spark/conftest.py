@@ -17,6 +17,8 @@ from trio_nsq.spark.runtime.spark_engine import SparkEngine, open_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark.registries import Registry, ScriptedRegistry
+
 _numbers = itertools.count()
 
 
@@ -65,3 +67,21 @@ def spark(engine: SparkEngine) -> "SparkSession":
 def to_parquet(qcli: Cli) -> ToParquet:
     """Run `to-parquet` in this process."""
     return lambda *args, cli=qcli: run_in_process(cli, "to-parquet", *map(str, args))
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Registry]":
+    """An Apicurio, a schema registry with Confluent's API."""
+    from spark.registries import apicurio
+
+    with apicurio(tmp_path_factory.mktemp("apicurio")) as running:
+        yield running
+
+
+@pytest.fixture
+def scripted() -> "Iterator[ScriptedRegistry]":
+    """A schema registry that answers as the test says."""
+    from spark.registries import scripted_registry
+
+    with scripted_registry() as running:
+        yield running

@@ -48,9 +48,9 @@ FIRST_ID = 7 << 54 | 1000
 _DEADLINE_S = 60.0
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = _DEADLINE_S) -> None:
     """Wait until a condition on another process holds."""
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

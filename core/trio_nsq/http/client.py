@@ -28,6 +28,7 @@ HEADERS = {
 
 
 Headers: TypeAlias = Mapping[str, str] | Sequence[tuple[bytes, bytes]]
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class RequestFailed(NSQError):
@@ -124,17 +125,27 @@ class HTTPClient:
             raise UnexpectedStatus(reply.status, reply.body)
         return reply.body
 
-    async def request(self, method: str, url: str, body: bytes = b"", content_type: str = "") -> Reply:
+    async def request(
+        self,
+        method: str,
+        url: str,
+        body: bytes = b"",
+        content_type: str = "",
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> Reply:
         """Make one request, and return the answer whatever its status. Redirects are not followed.
 
         Args:
             url: As in `get`.
             content_type: The type of `body`.
+            headers: More headers, or other values for those of `HEADERS`.
 
         Raises:
             RequestFailed: There is no valid answer.
         """
-        return await self._request(method, _parsed(url), content_type=content_type, body=body)
+        return await self._request(
+            method, _parsed(url), content_type=content_type, body=body, more_headers=headers
+        )
 
     async def _request(
         self,
@@ -145,8 +156,9 @@ class HTTPClient:
         *,
         content_type: str = "",
         body: bytes = b"",
+        more_headers: Mapping[str, str] = _NO_HEADERS,
     ) -> Reply:
-        headers = dict(HEADERS)
+        headers = {**HEADERS, **more_headers}
         if content_type:
             headers["Content-Type"] = content_type
         if url.credentials:

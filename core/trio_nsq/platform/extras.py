@@ -16,6 +16,7 @@ _PACKAGES = {
     "iceberg": ("pyiceberg",),
     "keyring": ("keyring",),
     "zstd": ("zstandard",),
+    "schemas": ("fastavro", "protobuf"),
     "admin": ("starlette", "jinja2", "python-multipart"),
     "celery": ("celery",),
     "otel": ("opentelemetry-api",),

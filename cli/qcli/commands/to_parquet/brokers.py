@@ -8,6 +8,7 @@ import click
 from trio_nsq.client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from trio_nsq.client.reading.broker_log import LogReplaced, broker_label
 from trio_nsq.protocol.address import format_address
+from trio_nsq.spark.bodies.errors import RegistryUnavailable
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.storage import ChangedMeanwhile, LeaseLost, StorageError
 
@@ -106,12 +107,12 @@ def healthy(addresses: Iterable[str], failures: Mapping[str, Exception]) -> list
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether a broker may answer later, so that a continuous export waits for it."""
+    """Whether a broker, a table or a registry may answer later, so that a continuous export waits for it."""
     if isinstance(error, RequestRefused):
         return not error.is_about_secret and error.text != "NOT_FOUND"
     if isinstance(error, NotABroker):
         return False
-    return isinstance(error, BrokerUnreachable | TableUnavailable)
+    return isinstance(error, BrokerUnreachable | TableUnavailable | RegistryUnavailable)
 
 
 def may_pass(error: Exception) -> bool:

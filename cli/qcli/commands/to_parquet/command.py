@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,6 +24,7 @@ from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
+from .bodies import FILES, format_options, schema_options
 from .field_options import PartitionLevels, column_list, event_time, mask_list
 from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
@@ -32,7 +32,7 @@ from .pipeline import PipelineCommand, pipeline_of
 if TYPE_CHECKING:
     from trio_nsq.spark.tables.target import TableTarget
 
-FILES, CONTINUOUS = "Files", "Continuous export"
+CONTINUOUS = "Continuous export"
 MIN_BYTES = 64 * 1024
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 RECEIVING = "Consuming a channel"
@@ -44,20 +44,6 @@ def file_bytes(text: str) -> int:
     if size < MIN_BYTES:
         raise click.BadParameter(f"{text!r} is less than {MIN_BYTES // 1024}KiB.")
     return size
-
-
-class SchemaFile(click.Path):
-    """A schema document; the value has its fields with their types."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from trio_nsq.spark.schemas.documents import schema_columns
-        from trio_nsq.spark.schemas.errors import SchemaError
-
-        path = super().convert(value, param, ctx)
-        try:
-            return schema_columns(Path(os.fsdecode(path)).read_bytes())
-        except SchemaError as error:
-            self.fail(f"{value}: {error}.", param, ctx)
 
 
 def letters_topic(text: str) -> str:
@@ -302,21 +288,14 @@ def iceberg_table(text: str) -> TableTarget:
     help="Without --follow, end after this time without a message that was published before the command began.",
 )
 @max_in_flight_option(RECEIVING, "Have at most N messages in flight; fewer if they are large: about 64 MiB.")
-@option(FILES, "--text", is_flag=True, help="Write bodies as strings.")
-@option(
-    FILES,
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Write each field of JSON bodies as a column.",
-)
+@format_options
 @option(
     FILES,
     "--columns",
     type=column_list,
     metavar="FIELD[:TYPE],...",
     brief=True,
-    help="With --json, write only these fields. A type is string, long, int, short, byte, double, float, "
+    help="Write only these fields as columns. With --json, a type is string, long, int, short, byte, double, float, "
     "decimal(PRECISION,SCALE) with all digits, boolean, date, timestamp (RFC 3339, or Unix seconds) or json (text, for "
     "nested values); by default it is inferred from a sample of 10,000 messages. By default, all fields of the sample "
     "are written; the column rest has the others.",
@@ -324,12 +303,12 @@ def iceberg_table(text: str) -> TableTarget:
 @option(
     FILES,
     "--schema",
-    "schema",
-    type=SchemaFile(exists=True, dir_okay=False, readable=True),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     brief=True,
-    help="Write the fields that this file describes, as --json: a JSON Schema, an Avro schema, or Arrow's JSON, as "
-    "--print-schema prints it. The column rest has all other fields.",
+    help="Write the fields that this file describes. For JSON it is a JSON Schema, an Avro schema, or Arrow's JSON, as "
+    "--print-schema prints it, and the column rest has all other fields; for Avro, an Avro schema; for Protobuf, what "
+    "'protoc --include_imports --descriptor_set_out' has written.",
 )
 @option(
     FILES,
@@ -364,7 +343,7 @@ def iceberg_table(text: str) -> TableTarget:
     "--keep-body",
     is_flag=True,
     brief=True,
-    help="With --json, write the bodies too, as the column body, so that 'qcli replay' can publish them.",
+    help="Write the bodies beside their fields, too, as the column body, so that 'qcli replay' can publish them.",
 )
 @option(
     FILES,
@@ -438,6 +417,7 @@ def iceberg_table(text: str) -> TableTarget:
     brief=True,
     help="Use this level of the codec. The default is 1 for zstd, and the codec's own default for others.",
 )
+@schema_options
 @option(
     TABLES,
     "--delta",

@@ -8,6 +8,7 @@ from typing import NoReturn
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.job_reporter import JobReporter
 from trio_nsq.protocol.errors import NSQError
+from trio_nsq.spark.bodies.errors import RegistryUnavailable
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.status import ExportStatus
@@ -119,7 +120,13 @@ class ExportRun:
                 if broken:
                     print_diagnostic("Note: the export continues.")
                 broken, worked = False, worked or not failing
-            except (BrokerUnreachable, RequestRefused, TableUnavailable, StorageError) as error:
+            except (
+                BrokerUnreachable,
+                RequestRefused,
+                TableUnavailable,
+                RegistryUnavailable,
+                StorageError,
+            ) as error:
                 if not (is_temporary(error) or (worked and may_pass(error))):
                     raise
                 if not broken:

@@ -23,6 +23,7 @@ from ...framework.options import given, given_flags
 from ...framework.positions import check_range
 from ..shared.engine import check_engine
 from ..shared.places import without_secrets
+from .bodies import BodyOptions
 from .field_options import TIME_LEVELS, time_level
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ TOPIC_PLACE = "{topic}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToParquetOptions:
+class ToParquetOptions(BodyOptions):
     """The parameters of the command.
 
     `resolve` returns them with the final values of `consume`, `spool`, `engine` and `lookupd_addresses`.
@@ -65,14 +66,9 @@ class ToParquetOptions:
     spool: Path | None
     idle_timeout_ms: int
     max_in_flight: int
-    text: bool
-    as_json: bool
-    columns: list[tuple[str, ColumnType | None]] | None
-    schema: list[tuple[str, ColumnType]] | None
     contract: str | None
     dead_letter_topic: str | None
     print_schema: bool
-    keep_body: bool
     where: str
     masks: tuple[tuple[str, str], ...]
     partition_by: tuple[str, ...]
@@ -89,11 +85,6 @@ class ToParquetOptions:
     processes: int | None
     form: str
     quiet: bool
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether fields of bodies have columns."""
-        return self.as_json or self.schema is not None
 
     @property
     def is_of_one_topic(self) -> bool:
@@ -118,21 +109,14 @@ class ToParquetOptions:
 
     def check(self) -> None:
         """Raises UsageError for options that exclude each other in any mode."""
-        if self.text and self.as_json:
-            raise click.UsageError("--text and --json exclude each other.")
+        self.check_bodies()
         self._check_schema()
-        if self.columns and not self.as_json:
-            raise click.UsageError("--columns are fields of JSON bodies: say --json.")
         if not self.has_columns and (self.event_time or set(self.partition_by) - set(TIME_LEVELS)):
-            raise click.UsageError("--partition-by and --event-time take fields of JSON bodies: say --json.")
+            raise click.UsageError("--partition-by and --event-time take fields of bodies: say --json.")
         if self.event_time and time_level(self.partition_by) == "none" and self.iceberg is None:
             raise click.UsageError("--event-time is for --partition-by date or hour.")
-        if self.masks and not self.has_columns:
+        if self.masks and self.form_of_bodies != "json":
             raise click.UsageError("--mask takes fields of JSON bodies: say --json.")
-        if self.keep_body and not self.has_columns:
-            raise click.UsageError(
-                "--keep-body is for --json: without it, the column body is always written."
-            )
         if self.channel is not None and self.first is not None:
             raise click.UsageError(
                 "--channel and --from exclude each other: the export begins at the channel's position. To move it, use "
@@ -166,10 +150,12 @@ class ToParquetOptions:
 
     def _check_schema(self) -> None:
         """Raises UsageError for options that contradict those of the schema."""
-        if self.schema and self.text:
-            raise click.UsageError("--schema describes columns, and --text has none: leave one out.")
-        if self.schema and self.columns:
+        if self.schema and not self.has_columns:
+            text = "--text" if self.text else f"--body-format {self.body_format}"
+            raise click.UsageError(f"--schema describes columns, and {text} has none: leave one out.")
+        if self.schema and self.columns and self.form_of_bodies == "json":
             raise click.UsageError("--schema and --columns exclude each other: both have the columns.")
+        self.schema_fields()
         if self.contract and not self.has_columns:
             raise click.UsageError("--schema-contract is for columns of fields: give --json or --schema.")
         if self.dead_letter_topic is not None:
@@ -345,7 +331,6 @@ class ToParquetOptions:
         time = PartitionBy(time_level(levels))
         event_time, kind = self.event_time or ("", None)
         has_fields = len(levels) > (time is not PartitionBy.NONE)
-        body = BodyFormat.TEXT if self.text else BodyFormat.JSON if self.has_columns else BodyFormat.BINARY
         level = self.compression_level
         if level is None and self.compression == "zstd":
             level = 1
@@ -357,8 +342,8 @@ class ToParquetOptions:
             channel=None if self.consume else self.channel,
             layout=Layout(
                 time,
-                body,
-                keep_rest=self.schema is not None,
+                BodyFormat(self.form_of_bodies),
+                keep_rest=self.form_of_bodies == "json" and self.schema is not None,
                 keep_body=self.keep_body,
                 headers=True,
                 where=self.where.strip(),
@@ -368,7 +353,7 @@ class ToParquetOptions:
                 keeps_levels=has_fields and self.iceberg is not None,
             ),
             event_time_type=kind or JsonType.TIMESTAMP,
-            json_fields=self.schema or self.columns or (),
+            json_fields=self.schema_fields() or self.columns or (),
             contract=SchemaContract(self.contract) if self.contract else None,
             dead_letter_topic=self._letters_topic(),
             compression=self.compression,
@@ -378,6 +363,7 @@ class ToParquetOptions:
             max_age_s=None if self.max_age_ms is None else self.max_age_ms / 1000,
             table=TableTarget(TableKind.DELTA) if self.delta else self.iceberg,
             compact=self.compact,
+            schemas=self.schema_source(),
         )
 
     def _letters_topic(self) -> str | None:

@@ -65,7 +65,7 @@ class ColumnArrays:
                 return self._lists(kind, self._only(list, kind, values, path, rows), path, rows)
             case JsonMap():
                 return self._maps(kind, self._only(dict, kind, values, path, rows), path, rows)
-        return self._leaves(kind, values, path, rows)
+        return self.leaves(kind, values, path, rows)
 
     def _only(
         self, wanted: type, kind: ColumnType, values: list[Any], path: str, rows: Sequence[int]
@@ -122,7 +122,8 @@ class ColumnArrays:
         found = self.build(kind.values, items, f"{path}{{}}", inner_rows)
         return pa.MapArray.from_arrays(_offsets(values), pa.array(keys, pa.string()), found, arrow_type(kind))
 
-    def _leaves(self, kind: ColumnType, values: list[Any], path: str, rows: Sequence[int]) -> Any:
+    def leaves(self, kind: ColumnType, values: list[Any], path: str, rows: Sequence[int]) -> Any:
+        """Return an array of values that have no parts. Arguments as for `build`."""
         arrow = arrow_type(kind)
         if (found := _plain(kind, arrow, values)) is not None:
             return found

@@ -11,10 +11,10 @@ the throughput. The schema, in order; `topic` to `ts` and a binary `body` are ne
     ts         timestamp[us, UTC] the same, rounded down
     attempts   int32              from a channel: deliveries, including this one; from a log: null
     headers    map<string,string> the headers of the message; null if it has none. Only if the layout has headers
-    body       binary, or string  with JSON: only if the layout keeps bodies
-    ...                           JSON: the columns of its fields
+    body       binary, or string  with fields: only if the layout keeps bodies
+    ...                           JSON, Avro, Protobuf: the columns of the fields
     rest       string             JSON with inferred columns: an object of the other fields; null if there are none
-    unparsed   binary             text and JSON: the body if it is not valid or does not fit; otherwise null
+    unparsed   binary             all but binary: the body if it is not valid or does not fit; otherwise null
 """
 
 from array import array
@@ -30,15 +30,17 @@ from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.headers import decode_headers
 from ...protocol.messages import MessageSet
+from ..bodies.schema import SchemaSource, registry_at
 from ..schemas.arrow_types import arrow_type
 from ..schemas.contracts import SchemaContract, SchemaViolation
 from ..schemas.promotions import Promotion
 from ..spool.records import columns_of, headers_of
 from .dead_letters import Letter
-from .json_columns import JsonParser, RowRefused
+from .json_columns import BodyReader, JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 from .masks import masks_of
 from .selection import RowSelection
+from .typed_arrays import TypedArrays
 
 DICTIONARY_COLUMNS = ["topic", "broker", "attempts", f"{HEADERS}.key_value.key"]
 """Columns with few values. For the others Parquet would build a dictionary and discard it."""
@@ -88,9 +90,12 @@ class TableBuilder:
     Args:
         topic, broker: The values of these columns.
         contract, promotion: See `JsonParser`.
+        schemas: Where the schemas of bodies come from, if the layout's format needs them.
         keeps_letters: Leave out the messages whose bodies would be in `unparsed`, and collect them as dead letters.
 
-    Raises FilterError: the condition of the layout is invalid.
+    Raises:
+        BodySchemaError: The schema of the layout cannot be used, or the extra for it is not installed.
+        FilterError: The condition of the layout is invalid.
 
     Attributes:
         filtered, filtered_bytes: The number of messages so far that do not meet the condition of the layout, and the
@@ -109,6 +114,7 @@ class TableBuilder:
         layout: Layout,
         contract: SchemaContract | None = None,
         promotion: Promotion | None = None,
+        schemas: SchemaSource | None = None,
         *,
         keeps_letters: bool = False,
     ) -> None:
@@ -116,11 +122,12 @@ class TableBuilder:
         self._topic = topic
         self._broker = broker
         self._layout = layout
-        self._parser = JsonParser(layout, contract, promotion, refuses_rows=keeps_letters)
+        bodies = _reader_of(layout, schemas)
+        self._parser = JsonParser(layout, contract, promotion, bodies, refuses_rows=keeps_letters)
         self._keeps_letters = keeps_letters
         self.letters: list[Letter] = []
         self.dead_letters: int = 0
-        self._selection = RowSelection(layout) if layout.where else None
+        self._selection = RowSelection(layout, bodies) if layout.where else None
         self._masks = masks_of(layout)
         self.without_column: int = 0
         self.discarded_rows: int = 0
@@ -288,11 +295,11 @@ class TableBuilder:
         """
         layout = self._layout
         columns = []
-        if layout.body is not BodyFormat.JSON or layout.keep_body:
+        if not layout.body.has_fields or layout.keep_body:
             columns.append(self._binary() if selected is None else selected)
         if layout.body is BodyFormat.TEXT:
             columns = self._text_columns(columns[0])
-        elif layout.body is BodyFormat.JSON:
+        elif layout.body.has_fields:
             if selected is None:
                 bodies = list(chain.from_iterable(messages.bodies() for messages in self._sets))
             else:
@@ -337,6 +344,15 @@ class TableBuilder:
         self._parser.unparsed += texts.count(None)
         bad = [body if text is None else None for body, text in zip(bodies, texts, strict=True)]
         return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
+
+
+def _reader_of(layout: Layout, schemas: SchemaSource | None) -> BodyReader | None:
+    """Return how to read bodies that need a schema; None: others. Raises BodySchemaError."""
+    if layout.body_schema is None:
+        return None
+    registry = schemas.registry if schemas is not None else None
+    decoder = layout.body_schema.decoder(registry_at(registry) if registry is not None else None)
+    return BodyReader(decoder.decode, TypedArrays, f"valid {layout.body} body", refuses_unknown=True)
 
 
 def _decoded(body: bytes) -> str | None:

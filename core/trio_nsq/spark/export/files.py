@@ -56,6 +56,7 @@ class RangeFiles:
             layout,
             request.contract,
             request.promotion,
+            request.schemas,
             keeps_letters=letters is not None,
         )
         self._letters = letters

@@ -18,6 +18,7 @@ from ..places import storage_at
 from ..ranges import BrokerRanges, covered_up_to
 from ..runtime.engine import Advance, Engine
 from ..schemas.column_types import parse_type
+from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
 from ..tables.target import TableOptions
 from .log_queries import LogQueries, Skipped, TolerantTask
@@ -165,6 +166,7 @@ class ExportJob:
 
         Raises:
             LayoutError: No columns can be inferred.
+            BodySchemaError, RegistryError: There is no schema of the bodies.
             ManifestError: The manifest cannot be used.
             TableError: The table cannot be used.
         """
@@ -192,6 +194,10 @@ class ExportJob:
                 return []
             manifest = self._state.start(new_layout(request, spans), self._memory.seen | self._memory.labels)
             self._attach_table()
+        elif request.schemas is not None:
+            keeps_columns = request.json_fields or request.contract not in (None, SchemaContract.EVOLVE)
+            schema = request.schemas.reader(request.topic)
+            self._state.adopt_schema(schema, request.promotion, with_fields=not keeps_columns)
         self._state.check_names(each.place.label for each in self._wanted)
         tasks: list[ExportTask] = []
         for wanted in self._wanted:

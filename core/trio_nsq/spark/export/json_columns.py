@@ -5,7 +5,8 @@ row stay. A body that is not a JSON object is in `unparsed` only. A contract can
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -39,12 +40,30 @@ class RowRefused(Exception):
         self.reason: str = reason
 
 
+@dataclass(frozen=True, slots=True)
+class BodyReader:
+    """How `JsonParser` reads bodies; by default, as JSON.
+
+    Attributes:
+        decode: Returns the fields of a body. Raises ValueError or RecursionError: it is not valid.
+        arrays: Converts the values of the fields.
+        name: What a valid body is.
+        refuses_unknown: Whether a field of a struct for which its type has no place is a value that does not fit.
+    """
+
+    decode: Callable[[bytes], Mapping[str, Any]] = decode_object
+    arrays: type[ColumnArrays] = ColumnArrays
+    name: str = "JSON object"
+    refuses_unknown: bool = False
+
+
 class JsonParser:
     """Parses bodies into the columns of a layout, and counts what does not fit.
 
     Args:
         contract: What to do with what does not fit; None: see the module.
         promotion: How columns may get wider types; None: only as `JsonColumn.widens` says.
+        bodies: How to read the bodies; None: as JSON.
         refuses_rows: Leave out the rows whose bodies would be in `unparsed`.
 
     Attributes:
@@ -62,6 +81,7 @@ class JsonParser:
         layout: Layout,
         contract: SchemaContract | None = None,
         promotion: Promotion | None = None,
+        bodies: BodyReader | None = None,
         *,
         refuses_rows: bool = False,
     ) -> None:
@@ -81,6 +101,7 @@ class JsonParser:
         self._promotion = promotion
         self._refuses_rows = refuses_rows or contract is SchemaContract.DISCARD_ROW
         self._reasons: dict[int, str] = {}
+        self._bodies = bodies or BodyReader()
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return Arrow arrays: the columns, `rest` if the layout has it, and `unparsed`.
@@ -90,12 +111,13 @@ class JsonParser:
         """
         objects: list[Mapping[str, Any]] = []
         rows, self._reasons = _Rows(), {}
+        decode = self._bodies.decode
         for index, body in enumerate(bodies):
             try:
-                objects.append(decode_object(body))
+                objects.append(decode(body))
             except (ValueError, RecursionError):
                 objects.append(_NOTHING)
-                self._refuse(index, "is no JSON object")
+                self._refuse(index, f"is no {self._bodies.name}")
                 rows.bad.add(index)
         arrays = [self._column(column, objects, rows) for column in self._columns]
         if self._keep_rest:
@@ -123,10 +145,14 @@ class JsonParser:
             self._note_misfit(rows, row, path, kind, value)
 
         def unknown(row: int, path: str) -> None:
+            if self._bodies.refuses_unknown:
+                self._note_misfit(rows, row, path, column.type, None)
+                return
             self._note_unknown(rows, row, path)
             rows.incomplete.setdefault(row, set()).add(field)
 
-        arrays = ColumnArrays(misfit, unknown if self._keep_rest else None)
+        looks = self._keep_rest or self._bodies.refuses_unknown
+        arrays = self._bodies.arrays(misfit, unknown if looks else None)
         values = [each.get(field) for each in objects]
         if field in self._folders and column.type is JsonType.STRING:
             for row, value in enumerate(values):

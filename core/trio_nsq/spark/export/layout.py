@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ...log.gaps import Span
 from ...protocol.errors import NSQError
+from ..bodies.schema import BodySchema
 from ..schemas.column_types import ColumnType, JsonMap, JsonType, parse_type
 
 
@@ -31,6 +32,18 @@ class BodyFormat(StrEnum):
     BINARY = "binary"
     TEXT = "text"
     JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
+
+    @property
+    def has_schema(self) -> bool:
+        """Whether bodies can only be decoded with a schema."""
+        return self in (BodyFormat.AVRO, BodyFormat.PROTOBUF)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether bodies have fields that become columns."""
+        return self is BodyFormat.JSON or self.has_schema
 
 
 MESSAGE_COLUMNS = ("topic", "broker", "seq", "id", "ts_ns", "ts", "attempts")
@@ -68,9 +81,9 @@ class Layout:
     """The layout of all files of a folder.
 
     Attributes:
-        json_columns: With `BodyFormat.JSON`, the columns, at least one.
+        json_columns: The columns of the fields of bodies, at least one, if `body` has fields.
         keep_rest: With `BodyFormat.JSON`, whether the column `rest` has the fields without a column.
-        keep_body: With `BodyFormat.JSON`, whether the column `body` has the bodies too, so that they can be replayed.
+        keep_body: If `body` has fields, whether the column `body` has the bodies too, so that they can be replayed.
         headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
         where: The condition in SQL that the messages in the files meet, see `selection`; empty: the files have all.
         masks: Fields of JSON bodies whose values are masked, each with its `Mask`.
@@ -80,6 +93,7 @@ class Layout:
             times.
         keeps_levels: Whether the files have the columns of the fields among `levels`, too, as Iceberg needs. Otherwise
             their values are in the names of folders only, as those of Spark and Delta.
+        body_schema: The reader's schema, if bodies can only be decoded with one.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -93,6 +107,7 @@ class Layout:
     levels: tuple[str, ...] = ()
     event_time: str = ""
     keeps_levels: bool = False
+    body_schema: BodySchema | None = None
 
     @property
     def partition_fields(self) -> list[str]:
@@ -206,6 +221,7 @@ class Layout:
             "headers": self.headers,
             **({"where": self.where} if self.where else {}),
             **({"masks": self.masks} if self.masks else {}),
+            **({"body_schema": self.body_schema.to_json()} if self.body_schema is not None else {}),
         }
 
     def _partition_json(self) -> object:
@@ -246,6 +262,7 @@ class Layout:
             tuple(by.get("levels", ())),
             by.get("event_time", ""),
             bool(by.get("keeps_levels")),
+            BodySchema.from_json(found["body_schema"]) if "body_schema" in found else None,
         )
 
 

@@ -22,8 +22,8 @@ from ...protocol.errors import NSQError
 from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
-VERSION, _SELECTED = 2, 3
-"""A layout with a condition or masks makes it version 3: earlier programs would write all messages and values."""
+VERSION, _NEWEST = 2, 3
+"""A layout with a condition, masks or a schema makes it version 3: earlier programs would write other rows."""
 _READABLE = (1, 2, 3)
 """Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
 _ID_BYTES = 8
@@ -222,7 +222,9 @@ class Manifest:
             for label, ranges in self.brokers.items()
         }
         found = {
-            "version": _SELECTED if any(layout.where or layout.masks for layout in self.layouts) else VERSION,
+            "version": _NEWEST
+            if any(layout.where or layout.masks or layout.body_schema for layout in self.layouts)
+            else VERSION,
             "topic": self.topic,
             "id": self.id,
             "layouts": [layout.to_json() for layout in self.layouts],
@@ -242,7 +244,7 @@ class Manifest:
             found = json.loads(data)
             if found["version"] not in _READABLE:
                 raise ManifestError(
-                    f"it has version {found['version']}; this program supports only versions up to {_SELECTED}"
+                    f"it has version {found['version']}; this program supports only versions up to {_NEWEST}"
                 )
             if found["version"] == 1:
                 _upgrade(found)

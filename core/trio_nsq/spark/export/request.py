@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
 from ...protocol.limits import MIB
+from ..bodies.schema import SchemaSource
 from ..schemas.column_types import ColumnType, JsonType
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion
@@ -39,6 +40,7 @@ class ExportRequest:
         max_age_s: Export fewer messages than a range has only when the oldest was published this long ago; None: at
             once.
         min_ranges: Split each broker's log into at least this many ranges, so that every worker has work.
+        schemas: Where the schemas of bodies come from, if the layout's format needs them.
         table: The table to commit the files to; None: no table.
         compact: Merge small files of the table.
     """
@@ -59,6 +61,7 @@ class ExportRequest:
     target_bytes: int = 256 * MIB
     max_age_s: float | None = None
     min_ranges: int = 1
+    schemas: SchemaSource | None = None
     table: TableTarget | None = None
     compact: bool = False
 

@@ -1,5 +1,7 @@
 """The layout of a folder: the columns of a new one, and whether a request fits an existing one.
 
+Columns of Avro and Protobuf bodies are those of their schema.
+
 JSON columns are inferred from a sample. It is taken from the whole export, because the first messages may all have
 whole numbers, or lack a field.
 """
@@ -11,12 +13,13 @@ from dataclasses import replace
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
+from ..bodies.schema import BodySchema
 from ..logs import LogPlace, resolve
 from ..places import storage_at
 from ..schemas.column_types import ColumnType
 from ..schemas.promotions import Promotion, can_widen
 from .json_columns import infer_columns
-from .layout import BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
+from .layout import MAX_COLUMNS, BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
 from .masks import masks_of
 from .partitions import with_partition_columns
@@ -29,28 +32,61 @@ _SAMPLE_BYTES = 64 * MIB
 
 
 def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) -> Layout:
-    """Return the layout of a request, with its JSON columns.
+    """Return the layout of a request, with the columns of fields.
 
     Args:
         wanted: The messages to export.
 
     Raises:
         LayoutError: There are no columns, or too many, or the condition is invalid.
-        NSQError, OSError: A log cannot be read.
+        NSQError, OSError: A log cannot be read, or there is no schema.
     """
     layout = request.layout
-    if layout.body is BodyFormat.JSON:
+    if request.schemas is not None:
+        schema = request.schemas.reader(request.topic)
+        found = columns_of_schema(schema, request.json_fields)
+        layout = replace(layout, json_columns=tuple(found), body_schema=schema)
+    elif layout.body is BodyFormat.JSON:
         is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
         columns = infer_columns(
             () if is_given else _masked(sample_bodies(wanted), layout), request.json_fields
         )
         keep_rest = layout.keep_rest or not request.json_fields
         layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest)
+    if layout.body.has_fields:
         layout = with_partition_columns(layout, request.event_time_type).named()
         if request.promotion is Promotion.FILES:
             layout = layout.widening()
     check_condition(layout)
     return layout
+
+
+def columns_of_schema(
+    schema: BodySchema, asked: Sequence[tuple[str, ColumnType | None]] = ()
+) -> list[JsonColumn]:
+    """Return the columns of a schema, without names.
+
+    Args:
+        asked: The fields to return, with the type of the schema or None; empty: all.
+
+    Raises:
+        LayoutError: There are no columns, or too many, or the schema has no such field, or another type for it.
+        BodySchemaError: The schema cannot be used.
+    """
+    there = dict(schema.columns())
+    for field, kind in asked:
+        if field not in there:
+            raise LayoutError(f"the schema has no field {field}; it has {', '.join(there)}")
+        if kind not in (None, there[field]):
+            raise LayoutError(f"the field {field} is {there[field].value} in the schema, not {kind}")
+    fields = [field for field, _ in asked] or list(there)
+    if not fields:
+        raise LayoutError("the schema has no fields, so there are no columns")
+    if len(fields) > MAX_COLUMNS and not asked:
+        raise LayoutError(
+            f"the schema has {len(fields)} fields, more than {MAX_COLUMNS}: choose some with --columns"
+        )
+    return [JsonColumn(field, there[field], "") for field in fields]
 
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
@@ -115,9 +151,11 @@ def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence
     storage = storage_at(request.place)
     if (found := storage.read(manifest_path(request.topic))) is not None:
         layout = Manifest.from_bytes(found.data).layout
-        if layout.body is not BodyFormat.JSON:
+        if not layout.body.has_fields:
             raise LayoutError(f"the folder {storage.shown} has files with {_describe(layout)}, and no schema")
         columns: Sequence[JsonColumn] = layout.json_columns
+    elif request.schemas is not None:
+        columns = columns_of_schema(request.schemas.reader(request.topic), request.json_fields)
     else:
         columns = infer_columns(
             _masked(sample_bodies(_retained(request, places)), request.layout), request.json_fields
@@ -144,6 +182,8 @@ def _describe(layout: Layout) -> str:
     if layout.body is BodyFormat.JSON:
         columns = ",".join(f"{column.field}:{column.type}" for column in layout.json_columns)
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
+    if layout.body.has_schema:
+        words.append(f"--body-format {layout.body}")
     if layout.keep_body:
         words.append("--keep-body")
     if layout.levels or layout.partition is not PartitionBy.NONE:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..schemas.arrow_types import arrow_type
 from ..sql_conditions import FilterError, as_text, open_condition, rows_of
-from .json_columns import JsonParser
+from .json_columns import BodyReader, JsonParser
 from .layout import (
     BODY,
     HEADERS,
@@ -32,6 +32,7 @@ class RowSelection:
 
     Args:
         layout: It has a condition.
+        bodies: See `JsonParser`.
 
     Attributes:
         widen: See `JsonParser`; of the columns in the condition.
@@ -40,15 +41,16 @@ class RowSelection:
         FilterError: The condition is invalid, or DuckDB is not installed.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, bodies: BodyReader | None = None) -> None:
         self._stack = ExitStack()
         self._where = self._stack.enter_context(open_condition(layout.where))
         self._where.known = frozenset(_names_of(layout))
         self._body_format = layout.body
         self._needs_unparsed = self._uses(UNPARSED)
+        self._bodies = bodies
         self._parser: JsonParser | None = None
         self._parsed: list[str] = []
-        if layout.body is BodyFormat.JSON:
+        if layout.body.has_fields:
             self._open_parser(layout)
 
     def _open_parser(self, layout: Layout) -> None:
@@ -57,7 +59,7 @@ class RowSelection:
         if not (self._uses(REST) and layout.keep_rest) and not self._needs_unparsed:
             layout = replace(layout, json_columns=tuple(columns), keep_rest=False)
         if columns or layout.keep_rest or self._needs_unparsed:
-            self._parser = JsonParser(layout)
+            self._parser = JsonParser(layout, bodies=self._bodies)
             self._parsed = [each.name for each in layout.json_columns]
             self._parsed += [REST, UNPARSED] if layout.keep_rest else [UNPARSED]
 

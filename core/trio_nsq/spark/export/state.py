@@ -9,9 +9,11 @@ files are in the table once.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 from ...storage import Lease, Storage, not_shared
+from ..bodies.schema import BodySchema
 from ..ranges import BrokerRanges
 from ..schemas.column_types import ColumnType, JsonType
 from ..schemas.promotions import Promotion, can_widen
@@ -291,6 +293,23 @@ class ExportState:
         manifest.widen(layout)
         manifest.widening = False  # a table takes files with narrower types
         self.save()
+
+    def adopt_schema(self, schema: BodySchema, promotion: Promotion | None, *, with_fields: bool) -> None:
+        """Decode the bodies of new ranges with a schema.
+
+        Args:
+            with_fields: Whether its new fields become columns, and wider types those of their columns.
+
+        Raises:
+            BodySchemaError: The schema cannot be used.
+            LayoutError, NSQError, OSError: See `extend_schema`.
+        """
+        manifest = self.manifest
+        assert manifest is not None
+        if manifest.layout.body_schema != schema:
+            if with_fields:
+                self.extend_schema(schema.columns(), promotion)
+            manifest.add_layout(replace(manifest.layout, body_schema=schema))
 
     def widen_schema(self, types: Mapping[str, str]) -> list[str]:
         """Give columns wider types in all files, unless a file has a value that would not fit.

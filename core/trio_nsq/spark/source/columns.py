@@ -87,7 +87,7 @@ class RowFormat:
 
 def parse_format(options: Mapping[str, str]) -> BodyFormat:
     """Parse the option `format`. Raises OptionError."""
-    return BodyFormat(parse_choice(options, "format", *BodyFormat))
+    return BodyFormat(parse_choice(options, "format", *(each for each in BodyFormat if not each.has_schema)))
 
 
 def infer_schema(options: Mapping[str, str], sample: SampleBodies) -> StructType:

@@ -1,0 +1,227 @@
+"""A client of a schema registry with Confluent's HTTP API: Confluent's, Karapace, Apicurio (`/apis/ccompat/v7`)."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import trio
+
+from ...access.secret import NO_SECRET, Secret, authorization, warn_in_clear
+from ...client.connection.tls import TLSFiles
+from ...event_loop.fan_out import start
+from ...event_loop.retries import PATIENCE_S, Retry
+from ...http.client import HTTPClient, InvalidRequest, NotHTTP, Reply, RequestFailed
+from ...http.urls import URL
+from ...protocol.address import format_address, without_secrets
+from ...protocol.limits import MIB
+from ...protocol.untrusted_json import decode_json
+from .errors import RegistryError, RegistryUnavailable, SchemaNotFound
+
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30.0
+_MAX_ANSWER_BYTES = 16 * MIB
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/vnd.schemaregistry+json, application/json"
+_NO_SCHEMA = frozenset({40401, 40402, 40403})
+"""The error codes for an unknown subject, version and schema. A 404 without one is not the registry's."""
+_BUSY = frozenset({408, 429, 500, 502, 503, 504})
+_MAX_REFERENCES = 1000
+_MAX_DEPTH = 50
+_MAX_REASON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryAccess:
+    """Where a registry is, and how to authenticate. Can be pickled; the repr does not show the secret.
+
+    Attributes:
+        url: Its URL, with the path of the API if it has one. A user and password in it are sent as Basic authorization.
+        secret: `USER:PASSWORD`, sent as Basic authorization, or a bearer token.
+        tls: For https.
+        patience_s: How long to retry while the registry does not answer, in seconds.
+    """
+
+    url: str
+    secret: Secret = NO_SECRET
+    tls: TLSFiles = field(default_factory=TLSFiles)
+    patience_s: float = PATIENCE_S
+
+    @property
+    def shown(self) -> str:
+        """The URL without secrets."""
+        return without_secrets(self.url).rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema of the registry.
+
+    Attributes:
+        id: Its id.
+        kind: `AVRO`, `PROTOBUF` or `JSON`.
+        text: The schema.
+        references: The schemas that it uses, by the names that it has for them, each after those that it uses itself.
+    """
+
+    id: int
+    kind: str
+    text: str
+    references: Mapping[str, str] = field(default_factory=dict)
+
+
+class SchemaRegistry:
+    """Asks a registry for schemas. It blocks, and keeps the answers by id: a schema with an id never changes.
+
+    It may not be shared by threads. It keeps no connection, so it may be used after a fork.
+    """
+
+    def __init__(self, access: RegistryAccess) -> None:
+        self.access = access
+        self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
+
+    def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
+        """Return the schema with an id.
+
+        Args:
+            serialized: Whether to ask for the descriptors of a Protobuf schema, in base64, instead of its source.
+                Only Confluent's registry has them; others return the source, or what is neither.
+
+        Raises:
+            SchemaNotFound: There is none.
+            RegistryUnavailable, RegistryError, TLSFilesError: The registry cannot be asked.
+        """
+        key = schema_id, serialized
+        if (known := self._schemas.get(key)) is None:
+            answer = self._get(f"/schemas/ids/{schema_id}", serialized=serialized)
+            known = self._schemas[key] = self._parsed(schema_id, answer, serialized=serialized)
+        return known
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Return the latest schema of a subject. Raises as `schema`."""
+        answer = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        found = self._parsed(answer.get("id"), answer)
+        self._schemas[found.id, False] = found
+        return found
+
+    def _parsed(
+        self, schema_id: object, answer: Mapping[str, Any], *, serialized: bool = False
+    ) -> RegisteredSchema:
+        kind, text = answer.get("schemaType") or "AVRO", answer.get("schema")
+        if not isinstance(schema_id, int) or not isinstance(kind, str) or not isinstance(text, str):
+            raise self._invalid("it has no schema")
+        references: dict[str, str] = {}
+        self._add_references(answer, references, serialized=serialized)
+        return RegisteredSchema(schema_id, kind, text, references)
+
+    def _add_references(
+        self, answer: Mapping[str, Any], found: dict[str, str], depth: int = 0, *, serialized: bool
+    ) -> None:
+        for each in answer.get("references") or ():
+            try:
+                name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
+            except (TypeError, KeyError, ValueError):
+                raise self._invalid("it has a reference without name, subject or version") from None
+            if name in found:
+                continue
+            if depth >= _MAX_DEPTH or len(found) >= _MAX_REFERENCES:
+                raise self._invalid("it has too many references")
+            there = self._get(
+                f"/subjects/{quote(subject, safe='')}/versions/{version}", serialized=serialized
+            )
+            self._add_references(there, found, depth + 1, serialized=serialized)
+            if not isinstance(text := there.get("schema"), str):
+                raise self._invalid("it has no schema")
+            found[name] = text
+
+    def _invalid(self, why: str) -> RegistryError:
+        return RegistryError(f"the answer of the schema registry {self.access.shown} cannot be used: {why}")
+
+    # ------------------------------------------------------------------ requests
+
+    def _get(self, path: str, *, serialized: bool = False) -> Mapping[str, Any]:
+        """Return the object of an answer. Retries while the registry does not answer. Raises as `schema`."""
+        path += "?format=serialized" if serialized else ""
+        retry = Retry(self.access.patience_s)
+        while True:
+            try:
+                return self._get_once(path)
+            except RegistryUnavailable:
+                if not retry.pause():
+                    raise
+
+    def _get_once(self, path: str) -> Mapping[str, Any]:
+        access = self.access
+        try:
+            # In a thread: an exception of a signal handler in trio's own code would be an internal error of trio.
+            reply = start(partial(trio.run, self._ask, path)).result()
+        except (InvalidRequest, NotHTTP) as exc:
+            raise RegistryError(f"the schema registry {access.shown} cannot be used: {exc}") from exc
+        except RequestFailed as exc:
+            raise RegistryUnavailable(f"the schema registry {access.shown} does not answer: {exc}") from exc
+        try:
+            answer = decode_json(reply.body)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {}
+        if reply.status == 200:
+            if not answer:
+                raise self._invalid(
+                    f"it is not a JSON object. The URL may be that of another service: {path}"
+                )
+            return answer
+        raise self._refusal(reply.status, answer, path)
+
+    def _refusal(self, status: int, answer: Mapping[str, Any], path: str) -> RegistryError:
+        shown, code = self.access.shown, answer.get("error_code")
+        reason = " ".join(str(answer.get("message") or "").split())[:_MAX_REASON]
+        if status == 404 and code in _NO_SCHEMA:
+            return SchemaNotFound(f"the schema registry {shown} has no {path}: {reason or code}")
+        if status in _BUSY:
+            return RegistryUnavailable(f"the schema registry {shown} answers with status {status}: {reason}")
+        if status in (401, 403):
+            return RegistryError(
+                f"the schema registry {shown} refuses access (status {status}): give its secret with "
+                "--registry-secret-file"
+            )
+        if status == 404:
+            return RegistryError(
+                f"{shown} has no {path} (status 404): it is not the URL of a schema registry. Apicurio's has the path "
+                "/apis/ccompat/v7"
+            )
+        return RegistryError(f"the schema registry {shown} refused {path} (status {status}): {reason}")
+
+    async def _ask(self, path: str) -> Reply:
+        access = self.access
+        url = access.url.rstrip("/") + path
+        client = HTTPClient(
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            request_timeout_s=REQUEST_TIMEOUT_S,
+            max_answer_bytes=_MAX_ANSWER_BYTES,
+            tls=access.tls.context() if url.startswith("https:") else None,
+        )
+        headers = {"Accept": _ACCEPT}
+        if secret := access.secret.read():
+            headers["Authorization"] = _authorization(secret)
+            _warn_in_clear(url)
+        try:
+            return await client.request("GET", url, headers=headers)
+        finally:
+            await client.aclose()
+
+
+def _authorization(secret: str) -> str:
+    if ":" in secret:
+        return f"Basic {base64.b64encode(secret.encode('utf-8', 'surrogateescape')).decode()}"
+    return authorization(secret)
+
+
+def _warn_in_clear(url: str) -> None:
+    try:
+        parsed = URL.parse(url)
+    except ValueError:
+        return  # the request fails
+    if parsed.scheme == "http":
+        warn_in_clear(format_address(parsed.host, parsed.port))
