@@ -34,6 +34,9 @@ def test_lag_is_since_the_begin_of_the_last_complete_round() -> None:
     status.note_backlog("t", 7)
     during = status.snapshot(105.0, 3)
     assert (during.rounds, during.written, topic(during).lag, topic(during).lag_s) == (0, 3, 7, 5.0)
+    left_out = ExportResult(filtered=1, for_one_channel=2, repeated=4, discarded_rows=8)
+    status.end_topic("t", left_out)
+    assert topic(status.snapshot(105.0, 3)).left_out == 15
     status.end_topic("t", ExportResult(messages=7, files=1, misfits={"x": 2, "y": 1}))
     status.end_round(106.0, 5006.0)
     after = topic(status.snapshot(108.0, 7))

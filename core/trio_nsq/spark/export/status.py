@@ -90,7 +90,9 @@ class ExportStatus:
             status.file_bytes += result.file_bytes
             status.unparsed += result.unparsed
             status.misfits += sum(result.misfits.values())
-            status.left_out += result.for_one_channel + result.repeated + result.discarded_rows
+            status.left_out += (
+                result.for_one_channel + result.repeated + result.filtered + result.discarded_rows
+            )
             status.missing += result.missing
             status.dead_letters += result.dead_letters
             if error:
