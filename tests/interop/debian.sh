@@ -14,6 +14,7 @@ PROGRAMS=(
     "redis-server:redis-server"
     "rabbitmq-server:rabbitmq-server"
     "jq:jq"
+    "mvn:maven"
     "pg_ctlcluster:postgresql"
     "groff:groff"
     "zsh:zsh"
