@@ -299,6 +299,19 @@ def latency(turn: Turn, messages_per_s: int) -> Figures:
         return told | {CPU: _cpu_us(broker, before_s, told["messages"])}
 
 
+def latency_of_ok(turn: Turn, messages_per_s: int, connections: int) -> Figures:
+    """Measure the latency from publish to OK, at a steady rate over all connections."""
+    with turn.broker() as broker:
+        broker.create(TOPIC, CHANNEL)
+        before_s = cpu_s(broker)
+        seconds = 1 + turn.seconds
+        told = goload(
+            "oks", broker.tcp_address, rate=messages_per_s, connections=connections, runfor=f"{seconds}s"
+        )
+        # The messages of the first moment are published, too, and not measured.
+        return told | {CPU: _cpu_us(broker, before_s, messages_per_s * seconds)}
+
+
 # ------------------------------------------------------------------------------------------ client libraries
 
 
@@ -422,11 +435,11 @@ def received(folder: Path, seconds: float, connections: int, batch: int, size: i
         return {"rate": writing(address, seconds, connections, batch=batch, size=size).finish().rate}
 
 
-def disk_latency(folder: Path, seconds: float) -> Figures:
-    """Return the time of a sync plus one millisecond."""
+def disk_latency(folder: Path, seconds: float, *, more_ms: float) -> Figures:
+    """Return the time to sync one message, plus what a broker may take."""
     took_s = sorted(sync_times(folder, 4 + BODY_BYTES))
     percentiles = {"p50_ms": statistics.median(took_s), "p99_ms": took_s[int(0.99 * len(took_s))]}
-    return {name: 1000 * seconds + 1 for name, seconds in percentiles.items()}
+    return {name: 1000 * seconds + more_ms for name, seconds in percentiles.items()}
 
 
 # ------------------------------------------------------------------------------------------ the table
@@ -596,7 +609,22 @@ WORKLOADS = [
                 less=True,
             ),
         ),
-        {DISK: disk_latency},
+        {DISK: partial(disk_latency, more_ms=1.0)},
+    ),
+    Workload(
+        "latency-of-ok",
+        partial(latency_of_ok, messages_per_s=5000, connections=50),
+        tuple(
+            Row(
+                f"latency from PUB to OK at 5,000 msg/s, 50 connections: {name}",
+                f"{name}_ms",
+                "ms",
+                (Goal(I, IN_MEMORY.name), Goal(F, IN_MEMORY.name), Goal(F, DISK, goal)),
+                less=True,
+            )
+            for name, goal in (("p50", None), ("p99", 1.0))
+        ),
+        {DISK: partial(disk_latency, more_ms=0.3)},
     ),
     Workload(
         "http-pub",
