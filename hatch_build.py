@@ -34,6 +34,7 @@ MODULES = (
     "trio_nsq.protocol.command_reader",
     "trio_nsq.protocol.commands",
     "trio_nsq.protocol.frames",
+    "trio_nsq.protocol.large_bodies",
     "trio_nsq.protocol.limits",
     "trio_nsq.protocol.messages",
     "trio_nsq.protocol.names",

@@ -175,6 +175,11 @@ def test_joining_sets() -> None:
     assert one.sizes == [1, 2]  # `join` makes new lists
 
 
+def test_message_larger_than_the_limit_is_not_copied() -> None:
+    large = messages(b"abc")
+    assert large.split(1, 2)[0] is large
+
+
 def test_walk_continues_where_it_stopped() -> None:
     data = messages(b"a", b"bcd", b"ef").data
     limits = Limits(max_msg_size=3)

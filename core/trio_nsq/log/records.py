@@ -28,6 +28,8 @@ from typing import Final
 from ..platform.checksum import crc32
 from ..protocol.bulk import MAX_INT32
 from ..protocol.headers import Headers, decode_headers
+from ..protocol.limits import MAX_RECORD_BYTES as MAX_RECORD_BYTES
+from ..protocol.limits import MAX_RECORD_MESSAGES as MAX_RECORD_MESSAGES
 from ..protocol.messages import MessageSet, read_sizes
 from .record_metadata import headers_in, metadata_of_part
 
@@ -35,11 +37,6 @@ MAGIC: Final = b"NSQB"
 _HEADER: Final = Struct(">4sIIIIIQQQQ")
 _CHECKED: Final = Struct(">IIIIQQQQ")
 HEADER_BYTES: Final = _HEADER.size
-MAX_RECORD_MESSAGES: Final = 2048
-"""Maximum messages in a record that the broker writes: reading one message reads the sizes of all before it."""
-MAX_RECORD_BYTES: Final = 256 * 1024
-"""Maximum bytes in a record, unless a single message has more. Few large records are cheap to write, read and deliver,
-but a record is read as a whole, and damage loses all of it."""
 _HAS_NEXT: Final = 1 << 31
 _HAS_PREVIOUS: Final = 1 << 30
 _METADATA_BYTES: Final = _HAS_PREVIOUS - 1

@@ -19,6 +19,8 @@ COMPILED_FROM = ""
 """SHA-256 of this file, in hexadecimal, where it is compiled."""
 COMPILED = bool(COMPILED_FROM)
 _MESSAGE_FRAME = 2
+_VIEW_BYTES: Final = 4096
+"""From this size on, copying a body takes longer than making a view of it."""
 MAX_INT32 = 2**31 - 1
 
 # The fixed sizes inside message frames and FIN lines, from which the loops over many messages compute offsets. They are
@@ -113,10 +115,10 @@ def add_frames(
     sizes: list[int],
     heads: bytes,
     prefixes: Mapping[int, bytes],
-    parts: list[bytes],
+    parts: list[bytes | memoryview],
     offsets: list[int],
 ) -> None:
-    """Add the frames of a set of messages.
+    """Add the frames of a set of messages. Large bodies are not copied.
 
     Args:
         data, sizes: The set.
@@ -129,6 +131,17 @@ def add_frames(
     at: i64 = offsets[-1]
     start: i64 = 4
     head: i64 = 0
+    if len(data) >= _VIEW_BYTES * len(sizes):
+        view = memoryview(data)
+        for each in sizes:
+            parts.append(prefixes[each])
+            parts.append(heads[head : head + MESSAGE_HEAD_BYTES])
+            parts.append(view[start : start + each])
+            head += MESSAGE_HEAD_BYTES
+            start += each + 4
+            at += each + MESSAGE_FRAME_BYTES
+            offsets.append(at)
+        return
     for each in sizes:
         size: i64 = each
         parts.append(prefixes[each])

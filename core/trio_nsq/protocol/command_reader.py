@@ -6,7 +6,7 @@ which are most of a busy consumer's data, as one `Finish`, and consecutive PUBs 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
 
@@ -30,6 +30,7 @@ from .commands import (
 )
 from .errors import AuthRequired, CommandError, quote
 from .headers import MAX_HPUB_MESSAGES, MAX_PREFIX_BYTES, split_prefixes
+from .large_bodies import LargeBody
 from .limits import MAGIC_V2, MAX_HANDSHAKE_BYTES, MAX_LINE_BYTES, Limits
 from .messages import MessageSet, walk_messages
 from .names import is_valid_name
@@ -39,8 +40,9 @@ _INT32: Final = Struct(">i")
 _LARGE_BYTES: Final = 64 * 1024
 """If more than this is missing of a body, parsing waits until the whole body has arrived."""
 _LEAST_MESSAGE_BYTES: Final = 5
-_PIECE_BYTES: Final = 4096
-"""Smaller pieces of a large body are joined: an object per piece would take more memory than its bytes."""
+_CUT_BYTES: Final = 4096
+"""If the messages of a large MPUB have at least this size on average, it is cut into sets, and not joined before.
+Reading the sizes of smaller ones takes longer in pieces."""
 _FIN_LINES_AT_LEAST: Final = 16
 _ID_BYTES: Final = 16
 _NOPS: Final = re.compile(rb"(?:NOP\n){16,}+")
@@ -59,7 +61,18 @@ _NOP: Final = NoOperation()
 class _Body:
     """A command whose line was read and whose body is incomplete."""
 
-    __slots__ = ("count", "defer_ms", "first", "is_longer", "size", "sizes", "topic", "verb", "walked")
+    __slots__ = (
+        "count",
+        "defer_ms",
+        "first",
+        "is_longer",
+        "sets",
+        "size",
+        "sizes",
+        "topic",
+        "verb",
+        "walked",
+    )
 
     def __init__(self, verb: str, topic: str = "", defer_ms: int = 0, first: int = -1) -> None:
         self.verb = verb
@@ -72,6 +85,7 @@ class _Body:
         self.walked = 0  # sizes are checked up to this offset from the first message
         self.sizes: list[int] | None = None
         self.is_longer = False  # than its size says
+        self.sets: Sequence[MessageSet] = ()  # all its messages, if it was large
 
 
 class CommandReader:
@@ -91,6 +105,7 @@ class CommandReader:
         numbered: Whether the client is a producer with a name, whose publishes may have numbers. The caller sets it.
         uncounted_requeues: Whether REQ may say that the delivery counts as no attempt. The caller sets it.
         missing_bytes: The missing bytes of a large body; 0 if no large body is being received.
+        next_bytes: How many of them are best read next; 0 if none is missing.
         large_bodies: The number of large bodies so far.
         expected_answers: Returns the end of those FIN lines, from an offset of the input on, that answer the client's
             messages in the order of delivery. They are compared with known bytes, which takes less than to check them.
@@ -111,9 +126,9 @@ class CommandReader:
         self.greeted: bool = False
         self._eof = False
         self._body: _Body | None = None
-        # The pieces of a large body, joined once all have arrived.
-        self._pieces: list[bytes | bytearray] = []
+        self._large: LargeBody | None = None  # while it is being received
         self.missing_bytes: int = 0
+        self.next_bytes: int = 0
         self.large_bodies: int = 0
         # The last PUB or MPUB line with its line feed, its verb and its topic: publishers repeat the line.
         self._publish_line = b"\n"
@@ -127,16 +142,13 @@ class CommandReader:
 
     def receive_data(self, data: bytes) -> None:
         """Add bytes from the socket."""
-        if self.missing_bytes:
-            if len(data) >= _PIECE_BYTES:
-                self._pieces.append(data)
-            elif isinstance(last := self._pieces[-1], bytearray):
-                last += data
+        if self._large is not None:
+            large = self._large
+            large.add(data)
+            if large.missing_bytes > 0:
+                self.missing_bytes, self.next_bytes = large.missing_bytes, large.next_bytes
             else:
-                self._pieces.append(bytearray(data))
-            self.missing_bytes -= len(data)
-            if self.missing_bytes <= 0:
-                self._join_pieces()
+                self._end_large()
             return
         if self._position == len(self._buffer):
             # Most data has whole commands: it is not copied into a buffer, so that a body is copied once.
@@ -156,17 +168,27 @@ class CommandReader:
 
     def receive_eof(self) -> None:
         """End the input: an incomplete body is now an error, an incomplete line is ignored."""
-        self._join_pieces()
+        self._end_large()
         self._eof = True
 
-    def _join_pieces(self) -> None:
-        if self._pieces:
-            self._buffer = b"".join(self._pieces)
-            self._pieces, self.missing_bytes = [], 0
+    def _end_large(self) -> None:
+        """Continue with what has arrived of a large body: all of it, unless the input ends."""
+        large, body = self._large, self._body
+        if large is None:
+            return
+        self._large, self.missing_bytes, self.next_bytes = None, 0, 0
+        if body is not None and body.sizes is not None and _is_cut(body) and not large.missing_bytes:
+            body.sets = large.cut(body.walked, body.sizes, body.count, self._biggest_message)
+        # With the sets the buffer is not read, but must not be empty.
+        self._buffer = body.sets[0].data if body is not None and body.sets else large.join()
+
+    @property
+    def _biggest_message(self) -> int:
+        return min(self._limits.max_msg_size, MAX_INT32)
 
     def take_buffered(self) -> bytes:
         """Remove and return the unread bytes, for a connection upgrade."""
-        self._join_pieces()
+        self._end_large()
         rest = self._copied(self._position, len(self._buffer))
         self._buffer = b""
         self._position = self._scanned = 0
@@ -395,9 +417,8 @@ class CommandReader:
                 if end == len(buffer) or not isinstance(buffer, bytes):
                     return Publish("PUB", self._publish_topic, messages)
                 parts = [messages.data]
-                biggest = min(self._limits.max_msg_size, MAX_INT32)
                 self._position = walk_publishes(
-                    buffer, end, self._publish_line, biggest, messages.sizes, parts
+                    buffer, end, self._publish_line, self._biggest_message, messages.sizes, parts
                 )
                 if len(parts) > 1:
                     messages.data = b"".join(parts)
@@ -410,6 +431,9 @@ class CommandReader:
 
     def _read_body(self, body: _Body) -> Command | None:
         buffer = self._buffer
+        if body.sets:
+            self._position, self._body = len(buffer), None
+            return Publish("MPUB", body.topic, body.sets[0], first=body.first, rest=body.sets[1:])
         available = len(buffer) - self._position
         if body.size < 0:
             if available < 4:
@@ -513,11 +537,19 @@ class CommandReader:
         if self._eof:
             raise CommandError(code, text)
         if missing_bytes > _LARGE_BYTES:
-            self._pieces = [self._copied(self._position, len(self._buffer))]
-            self.missing_bytes = missing_bytes
+            body = self._body
+            sizes = body.sizes if body is not None and _is_cut(body) else None
+            received = self._copied(self._position, len(self._buffer))
+            self._large = LargeBody(received, missing_bytes, 4 + sizes[0] if sizes else 0)
+            self.missing_bytes, self.next_bytes = missing_bytes, self._large.next_bytes
             self.large_bodies += 1
             self._buffer, self._position, self._scanned = b"", 0, 0
         return None
+
+
+def _is_cut(body: _Body) -> bool:
+    """Whether a body becomes message sets without being joined."""
+    return body.verb == "MPUB" and body.size >= body.count * _CUT_BYTES
 
 
 def _expect_none(_: bytes | bytearray, start: int) -> int:

@@ -49,6 +49,7 @@ class Publish:
         commands: The number of commands, each of which gets its own answer.
         first: The number that its producer gave to the first message; -1: it has no number.
         headers: Of HPUB, the text of the headers of each message, see `headers.py`; empty for the others.
+        rest: Of a large MPUB, further sets of messages after `messages`: each fits into a record of the log.
     """
 
     verb: PublishVerb
@@ -58,6 +59,7 @@ class Publish:
     commands: int
     first: int
     headers: Sequence[str]
+    rest: Sequence[MessageSet]
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Publish:
         commands: int = 1,
         first: int = -1,
         headers: Sequence[str] = (),
+        rest: Sequence[MessageSet] = (),
     ) -> None:
         self.verb = verb
         self.topic = topic
@@ -76,6 +79,20 @@ class Publish:
         self.commands = commands
         self.first = first
         self.headers = headers
+        self.rest = rest
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        count = len(self.messages.sizes)
+        for messages in self.rest:
+            count += len(messages.sizes)
+        return count
+
+    @property
+    def sets(self) -> list[MessageSet]:
+        """All messages, in order."""
+        return [self.messages, *self.rest]
 
 
 @dataclass(frozen=True, slots=True)

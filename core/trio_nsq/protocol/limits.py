@@ -18,6 +18,12 @@ MAX_HANDSHAKE_BYTES: Final = 64 * KIB
 """The limit of the bodies of IDENTIFY and AUTH, which normally have a few hundred bytes. Unauthenticated clients send
 them, and IDENTIFY is decoded on the event loop."""
 
+MAX_RECORD_MESSAGES: Final = 2048
+"""Maximum messages in a record that the broker writes: reading one message reads the sizes of all before it."""
+MAX_RECORD_BYTES: Final = 256 * KIB
+"""Maximum bytes in a record, unless a single message has more. Few large records are cheap to write, read and deliver,
+but a record is read as a whole, and damage loses all of it."""
+
 MAX_PRODUCER_TOPICS: Final = 10_000
 """How many topics one connection of a producer with a name may claim, as each takes memory of the broker."""
 

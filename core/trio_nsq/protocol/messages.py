@@ -54,19 +54,13 @@ class MessageSet:
 
     def split(self, max_messages: int, max_bytes: int) -> "list[MessageSet]":
         """Split the messages into sets within these limits, unless a single message is larger."""
-        if len(self.sizes) <= max_messages and len(self.data) <= max_bytes:
-            return [self] if self.sizes else []
+        count = len(self.sizes)
+        if count <= 1 or (count <= max_messages and len(self.data) <= max_bytes):
+            return [self] if count else []
         sets: list[MessageSet] = []
-        index = start = 0
-        while index < len(self.sizes):
-            sizes = self.sizes[index : index + max_messages]
-            size = sum(sizes) + 4 * len(sizes)
-            if size > max_bytes and len(sizes) > 1:
-                ends = [end + 4 * number for number, end in enumerate(accumulate(sizes), 1)]
-                del sizes[max(1, bisect_right(ends, max_bytes)) :]
-                size = ends[len(sizes) - 1]
+        start = 0
+        for sizes, size in split_sizes(self.sizes, max_messages, max_bytes):
             sets.append(MessageSet(self.data[start : start + size], sizes))
-            index += len(sizes)
             start += size
         return sets
 
@@ -76,6 +70,22 @@ class MessageSet:
         if len(sets) == 1:
             return sets[0]
         return MessageSet(b"".join([s.data for s in sets]), list(chain.from_iterable(s.sizes for s in sets)))
+
+
+def split_sizes(sizes: list[int], max_messages: int, max_bytes: int) -> list[tuple[list[int], int]]:
+    """Split the sizes of messages as `MessageSet.split` does. Returns those of each set, and the bytes of its data."""
+    found: list[tuple[list[int], int]] = []
+    index = 0
+    while index < len(sizes):
+        some = sizes[index : index + max_messages]
+        size = sum(some) + 4 * len(some)
+        if size > max_bytes and len(some) > 1:
+            ends = [end + 4 * number for number, end in enumerate(accumulate(some), 1)]
+            del some[max(1, bisect_right(ends, max_bytes)) :]
+            size = ends[len(some) - 1]
+        found.append((some, size))
+        index += len(some)
+    return found
 
 
 class SizePrefixes(dict[int, bytes]):

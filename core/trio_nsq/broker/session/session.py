@@ -42,6 +42,8 @@ from .transport import LARGE_RECEIVE_BYTES, Transport
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _NS_PER_MS: Final = 1_000_000
+_MORE_READS: Final = 3
+"""Further reads of a large body in a turn: together with the first one, less than a millisecond."""
 
 
 class StopReason(Enum):
@@ -151,7 +153,30 @@ class Session(PolledEndpoint):
             self._hand_over(data)
         else:
             self.reader.receive_data(data)
-            self._go_on()
+            if self.reader.missing_bytes and self.is_unread:
+                self._receive_more()
+            else:
+                self._go_on()
+
+    def _receive_more(self) -> None:
+        """In the poller: read more of a large body in this turn. A round costs about as much as such a read."""
+        for _ in range(_MORE_READS):
+            if not self.has_room():
+                break
+            data: bytes | None
+            try:
+                data = self.receive_now()
+            except BlockingIOError:
+                break
+            except OSError:
+                data = None
+            if not data:
+                self.serve_data(data)
+                return
+            self.reader.receive_data(data)
+            if not (self.reader.missing_bytes and self.is_unread):
+                break
+        self._go_on()
 
     def _go_on(self) -> None:
         """In the poller: execute the commands read. Hand the client over if it needs the task."""
@@ -178,9 +203,9 @@ class Session(PolledEndpoint):
     def has_room(self) -> bool:
         """Whether the client may send the rest of a large body. Releases the room of a complete one."""
         missing = self.reader.missing_bytes
-        # Read the rest of a large body and not more: then the reader need not copy it.
+        # Read what the reader need not copy.
         self.read_bytes: int = (
-            min(missing if self.transport.bare else 0, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
+            min(self.reader.next_bytes if self.transport.bare else 0, LARGE_RECEIVE_BYTES) or RECEIVE_BYTES
         )
         if not missing and not self._takes_room:
             return True
@@ -330,7 +355,7 @@ class Session(PolledEndpoint):
     def _publications(self) -> list[Publication]:
         """Convert the publishes for the write path."""
         return [
-            self._with_headers(p) if p.headers else Publication([p.messages], self._due_ns(p))
+            self._with_headers(p) if p.headers else Publication(p.sets, self._due_ns(p))
             for p in self.publishes
         ]
 
@@ -346,7 +371,7 @@ class Session(PolledEndpoint):
         for index, publish in enumerate(self.publishes):
             metadata = b""
             if publish.first >= 0:
-                count = len(publish.messages.sizes)
+                count = publish.count
                 try:
                     metadata = producer.metadata_if_new(topic.name, publish.first, count, last)
                 except (PublishRefused, BatchRefused) as exc:
@@ -360,7 +385,7 @@ class Session(PolledEndpoint):
             if publish.headers:
                 publications.append(self._with_headers(publish, metadata))
             else:
-                publications.append(Publication([publish.messages], self._due_ns(publish), metadata))
+                publications.append(Publication(publish.sets, self._due_ns(publish), metadata))
         if not publications:
             self.answer_publishes(None)
             return IDLE
@@ -403,7 +428,7 @@ class Session(PolledEndpoint):
         if error is None and not self._not_stored:
             messages = commands = 0
             for publish in publishes:
-                messages += len(publish.messages.sizes)
+                messages += publish.count
                 commands += publish.commands
             self.pub_counts[topic_name] = self.pub_counts.get(topic_name, 0) + messages
             self.put_answer(OK_FRAME * commands)
@@ -424,7 +449,7 @@ class Session(PolledEndpoint):
                 self.put_answer(encode_error(refusal.wire) * publish.commands)
             else:
                 if index not in not_stored:
-                    messages = self.pub_counts.get(topic_name, 0) + len(publish.messages.sizes)
+                    messages = self.pub_counts.get(topic_name, 0) + publish.count
                     self.pub_counts[topic_name] = messages
                 self.put_answer(OK_FRAME * publish.commands)
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 RECEIVE_BYTES: Final = 64 * 1024
-LARGE_RECEIVE_BYTES: Final = 256 * 1024
-"""Read size for the rest of a large body. A buffer of this size for every read would make small reads slower."""
+LARGE_RECEIVE_BYTES: Final = 512 * 1024
+"""Maximum size of a read for the rest of a large body: more than most records of the log, which are not copied if a
+read has exactly one. A buffer of this size for every read would make small reads slower."""
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 16 * 1024 * 1024
 

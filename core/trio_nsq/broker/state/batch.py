@@ -112,7 +112,7 @@ class Batch:
         return size_bytes
 
     def _build(self, records: Sequence[RecordBatch]) -> None:
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         lines: list[bytes] = []
         offsets = [0]
         metadata = False
