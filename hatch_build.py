@@ -59,6 +59,8 @@ MODULES = (
     "trio_nsq.broker.state.deferred",
     "trio_nsq.broker.state.dispatcher",
     "trio_nsq.broker.state.in_flight",
+    "trio_nsq.broker.state.key_order",
+    "trio_nsq.broker.state.message_keys",
     "trio_nsq.broker.state.message_store",
     "trio_nsq.broker.state.read_ahead",
     "trio_nsq.broker.state.timeouts",

@@ -29,6 +29,13 @@ async def test_settings_are_read_and_changed(tmp_path: Path) -> None:
         assert (changed.status_code, changed.json()) == (200, asdict(TopicSettings(ttl_ms=5)))
         changed = await put(api, CHANNEL, {"max_attempts": 3, "dead_letter_topic": "t.dead"})
         assert changed.json() == asdict(ChannelSettings(3, "t.dead"))
+        changed = await put(api, CHANNEL, {"order_by": "header:user"})
+        assert changed.json() == asdict(ChannelSettings(3, "t.dead", "header:user"))
+        stats = (await api.get("/stats", format="json")).json()["topics"][0]["channels"][0]
+        assert (stats["order_by"], stats["blocked_count"]) == ("header:user", 0)
+        refused = await put(api, CHANNEL, {"order_by": "user"})
+        assert refused.status_code == 400
+        assert "INVALID_SETTING: order_by is 'user'; it must be json:FIELD" in refused.json()["message"]
         assert (await put(api, TOPIC, {})).json() == asdict(TopicSettings(ttl_ms=5))
 
 
@@ -93,7 +100,7 @@ async def test_settings_survive_a_restart(tmp_path: Path) -> None:
         (TOPIC, b"[]", 400, "INVALID_BODY: not a JSON object"),
         (TOPIC, b'{"ttl_ms":-1}', 400, "INVALID_SETTING: ttl_ms is -1; it must be a whole number, 0 or more"),
         (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: unknown setting ttl; the settings are max_attempts, "
-         "dead_letter_topic"),
+         "dead_letter_topic, order_by"),
     ],
 )  # fmt: skip
 async def test_invalid_settings(tmp_path: Path, target: str, body: bytes, status: int, error: str) -> None:

@@ -91,16 +91,17 @@ def test_shown_settings_can_be_set(
 
 def test_channel_settings(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c", "d")
-    words = ["max_attempts=5", f"dead_letter_topic={topic}.dead"]
+    words = ["max_attempts=5", f"dead_letter_topic={topic}.dead", "order_by=json:user.id"]
     assert qcli("channel", "set", f"{topic}/c", *words).code == 0
     assert qcli("channel", "settings", f"{topic}/c").out.decode().split() == words
     assert qcli("channel", "settings", f"{topic}/d").out.decode().split() == [
         "max_attempts=0",
         "dead_letter_topic=",
+        "order_by=",
     ]
     assert qcli("channel", "set", f"{topic}/c", "dead_letter_topic=").code == 0
     assert qcli("channel", "settings", f"{topic}/c", "--format", "json").records == [
-        {"max_attempts": 5, "dead_letter_topic": ""}
+        {"max_attempts": 5, "dead_letter_topic": "", "order_by": "json:user.id"}
     ]
 
 

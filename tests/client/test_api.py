@@ -100,7 +100,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         http.ask(
             api.settings("t", None, {"ttl_ms": 3_600_000, "max_messages": 100, "when_full": "drop-oldest"})
         )
-        http.ask(api.settings("t", "a", {"max_attempts": 1, "dead_letter_topic": "t.dead"}))
+        http.ask(
+            api.settings("t", "a", {"max_attempts": 1, "dead_letter_topic": "t.dead", "order_by": "json:key"})
+        )
         for body in (b"one", b"\xff"):
             running.post("/pub", body, topic="t")
             fail_messages(running.tcp_address, "t", "a", 1)

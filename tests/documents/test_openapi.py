@@ -113,6 +113,7 @@ CALLS = [
     call(f"PUT /channel/settings {C} dry_run=true", b'{"max_attempts": 2}'),
     call(f"PUT /channel/settings {C}", b'{"max_attempts": 1, "dead_letter_topic": "dead"}'),
     call(f"PUT /channel/settings {C}", b'{"max_attempts": 70000}', status=400),
+    call(f"PUT /channel/settings {C}", b'{"order_by": "json:key"}'),
     call("PUT /channel/settings topic=t channel=none", b"{}", status=404),
     call("GET /topic/read topic=t"),
     call("GET /topic/read topic=t from=1 until=-0s max_messages=2 max_bytes=1000 wait=0"),

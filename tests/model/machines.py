@@ -31,6 +31,7 @@ from broker.state import (
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import dispatcher as dispatcher_module
+from trio_nsq.broker.state import key_order as order_module
 from trio_nsq.broker.state import message_store as store_module
 from trio_nsq.broker.state.channel import Channel
 from trio_nsq.broker.state.checkpoint import Checkpoint, first_needed
@@ -43,6 +44,11 @@ from trio_nsq.protocol import is_ephemeral
 from trio_nsq.protocol.encode import encode_finish
 
 T = TypeVar("T")
+
+
+def channel_name(client: tuple[str, Subscriber]) -> str:
+    return client[1].channel.name
+
 
 SETTINGS = settings(
     max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")),
@@ -58,6 +64,7 @@ SMALL: list[tuple[Any, str, int]] = [
     (store_module, "REDELIVERY_READ_BYTES", 200),
     (store_module, "READ_BATCHES", 2),
     (store_module, "READ_BYTES", 500),
+    (order_module, "MAX_BLOCKED", 6),
 ]
 
 LONGEST_MS = 120
@@ -101,10 +108,22 @@ def change_as_saved(channel: Channel, change: Callable[[Channel], T]) -> T:
     """Make a change of a channel, and check that its state is then the one that is saved before."""
     before, copy = kept(channel.make_state()), channel.copy(channel.topic)
     change(copy)
+    planned = unordered(kept(copy.make_state()))  # before the change, because a copy shares queues
     assert kept(channel.make_state()) == before
     result = change(channel)
-    assert kept(channel.make_state()) == kept(copy.make_state())
+    assert unordered(kept(channel.make_state())) == planned
     return result
+
+
+def unordered(state: tuple[dict[str, Any], int]) -> tuple[dict[str, Any], int]:
+    """Return a channel's state with the blocked messages among the unfinished ones: a restart does not tell them."""
+    data, needed = state
+    deferred = sorted(each for text in data["deferred"] for each in DeferredMessages.restore([text]))
+    blocked = [[sequence, attempts] for due_ns, sequence, attempts in deferred if not due_ns]
+    return data | {
+        "unfinished": sorted(data["unfinished"] + blocked),
+        "deferred": [each for each in deferred if each[0]],
+    }, needed
 
 
 def pause(paused: bool) -> Callable[[Channel], None]:
@@ -165,9 +184,17 @@ class TopicMachine(RuleBasedStateMachine):
 
     def store(self, count: int, size: int, defer_ms: int, only: str | None = None) -> Stored:
         first = self.naive.published
-        bodies = [b"%d " % (first + index) + b"x" * size for index in range(count)]
+        bodies = [self.body(first + index, size) for index in range(count)]
         stored = self.real.store(*bodies, defer_ms=defer_ms, only=only)
         return stored, count, stored[0].due_ns, only
+
+    def body(self, number: int, size: int) -> bytes:
+        """Return the body of a message; its first word is the number."""
+        return b"%d " % number + b"x" * size
+
+    def number_of(self, body: bytes) -> int:
+        """Return the number of a message."""
+        return int(body.split()[0])
 
     def accept(self, stored: list[RecordBatch], count: int, due_ns: int, only: str | None) -> None:
         self.real.topic.accept(stored)
@@ -345,6 +372,7 @@ class TopicMachine(RuleBasedStateMachine):
             assert message.attempts == copy.attempts
             assert (message.reason is not None) == (copy.place is Place.GIVEN_UP)
             copy.place, copy.fresh, copy.due_ns = Place.TAKEN, False, 0
+            copy.in_order &= copy.holds
         self.taken.append((naive, real, taken, copies))
 
     @precondition(lambda self: self.taken)
@@ -426,7 +454,7 @@ class TopicMachine(RuleBasedStateMachine):
             name = names[consumer]
             assert naive.consumers[name].nearness == nearest, "a nearer consumer is ready"
             for message in decode(payload):
-                number = int(message.body.split()[0])
+                number = self.number_of(message.body)
                 assert self.ids.setdefault(number, message.id) == message.id
                 naive.deliver(name, number, message.attempts, self.real.now_ns)
                 sent.setdefault(name, []).append(34 + len(message.body))
@@ -443,7 +471,9 @@ class TopicMachine(RuleBasedStateMachine):
         while rounds and self.dispatch(naive, real):
             rounds -= 1
         if rounds:
-            assert not naive.at(Place.READY) or all(naive.window(name) <= 0 for name in naive.consumers)
+            order = real.messages.order
+            left = naive.deliverable(fresh_too=order is None or not order.is_full)
+            assert not left or all(naive.window(name) <= 0 for name in naive.consumers)
 
     @rule(turns=st.lists(turns, min_size=1, max_size=5))
     def converse(self, turns: list[tuple[int, int, list[tuple[str, int]]]]) -> None:
@@ -592,11 +622,11 @@ class TopicMachine(RuleBasedStateMachine):
     def channels_agree(self) -> None:
         for name, naive in self.naive.channels.items():
             real = self.real.topic.channels[name]
-            assert real.messages.ready_count == len(naive.at(Place.READY)), name
+            ready, blocked = real.messages.ready_count, real.messages.blocked_count
+            assert ready + blocked == len(naive.at(Place.READY)), name
             assert real.messages.withdrawn.waiting == len(naive.at(Place.GIVEN_UP)), name
-            assert real.depth == real.messages.ready_count + real.messages.withdrawn.waiting + len(
-                naive.at(Place.TAKEN)
-            ), name
+            withdrawn = real.messages.withdrawn.waiting + len(naive.at(Place.TAKEN))
+            assert real.depth == ready + blocked + withdrawn, name
             assert real.in_flight_count == len(naive.at(Place.IN_FLIGHT)), name
             assert real.deferred_count == len(naive.at(Place.DEFERRED)), name
             assert 0 <= real.backend_depth <= real.depth, name
@@ -676,13 +706,14 @@ class TopicMachine(RuleBasedStateMachine):
             self.naive.channels[name].paused = self.real.topic.channels[name].paused = False
             self.connect(index, 1000, 200)
         self.pass_to(self.real.now_ns + 10 * SECOND)
-        for index in range(len(self.naive.channels)):
-            self.deliver(index, 1000)
-        for name, client in self.clients.items():
+        for index, (name, client) in enumerate(sorted(self.clients.items(), key=channel_name)):
             channel = self.naive.channels[client.channel.name]
+            self.deliver(index, 1000)
+            while channel.key_of is not None and (held := channel.held_by(name)):
+                self.finish(name, list(held))
+                self.deliver(index, 1000)
             assert set(channel.copies) == set(channel.held_by(name))
-            ids = [self.ids[number] for number in channel.copies]
-            assert client.channel.finish(client.consumer, encode_finish(ids), self.real.now_ns) == []
+            self.finish(name, list(channel.copies))
             assert (client.channel.depth, client.channel.in_flight_count) == (0, 0)
         if not self.real.topic.ephemeral:
             assert first_needed(self.real.topic.snapshot()) == self.naive.published
@@ -736,3 +767,47 @@ class PrivateMachine(TopicMachine):
     @rule(what=st.sampled_from([*OPERATIONS, "add"]))
     def operate_private_channel(self, what: str) -> None:
         self.operate_channel(what, PRIVATE)
+
+
+KEYS = (b'"a"', b"7", b'"b"', b"null")
+
+
+def key_of(number: int) -> object:
+    """Return the key of a message of an `OrderedMachine`; None: it has none."""
+    return None if number % 7 == 6 else KEYS[number % len(KEYS)] if number % len(KEYS) < 3 else None
+
+
+class Ordered(TopicMachine):
+    """Channels deliver the messages of a key one after the other, while an operator does not change that."""
+
+    @initialize()
+    def begin_with_order(self) -> None:
+        for index in range(2):
+            self.set_order(index, True)
+
+    def body(self, number: int, size: int) -> bytes:
+        """As of other machines, in JSON; or no JSON, without a key."""
+        if number % 7 == 6:
+            return super().body(number, size)
+        return b'{ "n": %d , "user": {"id": %s}, "x": "%s"}' % (number, KEYS[number % len(KEYS)], b"x" * size)
+
+    def number_of(self, body: bytes) -> int:
+        return int(body.split()[2]) if body.startswith(b"{") else super().number_of(body)
+
+    @rule(pick=picks, on=st.sampled_from([True, True, False]))
+    def set_order(self, pick: int, on: bool) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            change_as_saved(real, lambda each: each.configure({"order_by": "json:user.id" if on else ""}))
+            if on != (naive.key_of is not None):
+                naive.set_order(key_of if on else None)
+            if self.is_kept():
+                self.keep_state()
+
+
+class OrderedMachine(Ordered, DiskMachine):
+    """A durable topic on disk."""
+
+
+class OrderedEphemeralMachine(Ordered, EphemeralMachine):
+    """A topic in memory."""

@@ -4,6 +4,7 @@ Each channel has a dict with a `Copy` of each message until it is finished or dr
 counts, searches and due times iterate over all copies.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,6 +37,8 @@ class Copy:
         order: Ascends with each delivery of the channel.
         prefetched: How many of its deliveries ended with a lost connection whose client worked on another message.
         exhausted: It failed its last attempt.
+        holds: It was delivered in the channel's order by key, and no other message of its key may be.
+        in_order: Messages of its key with higher numbers come after it: it was not deferred, and not withdrawn.
     """
 
     place: Place = Place.READY
@@ -48,6 +51,8 @@ class Copy:
     order: int = 0
     prefetched: int = 0
     exhausted: bool = False
+    holds: bool = False
+    in_order: bool = True
 
     def give_back(self) -> None:
         """Make it ready again."""
@@ -84,6 +89,8 @@ class NaiveChannel:
     dead_letters: bool = False
     """A dead-letter topic is set."""
     given_up_count: int = 0
+    key_of: Callable[[int], object] | None = None
+    """Returns the key of a message, None for no key; if the channel has an order by key."""
 
     def at(self, place: Place) -> dict[int, Copy]:
         """Return the copies in this state."""
@@ -115,12 +122,47 @@ class NaiveChannel:
             first = min(n for n, other in self.at(Place.READY).items() if other.fresh)
             assert number == first, f"{number} came before {first}"
         assert attempts == copy.attempts + 1
+        self.check_order(number, copy)
         known = self.consumers[consumer]
         known.message_count += 1
         self.deliveries += 1
         copy.order = self.deliveries
         copy.place, copy.attempts, copy.fresh = Place.IN_FLIGHT, attempts, False
         copy.holder, copy.delivered_ns, copy.at_ns = consumer, now_ns, now_ns + known.timeout_ns
+
+    def of_its_key(self, number: int) -> dict[int, Copy]:
+        """Return the other copies with the key of a message, if the channel has an order and the message a key."""
+        key = self.key_of(number) if self.key_of is not None else None
+        if key is None or self.key_of is None:
+            return {}
+        return {n: copy for n, copy in self.copies.items() if n != number and self.key_of(n) == key}
+
+    def check_order(self, number: int, copy: Copy) -> None:
+        """Check that a delivery keeps the order by key."""
+        for n, other in self.of_its_key(number).items():
+            assert not other.holds, f"{number} came while {n} had its key"
+            if n < number and copy.in_order and not copy.holds:
+                assert not other.in_order or other.place is not Place.READY, f"{number} came before {n}"
+        copy.holds = self.key_of is not None and self.key_of(number) is not None
+
+    def deliverable(self, fresh_too: bool) -> list[int]:
+        """Return the ready messages that need not wait for their keys."""
+        return [
+            number
+            for number, copy in self.at(Place.READY).items()
+            if (fresh_too or not copy.fresh)
+            and not any(other.holds for other in self.of_its_key(number).values())
+        ]
+
+    def set_order(self, key_of: Callable[[int], object] | None) -> None:
+        """Change the order by key: it is about the messages that are ready now."""
+        self.key_of = key_of
+        ready = self.at(Place.READY)
+        # Messages that were deferred do not wait for fresh ones.
+        fresh = [number for number, copy in ready.items() if copy.fresh]
+        for number, copy in self.copies.items():
+            copy.holds = False
+            copy.in_order = number in ready and (copy.fresh or not fresh or number < min(fresh))
 
     def why_not(self, consumer: str, number: int) -> str | None:
         """Return the error if a consumer answers a message that it does not have in flight."""
@@ -184,8 +226,10 @@ class NaiveChannel:
                 self.copies[number] = copy
                 if copy.place is Place.IN_FLIGHT:
                     copy.give_back()
+                copy.holds, copy.in_order = False, copy.place is Place.READY
             elif number >= to and copy.place is Place.DEFERRED and not copy.attempts and copy.at_ns > now_ns:
                 self.copies[number] = copy
+                copy.holds, copy.in_order = False, False
         for number in due_ns:
             if number >= to and number not in self.copies:
                 self.copies[number] = Copy(due_ns=due_ns[number] if due_ns[number] > now_ns else 0)
@@ -193,10 +237,13 @@ class NaiveChannel:
         return len(self.copies.keys() - before.keys()), len(before.keys() - self.copies.keys())
 
     def come_to(self, cursor: int, now_ns: int) -> None:
-        """Defer the fresh copies below the cursor that are not due."""
+        """Defer the fresh copies below the cursor that are not due. The others were sent, or wait for their keys."""
         for number, copy in self.copies.items():
             if copy.fresh and number < cursor and copy.due_ns > now_ns:
                 copy.place, copy.fresh, copy.at_ns = Place.DEFERRED, False, copy.due_ns
+                copy.in_order = False
+            elif number < cursor and self.key_of is not None:
+                copy.fresh = False
 
     def touch(self, consumer: str, number: int, now_ns: int, longest_ns: int) -> str | None:
         """TOUCH."""
@@ -282,7 +329,8 @@ class NaiveTopic:
         if self.only.get(number, name) == name:
             channel, due_ns = self.channels[name], self.waiting[number]
             channel.message_count += 1
-            channel.copies[number] = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns) if due_ns else Copy()
+            deferred = Copy(Place.DEFERRED, fresh=False, at_ns=due_ns, in_order=False)
+            channel.copies[number] = deferred if due_ns else Copy()
 
     def empty(self) -> None:
         """Drop the waiting messages."""
@@ -306,5 +354,8 @@ class NaiveTopic:
             for number, copy in list(channel.copies.items()):
                 if copy.exhausted:
                     channel.make_unfinished(number)
-                elif copy.place in (Place.IN_FLIGHT, Place.TAKEN):
+                elif copy.place in (Place.IN_FLIGHT, Place.TAKEN) or (
+                    copy.place is Place.DEFERRED and copy.attempts and channel.key_of is not None
+                ):
                     copy.give_back()
+            channel.set_order(channel.key_of)

@@ -1,12 +1,23 @@
 """The topic against a naive one, in memory and on disk, see `machines`."""
 
-from model.machines import SETTINGS, DiskMachine, EphemeralMachine, PrivateMachine, TopicMachine
+from model.machines import (
+    SETTINGS,
+    DiskMachine,
+    EphemeralMachine,
+    OrderedEphemeralMachine,
+    OrderedMachine,
+    PrivateMachine,
+    TopicMachine,
+)
 
 TestMemory = TopicMachine.TestCase
 TestDisk = DiskMachine.TestCase
 TestEphemeral = EphemeralMachine.TestCase
 TestPrivate = PrivateMachine.TestCase
+TestOrdered = OrderedMachine.TestCase
+TestOrderedEphemeral = OrderedEphemeralMachine.TestCase
 TestMemory.settings = TestDisk.settings = TestEphemeral.settings = TestPrivate.settings = SETTINGS
+TestOrdered.settings = TestOrderedEphemeral.settings = SETTINGS
 
 
 def test_message_that_is_due_when_its_channel_gets_it_is_ready_after_a_seek() -> None:

@@ -89,6 +89,7 @@ class ChannelStats(QueueStats, total=False):
     """A channel of `/stats`."""
 
     channel_name: Required[str]
+    blocked_count: int
     clients: list[ClientStats]
 
 

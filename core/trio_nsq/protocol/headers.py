@@ -115,6 +115,11 @@ def _check_header(name: object, value: object) -> None:
         raise ValueError(f"the value of header {name!r} cannot be encoded as UTF-8") from None
 
 
+def is_header_name(name: str) -> bool:
+    """Whether a header can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_size(count: int, size: int) -> None:
     """Raise ValueError if a message must not have so many headers, or so many bytes of them."""
     if count > MAX_HEADERS:

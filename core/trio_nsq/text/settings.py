@@ -20,6 +20,7 @@ class Setting(NamedTuple):
         about: The description.
         words: Values that are words, without `DEFAULT`.
         is_choice: Whether no other values are possible.
+        may_be_empty: Whether the empty text is a value.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Setting(NamedTuple):
     about: str
     words: tuple[str, ...] = ()
     is_choice: bool = False
+    may_be_empty: bool = False
 
 
 def _whole_number(text: str) -> int:
@@ -87,6 +89,16 @@ _FOR_CHANNELS = (
         str,
         str,
         "publish such messages to this topic; empty (dead_letter_topic=): drop them",
+        may_be_empty=True,
+    ),
+    Setting(
+        "order_by",
+        "order_by",
+        str,
+        str,
+        "deliver the messages of a key one after the other; the key is a member of JSON bodies, such as json:user.id, "
+        "or a header, such as header:user; empty (order_by=): without an order",
+        may_be_empty=True,
     ),
 )
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}

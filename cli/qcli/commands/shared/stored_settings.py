@@ -37,6 +37,7 @@ _SET_EXAMPLES = {
         "dead_letter_topic=clicks.dead",
         "drop them instead": "qcli channel set clicks/archive dead_letter_topic=",
         "deliver them without limit, as NSQ does": "qcli channel set clicks/archive max_attempts=default",
+        "deliver the messages of a user one after the other": "qcli channel set clicks/archive order_by=json:user.id",
     },
 }
 _SETTINGS_EXAMPLES = {

@@ -84,6 +84,11 @@ CHANNEL_METRICS: tuple[tuple[str, str, Callable[[Channel], float]], ...] = (
         lambda c: c.in_flight_count,
     ),
     ("nsq_channel_deferred", "Deferred messages.", lambda c: c.deferred_count),
+    (
+        "nsq_channel_blocked",
+        "Messages of nsq_channel_depth that wait for an earlier message of their key (order_by).",
+        lambda c: c.messages.blocked_count,
+    ),
     ("nsq_channel_messages_total", "Messages received from the topic.", lambda c: c.message_count),
     ("nsq_channel_finished_total", "Finished messages (FIN).", lambda c: c.finish_count),
     ("nsq_channel_requeues_total", "Requeued messages (REQ).", lambda c: c.requeue_count),

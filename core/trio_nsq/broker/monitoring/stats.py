@@ -243,6 +243,9 @@ class _Figures:
             }
         if self._knows_place:
             stats |= zip(_SENT_TO, channel.sent_by_nearness(), strict=True)
+        if channel.settings.order_by:
+            stats["order_by"] = channel.settings.order_by
+            stats["blocked_count"] = channel.messages.blocked_count
         return stats | _losses(topic.settings, channel.messages)
 
     def _latency(self, channels: Iterable[Channel]) -> Any:

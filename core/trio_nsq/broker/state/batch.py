@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from struct import Struct
 from typing import Final
 
@@ -227,6 +227,20 @@ class Batch:
         if self._records is not None:
             return _body(*self._locate(self._records, index))
         return self._frames[self._offsets[index] + MESSAGE_FRAME_BYTES : self._offsets[index + 1]]
+
+    def bodies(self) -> list[bytes]:
+        """Return the bodies of all messages."""
+        if self._records is not None:
+            self._build(self._records)
+        frames, offsets = self._frames, self._offsets
+        return [frames[start + MESSAGE_FRAME_BYTES : end] for start, end in pairwise(offsets)]
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether a message has headers."""
+        if self._records is not None:
+            self._build(self._records)
+        return bool(self._headers)
 
     def headers(self, index: int) -> str:
         """Return the text of the headers of a message, see `protocol/headers.py`; empty if it has none."""

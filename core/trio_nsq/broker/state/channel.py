@@ -18,6 +18,7 @@ from .consumer import Consumer
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
 from .in_flight import InFlightBatch
+from .message_keys import MessageKeys
 from .message_store import MessageStore
 from .move import MoveStream
 from .quantiles import RecentSketch
@@ -176,12 +177,16 @@ class Channel:
     def release(self) -> None:
         """End the part of this channel in a move."""
         self.stream = None
+        self.messages.read_keys_again()  # the target has messages that held keys
         self.paused = self._is_paused
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings by name; None restores the default. Raises SettingsError without changing any."""
+        before = self.settings.order_by
         self.settings, self._own_settings = self._changed_settings(changes)
         self._version.increment()
+        if (order_by := self.settings.order_by) != before:
+            self.messages.set_order(MessageKeys(order_by) if order_by else None)
         for message in self.messages.withdrawn.take_all_waiting():
             self._return(message)
 
@@ -254,6 +259,9 @@ class Channel:
         begun = consumer.in_flight.begun(consumer.msg_timeout_ns) if failed else []
         begun_ones = {sequence for sequence, _ in begun}
         prefetched = [each for each in consumer.in_flight if each[0] not in begun_ones]
+        if (order := self.messages.order) is not None:
+            for sequence, delivery in consumer.in_flight:
+                order.take_back(delivery.id_of(sequence), sequence)
         consumer.in_flight.clear()
         if self.settings.max_attempts:
             for sequence, _ in prefetched:
@@ -275,6 +283,7 @@ class Channel:
                 self.messages.withdrawn.add_exhausted(message)
             else:
                 self.given_up_count += 1
+                self.messages.release([sequence])
         elif due_ns:
             self.messages.deferred.add(due_ns, range(sequence, sequence + 1), attempts, held)
         else:
@@ -292,6 +301,8 @@ class Channel:
         # Collected only for latency metrics.
         finished: Counter[InFlightBatch] | None = None if self.e2e_latency is None else Counter()
         failed = in_flight.finish(lines, finished)
+        if (order := self.messages.order) is not None and (freed := order.finish(lines, failed)):
+            self.messages.requeued.add(freed)
         count = before - in_flight.count
         consumer.finish_count += count
         self.finish_count += count
@@ -319,6 +330,8 @@ class Channel:
         if taken is None:
             return self._not_in_flight_reasons([message_id])[0]
         sequence, delivery = taken
+        if (order := self.messages.order) is not None:
+            order.take_back(message_id, sequence)
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
         returned = delivery.returned(sequence, Reason.REQUEUED)
         if not counts_attempt:
@@ -406,7 +419,10 @@ class Channel:
         return moved
 
     def _time_out(self, consumer: Consumer, due: TimedOut) -> None:
+        order = self.messages.order
         for sequence, delivery in due:
+            if order is not None:
+                order.take_back(delivery.id_of(sequence), sequence)
             self._return(delivery.returned(sequence, Reason.TIMED_OUT))
         self.timeout_count += len(due)
         self.dispatcher.refresh(consumer)
@@ -426,7 +442,9 @@ class Channel:
 
     def cancel(self, sequences: Collection[int]) -> list[int]:
         """Drop the deferred messages among these, and return their sequences."""
-        return [sequence for sequence, _, _ in self.messages.deferred.withdraw(sequences)]
+        cancelled = [sequence for sequence, _, _ in self.messages.deferred.withdraw(sequences)]
+        self.messages.release(cancelled)
+        return cancelled
 
     def withdraw(self, sequences: Collection[int]) -> list[WithdrawnMessage]:
         """Withdraw the messages among these that are not in flight. Then call `dispose` or `put_back`."""
@@ -447,7 +465,9 @@ class Channel:
 
     def dispose(self, messages: Iterable[WithdrawnMessage]) -> int:
         """Remove withdrawn messages; returns how many of them were not dropped meanwhile."""
-        return len(self.messages.withdrawn.release(messages))
+        released = self.messages.withdrawn.release(messages)
+        self.messages.release([message.sequence for message in released])
+        return len(released)
 
     def dispose_dead_letters(self, messages: Iterable[WithdrawnMessage]) -> None:
         """Remove withdrawn messages that are now in the dead-letter topic."""
@@ -478,7 +498,9 @@ class Channel:
             messages.cursor.holes,
             tuple(messages.requeued.entries),
             messages.in_flight,
-            messages.deferred.copy(),
+            messages.deferred.copy()
+            if messages.order is None
+            else [*messages.order.blocks(), *messages.deferred.copy()],
             tuple(messages.withdrawn),
             self.stream.moved if self.stream is not None and self.stream.is_fixed else None,
             tuple(messages.prefetched.items()),
@@ -511,14 +533,17 @@ class Channel:
         for start, end in state["holes"]:
             self.skip(int(start), min(int(end), log_end))
         # The end of the broker is no failure of the messages that were in flight.
-        unfinished = sorted(
-            (
-                (int(s), int(n), Reason(*reason) if reason else None)
-                for s, n, *reason in state["unfinished"]
-                if s < log_end
-            ),
-            key=lambda each: each[0],
-        )
+        unfinished: list[tuple[int, int, Reason | None]] = [
+            (int(s), int(n), Reason(*reason) if reason else None)
+            for s, n, *reason in state["unfinished"]
+            if s < log_end
+        ]
+        deferred = DeferredMessages.restore(state["deferred"], log_end)
+        if self.messages.order is not None:
+            # The blocked ones, and those deferred by REQ: they come before later messages of their keys, so at once.
+            returned = deferred.withdraw(deferred.returned())
+            unfinished += [(sequence, attempts, None) for sequence, attempts, _ in returned]
+        unfinished.sort(key=lambda each: each[0])
         self.messages.prefetched.update(
             (int(s), int(n)) for s, n in state.get("prefetched", ()) if s < log_end
         )
@@ -526,7 +551,8 @@ class Channel:
         for sequence, attempts, reason in unfinished:
             # A message of a stream may be at the target: it must not go to a dead-letter topic.
             self._return(WithdrawnMessage(sequence, attempts, reason if moved is None else None))
-        self.messages.deferred.merge(DeferredMessages.restore(state["deferred"], log_end))
+        self.messages.order_requeued()
+        self.messages.deferred.merge(deferred)
         if moved is not None:
             self.hold(MoveStream(int(moved), is_fixed=True))
             self.messages.drop_moved(int(moved), now=True)

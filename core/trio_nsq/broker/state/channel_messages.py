@@ -9,6 +9,7 @@ emptied from the topic) is a *hole*: the cursor skips it.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from .batch import Batch
@@ -17,11 +18,14 @@ from .cooperative import Runs, in_steps
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages, Requeued
 from .in_flight import OLDEST_SEARCH_LIMIT, InFlightCopy
+from .key_order import KeyOrder
+from .message_keys import MessageKeys
 from .topic_view import TopicView
 from .version import Version
 from .withdrawn import WithdrawnMessage, WithdrawnMessages
 
 _COUNTED: Final = 10_000
+_SEQUENCE: Final = itemgetter(0)
 MAX_PREFETCHED: Final = 100_000
 """The number of messages in `prefetched`. Beyond it, all deliveries count of the one that was returned longest ago."""
 
@@ -33,8 +37,8 @@ class PeekedMessage(NamedTuple):
     """A message that a channel will deliver.
 
     Attributes:
-        state: `requeued`: waits for redelivery, or its deferral has ended; `fresh`: was never delivered; `deferred`: is
-            not due yet.
+        state: `requeued`: waits for redelivery, its deferral has ended, or it waits for its key, see `KeyOrder`;
+            `fresh`: was never delivered; `deferred`: is not due yet.
         due_ns: Earliest delivery time, Unix nanoseconds; 0: now.
         held: The batch that holds it, if it is only in memory.
     """
@@ -90,6 +94,12 @@ class RequeuedMessages:
         self.entries.rotate(-1)
         self._version.increment()
 
+    def sort(self) -> None:
+        """Order the messages by sequence."""
+        self.entries = deque(sorted(self.entries, key=_SEQUENCE))
+        self._is_shared = False
+        self._version.increment()
+
     def keep_after(self, sequence: int) -> None:
         """Remove the messages up to this sequence."""
         self.entries = deque(entry for entry in self.entries if entry[0] > sequence)
@@ -117,6 +127,7 @@ class ChannelMessages:
 
     Attributes:
         cursor, requeued, deferred, withdrawn: Messages by state; consumers hold the messages in flight.
+        order: The keys, and the messages that wait for them; None: the channel has no order. Set by `set_order`.
         consumers: In the order of subscription.
         arrivals: The arguments of all calls of `defer` since a `Seek` began; None without a seek.
         prefetched: By sequence, how many deliveries of a message ended before a client began it, as far as the broker
@@ -134,6 +145,8 @@ class ChannelMessages:
         self.requeued: RequeuedMessages = RequeuedMessages(version)
         self.deferred: DeferredMessages = DeferredMessages(version, watch)
         self.withdrawn: WithdrawnMessages = WithdrawnMessages(version)
+        self.order: KeyOrder | None = None
+        self._version = version
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None
         self.prefetched: dict[int, int] = {}
@@ -147,6 +160,7 @@ class ChannelMessages:
         self.requeued.share(other.requeued)
         self.deferred = other.deferred.clone()
         self.withdrawn.copy_from(other.withdrawn)
+        self.order = other.order.copy() if other.order is not None else None
         self.prefetched = other.prefetched.copy()
         self._in_flight = other.in_flight
 
@@ -171,9 +185,20 @@ class ChannelMessages:
         return end - cursor.position - cursor.hole_messages + len(self.requeued.entries)
 
     @property
+    def blocked_count(self) -> int:
+        """Number of messages that wait for their keys."""
+        return self.order.blocked_count if self.order is not None else 0
+
+    @property
+    def droppable_count(self) -> int:
+        """Number of messages that `drop_oldest` can drop."""
+        return self.ready_count + self.blocked_count
+
+    @property
     def depth(self) -> int:
-        """Messages that are neither in flight nor deferred: ready to be delivered, or withdrawn."""
-        return self.ready_count + len(self.withdrawn)
+        """Messages that are neither in flight nor deferred: ready to be delivered, blocked, or withdrawn."""
+        depth = self.ready_count + len(self.withdrawn)
+        return depth if self.order is None else depth + self.order.blocked_count
 
     @property
     def in_flight_count(self) -> int:
@@ -199,6 +224,9 @@ class ChannelMessages:
         """Yield (sequence, attempts) of every message below the cursor that is neither finished nor deferred."""
         for sequence, attempts, _ in self.requeued.entries:
             yield sequence, attempts
+        if self.order is not None:
+            for sequence, attempts, _ in self.order.blocked():
+                yield sequence, attempts
         for message in self.withdrawn:
             yield message.sequence, message.attempts
         for consumer in self.consumers:
@@ -211,6 +239,8 @@ class ChannelMessages:
             [sequence for sequence, _, _ in self.requeued.entries],
             [message.sequence for message in self.withdrawn],
         ]
+        if self.order is not None:
+            now.append([sequence for sequence, _, _ in self.order.blocked()])
         later = ([sequence for sequence, _ in consumer.in_flight] for consumer in list(self.consumers))
         return chain(now, later)
 
@@ -227,12 +257,15 @@ class ChannelMessages:
     def oldest(self) -> int | None:
         """The lowest sequence that is ready or in flight, not deferred; None if there is none.
 
-        Examines at most 1000 requeued messages, and 1000 deliveries per consumer; with more, it is an estimate.
+        Examines at most 1000 requeued messages, 1000 keys, and 1000 deliveries per consumer; with more, it is an
+        estimate.
         """
         if not self.depth and not self.in_flight_count:
             return None  # as in most of thousands of channels
         found = [sequence for sequence, _, _ in self.requeued.head(OLDEST_SEARCH_LIMIT)]
         found += [message.sequence for message in islice(self.withdrawn, OLDEST_SEARCH_LIMIT)]
+        if self.order is not None:
+            found += self.order.first_blocked(OLDEST_SEARCH_LIMIT)
         for consumer in self.consumers:
             if consumer.in_flight.count and (sequence := consumer.in_flight.oldest) is not None:
                 found.append(sequence)
@@ -243,7 +276,8 @@ class ChannelMessages:
     def peek(self, state: State) -> Iterator[PeekedMessage]:
         """Yield the messages in this state, in delivery order. The channel must not change during the iteration."""
         if state == "requeued":
-            for sequence, attempts, held in self.requeued.entries:
+            blocked = sorted(self.order.blocked(), key=_SEQUENCE) if self.order is not None else []
+            for sequence, attempts, held in chain(self.requeued.entries, blocked):
                 yield PeekedMessage(state, sequence, attempts, 0, held)
         elif state == "deferred":
             for due_ns, sequence, attempts in self.deferred:
@@ -265,7 +299,8 @@ class ChannelMessages:
         for block in self.deferred.blocks():
             runs.add([*spans(sorted(each for each in block.sequence if each >= sequence))])
             yield
-        for entries in in_steps(list(self.requeued.entries)):
+        blocked = self.order.blocked() if self.order is not None else []
+        for entries in in_steps([*self.requeued.entries, *blocked]):
             runs.add([*spans(sorted(entry[0] for entry in entries if entry[0] >= sequence))])
             yield
         for ahead in in_steps(self.cursor.clone().ahead(self.end)):
@@ -297,10 +332,14 @@ class ChannelMessages:
         self.dropped_count += self.pass_over(sequence)
 
     def drop_oldest(self, count: int) -> None:
-        """Drop `count` ready messages: first the requeued ones, which are the oldest."""
+        """Drop `count` ready or blocked messages: first the requeued ones, which are the oldest, then blocked ones."""
         again = min(count, len(self.requeued.entries))
         if again:
+            dropped = [sequence for sequence, _, _ in self.requeued.head(again)]
             self.requeued.remove_first(again)
+            self.release(dropped)
+        if self.order is not None:
+            again += self.order.drop_oldest(count - again)
         self.dropped_count += again
         self.drop_before(self.cursor.after(count - again))
 
@@ -313,9 +352,11 @@ class ChannelMessages:
         if now:
             self.requeued.keep_after(sequence)
             self.deferred.drop_through(sequence)
+            if self.order is not None:
+                self.order.drop_through(sequence)
 
     def count_before(self, sequence: int, *, requeued: bool) -> int:
-        """Count the messages that `pass_over` would drop; with `requeued`, also the requeued ones below `sequence`.
+        """Count the messages that `pass_over` would drop; with `requeued`, also the requeued and blocked ones below.
 
         Examines at most `_COUNTED` requeued messages.
         """
@@ -323,8 +364,10 @@ class ChannelMessages:
         if not requeued:
             return fresh
         if sequence >= self.cursor.position:  # every requeued message is below the cursor
-            return fresh + len(self.requeued.entries)
-        return fresh + sum(each[0] < sequence for each in self.requeued.head(_COUNTED))
+            return fresh + len(self.requeued.entries) + self.blocked_count
+        blocked = self.order.blocked() if self.order is not None else []
+        again = chain(self.requeued.head(_COUNTED), blocked)
+        return fresh + sum(each[0] < sequence for each in again)
 
     # ------------------------------------------------------------------ operators
 
@@ -337,7 +380,11 @@ class ChannelMessages:
             holding: Returns the batch that holds a message that is only in memory. None: all are in the log.
         """
         wanted = set(sequences)
-        found = [WithdrawnMessage(*entry[:2], None, entry[2]) for entry in self.requeued.withdraw(wanted)]
+        waiting = self.requeued.withdraw(wanted)
+        if self.order is not None:
+            waiting += self.order.withdraw(wanted)
+            self.release(self.order.released(wanted))
+        found = [WithdrawnMessage(*entry[:2], None, entry[2]) for entry in waiting]
         found += self.withdrawn.take_of(wanted)
         found += [
             WithdrawnMessage(sequence, attempts, None, held)
@@ -364,13 +411,46 @@ class ChannelMessages:
             del prefetched[next(iter(prefetched))]
 
     def unanswered_before(self, sequence: int) -> list[Requeued]:
-        """Return the messages before a sequence that are requeued or in flight."""
-        found = [entry for entry in self.requeued.entries if entry[0] < sequence]
+        """Return the messages before a sequence that are requeued, blocked or in flight."""
+        blocked = self.order.blocked() if self.order is not None else []
+        found = [entry for entry in chain(self.requeued.entries, blocked) if entry[0] < sequence]
         for consumer in self.consumers:
             found += [
                 (each, sent.attempts, sent.held) for each, sent in consumer.in_flight if each < sequence
             ]
         return found
+
+    # ------------------------------------------------------------------ order by key
+
+    def set_order(self, keys: MessageKeys | None) -> None:
+        """Have or end an order by key. Messages that are in flight or deferred by REQ now are not part of it."""
+        blocked = self.order.take_all(()) if self.order is not None else []
+        self.order = KeyOrder(keys, self._version) if keys is not None else None
+        self.requeued.add(blocked)
+        self.order_requeued()
+
+    def read_keys_again(self) -> None:
+        """Find the order anew, after messages have left that held keys."""
+        if self.order is not None:
+            self.requeued.add(self.order.take_all(self.deferred.sequences()))
+            self.order_requeued()
+
+    def order_requeued(self) -> None:
+        """Let the requeued messages, whose keys are not known, be delivered by sequence and before fresh ones."""
+        if self.order is not None and self.requeued.entries:
+            self.requeued.sort()
+            self.order.must_read([sequence for sequence, _, _ in self.requeued.entries])
+
+    def release(self, sequences: Iterable[int]) -> None:
+        """Release the keys of messages that were not in flight and have left the channel."""
+        if self.order is not None and (freed := self.order.drop(sequences)):
+            self.requeued.add(freed)
+
+    def put_first_last(self) -> None:
+        """Move the first requeued message, which cannot be read, to the end of the queue."""
+        if self.order is not None and (first := self.requeued.first) is not None:
+            self.order.skip_unreadable(first)
+        self.requeued.put_first_last()
 
     def clear(self) -> list[deque[Any]]:
         """Drop all messages: ready, in flight and deferred. Pass the returned queues to `forget`."""
@@ -378,6 +458,8 @@ class ChannelMessages:
         forgotten: list[deque[Any]] = [self.requeued.clear(), self.cursor.restart(self.end)]
         self.deferred.clear()
         self.withdrawn.clear()
+        if self.order is not None:
+            self.order.clear()
         self._in_flight = ()
         for consumer in self.consumers:
             consumer.in_flight.clear()

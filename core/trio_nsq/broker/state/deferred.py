@@ -269,6 +269,10 @@ class DeferredMessages:
         self._blocks = [block for block in self._blocks if len(block)]
         return released
 
+    def returned(self) -> list[int]:
+        """Return the sequences of the messages that have been delivered, or that are due at once."""
+        return [sequence for due_ns, sequence, attempts in self if attempts or not due_ns]
+
     def drop_through(self, sequence: int) -> None:
         """Remove the messages up to this sequence, regardless of their due time."""
         kept: list[Block] = []

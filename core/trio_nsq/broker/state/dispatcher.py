@@ -11,6 +11,7 @@ from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import REGION, ZONE, Consumer
 from .in_flight import InFlightBatch
+from .key_order import KeyOrder
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
 from .topic_view import TopicView
@@ -22,6 +23,9 @@ _REQUEUED_AT_ONCE: Final = 256
 """Limit on redeliveries per call: each costs Python work, and a call should take a few milliseconds at most."""
 _PASSED_AT_ONCE: Final = 256
 """Limit on consecutive undeliverable records skipped per call, for the same reason."""
+
+_EXAMINED_AT_ONCE: Final = 4096
+"""Limit on messages whose keys are compared per call, beyond those of the last batch."""
 
 _WAIT_STEPS: Final = 50
 """Messages may wait 1/50 longer than the consumer's output buffer timeout."""
@@ -254,7 +258,10 @@ class Dispatcher:
         if not self._messages.requeued.entries:
             consumer.requeued_turn = True
             return self._take_fresh(consumer, count, now_ns)
+        order = self._messages.order
         requeued_first = consumer.requeued_turn or self._messages.fresh <= 0
+        if order is not None and (order.has_released or order.has_unread):
+            requeued_first = True
         consumer.requeued_turn = not requeued_first
         takers = (self._take_fresh, self._take_requeued)
         error: LogReadError | None = None
@@ -279,7 +286,8 @@ class Dispatcher:
     # ------------------------------------------------------------------ requeued messages
 
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
-        requeued = self._messages.requeued
+        requeued, order = self._messages.requeued, self._messages.order
+        left: list[int] = []  # messages that leave the channel here
         frames: list[bytes] = []
         room = MAX_GRANT_BYTES
         ttl_ns = self._topic.ttl_ns
@@ -289,29 +297,38 @@ class Dispatcher:
         count = min(count, _REQUEUED_AT_ONCE)
         done = 0  # messages to remove from the head of the queue
         try:
-            for sequence, attempts, held in islice(requeued.entries, _REQUEUED_AT_ONCE):
+            for entry in islice(requeued.entries, _REQUEUED_AT_ONCE):
+                sequence, attempts, held = entry
                 if len(frames) >= count:
                     break
                 batch = self._read_ahead.holding(sequence) if held is None else held
                 if batch is None:
                     done += 1  # damaged on disk, and reported by the log
+                    left.append(sequence)
                     continue
                 index = sequence - batch.base_sequence
                 if ttl_ns and batch.timestamp_ns(index) < oldest_ns:
                     done += 1
+                    left.append(sequence)
                     self._messages.expired_count += 1
-                    continue
-                if consumer.sample is not None and not consumer.sample():
-                    done += 1
                     continue
                 message_id, frame = batch.frame(index, attempts + 1, consumer.wants_headers)
                 if frames and len(frame) > room:
                     break
+                if order is not None and not order.admit(entry, batch):
+                    done += 1
+                    continue
+                if consumer.sample is not None and not consumer.sample():
+                    done += 1
+                    left.append(sequence)
+                    continue
                 done += 1
                 frames.append(frame)
                 room -= len(frame)
                 timestamp_ns = batch.timestamp_ns(index) if measured else 0
                 line = b"FIN %s\n" % message_id
+                if order is not None:
+                    order.send(message_id, sequence)
                 self._put_in_flight(
                     consumer,
                     InFlightBatch(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns),
@@ -325,22 +342,26 @@ class Dispatcher:
             if not frames:
                 requeued.remove_first(done)
                 done = 0
-                requeued.put_first_last()  # the next attempt starts with another message
+                self._messages.put_first_last()  # the next attempt starts with another message
                 raise
         finally:
             if done:
                 requeued.remove_first(done)
+            if left and order is not None and (freed := order.drop(left)):
+                requeued.add(freed)
+                self.budget_exhausted |= not frames  # these have not been looked at
         return [b"".join(frames)] if frames else []
 
     # ------------------------------------------------------------------ fresh messages
 
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        if (order := self._messages.order) is not None:
+            return self._take_by_key(order, consumer, count, now_ns)
         payloads: list[Payload] = []
         room = MAX_GRANT_BYTES
         passes = _PASSED_AT_ONCE
-        topic, messages = self._topic, self._messages
+        messages = self._messages
         cursor = messages.cursor
-        deadline_ns = now_ns + consumer.msg_timeout_ns
         while count > 0 and room > 0:
             try:
                 batch = self._read_ahead.at_cursor()
@@ -370,22 +391,84 @@ class Dispatcher:
             if payloads and len(frames) > room and consumer.sample is None:  # each message is sampled once
                 break
             payloads.append(frames)
-            held = batch if topic.ephemeral else None
             taken = len(lines) // FINISH_LINE_BYTES
-            if not topic.e2e_window_ns:
-                self._put_in_flight(consumer, InFlightBatch(lines, first, 1, now_ns, deadline_ns, held))
-            else:  # one delivery per timestamp; large records have only one
-                at = 0
-                for timestamp_ns, same in batch.timestamps_ns(first - batch.base_sequence, taken):
-                    run = lines[at * FINISH_LINE_BYTES : (at + same) * FINISH_LINE_BYTES]
-                    self._put_in_flight(
-                        consumer, InFlightBatch(run, first + at, 1, now_ns, deadline_ns, held, timestamp_ns)
-                    )
-                    at += same
+            self._put_run(consumer, batch, lines, first, now_ns)
             cursor.move_to(first + taken)
             count -= taken
             room -= len(frames)
         return payloads
+
+    def _put_run(self, consumer: Consumer, batch: Batch, lines: bytes, first: int, now_ns: int) -> None:
+        """Put fresh messages of a batch in flight."""
+        held, deadline_ns = batch if self._topic.ephemeral else None, now_ns + consumer.msg_timeout_ns
+        if not self._topic.e2e_window_ns:
+            self._put_in_flight(consumer, InFlightBatch(lines, first, 1, now_ns, deadline_ns, held))
+            return
+        # One delivery per timestamp; large records have only one.
+        at, count = 0, len(lines) // FINISH_LINE_BYTES
+        for timestamp_ns, same in batch.timestamps_ns(first - batch.base_sequence, count):
+            run = lines[at * FINISH_LINE_BYTES : (at + same) * FINISH_LINE_BYTES]
+            self._put_in_flight(
+                consumer, InFlightBatch(run, first + at, 1, now_ns, deadline_ns, held, timestamp_ns)
+            )
+            at += same
+
+    def _take_by_key(self, order: KeyOrder, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        """As `_take_fresh`, in a channel with an order: block the messages whose keys are held."""
+        frames: list[Payload] = []
+        room = MAX_GRANT_BYTES
+        passes, examined = _PASSED_AT_ONCE, 0
+        messages, cursor = self._messages, self._messages.cursor
+        while count > 0 and room > 0 and not order.has_unread and not order.is_full:
+            if examined >= _EXAMINED_AT_ONCE:
+                self.budget_exhausted = True
+                break
+            try:
+                batch = self._read_ahead.at_cursor()
+                if batch is not None and self._passes(batch, now_ns):
+                    passes -= 1
+                    if not passes:
+                        self.budget_exhausted = True
+                        break
+                    continue
+            except LogReadError:
+                if frames:
+                    break
+                raise
+            if batch is None:
+                break
+            keys, base = order.keys_of(batch), batch.base_sequence
+            start = at = cursor.position - base
+            end = min(batch.next_sequence, messages.limit) - base
+            while at < end and not order.is_full:
+                wanted = 1 if consumer.sample is not None else count
+                stop = order.hold_run(keys, at, min(end, at + wanted))
+                if stop == at:
+                    order.block(keys[at], base + at, held=batch if self._topic.ephemeral else None)
+                    at += 1
+                    continue
+                if consumer.sample is not None and not consumer.sample():
+                    order.give_back(keys, at, stop)
+                    at += 1
+                    continue
+                lines, run = batch.take(at, stop - at, room, consumer.wants_headers)
+                if frames and len(run) > room and consumer.sample is None:  # each message is sampled once
+                    order.give_back(keys, at, stop)
+                    room = 0
+                    break
+                taken = len(lines) // FINISH_LINE_BYTES
+                order.give_back(keys, at + taken, stop)
+                order.send_run(lines, keys, at, at + taken)
+                self._put_run(consumer, batch, lines, base + at, now_ns)
+                frames.append(run)
+                at += taken
+                count -= taken
+                room -= len(run)
+                if count <= 0 or room <= 0:
+                    break
+            examined += at - start
+            cursor.move_to(base + at)
+        return frames if len(frames) < 2 else [b"".join(frames)]
 
     def _passes(self, batch: Batch, now_ns: int) -> bool:
         """Skip the batch at the cursor if it is expired, deferred or for another channel. Raises LogReadError."""

@@ -254,6 +254,10 @@ class MessageStore:
         batch = self.in_memory(sequence)
         return batch.timestamp_ns(sequence - batch.base_sequence) if batch is not None else None
 
+    def cached(self, base_sequence: int) -> Batch | None:
+        """Return the batch that begins there, if it is in memory."""
+        return self.cache.get((self.name, base_sequence))
+
     def in_memory(self, sequence: int) -> Batch | None:
         """Return the batch that holds a message, if it is in memory."""
         if (batch := self.cache.get((self.name, sequence))) is not None:

@@ -1,5 +1,6 @@
 """The batches that a channel delivers next, and the disk reads that they need."""
 
+from bisect import bisect_right
 from collections import deque
 from itertools import islice
 from pathlib import Path
@@ -12,17 +13,24 @@ from .message_store import Found, MessageStore, Wanted
 
 _READ_AT_ONCE: Final = 64
 """Maximum number of requeued messages per read."""
+_PASSED_BATCHES: Final = 256
+"""The beginnings that are kept; the store keeps fewer batches."""
 
 
 class ReadAhead:
-    """The batches that one channel has read."""
+    """The batches that one channel has read.
 
-    __slots__ = ("_again", "_batches", "_messages", "_since", "_since_ns", "_store")
+    In a channel with an order by key, messages behind the cursor are delivered soon. So the store keeps the batches
+    that the cursor has passed, and this knows where they begin.
+    """
+
+    __slots__ = ("_again", "_batches", "_messages", "_passed", "_since", "_since_ns", "_store")
 
     def __init__(self, store: MessageStore, messages: ChannelMessages) -> None:
         self._store = store
         self._messages = messages
         self._batches: deque[Batch] = deque()  # the one at the cursor, and the following ones
+        self._passed: list[int] = []  # the first sequences of the batches before it, ascending
         # Batches of requeued messages, by sequence; None: the message is damaged.
         self._again: dict[int, Batch | None] = {}
         # The requested time, see `Wanted.since_ns`; and the last answer: a time and its first sequence.
@@ -38,7 +46,9 @@ class ReadAhead:
         cursor, end = messages.cursor, messages.end
         while cursor.position < end:
             while batches and batches[0].next_sequence <= cursor.position:
-                batches.popleft()
+                passed = batches.popleft()
+                if messages.order is not None:
+                    self._keep(passed)
             if not batches:
                 batches.extend(self._store.fetch(cursor.position))
             if batches and batches[0].base_sequence <= cursor.position:
@@ -49,10 +59,31 @@ class ReadAhead:
         batches.clear()
         return None
 
+    def _keep(self, batch: Batch) -> None:
+        """Keep a batch that the cursor has passed, for messages that wait for their keys."""
+        passed = self._passed
+        if passed and passed[-1] >= batch.base_sequence:  # the channel was moved back
+            passed.clear()
+        passed.append(batch.base_sequence)
+        if len(passed) > 2 * _PASSED_BATCHES:
+            del passed[:_PASSED_BATCHES]
+        self._store.remember_read([batch])
+
+    def _kept(self, sequence: int) -> Batch | None:
+        """Return the batch at the cursor, or before it, if that holds a message and is in memory."""
+        if self._batches and self._batches[0].base_sequence <= sequence:
+            batch: Batch | None = self._batches[0]
+        else:
+            index = bisect_right(self._passed, sequence) - 1
+            batch = self._store.cached(self._passed[index]) if index >= 0 else None
+        return batch if batch is not None and sequence < batch.next_sequence else None
+
     def holding(self, sequence: int) -> Batch | None:
         """Return the batch that holds a requeued message; None if it is damaged. Raises as `at_cursor`."""
         if self._again and sequence in self._again:
             return self._again.pop(sequence)
+        if self._messages.order is not None and (batch := self._kept(sequence)) is not None:
+            return batch
         return self._store.batch_holding(sequence)
 
     def first_since(self, timestamp_ns: int) -> int:
@@ -74,15 +105,19 @@ class ReadAhead:
 
     def wanted(self) -> Wanted:
         """Return the reads needed after ReadWouldWaitError, or if `others_wait_for_read`. Pass the result to `take`."""
-        messages, in_memory = self._messages, self._store.in_memory
+        messages = self._messages
         cursor = messages.cursor.position
         ahead = cursor if messages.fresh > 0 and self.timestamp_in_memory(cursor) is None else None
         again: tuple[int, ...] = ()
         # If the first one is already read, deliver the messages read with it before reading more.
         if messages.requeued.entries and messages.requeued.first not in self._again:
             first = islice(messages.requeued.entries, _READ_AT_ONCE)
-            again = tuple([each for each, _, held in first if held is None and not in_memory(each)])
+            again = tuple([each for each, _, held in first if held is None and not self._in_memory(each)])
         return Wanted(ahead, again, self._since_ns)
+
+    def _in_memory(self, sequence: int) -> Batch | None:
+        batch = self._kept(sequence) if self._messages.order is not None else None
+        return self._store.in_memory(sequence) if batch is None else batch
 
     def take(self, found: Found) -> None:
         """Store the results of reads that are still needed."""
@@ -94,7 +129,7 @@ class ReadAhead:
             self._again = found.again.copy()
         first = messages.requeued.first
         if found.error is not None and first in found.wanted.again and first not in found.again:
-            messages.requeued.put_first_last()  # the next attempt starts with another message
+            messages.put_first_last()  # the next attempt starts with another message
         if found.wanted.since_ns is not None:
             self._since_ns = None
             if found.since is not None:
@@ -107,6 +142,7 @@ class ReadAhead:
     def drop_batches(self) -> None:
         """Discard the batches: the last consumer has left."""
         self._batches.clear()
+        self._passed.clear()
         self._again.clear()
 
     def clear(self) -> None:

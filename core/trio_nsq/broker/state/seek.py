@@ -149,6 +149,7 @@ class Seek:
         for sequences, due_ns, held in self._late:
             messages.defer(sequences, due_ns, held)
         messages.requeued.add(requeued)
+        messages.order_requeued()
         messages.withdrawn.hold(message for message in withdrawn if message not in exhausted)
         for message in withdrawn:
             if message in exhausted:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from ...protocol import NSQError, is_valid_name
+from .message_keys import MessageKeys
 
 WhenFull = Literal["reject", "drop-oldest"]
 UNLIMITED = -1
@@ -69,10 +70,13 @@ class ChannelSettings:
             topic, or is dropped if there is none. 0: without limit. At most 65535. A delivery that ended before the
             client began the message does not count, as far as the broker knows.
         dead_letter_topic: The topic for exhausted messages; empty: drop them.
+        order_by: Where a message has its key, see `MessageKeys`. At most one message of a key is in flight, and those
+            of a key are delivered by sequence. Empty: without an order.
     """
 
     max_attempts: int = 0
     dead_letter_topic: str = ""
+    order_by: str = ""
 
     def discloses_more_than(self, before: "ChannelSettings") -> bool:
         """Whether more messages go to a dead-letter topic than before, or messages go to another one."""
@@ -87,6 +91,7 @@ Settings = TypeVar("Settings", TopicSettings, ChannelSettings)
 
 _MAY_BE_UNLIMITED = ("retention_time_ms", "retention_bytes")
 _MAX_VALUE = 2**53  # the largest integer that every JSON reader represents exactly
+_MAX_ORDER_BY = 1024
 _MAX_ATTEMPTS = 0xFFFF  # the message frame has 16 bits for attempts
 
 
@@ -118,6 +123,16 @@ def change(
     return replace(defaults, **own), own
 
 
+def _check_order(value: Any) -> None:
+    """Raise ValueError if messages cannot be ordered by this."""
+    if not isinstance(value, str):
+        raise ValueError("it must be a string")
+    if len(value) > _MAX_ORDER_BY:
+        raise ValueError(f"the maximum is {_MAX_ORDER_BY} characters")
+    if value:
+        MessageKeys(value)
+
+
 def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(default, int):
         least = UNLIMITED if name in _MAY_BE_UNLIMITED else 0
@@ -128,6 +143,11 @@ def _checked(name: str, value: Any, default: object) -> Any:
     elif name == "when_full":
         if value not in get_args(WhenFull):
             raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")
+    elif name == "order_by":
+        try:
+            _check_order(value)
+        except ValueError as exc:
+            raise SettingsError(f"{name} is {value!r}; {exc}") from exc
     elif not isinstance(value, str) or (value and not is_valid_name(value)):
         raise SettingsError(f"{name} is {value!r}; it must be the name of a topic, or empty")
     return value

@@ -88,7 +88,7 @@ class TopicLimits:
             for channel in channels.values():
                 waiting = channel.depth + (0 if channel.private else self._undistributed.depth)
                 if (excess := waiting - limits.max_messages) > 0:
-                    channel.messages.drop_oldest(min(excess, channel.messages.ready_count))
+                    channel.messages.drop_oldest(min(excess, channel.messages.droppable_count))
             if drops and (excess := self._undistributed.depth - limits.max_messages) > 0:
                 self.dropped_count += self.pass_over(self._undistributed.after(excess))
         if limits.max_bytes and self._waiting_bytes() > limits.max_bytes:
@@ -120,7 +120,7 @@ class TopicLimits:
                 channel.messages.count_before(expired_before, requeued=True),
             )
             total += self._lost(
-                channel.depth + self._undistributed.depth, channel.messages.ready_count, most, lost
+                channel.depth + self._undistributed.depth, channel.messages.droppable_count, most, lost
             )
         return total
 

@@ -89,9 +89,7 @@ def changes_of(channel: str, form: Mapping[str, str]) -> tuple[list[tuple[str, s
     errors: dict[str, str] = {}
     for setting in SETTINGS[kind_of(channel)]:
         text = form.get(setting.name, "").strip()
-        if text == form.get(f"was_{setting.name}", "").strip() or (
-            not text and setting.name != "dead_letter_topic"
-        ):
+        if text == form.get(f"was_{setting.name}", "").strip() or (not text and not setting.may_be_empty):
             continue
         try:
             values([(setting.name, text)], channel)

@@ -1,0 +1,329 @@
+"""Order by key: a channel has at most one message of a key in flight, and delivers them by sequence.
+
+The first message of a key that is delivered *holds* the key until it leaves the channel: it is finished, dropped, or
+stored as a dead letter. While it is requeued, deferred by REQ or withdrawn it still holds the key. Messages of a key
+that is held are *blocked*: the cursor passes them, and they wait here. When the key is released, the blocked message
+with the lowest sequence holds it next, and joins the requeued messages of the channel.
+
+So all requeued messages can be delivered, except those whose keys are not known yet: they were restored, or were
+deferred by their producer. Such a message gets its place when the dispatcher reads it.
+
+Blocked messages cost memory, so their number is limited. At the limit, the cursor stops until some are released.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice
+from typing import Final
+
+from ...protocol.commands import finish_line_ids
+from .batch import Batch
+from .deferred import BLOCK_MESSAGES, Block, Requeued
+from .message_keys import Key, MessageKeys
+from .version import Version
+
+MAX_BLOCKED = 100_000  # not Final: tests set it
+"""Maximum number of blocked messages of a channel; 60 bytes each. A checkpoint copies them in some milliseconds."""
+_NO_KEY: Final = "no key"
+"""Holds all blocked messages in a copy, whose keys do not matter."""
+
+
+class KeyOrder:
+    """The keys that are held in one channel, and the blocked messages.
+
+    Attributes:
+        keys: Reads the keys.
+        blocked_count: Number of blocked messages.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_batch",
+        "_batch_keys",
+        "_behind",
+        "_held",
+        "_released",
+        "_returned",
+        "_sent",
+        "_unread",
+        "_version",
+        "blocked_count",
+        "keys",
+    )
+
+    def __init__(self, keys: MessageKeys, version: Version) -> None:
+        self.keys: MessageKeys = keys
+        self.blocked_count: int = 0
+        self._version = version
+        # All keys that are held, with a heap of the blocked sequences; None: there are none.
+        self._behind: dict[Key, list[int] | None] = {}
+        # The messages that hold them: in flight by id; blocked before, and ready now; and the others.
+        self._sent: dict[bytes, Key] = {}
+        self._released: dict[int, Key] = {}
+        self._returned: dict[int, Key] = {}
+        # Requeued messages whose keys must be known before the cursor moves on: they may have the same keys.
+        self._unread: set[int] = set()
+        # Of blocked messages: attempts other than 0, and the batches that hold those that are only in memory.
+        self._attempts: dict[int, int] = {}
+        self._held: dict[int, Batch] = {}
+        self._batch: Batch | None = None  # the last one of `keys_of`
+        self._batch_keys: list[Key | None] = []
+
+    def copy(self) -> "KeyOrder":
+        """Return a copy for `ChannelMessages.copy_from`: it has the blocked messages, but releases none."""
+        other = KeyOrder(self.keys, Version())
+        if self.blocked_count:
+            other._behind = {_NO_KEY: list(self._sequences())}
+            other._attempts, other._held = self._attempts.copy(), self._held.copy()
+            other.blocked_count = self.blocked_count
+        return other
+
+    # ------------------------------------------------------------------ what the dispatcher asks
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further message may be blocked."""
+        return self.blocked_count >= MAX_BLOCKED
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether no fresh message may be delivered, because older ones have unknown keys."""
+        return len(self._unread) > 0
+
+    @property
+    def has_released(self) -> bool:
+        """Whether messages that were blocked are ready. They go before fresh ones, so that few are blocked."""
+        return len(self._released) > 0
+
+    def keys_of(self, batch: Batch) -> list[Key | None]:
+        """Return the keys of a batch, which may have grown."""
+        if self._batch is not batch or len(self._batch_keys) != len(batch):
+            self._batch_keys = self.keys.of_all(batch)
+            self._batch = batch
+        return self._batch_keys
+
+    # ------------------------------------------------------------------ fresh messages
+
+    def hold_run(self, keys: list[Key | None], start: int, end: int) -> int:
+        """Hold the keys [start, end) up to the first one that is held already; return its index, or `end`."""
+        behind = self._behind
+        for index in range(start, end):
+            key = keys[index]
+            if key is not None:
+                if key in behind:
+                    return index
+                behind[key] = None
+        return end
+
+    def give_back(self, keys: list[Key | None], start: int, end: int) -> None:
+        """Undo `hold_run` for the keys [start, end)."""
+        for index in range(start, end):
+            if (key := keys[index]) is not None:
+                del self._behind[key]
+
+    def send_run(self, lines: bytes, keys: list[Key | None], start: int, end: int) -> None:
+        """Record that the messages of these FIN lines hold the keys [start, end) in flight."""
+        sent = self._sent
+        for message_id, key in zip(finish_line_ids(lines), keys[start:end], strict=True):
+            if key is not None:
+                sent[message_id] = key
+
+    def block(self, key: Key, sequence: int, attempts: int = 0, held: Batch | None = None) -> None:
+        """Have a message wait for its key, which is held. The caller changes the version."""
+        behind = self._behind[key]
+        if behind is None:
+            self._behind[key] = [sequence]
+        else:
+            heappush(behind, sequence)
+        if attempts:
+            self._attempts[sequence] = attempts
+        if held is not None:
+            self._held[sequence] = held
+        self.blocked_count += 1
+
+    # ------------------------------------------------------------------ requeued messages
+
+    def admit(self, entry: Requeued, batch: Batch) -> bool:
+        """Return whether a requeued message can be delivered. Otherwise, it is blocked now."""
+        sequence, attempts, held = entry
+        if sequence in self._released or sequence in self._returned:
+            return True
+        self._unread.discard(sequence)
+        key = self.keys.of(batch, sequence - batch.base_sequence)
+        if key is None:
+            return True
+        if key in self._behind:
+            self.block(key, sequence, attempts, held)
+            return False
+        self._behind[key] = None
+        self._returned[sequence] = key
+        return True
+
+    def send(self, message_id: bytes, sequence: int) -> None:
+        """Record that a requeued message is in flight."""
+        key = self._taken(sequence)
+        if key is not None:
+            self._sent[message_id] = key
+
+    def must_read(self, sequences: Iterable[int]) -> None:
+        """Let no fresh message be delivered before the keys of these requeued messages are known."""
+        self._unread.update(sequences)
+
+    def skip_unreadable(self, sequence: int) -> None:
+        """Let other messages be delivered although one cannot be read: it gets its place when it can."""
+        self._unread.discard(sequence)
+
+    # ------------------------------------------------------------------ released keys
+
+    def finish(self, lines: bytes, failed: list[bytes]) -> list[Requeued]:
+        """Release the keys of messages that consumers finished; returns the messages that hold them now.
+
+        Args:
+            failed: The ids among the lines that were not in flight.
+        """
+        ids: Iterable[bytes] = finish_line_ids(lines)
+        if failed:
+            ids = Counter(ids)
+            ids.subtract(failed)
+            ids = +ids
+        freed: list[Requeued] = []
+        for message_id in ids:
+            key = self._sent.pop(message_id, None)
+            if key is not None:
+                self._release(key, freed)
+        return freed
+
+    def drop(self, sequences: Iterable[int]) -> list[Requeued]:
+        """Release the keys of messages that were not in flight and have left; returns as `finish`."""
+        freed: list[Requeued] = []
+        for sequence in sequences:
+            self._unread.discard(sequence)
+            key = self._taken(sequence)
+            if key is not None:
+                self._release(key, freed)
+        return freed
+
+    def take_back(self, message_id: bytes, sequence: int) -> None:
+        """Record that a message is not in flight any more, and not finished."""
+        key = self._sent.pop(message_id, None)
+        if key is not None:
+            self._returned[sequence] = key
+
+    def _taken(self, sequence: int) -> Key | None:
+        key = self._released.pop(sequence, None)
+        return key if key is not None else self._returned.pop(sequence, None)
+
+    def _release(self, key: Key, freed: list[Requeued]) -> None:
+        behind = self._behind[key]
+        if behind is None:
+            del self._behind[key]
+            return
+        sequence = heappop(behind)
+        if not behind:
+            self._behind[key] = None
+        self.blocked_count -= 1
+        self._released[sequence] = key
+        freed.append(self._entry(sequence))
+
+    def _entry(self, sequence: int) -> Requeued:
+        attempts = self._attempts.pop(sequence, 0) if self._attempts else 0
+        return sequence, attempts, self._held.pop(sequence, None) if self._held else None
+
+    # ------------------------------------------------------------------ all blocked messages
+
+    def _sequences(self) -> Iterator[int]:
+        return chain.from_iterable(filter(None, self._behind.values()))
+
+    def blocked(self) -> list[Requeued]:
+        """Return all blocked messages, in no order."""
+        attempts, held = self._attempts, self._held
+        return [(each, attempts.get(each, 0), held.get(each)) for each in self._sequences()]
+
+    def first_blocked(self, keys: int) -> list[int]:
+        """Return the lowest blocked sequence of each of some keys, those that have been held longest."""
+        return [behind[0] for behind in islice(filter(None, self._behind.values()), keys)]
+
+    def blocks(self) -> list[Block]:
+        """Return the blocked messages for a checkpoint, as deferred ones that are due at once."""
+        if not self.blocked_count:
+            return []
+        sequences = array("Q", self._sequences())
+        attempts = array(
+            "H", [min(self._attempts.get(each, 0), 0xFFFF) for each in sequences] if self._attempts else []
+        )
+        found: list[Block] = []
+        for start in range(0, len(sequences), BLOCK_MESSAGES):
+            part = sequences[start : start + BLOCK_MESSAGES]
+            count = len(part)
+            some = attempts[start : start + count] if attempts else array("H", [0]) * count
+            found.append(Block(array("Q", [0]) * count, part, some))
+        return found
+
+    def withdraw(self, sequences: Collection[int]) -> list[Requeued]:
+        """Remove and return the blocked messages among these; no other one waits for those whose keys are not known."""
+        wanted = set(sequences)
+        self._unread -= wanted
+        found: list[Requeued] = []
+        for key, behind in self._behind.items():
+            if behind is None or wanted.isdisjoint(behind):
+                continue
+            found += [self._entry(each) for each in behind if each in wanted]
+            kept = [each for each in behind if each not in wanted]
+            heapify(kept)
+            self._behind[key] = kept or None
+        self._removed(len(found))
+        return found
+
+    def released(self, sequences: Iterable[int]) -> list[int]:
+        """Return the messages among these that were blocked, and now hold keys, but were not sent yet."""
+        return [each for each in sequences if each in self._released]
+
+    def drop_oldest(self, count: int) -> int:
+        """Drop up to `count` blocked messages, of the keys that have been held longest; return their number."""
+        dropped = 0
+        for key, behind in self._behind.items():
+            while behind and dropped < count:
+                self._entry(heappop(behind))
+                dropped += 1
+            if not behind:
+                self._behind[key] = None
+            if dropped == count:
+                break
+        self._removed(dropped)
+        return dropped
+
+    def drop_through(self, sequence: int) -> None:
+        """Drop the blocked messages up to this sequence."""
+        self.withdraw([each for each in self._sequences() if each <= sequence])
+
+    def _removed(self, count: int) -> None:
+        self.blocked_count -= count
+        if count:
+            self._version.increment()
+
+    def take_all(self, deferred: Iterable[int]) -> list[Requeued]:
+        """Forget the keys, except those of messages in flight and of these deferred ones; return the blocked ones."""
+        blocked = self.blocked()
+        returned = self._returned
+        kept = {each: returned[each] for each in deferred if each in returned} if returned else {}
+        sent = self._sent
+        self.clear()
+        self._sent, self._returned = sent, kept
+        self._behind = dict.fromkeys(chain(sent.values(), kept.values()))
+        return blocked
+
+    def clear(self) -> None:
+        """Forget all messages and keys."""
+        self._version.increment()
+        self._behind = {}
+        self._sent = {}
+        self._released = {}
+        self._returned = {}
+        self._unread = set()
+        self._attempts = {}
+        self._held = {}
+        self._batch = None
+        self._batch_keys = []
+        self.blocked_count = 0

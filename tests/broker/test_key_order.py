@@ -1,0 +1,440 @@
+"""Tests for the order by key of a channel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.state import SECOND, TIMESTAMP, Fixture, Received, Subscriber, UnreadableLog, disk_log, records
+from trio_nsq.broker.state import key_order
+from trio_nsq.broker.state.batch import Batch
+from trio_nsq.broker.state.message_keys import MessageKeys
+from trio_nsq.broker.state.move import Move
+from trio_nsq.broker.state.settings import SettingsError
+from trio_nsq.log import Log, LogReadError
+
+
+def body(key: Any, number: int) -> bytes:
+    return json.dumps({"user": {"id": key}, "n": number}).encode()
+
+
+def ordered(log: Log | None = None, **options: Any) -> Fixture:
+    """Return a topic with a channel whose messages have an order."""
+    fixture = Fixture(log, **options)
+    fixture.channel().configure({"order_by": "json:user.id"})
+    return fixture
+
+
+def publish(fixture: Fixture, keys: str, **options: Any) -> None:
+    """Publish a message for each key; their numbers are their sequences."""
+    first = fixture.topic.end
+    fixture.publish(*[body(key, first + number) for number, key in enumerate(keys)], **options)
+
+
+def numbers(messages: list[Received]) -> list[int]:
+    return [json.loads(message.body)["n"] for message in messages]
+
+
+def received(subscriber: Subscriber) -> list[int]:
+    return numbers(subscriber.receive())
+
+
+# ---------------------------------------------------------------------- one message of a key
+
+
+def test_one_message_of_a_key_is_in_flight() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    publish(fixture, "aabac")
+    first = subscriber.receive()
+    assert numbers(first) == [0, 2, 4]
+    assert fixture.counts() == (2, 3, 0)
+    assert fixture.channel().messages.blocked_count == 2
+    subscriber.finish(first[1:])
+    assert received(subscriber) == []
+    subscriber.finish(first[:1])
+    (second,) = subscriber.receive()
+    assert (numbers([second]), second.attempts) == ([1], 1)
+    subscriber.finish([second])
+    assert received(subscriber) == [3]
+
+
+def test_messages_without_a_key_do_not_wait() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    without = [b"", b"no JSON", b"[1]", b"{}", b'{"user": 1}', body(None, 0), body({}, 0), body([1], 0)]
+    fixture.publish(*without * 2)
+    assert subscriber.receive_bodies() == without * 2
+
+
+def test_several_consumers_share_the_keys() -> None:
+    fixture = ordered()
+    one, other = fixture.subscriber(), fixture.subscriber()
+    publish(fixture, "aab")
+    sent = {consumer: numbers(messages) for consumer, messages in fixture.pump(fixture.channel())}
+    assert sent == {one.consumer: [0], other.consumer: [2]}
+
+
+def test_answer_of_another_client_releases_no_key() -> None:
+    fixture = ordered()
+    owner, other = fixture.subscriber(), fixture.subscriber(ready=0)
+    publish(fixture, "aa")
+    (message,) = owner.receive()
+    assert other.finish([message]) == [(message.id, "client does not own message")]
+    other.ready(1)
+    assert received(other) == []
+    assert owner.finish([message, message]) == [(message.id, "ID not in flight")]
+    owner.ready(0)
+    assert received(other) == [1]
+
+
+@pytest.mark.parametrize("delay_ms", [0, 50])
+def test_requeued_message_keeps_its_key_and_holds_no_other(delay_ms: int) -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=1)
+    publish(fixture, "aab")
+    (message,) = subscriber.receive()
+    subscriber.requeue(message, delay_ms)
+    got = subscriber.receive()
+    if delay_ms:
+        assert numbers(got) == [2]
+        subscriber.finish(got)
+        assert received(subscriber) == []
+        fixture.pass_ms(delay_ms)
+        got = subscriber.receive()
+    assert (numbers(got), got[0].attempts) == ([0], 2)
+
+
+def test_timed_out_message_keeps_its_key() -> None:
+    fixture = ordered()
+    slow, other = fixture.subscriber(msg_timeout_ms=100), fixture.subscriber(ready=0)
+    publish(fixture, "aab")
+    assert received(slow) == [0]
+    slow.ready(0)
+    other.ready(10)
+    assert received(other) == [2]
+    fixture.pass_ms(100)
+    assert received(other) == [0]
+
+
+def test_lost_connection_breaks_no_order() -> None:
+    fixture = ordered()
+    lost = fixture.subscriber(ready=3)
+    publish(fixture, "abcabc")
+    assert received(lost) == [0, 1, 2]
+    lost.leave()
+    subscriber = fixture.subscriber(ready=1)
+    sent: list[int] = []
+    while got := subscriber.receive():
+        sent += numbers(got)
+        subscriber.finish(got)
+    assert sorted(sent) == [0, 1, 2, 3, 4, 5]
+    assert all(sent.index(number) < sent.index(number + 3) for number in range(3))
+
+
+def test_exhausted_message_releases_its_key() -> None:
+    fixture = ordered()
+    fixture.channel().configure({"max_attempts": 1})
+    subscriber = fixture.subscriber()
+    publish(fixture, "aa")
+    subscriber.requeue(subscriber.receive()[0])
+    assert received(subscriber) == [1]
+
+
+def test_dead_letter_releases_its_key_once_it_is_stored() -> None:
+    fixture = ordered()
+    channel = fixture.channel()
+    channel.configure({"max_attempts": 1, "dead_letter_topic": "dead"})
+    subscriber = fixture.subscriber()
+    publish(fixture, "aa")
+    subscriber.requeue(subscriber.receive()[0])
+    taken = channel.messages.withdrawn.take(10)
+    assert received(subscriber) == []
+    channel.dispose_dead_letters(taken)
+    assert received(subscriber) == [1]
+
+
+def test_cancelled_message_releases_its_key() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber()
+    publish(fixture, "aa")
+    subscriber.requeue(subscriber.receive()[0], delay_ms=1000)
+    assert received(subscriber) == []
+    assert fixture.channel().cancel([0]) == [0]
+    assert received(subscriber) == [1]
+
+
+def test_deferred_message_gets_its_place_when_it_is_due() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "a", defer_ms=100)
+    publish(fixture, "aa")
+    (message,) = subscriber.receive()
+    assert numbers([message]) == [1]
+    fixture.pass_ms(100)
+    assert received(subscriber) == []
+    subscriber.finish([message])
+    assert received(subscriber) == [0]
+
+
+def test_expired_messages_release_their_keys() -> None:
+    fixture = ordered()
+    fixture.topic.configure({"ttl_ms": 1000})
+    fixture.now_ns = TIMESTAMP
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aaab")
+    got = subscriber.receive()
+    assert numbers(got) == [0, 3]
+    fixture.now_ns += 2 * SECOND
+    subscriber.finish(got)
+    assert received(subscriber) == []
+    assert fixture.counts() == (0, 0, 0)
+    assert fixture.channel().messages.expired_count == 2
+
+
+# ---------------------------------------------------------------------- no starvation, and the limit
+
+
+def test_stalled_key_does_not_delay_others() -> None:
+    fixture = ordered(mem_queue_size=1000)
+    stuck, subscriber = fixture.subscriber(ready=0), fixture.subscriber(ready=0)
+    publish(fixture, "a")
+    stuck.ready(1)
+    assert received(stuck) == [0]
+    count = 30_000
+    for start in range(0, count, 1000):
+        fixture.publish(
+            *[body("a" if number % 2 else number, number) for number in range(start, start + 1000)]
+        )
+    subscriber.ready(2500)
+    sent: list[int] = []
+    while got := subscriber.receive():
+        sent += numbers(got)
+        subscriber.finish(got)
+    assert sent == list(range(0, count, 2))
+    assert fixture.channel().messages.blocked_count == count // 2
+
+
+def test_cursor_stops_at_the_limit_until_a_key_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_order, "MAX_BLOCKED", 2)
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aaaabab")
+    first = subscriber.receive()
+    assert numbers(first) == [0]
+    assert fixture.channel().cursor == 3
+    subscriber.finish(first)
+    second = subscriber.receive()
+    assert numbers(second) == [1]
+    subscriber.finish(second)
+    third = subscriber.receive()
+    assert numbers(third) == [2, 4]
+    assert fixture.counts() == (3, 2, 0)
+
+
+def test_full_topic_drops_blocked_messages_before_fresh_ones() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=1)
+    publish(fixture, "aaaa")
+    (message,) = subscriber.receive()
+    fixture.topic.configure({"max_messages": 2, "when_full": "drop-oldest"})
+    subscriber.ready(2)
+    assert received(subscriber) == []  # all are blocked now
+    fixture.topic.limits.make_room()
+    publish(fixture, "b")
+    fixture.topic.limits.make_room()
+    assert received(subscriber) == [4]
+    subscriber.finish([message])
+    assert received(subscriber) == [3]
+    assert fixture.channel().messages.dropped_count == 2
+
+
+# ---------------------------------------------------------------------- operators
+
+
+def test_order_of_a_channel_with_messages() -> None:
+    fixture = Fixture()
+    channel, subscriber = fixture.channel(), fixture.subscriber(ready=2)
+    publish(fixture, "aaaaa")
+    first = subscriber.receive()
+    assert numbers(first) == [0, 1]
+    subscriber.requeue(first[1])
+    channel.configure({"order_by": "json:user.id"})
+    subscriber.ready(10)
+    second = subscriber.receive()
+    assert numbers(second) == [1]  # the one in flight before has no place
+    subscriber.finish([first[0], *second])
+    assert received(subscriber) == [2]
+    channel.configure({"order_by": None})
+    assert received(subscriber) == [3, 4]
+
+
+def test_empty_and_seek_forget_the_keys() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aab")
+    subscriber.receive()
+    fixture.channel().empty()
+    assert fixture.counts() == (0, 0, 0)
+    publish(fixture, "a")
+    assert received(subscriber) == [3]
+    moved = fixture.seek(1)
+    assert (moved.delivered_again, moved.in_flight) == (2, 1)
+    assert received(subscriber) == [1, 2]
+
+
+def test_peek_shows_blocked_messages() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aaa")
+    subscriber.receive()
+    assert [each.sequence for each in fixture.channel().messages.peek("requeued")] == [1, 2]
+
+
+def test_withdrawn_messages_leave_the_order() -> None:
+    fixture = ordered()
+    channel, subscriber = fixture.channel(), fixture.subscriber(ready=10)
+    publish(fixture, "aaa")
+    first = subscriber.receive()
+    taken = channel.withdraw([1])
+    assert [each.sequence for each in taken] == [1]
+    subscriber.finish(first)
+    assert received(subscriber) == [2]
+    channel.put_back(taken)
+    assert received(subscriber) == []  # the key is held
+
+
+def test_withdrawn_message_of_unknown_key_delays_no_fresh_ones() -> None:
+    fixture = Fixture()
+    channel, subscriber = fixture.channel(), fixture.subscriber()
+    publish(fixture, "ab")
+    subscriber.requeue(subscriber.receive()[0])
+    channel.configure({"order_by": "json:user.id"})
+    channel.withdraw([0])
+    assert received(subscriber) == [1]
+
+
+def test_cancelled_move_keeps_the_order() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aaab")
+    first = subscriber.receive()
+    fixture.topic.moving.begin(Move(f"{1:016x}", "127.0.0.1:1", fixture.topic.end, 0))
+    subscriber.requeue(first[0])
+    subscriber.finish(first[1:])
+    assert received(subscriber) == []
+    fixture.topic.moving.end()
+    second = subscriber.receive()
+    assert numbers(second) == [0]
+    subscriber.finish(second)
+    assert received(subscriber) == [1]
+
+
+# ---------------------------------------------------------------------- restarts and disks
+
+
+def test_restart_keeps_the_order(tmp_path: Path) -> None:
+    log = disk_log(tmp_path / "log")
+    fixture = ordered(log)
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "abaacab")
+    first = subscriber.receive()
+    assert numbers(first) == [0, 1, 4]
+    subscriber.requeue(first[0], delay_ms=60_000)
+    state = json.loads(json.dumps(fixture.topic.snapshot()))
+    other = fixture.restarted(state)
+    subscriber = other.subscriber(ready=10)
+    sent = subscriber.receive()
+    assert numbers(sent) == [0, 1, 4]  # the delay is lost, the order is not
+    subscriber.finish(sent)
+    assert received(subscriber) == [2, 6]
+    log.close()
+
+
+def test_message_that_cannot_be_read_loses_its_place() -> None:
+    log = UnreadableLog(max_messages=1000)
+    fixture = ordered(log, cache_bytes=1, mem_queue_size=1)
+    publish(fixture, "a")
+    publish(fixture, "b")
+    subscriber = fixture.subscriber(ready=10)
+    got = subscriber.receive()
+    state = fixture.topic.snapshot()
+    other = fixture.restarted(state)
+    again = other.subscriber(ready=10)
+    log.fails = True
+    for _ in range(2):
+        with pytest.raises(LogReadError):
+            other.channel().dispatcher.dispatch(other.now_ns)
+    log.fails = False
+    assert sorted(received(again)) == sorted(numbers(got)) == [0, 1]
+
+
+def test_ephemeral_topic_keeps_blocked_messages() -> None:
+    fixture = ordered(name="t#ephemeral", cache_bytes=1, mem_queue_size=1)
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "aa")
+    publish(fixture, "b")
+    first = subscriber.receive()
+    assert numbers(first) == [0, 2]
+    fixture.log.discard_before(3)
+    subscriber.finish(first)
+    assert received(subscriber) == [1]
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def keys(order_by: str, *bodies: bytes) -> list[object]:
+    batch = Batch([records(bodies)])
+    found = MessageKeys(order_by).of_all(batch)
+    assert found == [MessageKeys(order_by).of(batch, index) for index in range(len(bodies))]
+    return found
+
+
+scalars = st.text(max_size=5) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(scalars, scalars)
+def test_equal_values_are_equal_keys(one: object, other: object) -> None:
+    escaped, plain = (
+        json.dumps({"k": one}, ensure_ascii=ascii_).encode("utf-8", "surrogatepass")
+        for ascii_ in (True, False)
+    )
+    found = keys("json:k", escaped, plain, json.dumps({"x": [], "k": other}).encode())
+    if isinstance(one, str) and any("\ud800" <= each <= "\udfff" for each in one):
+        return  # not UTF-8
+    assert found[0] is not None
+    assert found[0] == found[1]
+    if one == other:
+        assert found[0] == found[2]
+
+
+@given(st.lists(st.binary(max_size=40) | st.text('{}[]":,u1\\e ').map(str.encode), min_size=1, max_size=5))
+def test_any_body_has_a_key_or_none(bodies: list[bytes]) -> None:
+    keys("json:u", *bodies)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"k":' + b"1" * 5000 + b"}", b'{"k":NaN}', b'{"k":"\xff"}', b'{"k"']
+)
+def test_hostile_bodies_have_no_key(text: bytes) -> None:
+    assert keys("json:k", text) == [None]
+
+
+def test_paths() -> None:
+    text = b'{"a":{"b":"x"},"a.b":"y"}'
+    (nested,), (plain,) = keys("json:a.b", text), keys(r"json:a\.b", text)
+    assert (nested, plain) == (hash("x"), hash("y"))
+
+
+@pytest.mark.parametrize(
+    "order_by",
+    ["json:", "json:a..b", "header:", "header:Upper", "header:a b", "user", "json", 5, "json:" + "a" * 2000],
+)
+def test_invalid_settings(order_by: object) -> None:
+    fixture = Fixture()
+    with pytest.raises(SettingsError, match="order_by is "):
+        fixture.channel().configure({"order_by": order_by})
