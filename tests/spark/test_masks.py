@@ -148,3 +148,9 @@ def test_types_are_those_of_masked_values() -> None:
     assert builder.table().select(["n", "m", "unparsed"]).to_pylist() == [
         {"n": "***3456", "m": 5, "unparsed": None}
     ]
+
+
+def test_members_of_one_name() -> None:
+    """Only the last one is decoded, and the others do not stay in the body."""
+    masks = BodyMasks([("user.mail", Mask.NULL)])
+    assert masks.masked([b'{"user": {"mail": "tops3cret"}, "user": 1}']) == [b'{"user":1}']
