@@ -342,7 +342,7 @@ def test_folder_keeps_its_partitions(to_parquet: ToParquet, qcli: Cli, topic: st
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["--partition-by", "a"], 2, "take fields of JSON bodies: say --json"),
+        (["--partition-by", "a"], 2, "take fields of bodies: say --json"),
         (["--json", "--event-time", "a"], 2, "--event-time is for --partition-by date or hour"),
         (["--json", "--partition-by", "a,a"], 2, "given twice"),
         (["--json", "--partition-by", "date,hour"], 2, "leave out date"),
