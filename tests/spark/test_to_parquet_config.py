@@ -140,7 +140,11 @@ def test_false_wins_over_true_above(tmp_path: Path) -> None:
     [
         ('folder = "f"\n[a]\njsn = true', "[a]: jsn: there is no such key. Did you mean json?"),
         ('folder = "f"\n[a]\njson = "yes"', '[a]: json: "yes" is not true or false.'),
-        ('folder = "f"\n[a]\npartition-by = "week"', "[a]: partition-by: 'week' is not one of"),
+        (
+            'folder = "f"\n[a]\npartition-by = "week"',
+            "[a]: --partition-by and --event-time take fields of bodies",
+        ),
+        ('folder = "f"\n[a]\nbody-format = "week"', "[a]: body-format: 'week' is not one of"),
         ('folder = "f"\n[a]\ntopic-pattern = "("', "[a]: topic-pattern: '(' is not a regular expression"),
         (
             'folder = "f"\n[a]\nevery = "1m"',
