@@ -62,6 +62,7 @@ MODULES = (
     "trio_nsq.broker.state.key_order",
     "trio_nsq.broker.state.message_keys",
     "trio_nsq.broker.state.message_store",
+    "trio_nsq.broker.state.rate_limit",
     "trio_nsq.broker.state.read_ahead",
     "trio_nsq.broker.state.timeouts",
     "trio_nsq.broker.state.topic",

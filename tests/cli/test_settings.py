@@ -15,7 +15,7 @@ def test_each_setting_of_the_broker_has_an_option() -> None:
     for kind, settings in (("topic", TopicSettings), ("channel", ChannelSettings)):
         assert [setting.key for setting in SETTINGS[kind]] == [field.name for field in fields(settings)]
         for setting in SETTINGS[kind]:
-            assert setting.name == setting.key.removesuffix("_ms")
+            assert setting.name == setting.key.removesuffix("_ms").removesuffix("_per_s")
 
 
 def test_topic_settings(qcli: Cli, topic: str) -> None:
@@ -91,17 +91,18 @@ def test_shown_settings_can_be_set(
 
 def test_channel_settings(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c", "d")
-    words = ["max_attempts=5", f"dead_letter_topic={topic}.dead", "order_by=json:user.id"]
+    words = ["max_attempts=5", f"dead_letter_topic={topic}.dead", "order_by=json:user.id", "rate_limit=100/s"]
     assert qcli("channel", "set", f"{topic}/c", *words).code == 0
     assert qcli("channel", "settings", f"{topic}/c").out.decode().split() == words
     assert qcli("channel", "settings", f"{topic}/d").out.decode().split() == [
         "max_attempts=0",
         "dead_letter_topic=",
         "order_by=",
+        "rate_limit=0",
     ]
-    assert qcli("channel", "set", f"{topic}/c", "dead_letter_topic=").code == 0
+    assert qcli("channel", "set", f"{topic}/c", "dead_letter_topic=", "rate_limit=20").code == 0
     assert qcli("channel", "settings", f"{topic}/c", "--format", "json").records == [
-        {"max_attempts": 5, "dead_letter_topic": "", "order_by": "json:user.id"}
+        {"max_attempts": 5, "dead_letter_topic": "", "order_by": "json:user.id", "rate_limit_per_s": 20}
     ]
 
 

@@ -51,7 +51,15 @@ def test_json(qcli: Cli, clicks: str) -> None:
         *("time", "topic", "channel", "depth", "backend_depth", "in_flight_count", "deferred_count"),
         *("requeue_count", "timeout_count", "message_count", "client_count", "paused"),
         *("ingress_rate", "egress_rate", "expired_count", "dropped_count", "dead_letter_count"),
-        *("given_up_count", "blocked_count", "unavailable", "oldest_message_age_ms", "broker", "total_depth"),
+        *(
+            "given_up_count",
+            "blocked_count",
+            "rate_limit_per_s",
+            "unavailable",
+            "oldest_message_age_ms",
+            "broker",
+            "total_depth",
+        ),
     ]
     assert (topic["channel"], topic["message_count"], topic["in_flight_count"]) == (None, 3, None)
     assert [(row["depth"], row["total_depth"]) for row in (topic, a, b)] == [(0, 5), (2, 2), (3, 3)]

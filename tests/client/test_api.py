@@ -103,6 +103,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         http.ask(
             api.settings("t", "a", {"max_attempts": 1, "dead_letter_topic": "t.dead", "order_by": "json:key"})
         )
+        http.ask(api.settings("t", "b", {"rate_limit_per_s": 1000}))
         for body in (b"one", b"\xff"):
             running.post("/pub", body, topic="t")
             fail_messages(running.tcp_address, "t", "a", 1)

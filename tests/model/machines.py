@@ -343,6 +343,15 @@ class TopicMachine(RuleBasedStateMachine):
             if self.is_kept():
                 self.keep_state()
 
+    @rule(pick=picks, per_s=st.sampled_from([0, 0, 10, 100, 1000]))
+    def limit_rate(self, pick: int, per_s: int) -> None:
+        if picked := self.pick_channel(pick):
+            _, naive, real = picked
+            change_as_saved(real, lambda each: each.configure({"rate_limit_per_s": per_s}))
+            naive.limit_rate(per_s)
+            if self.is_kept():
+                self.keep_state()
+
     @rule(pick=picks, count=st.integers(1, 4))
     def take_given_up(self, pick: int, count: int) -> None:
         if picked := self.pick_channel(pick):
@@ -473,7 +482,19 @@ class TopicMachine(RuleBasedStateMachine):
         if rounds:
             order = real.messages.order
             left = naive.deliverable(fresh_too=order is None or not order.is_full)
-            assert not left or all(naive.window(name) <= 0 for name in naive.consumers)
+            if left and any(naive.window(name) > 0 for name in naive.consumers):
+                self.check_rate_limit(naive, real)
+
+    def check_rate_limit(self, naive: NaiveChannel, real: Channel) -> None:
+        """Check that a rate limit holds back messages that are ready, and not for too long."""
+        now_ns, resumes_ns = self.real.now_ns, real.dispatcher.resumes_ns
+        assert naive.rate_limit_per_s
+        assert resumes_ns is not None
+        assert resumes_ns > now_ns
+        wanted = min(naive.burst, len(naive.at(Place.READY)))
+        assert naive.allowed(now_ns) < wanted
+        assert naive.allowed(resumes_ns) >= 1
+        assert resumes_ns - now_ns <= -(-(10**9 * naive.burst) // naive.rate_limit_per_s)
 
     @rule(turns=st.lists(turns, min_size=1, max_size=5))
     def converse(self, turns: list[tuple[int, int, list[tuple[str, int]]]]) -> None:
@@ -700,6 +721,7 @@ class TopicMachine(RuleBasedStateMachine):
             self.change(0, "leave", 0)
         for index in range(len(self.naive.channels)):
             self.configure(index, 0, False)
+            self.limit_rate(index, 0)
         while self.taken:
             self.part_with_taken(0, False)
         for index, name in enumerate(sorted(self.naive.channels)):

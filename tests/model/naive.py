@@ -7,6 +7,7 @@ counts, searches and due times iterate over all copies.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNED = "client does not own message"
@@ -91,6 +92,31 @@ class NaiveChannel:
     given_up_count: int = 0
     key_of: Callable[[int], object] | None = None
     """Returns the key of a message, None for no key; if the channel has an order by key."""
+    rate_limit_per_s: int = 0
+    sent_ns: list[int] = field(default_factory=list)
+    """When each message was delivered, while there is a rate limit."""
+
+    @property
+    def burst(self) -> int:
+        """The most deliveries at once: those of 50 ms."""
+        return max(1, self.rate_limit_per_s // 20)
+
+    def limit_rate(self, per_s: int) -> None:
+        """Change the rate limit."""
+        if per_s != self.rate_limit_per_s:
+            self.rate_limit_per_s = per_s
+            self.sent_ns.clear()
+
+    def allowed(self, now_ns: int) -> Fraction:
+        """Return how many messages may be delivered now; below 1: none."""
+        left, before_ns = Fraction(self.burst), 0
+        for at_ns in (*self.sent_ns, now_ns):
+            left = (
+                min(Fraction(self.burst), left + Fraction((at_ns - before_ns) * self.rate_limit_per_s, 10**9))
+                - 1
+            )
+            before_ns = at_ns
+        return left + 1
 
     def at(self, place: Place) -> dict[int, Copy]:
         """Return the copies in this state."""
@@ -123,6 +149,9 @@ class NaiveChannel:
             assert number == first, f"{number} came before {first}"
         assert attempts == copy.attempts + 1
         self.check_order(number, copy)
+        if self.rate_limit_per_s:
+            assert self.allowed(now_ns) >= 1, "the rate limit is exceeded"
+            self.sent_ns.append(now_ns)
         known = self.consumers[consumer]
         known.message_count += 1
         self.deliveries += 1
@@ -351,6 +380,7 @@ class NaiveTopic:
         for channel in self.channels.values():
             channel.message_count = channel.requeue_count = channel.timeout_count = channel.given_up_count = 0
             channel.consumers.clear()
+            channel.sent_ns.clear()
             for number, copy in list(channel.copies.items()):
                 if copy.exhausted:
                     channel.make_unfinished(number)

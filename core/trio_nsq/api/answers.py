@@ -91,6 +91,7 @@ class ChannelStats(QueueStats, total=False):
     channel_name: Required[str]
     blocked_count: int
     clients: list[ClientStats]
+    rate_limit_per_s: int
 
 
 class TopicStats(QueueStats, total=False):

@@ -25,6 +25,7 @@ class Queue:
         out_rate: Messages that left the channel for good per second; None: unknown, or a topic.
         unavailable: Why the broker cannot use the topic; empty if it can.
         dead_letters: Messages moved to the dead-letter topic.
+        rate_limit_per_s: The most deliveries of a channel per second; 0: without limit, on one broker at least.
         raw: Its object in `/stats`, without types checked; of a sum, nothing.
     """
 
@@ -42,6 +43,7 @@ class Queue:
     out_rate: float | None = None
     unavailable: str = ""
     dead_letters: int = 0
+    rate_limit_per_s: int = 0
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -120,6 +122,8 @@ def total(queues: list[Queue]) -> Queue:
         if each.unavailable:
             reasons[each.unavailable] = None
     sums.unavailable = "; ".join(reasons)
+    if all(each.rate_limit_per_s for each in queues):
+        sums.rate_limit_per_s = sum(each.rate_limit_per_s for each in queues)
     return sums
 
 
@@ -161,6 +165,7 @@ def _queue(raw: Mapping[str, Any]) -> Queue:
         number(raw, "oldest_message_age_ms") if raw.get("oldest_message_age_ms") is not None else None,
         unavailable=text(raw, "unavailable"),
         dead_letters=number(raw, "dead_letter_count"),
+        rate_limit_per_s=number(raw, "rate_limit_per_s"),
         raw=raw,
     )
 

@@ -39,6 +39,17 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
+def _rate(text: str) -> int:
+    number = text.removesuffix("/s")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{text!r} is not a rate such as 100/s, or 0 for no limit")
+    return int(number)
+
+
+def _rate_text(per_s: int) -> str:
+    return f"{per_s}/s" if per_s else "0"
+
+
 _FOR_TOPICS = (
     Setting(
         "retention_time",
@@ -99,6 +110,13 @@ _FOR_CHANNELS = (
         "deliver the messages of a key one after the other; the key is a member of JSON bodies, such as json:user.id, "
         "or a header, such as header:user; empty (order_by=): without an order",
         may_be_empty=True,
+    ),
+    Setting(
+        "rate_limit",
+        "rate_limit_per_s",
+        _rate,
+        _rate_text,
+        "deliver at most this many messages per second, such as 100/s",
     ),
 )
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}

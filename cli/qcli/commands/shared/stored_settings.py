@@ -36,6 +36,7 @@ _SET_EXAMPLES = {
         "dead-letter messages after five attempts": "qcli channel set clicks/archive max_attempts=5 "
         "dead_letter_topic=clicks.dead",
         "drop them instead": "qcli channel set clicks/archive dead_letter_topic=",
+        "deliver at most 100 messages per second": "qcli channel set clicks/archive rate_limit=100/s",
         "deliver them without limit, as NSQ does": "qcli channel set clicks/archive max_attempts=default",
         "deliver the messages of a user one after the other": "qcli channel set clicks/archive order_by=json:user.id",
     },

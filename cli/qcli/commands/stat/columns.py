@@ -70,8 +70,9 @@ RARE_COUNTS = (
     Column("dead_letter_count", "dead", "dead", rare=True),
     Column("given_up_count", "given up", "g-up", rare=True),
     Column("blocked_count", "blocked", "blkd", rare=True),
+    Column("rate_limit_per_s", "limit/s", "lim", rare=True),
 )
-"""Only with some settings: messages that were removed unfinished, and those that wait for their keys."""
+"""Only with some settings: messages that were removed unfinished, those that wait for their keys, and rate limits."""
 PUBLISHED = tuple(column for column in (*COUNTS, *RATES) if column.key in ("message_count", "ingress_rate"))
 """Numbers of a topic that are not the sum of its channels' numbers: each channel gets a copy of a message."""
 COLUMNS = (*COUNTS, *RATES, AGE, *RARE_COUNTS)

@@ -241,6 +241,8 @@ class _Figures:
                 "dead_letter_count": channel.dead_letter_count,
                 "given_up_count": channel.given_up_count,
             }
+        if rate := channel.settings.rate_limit_per_s:
+            stats |= {"rate_limit_per_s": rate, "rate_limited": channel.dispatcher.resumes_ns is not None}
         if self._knows_place:
             stats |= zip(_SENT_TO, channel.sent_by_nearness(), strict=True)
         if channel.settings.order_by:

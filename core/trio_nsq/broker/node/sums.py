@@ -8,6 +8,7 @@ _SUMMED: Final = frozenset(
         *("depth", "backend_depth", "message_count", "message_bytes", "in_flight_count", "deferred_count"),
         *("requeue_count", "timeout_count", "client_count", "expired_count", "dropped_count"),
         *("dead_letter_count", "given_up_count", "log_bytes", "log_files", "archived_bytes"),
+        *("zone_local_msg_count", "region_local_msg_count", "global_msg_count", "rate_limit_per_s"),
     )
 )
 _OF_ONE_LOG: Final = frozenset(("first_sequence", "disk_first_sequence"))
@@ -68,7 +69,7 @@ def _sum_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 continue
             if name in _SUMMED:
                 sums[name] = sums.get(name, 0) + value
-            elif name == "paused":
+            elif name in ("paused", "rate_limited"):
                 sums[name] = sums.get(name, False) or value
             else:
                 sums.setdefault(name, value)

@@ -488,7 +488,7 @@ class Session(PolledEndpoint):
 
 
 def _can_take_more(subscription: Subscription) -> bool:
-    return subscription.consumer.window > 0 and not subscription.channel.paused
+    return subscription.consumer.window > 0 and not subscription.channel.dispatcher.suspended
 
 
 def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:

@@ -92,7 +92,9 @@ class Channel:
         )
         self.consumers: dict[Consumer, None] = self.messages.consumers
         self.read_ahead: ReadAhead = ReadAhead(store, self.messages)
-        self.dispatcher: Dispatcher = Dispatcher(name, topic, self.messages, self.read_ahead, self.timeouts)
+        self.dispatcher: Dispatcher = Dispatcher(
+            name, topic, self.messages, self.read_ahead, self.timeouts, self._watch
+        )
         self.oldest_published: tuple[int, int] | None = None
         self.stream: MoveStream | None = None
         self._sent_to_past = [0, 0, 0]  # messages to consumers that have left, by nearness
@@ -183,7 +185,10 @@ class Channel:
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings by name; None restores the default. Raises SettingsError without changing any."""
         before = self.settings.order_by
+        rate_before = self.settings.rate_limit_per_s
         self.settings, self._own_settings = self._changed_settings(changes)
+        if (rate := self.settings.rate_limit_per_s) != rate_before:
+            self.dispatcher.limit_rate(rate)
         self._version.increment()
         if (order_by := self.settings.order_by) != before:
             self.messages.set_order(MessageKeys(order_by) if order_by else None)
@@ -387,10 +392,11 @@ class Channel:
     @property
     def next_deadline_ns(self) -> int | None:
         """When to call `tick` next; None: never. That call may move nothing, if the messages were finished."""
-        due_ns, timeout_ns = self.next_due_ns, self.timeouts.next_ns
-        if due_ns is None or timeout_ns is None:
-            return timeout_ns if due_ns is None else due_ns
-        return min(due_ns, timeout_ns)
+        due_ns = self.next_due_ns
+        for at_ns in (self.timeouts.next_ns, self.dispatcher.resumes_ns):
+            if at_ns is not None and (due_ns is None or at_ns < due_ns):
+                due_ns = at_ns
+        return due_ns
 
     @property
     def next_due_ns(self) -> int | None:
@@ -406,9 +412,12 @@ class Channel:
     def tick(self, now_ns: int, at_most: int = sys.maxsize) -> int:
         """Requeue deferred messages that are due, and messages in flight that have timed out.
 
+        Also ends a suspension by the rate limit, when it is time.
+
         Returns:
             Number of requeued messages. If it is `at_most`, more may be due; see `next_deadline_ns`.
         """
+        self.dispatcher.resume(now_ns)
         released = self.messages.deferred.release(now_ns, at_most)
         if released:
             self.messages.requeued.add(released)

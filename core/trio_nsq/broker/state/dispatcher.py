@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -12,6 +13,7 @@ from .channel_messages import ChannelMessages
 from .consumer import REGION, ZONE, Consumer
 from .in_flight import InFlightBatch
 from .key_order import KeyOrder
+from .rate_limit import RateLimit
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
 from .topic_view import TopicView
@@ -106,7 +108,8 @@ class Dispatcher:
     """Puts messages of one channel in flight.
 
     Attributes:
-        paused: The channel sends no messages to consumers.
+        suspended: The channel sends no messages to consumers: it is paused, or its rate limit is reached.
+        resumes_ns: When the rate limit allows further deliveries; None: it does not suspend the channel.
         budget_exhausted: The last `dispatch` skipped as many expired, damaged or other channels' messages as one call
             may. Deliverable messages may follow them.
         others_wait_for_read: The last `dispatch` delivered messages, but others must be read from disk first, see
@@ -120,8 +123,10 @@ class Dispatcher:
         messages: ChannelMessages,
         read_ahead: ReadAhead,
         timeouts: Timeouts,
+        watch: Callable[[int], None],
     ) -> None:
-        self.paused = False
+        self.suspended = False
+        self.resumes_ns: int | None = None
         self.buffering: OutputBuffering = OutputBuffering(topic)
         self.budget_exhausted: bool = False
         self.others_wait_for_read: bool = False
@@ -130,6 +135,9 @@ class Dispatcher:
         self._messages = messages
         self._read_ahead = read_ahead
         self._timeouts = timeouts
+        self._watch = watch
+        self._is_paused = False
+        self._rate_limit: RateLimit | None = None
         self._ready: dict[Consumer, None] = {}
         # Those of them in the broker's zone, and in its region; both empty if the broker does not know where it is.
         self._ready_in_zone: dict[Consumer, None] = {}
@@ -169,16 +177,49 @@ class Dispatcher:
         elif consumer.nearness == REGION:
             self._ready_in_region.pop(consumer, None)
 
+    # ------------------------------------------------------------------ suspension
+
+    @property
+    def paused(self) -> bool:
+        """Whether the channel sends no messages to consumers, whatever its rate limit."""
+        return self._is_paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        self._update_suspended()
+
+    def limit_rate(self, per_s: int) -> None:
+        """Limit the deliveries per second; 0: without limit."""
+        self._rate_limit = RateLimit(per_s) if per_s else None
+        self.resumes_ns = None
+        self._update_suspended()
+
+    def resume(self, now_ns: int) -> None:
+        """End the suspension by the rate limit, if it is time."""
+        if self.resumes_ns is not None and self.resumes_ns <= now_ns:
+            self.resumes_ns = None
+            self._update_suspended()
+
+    def _suspend(self, limit: RateLimit) -> None:
+        """Suspend the channel until its rate limit allows the deliveries of its ready messages, or a burst."""
+        self.resumes_ns = limit.next_ns(max(1, self._messages.ready_count))
+        self._update_suspended()
+        self._watch(self.resumes_ns)
+
+    def _update_suspended(self) -> None:
+        self.suspended = self._is_paused or self.resumes_ns is not None
+
     # ------------------------------------------------------------------ readiness
 
     @property
     def has_ready_consumer(self) -> bool:
         """Whether a consumer can take messages."""
-        return bool(self._ready) and not self.paused
+        return bool(self._ready) and not self.suspended
 
     @property
     def can_deliver(self) -> bool:
-        return bool(self._ready) and not self.paused and self._messages.ready_count > 0
+        return bool(self._ready) and not self.suspended and self._messages.ready_count > 0
 
     @property
     def can_wait(self) -> bool:
@@ -220,8 +261,14 @@ class Dispatcher:
         self.budget_exhausted = self.others_wait_for_read = False
         self._ahead_ns = ahead_ns
         messages = self._messages
-        if not self._ready or self.paused or (depth := messages.ready_count) <= 0:
+        if not self._ready or self.suspended or (depth := messages.ready_count) <= 0:
             return grants
+        limit, allowed = self._rate_limit, 0
+        if limit is not None:
+            if not (allowed := limit.available(now_ns)):
+                self._suspend(limit)
+                return grants
+            depth = min(depth, allowed)
         ready = self._ready_in_zone or self._ready_in_region or self._ready
         if ready is not self._served:
             self._served, self._unserved = ready, 0
@@ -231,8 +278,12 @@ class Dispatcher:
         served = list(islice(ready, min(self._unserved, _CONSUMERS_AT_ONCE)))
         self._unserved -= len(served)
         for consumer in served:
+            wanted, before = min(self._share, consumer.window), consumer.in_flight.count
+            if limit is not None and (wanted := min(wanted, allowed)) <= 0:
+                self._unserved = 0
+                break
             try:
-                payloads = self._take(consumer, min(self._share, consumer.window), now_ns)
+                payloads = self._take(consumer, wanted, now_ns)
             except LogReadError:
                 if grants:
                     break  # the granted messages must be sent; the next call raises the error again
@@ -241,12 +292,18 @@ class Dispatcher:
                 self._unserved = 0
                 break
             grants += [(consumer, payload) for payload in payloads]
+            if limit is not None:
+                taken = consumer.in_flight.count - before
+                allowed -= taken
+                limit.take(taken)
             # Move the consumer to the end of the queue, so that single messages alternate between consumers.
             self._withdraw(consumer)
             self.refresh(consumer)
         self.buffering.sent_bytes = None if messages.ready_count else self._topic.message_bytes
         if grants:
             self.buffering.sent_ns = now_ns
+        if limit is not None and allowed <= 0 and messages.ready_count:
+            self._suspend(limit)
         return grants
 
     def _take(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:

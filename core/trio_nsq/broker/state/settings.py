@@ -72,11 +72,13 @@ class ChannelSettings:
         dead_letter_topic: The topic for exhausted messages; empty: drop them.
         order_by: Where a message has its key, see `MessageKeys`. At most one message of a key is in flight, and those
             of a key are delivered by sequence. Empty: without an order.
+        rate_limit_per_s: The most deliveries per second, see `RateLimit`. 0: without limit.
     """
 
     max_attempts: int = 0
     dead_letter_topic: str = ""
     order_by: str = ""
+    rate_limit_per_s: int = 0
 
     def discloses_more_than(self, before: "ChannelSettings") -> bool:
         """Whether more messages go to a dead-letter topic than before, or messages go to another one."""
