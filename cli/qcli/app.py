@@ -61,6 +61,7 @@ _MODULES = {
     "archive": "qcli.commands.archive.command",
     "context": "qcli.commands.context.command",
     "token": "qcli.commands.token",
+    "support": "qcli.commands.support.command",
     "help": "qcli.commands.help",
 }
 
@@ -117,6 +118,8 @@ _SYNONYMS = {
     "verify": "log verify",
     "config": "context",
     "profile": "context",
+    "bug-report": "support bundle",
+    "diagnostics": "support bundle",
     "seek": "channel seek",
 }
 """What users of other tools may type, and the command for it."""

@@ -147,6 +147,10 @@ info: Endpoint[Info] = Endpoint("GET /info", json_object(_info))
 unchecked_info: Endpoint[dict[str, Any]] = Endpoint("GET /info", json_object(_object))
 jobs: Endpoint[dict[str, Any]] = Endpoint("GET /jobs", json_object(_object))
 """The jobs that programs report, unchecked."""
+metrics: Endpoint[bytes] = Endpoint("GET /metrics", raw)
+"""The metrics for Prometheus, as text."""
+debug_tasks: Endpoint[bytes] = Endpoint("GET /debug/tasks", raw)
+"""The tree of tasks, as text. It needs the role admin; nsqd does not have it."""
 
 
 def stats(

@@ -1,0 +1,1 @@
+"""`qcli support`: what a bug report needs."""
