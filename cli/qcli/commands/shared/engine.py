@@ -43,6 +43,7 @@ def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
             "--engine",
             type=click.Choice(["auto", "inline", "spark"]),
             default="auto",
+            brief=True,
             help="inline: work in this process, without Java. spark: use Spark. auto: use the faster one.",
         ),
         option(

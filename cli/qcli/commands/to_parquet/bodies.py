@@ -46,10 +46,11 @@ format_options = all_of(
         FILES,
         "--body-format",
         type=click.Choice(FORMATS),
-        help="Write the fields of JSON, Avro or Protobuf bodies as columns, or the whole bodies as strings (text) or "
-        "bytes (binary, the default).",
+        metavar="FORMAT",
+        help="json, avro, protobuf: write the fields of bodies as columns. text: bodies as strings. binary, the "
+        "default: bodies as bytes.",
     ),
-    option(FILES, "--text", is_flag=True, help="The same as --body-format text."),
+    option(FILES, "--text", is_flag=True, help="The same as --body-format text.", brief=True),
     option(FILES, "--json", "as_json", is_flag=True, help="The same as --body-format json."),
 )
 
@@ -60,6 +61,7 @@ schema_options = all_of(
         default="",
         metavar="NAME",
         help="Decode this Protobuf message of the schema; needed if the schema has several.",
+        brief=True,
     ),
     option(
         SCHEMAS,
@@ -68,6 +70,7 @@ schema_options = all_of(
         metavar="URL",
         help="Bodies begin with the id of their schema in the schema registry at this URL (Confluent's API). Without "
         "--schema, the columns are those of the latest schema of --subject.",
+        brief=True,
     ),
     option(
         SCHEMAS,
@@ -75,6 +78,7 @@ schema_options = all_of(
         metavar="NAME",
         help="Take the columns from this subject of the registry; {topic} stands for the topic. Default: "
         "{topic}-value.",
+        brief=True,
     ),
     several(
         SCHEMAS,

@@ -429,8 +429,8 @@ def iceberg_table(text: str) -> TableTarget:
     "--iceberg",
     type=iceberg_table,
     metavar="CATALOG/NAMESPACE.TABLE",
-    help="Add the files of each round to this Iceberg table, in one snapshot. The catalog is from pyiceberg's "
-    "configuration. A missing table is created in FOLDER.",
+    help="Add the files of each round to this Iceberg table, in one snapshot; create it in FOLDER. The catalog is "
+    "from pyiceberg's configuration.",
 )
 @option(
     TABLES,
