@@ -123,6 +123,14 @@ def test_addresses_of_clients_are_hashed(tmp_path: Path, run_here: Run) -> None:
     assert_without(files, json.loads(raw.out)["address"])
 
 
+def test_an_address_of_a_client_is_hashed_in_other_texts() -> None:
+    redactor = Redactor({})
+    hashed = redactor.value({"clients": [{"remote_address": "10.1.2.3:4567"}]})["clients"][0][
+        "remote_address"
+    ]
+    assert redactor.clients("connection 10.1.2.3:4567 waits") == f"connection {hashed} waits"
+
+
 def test_a_file_that_exists_stays(tmp_path: Path, run_here: Run) -> None:
     file = tmp_path / "a.tar.gz"
     file.write_bytes(b"mine")
@@ -149,6 +157,7 @@ def test_what_looks_like_a_secret_is_removed_from_jobs_and_tasks() -> None:
         "place": "s3://user:secret-1@bucket/x?sig=secret-2",
         "error": "GET /hook?key=secret-3 failed, Authorization: Bearer secret-4",
         "options": {"auth_token": "secret-5", "rows": 3},
+        "peer": "https://user:a/secret-6@host/?secret-7",
         "token_name": None,
     }
     shown = json.dumps(Redactor({}).value({"jobs": [job]}))
