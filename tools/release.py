@@ -13,7 +13,6 @@ client, what the server needs besides, and another extra. All of it may take 15 
 for each Python and platform. The release workflow builds the wheels on several machines, and calls this with `--built`.
 """
 
-import argparse
 import hashlib
 import json
 import platform
@@ -34,6 +33,7 @@ from tools.wheels import (
     ROOT,
     Failure,
     build,
+    build_parser,
     find_python,
     found_pythons,
     run,
@@ -60,19 +60,7 @@ class Install(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and check; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)"
-    )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        action="append",
-        metavar="PATH",
-        help="build for this interpreter instead of the supported ones on this machine; repeatable",
-    )
+    parser = build_parser(__doc__)
     parser.add_argument(
         "--built", action="store_true", help="check the source distribution and wheels that are in the folder"
     )

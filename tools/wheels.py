@@ -36,11 +36,9 @@ class Failure(Exception):
     """A step failed. The text names it."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Build and check; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def build_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options of programs that build: `--out` and `--python`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=ROOT / "dist", help="folder for the files (default: dist)"
     )
@@ -51,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="build for this interpreter instead of the supported ones on this machine; repeatable",
     )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build and check; return the exit code."""
+    parser = build_parser(__doc__)
     parser.add_argument("--sdist", action="store_true", help="build no wheel, only the source distribution")
     options = parser.parse_args(arguments)
     if sys.platform != "linux":
