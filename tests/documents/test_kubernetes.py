@@ -14,6 +14,7 @@ from documents.compose import Compose, until
 from interop.build import go_module
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
+DEPLOYED = "brokers", "cluster"
 ALL = sorted(FOLDER.rglob("*.yaml"))
 
 
@@ -46,7 +47,7 @@ def test_the_types_of_kubernetes_take_the_objects(file: Path) -> None:
     assert done.stdout.decode().split() == [each["kind"] for each in yaml.safe_load_all(file.read_text())]
 
 
-@pytest.mark.parametrize("name", ["brokers", "cluster"])
+@pytest.mark.parametrize("name", DEPLOYED)
 def test_kustomize_finds_what_a_folder_names(name: str) -> None:
     found = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
     files = [FOLDER / name / each for each in found["resources"]]
@@ -59,7 +60,7 @@ def test_containers_run_commands_that_are_understood(
     workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (container,) = containers(workload)
-    words = [word.replace("$(POD_NAME)", "pod-0") for word in container["args"]]
+    words = [re.sub(r"\$\(POD_(\w+)\)", r"pod-\1", word) for word in container["args"]]
     check_command(words, monkeypatch)
     if hook := container.get("lifecycle"):
         program, *words = hook["preStop"]["exec"]["command"]
@@ -95,7 +96,9 @@ def test_names_and_ports_agree(workload: dict[str, Any]) -> None:
     if workload["kind"] == "StatefulSet":
         headless = {each["metadata"]["name"] for each in services if each["spec"].get("clusterIP") == "None"}
         assert headless == {spec["serviceName"]}
-        assert f"--broadcast-address=$(POD_NAME).{spec['serviceName']}" in container["args"]
+        assert (
+            f"--broadcast-address=$(POD_NAME).{spec['serviceName']}.$(POD_NAMESPACE).svc" in container["args"]
+        )
         assert [each["name"] for each in container["volumeMounts"]] == [
             each["metadata"]["name"] for each in spec["volumeClaimTemplates"]
         ]
@@ -112,7 +115,14 @@ def test_prometheus_scrapes_each_broker_once() -> None:
     (monitor,) = [each for each in objects("monitoring") if each["kind"] == "ServiceMonitor"]
     names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
     assert sorted(names) == ["nsq", "nsqd"]
-    for folder in ("brokers", "cluster"):
+    (namespace,) = {
+        yaml.safe_load((FOLDER / each / "kustomization.yaml").read_text())["namespace"] for each in DEPLOYED
+    }
+    assert monitor["spec"]["namespaceSelector"]["matchNames"] == [namespace]
+    jobs = {each["replacement"] for end in monitor["spec"]["endpoints"] for each in end["relabelings"]}
+    rules = (FOLDER.parent / "prometheus/alerts.yml").read_text()
+    assert jobs == set(re.findall(r'\bjob="([^"]+)"', rules))
+    for folder in DEPLOYED:
         services = [each["metadata"] for each in objects(folder) if each["kind"] == "Service"]
         assert sum(each["labels"]["app.kubernetes.io/name"] in names for each in services) == 1
 
@@ -125,7 +135,10 @@ def test_the_pods_run(tmp_path: Path) -> None:
         (container,) = containers(workload)
         for index in range(workload["spec"]["replicas"]):
             pod = f"{workload['metadata']['name'].replace('-', '')}{index}"
-            words = [re.sub(r"\$\(POD_NAME\)\.\w+$", pod, word) for word in container["args"]]
+            words = [
+                re.sub(r"\$\(POD_NAME\)\.\w+\.\$\(POD_NAMESPACE\)\.svc$", pod, word)
+                for word in container["args"]
+            ]
             words = [re.sub(r"(\w+)-(\d)\.\1:", r"\1\2:", word) for word in words]
             mounts = [f"{pod}:{each['mountPath']}" for each in container.get("volumeMounts", ())]
             services[pod] = {"command": words, "volumes": mounts}
