@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trio_nsq.api.answers import ChannelStats
 from trio_nsq.broker.node.sums import label_metrics, sum_stats
 from trio_nsq.broker.siblings import DRAINING_WAITS_S, WAITS_S, Counts, Siblings
 
@@ -30,6 +31,16 @@ def test_topics_are_added_by_name() -> None:
     assert (a["topic_name"], a["depth"], "first_sequence" in a) == ("a", 1, False)
     assert (b["depth"], b["paused"], b["ttl_ms"], b["unavailable"]) == (5, True, 7, "damaged")
     assert (sums["start_time"], sums["producers"], sums["health"]) == (5, None, "OK")
+
+
+def test_counts_of_a_channel_are_added() -> None:
+    """All counts that `/stats` shows of a channel, also the ones with an order."""
+    counts = [each for each in ChannelStats.__annotations__ if each.endswith("_count")]
+    assert "blocked_count" in counts
+    channel = {"channel_name": "c", "clients": [], "e2e_processing_latency": NOT_MEASURED}
+    part = stats([topic("t", channels=[channel | dict.fromkeys(counts, 2)])])
+    (summed,) = sum_stats([part, part])["topics"][0]["channels"]
+    assert {each: summed[each] for each in counts} == dict.fromkeys(counts, 4)
 
 
 def test_no_process_has_the_topic() -> None:

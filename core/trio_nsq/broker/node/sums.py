@@ -9,6 +9,7 @@ _SUMMED: Final = frozenset(
         *("requeue_count", "timeout_count", "client_count", "expired_count", "dropped_count"),
         *("dead_letter_count", "given_up_count", "log_bytes", "log_files", "archived_bytes"),
         *("zone_local_msg_count", "region_local_msg_count", "global_msg_count", "rate_limit_per_s"),
+        "blocked_count",
     )
 )
 _OF_ONE_LOG: Final = frozenset(("first_sequence", "disk_first_sequence"))
