@@ -274,7 +274,8 @@ class Dispatcher:
             self._served, self._unserved = ready, 0
         if not self._unserved:
             self._unserved = min(len(ready), depth)
-            self._share = -(-depth // len(ready))
+            # A rate limit ends each round: rounded up, the first consumers would always get more than the last ones.
+            self._share = -(-depth // len(ready)) if limit is None else max(1, depth // len(ready))
         served = list(islice(ready, min(self._unserved, _CONSUMERS_AT_ONCE)))
         self._unserved -= len(served)
         for consumer in served:
