@@ -191,6 +191,20 @@ async def test_without_a_timer_a_pause_sends_held_messages(
                 assert await client.here() == [b"1"]
 
 
+async def test_without_a_timer_messages_of_a_key_are_sent_one_by_one(
+    tmp_path: Path, clock: trio.testing.MockClock
+) -> None:
+    """RDY is not used up, but the next message waits for FIN: nothing else would send this one."""
+    async with running_broker(tmp_path / "d", sync="interval") as bound:
+        async with watching(bound.tcp_address, output_buffer_timeout=-1) as client:
+            async with httpx.AsyncClient(base_url=f"http://{bound.http_address}") as api:
+                changed = await api.put("/channel/settings?topic=t&channel=c", json={"order_by": "json:user"})
+                assert changed.status_code == 200
+            async with connected(bound.tcp_address) as publisher:
+                await publisher.publish("t", b'{"user": 1}', b'{"user": 1, "n": 2}')
+                assert await client.here() == [b'{"user": 1}']
+
+
 async def test_held_messages_are_sent_before_any_answer(
     tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:

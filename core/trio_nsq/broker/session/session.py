@@ -488,7 +488,10 @@ class Session(PolledEndpoint):
 
 
 def _can_take_more(subscription: Subscription) -> bool:
-    return subscription.consumer.window > 0 and not subscription.channel.dispatcher.suspended
+    """Whether further messages will come without an answer of the client. With an order, their keys may be held."""
+    channel = subscription.channel
+    ordered = channel.messages.order is not None
+    return subscription.consumer.window > 0 and not ordered and not channel.dispatcher.suspended
 
 
 def _failure_frames(verb: str, failed: Sequence[tuple[bytes, str]]) -> bytes:
