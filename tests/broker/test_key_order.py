@@ -1,20 +1,35 @@
 """Tests for the order by key of a channel."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.state import SECOND, TIMESTAMP, Fixture, Received, Subscriber, UnreadableLog, disk_log, records
+from broker.api import address, running_api
+from broker.state import (
+    BUFFERED,
+    SECOND,
+    TIMESTAMP,
+    Fixture,
+    Received,
+    Subscriber,
+    UnreadableLog,
+    disk_log,
+    records,
+)
+from broker.support import connected
 from trio_nsq.broker.state import key_order
 from trio_nsq.broker.state.batch import Batch
 from trio_nsq.broker.state.message_keys import MessageKeys
 from trio_nsq.broker.state.move import Move
 from trio_nsq.broker.state.settings import SettingsError
-from trio_nsq.log import Log, LogReadError
+from trio_nsq.broker.state.withdrawn import WithdrawnMessage
+from trio_nsq.log import Log, LogReadError, MemoryLog
 
 
 def body(key: Any, number: int) -> bytes:
@@ -195,7 +210,37 @@ def test_expired_messages_release_their_keys() -> None:
     assert fixture.channel().messages.expired_count == 2
 
 
+def test_message_of_a_released_key_does_not_wait_for_others() -> None:
+    """Output buffering would make each wait for a quarter of a second: no other message can fill the buffer."""
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100, buffer=BUFFERED)
+    publish(fixture, "aaa")
+    for number in range(2):
+        got = subscriber.receive()
+        assert numbers(got) == [number]
+        subscriber.finish(got)
+        assert not fixture.channel().dispatcher.can_wait
+    subscriber.finish(subscriber.receive())
+    publish(fixture, "b")
+    assert fixture.channel().dispatcher.can_wait
+
+
 # ---------------------------------------------------------------------- no starvation, and the limit
+
+
+def test_few_bodies_are_read_at_once() -> None:
+    """Keys of blocked messages are read in parts: other channels must be served meanwhile."""
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    padding = "x" * 300_000
+    for _ in range(20):
+        fixture.publish(json.dumps({"user": {"id": 1}, "padding": padding}).encode())
+    dispatcher, places = fixture.channel().dispatcher, [0]
+    while dispatcher.dispatch(fixture.now_ns) or dispatcher.budget_exhausted:
+        places.append(fixture.channel().cursor)
+    assert subscriber.consumer.in_flight.count == 1
+    assert places[-1] > 10
+    assert max(end - start for start, end in pairwise(places)) <= 5
 
 
 def test_stalled_key_does_not_delay_others() -> None:
@@ -317,6 +362,47 @@ def test_withdrawn_message_of_unknown_key_delays_no_fresh_ones() -> None:
     assert received(subscriber) == [1]
 
 
+OPERATIONS = ("cancel", "withdraw", "dispose", "drop")
+
+
+@given(
+    st.text("ab", min_size=3, max_size=12),
+    st.lists(st.tuples(st.sampled_from([*OPERATIONS, "requeue", "defer", "finish"]), st.integers(0, 11))),
+)
+def test_what_an_operation_releases_is_due(keys: str, steps: list[tuple[str, int]]) -> None:
+    """Consumers may have room: nobody would deliver the messages that a change makes ready, without a deadline."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_order, "MAX_BLOCKED", 4)
+        fixture = ordered()
+        fixture.watch_deadlines()
+        channel, subscriber = fixture.channel(), fixture.subscriber(ready=10)
+        publish(fixture, keys)
+        in_flight = {each.id: each for each in subscriber.receive()}
+        taken: list[WithdrawnMessage] = []
+        for what, pick in steps:
+            fixture.watched.clear()
+            if what in OPERATIONS:
+                if what == "cancel":
+                    channel.cancel([pick])
+                elif what == "withdraw":
+                    taken += channel.withdraw([pick])
+                elif what == "dispose":
+                    channel.dispose(taken)
+                    taken = []
+                else:
+                    channel.messages.drop_oldest(min(pick, channel.messages.droppable_count))
+            elif in_flight:
+                message = in_flight.pop(list(in_flight)[pick % len(in_flight)])
+                if what == "finish":
+                    subscriber.finish([message])
+                else:
+                    subscriber.requeue(message, delay_ms=1000 if what == "defer" else 0)
+            got = subscriber.receive()
+            if got and what in OPERATIONS:
+                assert fixture.watched[channel] <= fixture.now_ns
+            in_flight |= {each.id: each for each in got}
+
+
 def test_cancelled_move_keeps_the_order() -> None:
     fixture = ordered()
     subscriber = fixture.subscriber(ready=10)
@@ -372,16 +458,57 @@ def test_message_that_cannot_be_read_loses_its_place() -> None:
     assert sorted(received(again)) == sorted(numbers(got)) == [0, 1]
 
 
-def test_ephemeral_topic_keeps_blocked_messages() -> None:
-    fixture = ordered(name="t#ephemeral", cache_bytes=1, mem_queue_size=1)
+def test_ephemeral_topic_drops_blocked_messages_that_its_log_has_dropped() -> None:
+    """They are no exception to the limit of its memory."""
+    fixture = ordered(MemoryLog(max_messages=3), name="t#ephemeral", cache_bytes=1, mem_queue_size=1)
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "a")
+    first = subscriber.receive()
+    assert numbers(first) == [0]
+    for _ in range(5):
+        publish(fixture, "a")
+        assert received(subscriber) == []
+    subscriber.finish(first)
+    second = subscriber.receive()
+    assert numbers(second) == [3]
+    subscriber.requeue(second[0])
+    for _ in range(3):
+        publish(fixture, "b")
+    assert sorted(received(subscriber)) == [3, 6]  # sent once, a message stays until it is finished
+    assert fixture.channel().messages.blocked_count == 4
+
+
+def test_withdrawn_blocked_message_of_an_ephemeral_topic_is_in_memory() -> None:
+    fixture = ordered(name="t#ephemeral")
     subscriber = fixture.subscriber(ready=10)
     publish(fixture, "aa")
-    publish(fixture, "b")
-    first = subscriber.receive()
-    assert numbers(first) == [0, 2]
-    fixture.log.discard_before(3)
-    subscriber.finish(first)
-    assert received(subscriber) == [1]
+    assert received(subscriber) == [0]
+    (taken,) = fixture.channel().withdraw([1])
+    assert taken.held is not None
+    assert taken.held.body(1) == body("a", 1)
+
+
+# ---------------------------------------------------------------------- a broker
+
+
+async def test_message_behind_a_cancelled_one_is_delivered(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running_api(tmp_path) as api, connected(address(api)) as client:
+        await client.subscribe("t", "c", 100)
+        changed = await api.send(
+            "PUT", "/channel/settings?topic=t&channel=c", body=b'{"order_by": "json:user.id"}'
+        )
+        assert changed.status_code == 200, changed.text
+        await api.tcp.publish("t", body("a", 0), body("a", 1))
+        message = await client.message()
+        await client.send(b"REQ %s 600000\n" % message.id)
+        while (await api.channel("t", "c"))["deferred_count"] != 1:
+            await trio.lowlevel.checkpoint()
+        path = f"/channel/deferred/cancel?topic=t&channel=c&id={message.id.decode()}"
+        assert (await api.send("POST", path)).status_code == 200
+        with trio.fail_after(1):
+            assert (await client.message()).body == body("a", 1)
 
 
 # ---------------------------------------------------------------------- keys

@@ -123,7 +123,8 @@ class ChannelMessages:
     """The unfinished messages of one channel.
 
     Args:
-        watch: As for `DeferredMessages`.
+        watch: As for `DeferredMessages`. Also called, with 0, if messages may have become ready by a change that no
+            delivery follows by itself: then the owner delivers soon.
 
     Attributes:
         cursor, requeued, deferred, withdrawn: Messages by state; consumers hold the messages in flight.
@@ -147,6 +148,7 @@ class ChannelMessages:
         self.withdrawn: WithdrawnMessages = WithdrawnMessages(version)
         self.order: KeyOrder | None = None
         self._version = version
+        self._watch = watch
         self.consumers: dict[Consumer, None] = {}
         self.arrivals: list[tuple[range, int, Batch | None]] | None = None
         self.prefetched: dict[int, int] = {}
@@ -339,6 +341,8 @@ class ChannelMessages:
             self.requeued.remove_first(again)
             self.release(dropped)
         if self.order is not None:
+            if self.order.is_full:
+                self._watch(0)  # the cursor goes on
             again += self.order.drop_oldest(count - again)
         self.dropped_count += again
         self.drop_before(self.cursor.after(count - again))
@@ -384,7 +388,13 @@ class ChannelMessages:
         if self.order is not None:
             waiting += self.order.withdraw(wanted)
             self.release(self.order.released(wanted))
-        found = [WithdrawnMessage(*entry[:2], None, entry[2]) for entry in waiting]
+            self._watch(0)  # fresh messages may have waited for the keys of these, or for fewer blocked ones
+        found = [
+            WithdrawnMessage(
+                sequence, attempts, None, holding(sequence) if held is None and holding else held
+            )
+            for sequence, attempts, held in waiting
+        ]
         found += self.withdrawn.take_of(wanted)
         found += [
             WithdrawnMessage(sequence, attempts, None, held)
@@ -434,6 +444,7 @@ class ChannelMessages:
         if self.order is not None:
             self.requeued.add(self.order.take_all(self.deferred.sequences()))
             self.order_requeued()
+            self._watch(0)
 
     def order_requeued(self) -> None:
         """Let the requeued messages, whose keys are not known, be delivered by sequence and before fresh ones."""
@@ -445,6 +456,7 @@ class ChannelMessages:
         """Release the keys of messages that were not in flight and have left the channel."""
         if self.order is not None and (freed := self.order.drop(sequences)):
             self.requeued.add(freed)
+            self._watch(0)
 
     def put_first_last(self) -> None:
         """Move the first requeued message, which cannot be read, to the end of the queue."""

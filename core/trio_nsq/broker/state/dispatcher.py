@@ -27,7 +27,8 @@ _PASSED_AT_ONCE: Final = 256
 """Limit on consecutive undeliverable records skipped per call, for the same reason."""
 
 _EXAMINED_AT_ONCE: Final = 4096
-"""Limit on messages whose keys are compared per call, beyond those of the last batch."""
+_EXAMINED_BYTES_AT_ONCE: Final = 1024 * 1024
+"""Limits on messages whose keys are read and compared per call, beyond those of the last batch."""
 
 _WAIT_STEPS: Final = 50
 """Messages may wait 1/50 longer than the consumer's output buffer timeout."""
@@ -224,6 +225,9 @@ class Dispatcher:
     @property
     def can_wait(self) -> bool:
         """Whether deliverable messages may wait for more, until `buffering.wait_until_ns`."""
+        order = self._messages.order
+        if order is not None and order.has_released:
+            return False  # no further message of these keys can come and fill a buffer
         return self.buffering.can_wait(self._messages.ready_count, self._ready)
 
     @property
@@ -387,6 +391,8 @@ class Dispatcher:
                 line = b"FIN %s\n" % message_id
                 if order is not None:
                     order.send(message_id, sequence)
+                    if held is None and self._topic.ephemeral:
+                        held = batch
                 self._put_in_flight(
                     consumer,
                     InFlightBatch(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns),
@@ -475,10 +481,10 @@ class Dispatcher:
         """As `_take_fresh`, in a channel with an order: block the messages whose keys are held."""
         frames: list[Payload] = []
         room = MAX_GRANT_BYTES
-        passes, examined = _PASSED_AT_ONCE, 0
+        passes, examined, examined_bytes = _PASSED_AT_ONCE, 0, 0
         messages, cursor = self._messages, self._messages.cursor
         while count > 0 and room > 0 and not order.has_unread and not order.is_full:
-            if examined >= _EXAMINED_AT_ONCE:
+            if examined >= _EXAMINED_AT_ONCE or examined_bytes >= _EXAMINED_BYTES_AT_ONCE:
                 self.budget_exhausted = True
                 break
             try:
@@ -502,7 +508,8 @@ class Dispatcher:
                 wanted = 1 if consumer.sample is not None else count
                 stop = order.hold_run(keys, at, min(end, at + wanted))
                 if stop == at:
-                    order.block(keys[at], base + at, held=batch if self._topic.ephemeral else None)
+                    # Not held in memory: the log of an ephemeral topic limits that, and drops the oldest messages.
+                    order.block(keys[at], base + at)
                     at += 1
                     continue
                 if consumer.sample is not None and not consumer.sample():
@@ -525,6 +532,7 @@ class Dispatcher:
                 if count <= 0 or room <= 0:
                     break
             examined += at - start
+            examined_bytes += batch.size_bytes * (at - start) // len(batch)
             cursor.move_to(base + at)
         return frames if len(frames) < 2 else [b"".join(frames)]
 

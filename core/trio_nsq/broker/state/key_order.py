@@ -65,7 +65,7 @@ class KeyOrder:
         self._returned: dict[int, Key] = {}
         # Requeued messages whose keys must be known before the cursor moves on: they may have the same keys.
         self._unread: set[int] = set()
-        # Of blocked messages: attempts other than 0, and the batches that hold those that are only in memory.
+        # Of blocked messages that were requeued: attempts, and the batches that hold those that are only in memory.
         self._attempts: dict[int, int] = {}
         self._held: dict[int, Batch] = {}
         self._batch: Batch | None = None  # the last one of `keys_of`
