@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from broker.api import Api, address, running_api
-from broker.state import Fixture, Subscriber
+from broker.state import BUFFERED, Fixture, Subscriber
 from broker.support import PATIENCE_S, RawClient, connected, identify
 from interop.peers import qcli_serve
 from trio_nsq import Consumer, Producer
@@ -51,6 +51,18 @@ def far(fixture: Fixture, nearness: int, ready: int) -> Subscriber:
 
 
 # ---------------------------------------------------------------------- state
+
+
+def test_far_consumers_do_not_make_a_near_one_wait() -> None:
+    """Messages that fill the RDY of the near one do not wait for others, whatever room far ones have."""
+    fixture = Fixture()
+    for _ in range(20):
+        fixture.subscriber(ready=100, buffer=BUFFERED)
+    near = fixture.subscriber(ready=1, buffer=BUFFERED, nearness=ZONE)
+    for _ in range(2):
+        fixture.publish(b"x")
+        assert not fixture.channel().dispatcher.can_wait
+        near.finish(near.receive())
 
 
 def test_nearest_first_while_they_are_ready() -> None:

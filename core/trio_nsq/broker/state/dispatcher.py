@@ -223,19 +223,24 @@ class Dispatcher:
         return bool(self._ready) and not self.suspended and self._messages.ready_count > 0
 
     @property
+    def _nearest(self) -> dict[Consumer, None]:
+        """The consumers that the next round serves."""
+        return self._ready_in_zone or self._ready_in_region or self._ready
+
+    @property
     def can_wait(self) -> bool:
         """Whether deliverable messages may wait for more, until `buffering.wait_until_ns`."""
         order = self._messages.order
         if order is not None and order.has_released:
             return False  # no further message of these keys can come and fill a buffer
-        return self.buffering.can_wait(self._messages.ready_count, self._ready)
+        return self.buffering.can_wait(self._messages.ready_count, self._nearest)
 
     @property
     def has_little_room(self) -> bool:
         """Whether the next consumers have most of their RDY in flight, and allow messages to wait."""
         if not self.buffering.is_on:
             return False
-        for consumer in islice(self._ready, _CONSUMERS_COMPARED):
+        for consumer in islice(self._nearest, _CONSUMERS_COMPARED):
             if consumer.window * _ROOM_DIVISOR >= consumer.ready_count:
                 return False
         return True
@@ -273,7 +278,7 @@ class Dispatcher:
                 self._suspend(limit)
                 return grants
             depth = min(depth, allowed)
-        ready = self._ready_in_zone or self._ready_in_region or self._ready
+        ready = self._nearest
         if ready is not self._served:
             self._served, self._unserved = ready, 0
         if not self._unserved:
