@@ -389,12 +389,7 @@ class ChannelMessages:
             waiting += self.order.withdraw(wanted)
             self.release(self.order.released(wanted))
             self._watch(0)  # fresh messages may have waited for the keys of these, or for fewer blocked ones
-        found = [
-            WithdrawnMessage(
-                sequence, attempts, None, holding(sequence) if held is None and holding else held
-            )
-            for sequence, attempts, held in waiting
-        ]
+        found = [WithdrawnMessage(*entry[:2], None, entry[2]) for entry in waiting]
         found += self.withdrawn.take_of(wanted)
         found += [
             WithdrawnMessage(sequence, attempts, None, held)

@@ -396,8 +396,6 @@ class Dispatcher:
                 line = b"FIN %s\n" % message_id
                 if order is not None:
                     order.send(message_id, sequence)
-                    if held is None and self._topic.ephemeral:
-                        held = batch
                 self._put_in_flight(
                     consumer,
                     InFlightBatch(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns),
@@ -513,8 +511,7 @@ class Dispatcher:
                 wanted = 1 if consumer.sample is not None else count
                 stop = order.hold_run(keys, at, min(end, at + wanted))
                 if stop == at:
-                    # Not held in memory: the log of an ephemeral topic limits that, and drops the oldest messages.
-                    order.block(keys[at], base + at)
+                    order.block(keys[at], base + at, held=batch if self._topic.ephemeral else None)
                     at += 1
                     continue
                 if consumer.sample is not None and not consumer.sample():

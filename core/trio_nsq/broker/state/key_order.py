@@ -19,15 +19,22 @@ from itertools import chain, islice
 from typing import Final
 
 from ...protocol.commands import finish_line_ids
-from .batch import Batch
+from .batch import MERGE_BYTES, Batch
 from .deferred import BLOCK_MESSAGES, Block, Requeued
 from .message_keys import Key, MessageKeys
 from .version import Version
 
 MAX_BLOCKED = 100_000  # not Final: tests set it
 """Maximum number of blocked messages of a channel; 60 bytes each. A checkpoint copies them in some milliseconds."""
+MAX_HELD_BYTES = 64 * 1024 * 1024  # not Final: tests set it
+"""Maximum memory of the batches that hold blocked messages of an ephemeral topic, about as much as its log has."""
 _NO_KEY: Final = "no key"
 """Holds all blocked messages in a copy, whose keys do not matter."""
+
+
+def _held_size(batch: Batch) -> int:
+    """Return the size that a batch has now, or may grow to."""
+    return max(batch.size_bytes, MERGE_BYTES)
 
 
 class KeyOrder:
@@ -44,6 +51,8 @@ class KeyOrder:
         "_batch_keys",
         "_behind",
         "_held",
+        "_held_bytes",
+        "_held_counts",
         "_released",
         "_returned",
         "_sent",
@@ -65,9 +74,11 @@ class KeyOrder:
         self._returned: dict[int, Key] = {}
         # Requeued messages whose keys must be known before the cursor moves on: they may have the same keys.
         self._unread: set[int] = set()
-        # Of blocked messages that were requeued: attempts, and the batches that hold those that are only in memory.
+        # Of blocked messages: attempts other than 0, and the batches that hold those that are only in memory.
         self._attempts: dict[int, int] = {}
         self._held: dict[int, Batch] = {}
+        self._held_counts: Counter[Batch] = Counter()  # blocked messages by these batches
+        self._held_bytes = 0
         self._batch: Batch | None = None  # the last one of `keys_of`
         self._batch_keys: list[Key | None] = []
 
@@ -77,6 +88,7 @@ class KeyOrder:
         if self.blocked_count:
             other._behind = {_NO_KEY: list(self._sequences())}
             other._attempts, other._held = self._attempts.copy(), self._held.copy()
+            other._held_counts, other._held_bytes = self._held_counts.copy(), self._held_bytes
             other.blocked_count = self.blocked_count
         return other
 
@@ -85,7 +97,7 @@ class KeyOrder:
     @property
     def is_full(self) -> bool:
         """Whether no further message may be blocked."""
-        return self.blocked_count >= MAX_BLOCKED
+        return self.blocked_count >= MAX_BLOCKED or self._held_bytes >= MAX_HELD_BYTES
 
     @property
     def has_unread(self) -> bool:
@@ -141,6 +153,9 @@ class KeyOrder:
             self._attempts[sequence] = attempts
         if held is not None:
             self._held[sequence] = held
+            self._held_counts[held] += 1
+            if self._held_counts[held] == 1:
+                self._held_bytes += _held_size(held)
         self.blocked_count += 1
 
     # ------------------------------------------------------------------ requeued messages
@@ -229,7 +244,13 @@ class KeyOrder:
 
     def _entry(self, sequence: int) -> Requeued:
         attempts = self._attempts.pop(sequence, 0) if self._attempts else 0
-        return sequence, attempts, self._held.pop(sequence, None) if self._held else None
+        held = self._held.pop(sequence, None) if self._held else None
+        if held is not None:
+            self._held_counts[held] -= 1
+            if not self._held_counts[held]:
+                del self._held_counts[held]
+                self._held_bytes -= _held_size(held)
+        return sequence, attempts, held
 
     # ------------------------------------------------------------------ all blocked messages
 
@@ -324,6 +345,8 @@ class KeyOrder:
         self._unread = set()
         self._attempts = {}
         self._held = {}
+        self._held_counts = Counter()
+        self._held_bytes = 0
         self._batch = None
         self._batch_keys = []
         self.blocked_count = 0
