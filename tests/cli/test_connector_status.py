@@ -32,6 +32,8 @@ def test_status_of_a_connector(broker: Broker, qcli: Cli, topic: str, tmp_path: 
                 f"{topic}.copy",
             ],
         }[kind]
+        if kind != "to-http":  # their reports go to the brokers whose logs they read
+            more += ["--nsqd-tcp-address", broker.tcp_address]
         with qcli.running(kind, topic, "--channel", "c", *more, "--http-address", http) as running:
 
             def stats() -> dict[str, Any]:
@@ -63,7 +65,22 @@ def test_status_of_a_connector(broker: Broker, qcli: Cli, topic: str, tmp_path: 
             assert (job()["state"], job()["channel"], job()["total"]) == ("running", "c", None)
             running.process.send_signal(signal.SIGTERM)
             assert running.end().code == 143
-    assert job()["state"] == "stopped"
+    assert (job()["state"], job()["done"]) == ("stopped", 10)
+
+
+def test_requests_that_fail_are_counted_and_told(qcli: Cli, topic: str) -> None:
+    qcli.publish(topic, [b"x"])
+    http, nobody = free_address(), free_address()
+    with qcli.running("to-http", topic, "--post", f"http://{nobody}/", "--http-address", http):
+
+        def fails() -> bool:
+            try:
+                (found,) = httpx.get(f"http://{http}/stats", timeout=20).json()["topics"]
+            except httpx.TransportError:
+                return False
+            return found["failures"] > 0 and nobody in found["error"]
+
+        until(fails)
 
 
 def test_an_address_that_is_taken(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ class IdleLog:
     broker = log = BROKER
     is_log = True
 
-    def __init__(self, begin: int) -> None:
+    def __init__(self, begin: int, lag: int | None = None) -> None:
         self.commits: list[Position] = []
         self._begin = begin
+        self._lag = lag
 
     async def receive(self) -> SourceBatch:
         await trio.sleep_forever()
@@ -40,7 +41,7 @@ class IdleLog:
         return self._begin
 
     def lag(self) -> int | None:
-        return None
+        return self._lag
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,18 @@ async def test_stored_position_is_committed_to_its_log(tmp_path: Path, begin: in
         await writer.run()
         nursery.cancel_scope.cancel()
     assert {each.sequence for each in source.commits} == ({10} if moves else set())
+
+
+@pytest.mark.parametrize(("lags", "sum_of_known"), [((None,), None), ((None, 3), 3), ((0, 0), 0), ((), None)])
+async def test_lag_is_unknown_if_no_source_knows_it(
+    tmp_path: Path, lags: tuple[int | None, ...], sum_of_known: int | None
+) -> None:
+    writer = TopicWriter(TOPIC, open_output(settings(tmp_path)), WriterLimits(), 1.0, lambda: NOON)
+    async with trio.open_nursery() as nursery:
+        for lag in lags:
+            nursery.start_soon(writer.consume, IdleLog(0, lag))
+        await trio.testing.wait_all_tasks_blocked()
+        assert writer.lag == sum_of_known
+        writer.stop()
+        await writer.run()
+        nursery.cancel_scope.cancel()

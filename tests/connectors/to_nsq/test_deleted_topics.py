@@ -53,10 +53,12 @@ async def test_deleted_topic_is_not_reported_any_more(target: Broker, tmp_path: 
             broker.http("POST", "/topic/delete", topic="gone")
             await until(lambda: [topic for topic, _ in progress.sources] == ["kept"])
             assert progress.sums.copied == 2
+            assert {each.topic: each.messages for each in progress.topics()} == {"kept": 1, "gone": 1}
             broker.post("/pub", b"b", topic="gone")
             await until(lambda: progress.sums.copied == 3)
             (again,) = (each for each in progress.sources.values() if each.topic == "gone")
             assert again.copied == 1
+            assert {each.topic: each.messages for each in progress.topics()} == {"kept": 1, "gone": 2}
             nursery.cancel_scope.cancel()
 
 

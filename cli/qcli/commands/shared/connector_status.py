@@ -55,7 +55,8 @@ def connector_status(
 
     def reported() -> JobProgress:
         found = status()
-        reporter.addresses = list(dict.fromkeys([*named, *brokers()]))
+        # Only ever more: at the end nothing is open any more, and the brokers that list the job have to hear of it.
+        reporter.addresses = list(dict.fromkeys([*reporter.addresses, *brokers()]))
         progress.done, progress.lag, progress.failures = found.written, found.lag, found.failures
         return progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,36 +88,25 @@ class ToFile:
         self._writers: dict[str, TopicWriter] = {}
         self._writing: trio.Nursery
         self._opening: dict[str, trio.Lock] = {}  # by topic
-        self._ended = OutputCounts()  # of writers that have ended
+        self._counts: dict[str, list[OutputCounts]] = {}  # by topic, also of writers that have ended
+        self._last_lag: dict[str, int | None] = {}  # of writers that have ended
         self._failures: list[CannotWrite] = []
         self._stopping = trio.Event()
 
     @property
     def counts(self) -> OutputCounts:
         """What was written durably so far, over all topics."""
-        total = OutputCounts()
-        total.add(self._ended)
-        for writer in self._writers.values():
-            total.add(writer.counts)
-        return total
-
-    @property
-    def lag(self) -> int:
-        """Messages that were not received yet, as far as known."""
-        return sum(writer.lag for writer in self._writers.values())
+        return _sum(each for parts in self._counts.values() for each in parts)
 
     def topics(self) -> list[TopicStatus]:
-        """Return the status of each topic that is being written. Other threads may call it."""
-        return [
-            TopicStatus(
-                writer.topic,
-                writer.counts.messages,
-                writer.counts.body_bytes,
-                writer.counts.files,
-                lag=writer.lag,
-            )
-            for writer in list(self._writers.values())
-        ]
+        """Return the status of each topic that is or was written. Other threads may call it."""
+        found = []
+        for topic, parts in list(self._counts.items()):
+            counts = _sum(parts)
+            writer = self._writers.get(topic)
+            lag = self._last_lag.get(topic) if writer is None else writer.lag
+            found.append(TopicStatus(topic, counts.messages, counts.body_bytes, counts.files, lag=lag))
+        return found
 
     def log_brokers(self) -> list[str]:
         """Return the HTTP addresses of the brokers whose logs are read. Other threads may call it."""
@@ -208,6 +197,7 @@ class ToFile:
                     self._clock,
                     ends_when_idle=topic not in self._sources.topics,
                 )
+                self._counts[topic] = [_sum(self._counts.get(topic, ())), self._writers[topic].counts]
                 self._writing.start_soon(self._write, self._writers[topic])
         return self._writers[topic]
 
@@ -221,7 +211,14 @@ class ToFile:
             await writer.run()
         except CannotWrite as error:
             self._failures.append(error)  # the other topics end in good order
+        self._last_lag[writer.topic] = writer.lag
         del self._writers[writer.topic]
-        self._ended.add(writer.counts)
         self._limits.topics -= 1
         writer.ended.set()
+
+
+def _sum(parts: Iterable[OutputCounts]) -> OutputCounts:
+    total = OutputCounts()
+    for each in parts:
+        total.add(each)
+    return total

@@ -102,9 +102,10 @@ class TopicWriter:
         return self._output.counts
 
     @property
-    def lag(self) -> int:
-        """Messages that were not received yet, as far as known."""
-        return sum(source.lag() or 0 for source in list(self._sources))
+    def lag(self) -> int | None:
+        """Messages that were not received yet, of the sources that know it; None: no source does."""
+        known = [lag for source in list(self._sources) if (lag := source.lag()) is not None]
+        return sum(known) if known else None
 
     @property
     def log_brokers(self) -> list[str]:

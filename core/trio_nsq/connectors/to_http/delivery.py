@@ -102,12 +102,17 @@ class Delivery:
             request = builder.build(lease.receiver.index, values)
             outcome = await self._sender.send(request.method, request.url, request.headers, request.content)
         except UnsafeValue as error:
+            self.statistics.record_outcome(f"{self.label(lease.receiver.index)}: {error}")
             return Outcome(Verdict.FINAL, str(error))
         finally:
             if outcome is None or outcome.was_not_sent:
                 self.release(lease)
         if not outcome.was_not_sent:
             self._settle(lease, outcome)
+        failed = outcome.verdict is not Verdict.DONE
+        self.statistics.record_outcome(
+            f"{self.label(lease.receiver.index)}: {outcome.reason}" if failed else ""
+        )
         return outcome
 
     def _settle(self, lease: Lease, outcome: Outcome) -> None:

@@ -23,6 +23,8 @@ class Statistics:
         requests: Requests that ended, by receiver.
         delivered: Messages that were accepted.
         requeued: Deliveries that failed and are tried again.
+        failed: Requests that failed, also those that were tried again while their messages waited.
+        error: Why the last request failed; empty: it succeeded.
         dead: Messages that went to a dead-letter topic.
         sampled_out: Messages that were finished without a request.
     """
@@ -30,6 +32,8 @@ class Statistics:
     requests: Counter[str] = field(default_factory=Counter)
     delivered: int = 0
     requeued: int = 0
+    failed: int = 0
+    error: str = ""
     dead: int = 0
     sampled_out: int = 0
     _times_s: list[float] = field(default_factory=list)
@@ -43,8 +47,14 @@ class Statistics:
             self.delivered,
             left_out=self.sampled_out,
             dead_letters=self.dead,
-            failures=self.requeued,
+            failures=self.failed,
+            error=self.error,
         )
+
+    def record_outcome(self, error: str) -> None:
+        """Record how a request, or the attempt to send one, ended. Empty: a receiver has accepted the messages."""
+        self.error = error
+        self.failed += bool(error)
 
     def record_request(self, receiver: str, elapsed_s: float) -> None:
         self.requests[receiver] += 1

@@ -1,6 +1,7 @@
 """What was copied so far."""
 
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 
 from ..monitoring.status import TopicStatus
 from ..source.batch import Source
@@ -55,20 +56,26 @@ class Progress:
     """
 
     sources: dict[tuple[str, str], SourceProgress] = field(default_factory=dict)
-    _forgotten: SourceProgress = field(default_factory=lambda: SourceProgress("", ""))
+    _forgotten: dict[str, SourceProgress] = field(default_factory=dict)  # by topic
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    """While a source moves to the forgotten ones: its counts are neither missing nor twice for another thread."""
 
     def of(self, topic: str, broker: str) -> SourceProgress:
         return self.sources.setdefault((topic, broker), SourceProgress(topic, broker))
 
     def forget(self, topic: str, broker: str) -> None:
         """Remove a source; its messages still count."""
-        if (gone := self.sources.pop((topic, broker), None)) is not None:
-            self._forgotten.add(gone)
+        with self._lock:
+            if (gone := self.sources.pop((topic, broker), None)) is not None:
+                self._forgotten.setdefault(topic, SourceProgress(topic, "")).add(gone)
 
     def topics(self) -> list[TopicStatus]:
-        """Return the status of each topic. Other threads may call it."""
+        """Return the status of each topic, also of those that were deleted. Other threads may call it."""
+        with self._lock:
+            # A copy: the forgotten ones grow by the next one, which may be among the sources.
+            sources = [*map(replace, self._forgotten.values()), *self.sources.values()]
         found: dict[str, TopicStatus] = {}
-        for each in list(self.sources.values()):
+        for each in sources:
             status = found.setdefault(each.topic, TopicStatus(each.topic))
             status.messages += each.copied
             status.body_bytes += each.copied_bytes
@@ -86,6 +93,6 @@ class Progress:
     def sums(self) -> SourceProgress:
         """The counts of all sources together, also of those that were removed."""
         sums = SourceProgress("", "")
-        for each in (*self.sources.values(), self._forgotten):
+        for each in (*self.sources.values(), *self._forgotten.values()):
             sums.add(each)
         return sums
