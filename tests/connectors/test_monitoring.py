@@ -108,7 +108,8 @@ def test_metrics_are_the_documented_ones() -> None:
 def test_web_pages_with_a_name_of_their_own_are_refused() -> None:
     with served(status()) as client:
         headers = {"Host": "evil.example", "Origin": "http://evil.example"}
-        assert client.get("/stats", headers=headers).status_code == 403
+        answer = client.get("/stats", headers=headers)
+        assert (answer.status_code, "use its IP address" in answer.text) == (403, True)
 
 
 def test_an_address_that_is_taken() -> None:

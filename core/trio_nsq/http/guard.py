@@ -43,6 +43,7 @@ class Guard:
         encrypted: Requests arrive over TLS.
         subject: The subject of the client's verified certificate; empty without one.
         common_name: The common name of the client's certificate, for auth servers; empty without one.
+        names_hint: What a user can do whose name of this server is refused.
         clock_s: Returns the time in seconds.
     """
 
@@ -55,6 +56,7 @@ class Guard:
         encrypted: bool = False,
         subject: str = "",
         common_name: str = "",
+        names_hint: str = "see --http-allowed-host",
         clock_s: Callable[[], float] = trio.current_time,
     ) -> None:
         self._access = access
@@ -63,6 +65,7 @@ class Guard:
         self._encrypted = encrypted
         self._subject = subject
         self._common_name = common_name
+        self._names_hint = names_hint
         self._clock_s = clock_s
         self._is_open = access.is_open
 
@@ -160,7 +163,7 @@ class Guard:
         if not self._hosts.admits(request.headers):
             host = request.headers["host"]
             return HTTPError(
-                403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; see --http-allowed-host"
+                403, f"HOST_NOT_ALLOWED: {host[:100]} is not a name of this server; {self._names_hint}"
             )
         return self._check_origin(request, route)
 

@@ -36,7 +36,7 @@ async def serve_status(
     Raises:
         StartupError: The address is invalid or cannot be bound.
     """
-    router, guard = make_router(status), Guard(Access(), HostNames())
+    router, guard = make_router(status), Guard(Access(), HostNames(), names_hint="use its IP address")
 
     async def handle(stream: trio.SocketStream) -> None:
         try:
