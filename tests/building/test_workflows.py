@@ -66,7 +66,7 @@ def test_wheels_of_a_release_are_for_every_platform() -> None:
 def test_only_tags_are_published_and_only_after_the_checks() -> None:
     needs = {name: job.get("needs", []) for name, job in RELEASE.items()}
     assert (needs["attest"], needs["pypi"], needs["github"]) == ("check", "attest", "pypi")
-    assert RELEASE["attest"]["if"] == "github.ref_type == 'tag'"
+    assert RELEASE["attest"]["if"] == "github.event_name == 'push' && github.ref_type == 'tag'"
 
 
 def test_only_the_jobs_that_publish_may_write() -> None:
