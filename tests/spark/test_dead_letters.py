@@ -153,6 +153,31 @@ def test_dead_letter_topics_are_not_dead_lettered(qcli: Cli, topic: str, tmp_pat
     assert column(tmp_path / f"{topic}.a.dead", "unparsed") == [b"no JSON"]
 
 
+@pytest.mark.parametrize(
+    ("name", "template", "said"),
+    [
+        ("clicks", "clicks", "clicks is a dead-letter topic itself"),
+        ("clicks.dead", "{topic}.dead", "clicks.dead is a dead-letter topic itself"),
+        ("c" * 62, "{topic}.dead", f"that of {'c' * 62} would be {'c' * 62}.dead"),
+    ],
+)
+def test_dead_letter_topic_that_cannot_be_used(
+    qcli: Cli, tmp_path: Path, name: str, template: str, said: str
+) -> None:
+    result = run_in_process(
+        qcli,
+        "to-parquet",
+        name,
+        str(tmp_path),
+        "--json",
+        "--columns",
+        "user:long",
+        "--dead-letter-topic",
+        template,
+    )
+    assert (result.code, said in result.err) == (2, True), result.err
+
+
 @given(
     st.from_regex(r"[a-z.{}]{0,3}(\{topic\})?[a-z.]{0,3}", fullmatch=True),
     st.from_regex(r"[a-z.]{1,6}", fullmatch=True),
