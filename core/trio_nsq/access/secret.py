@@ -20,12 +20,14 @@ SECURITY_LOGGER = "trio_nsq.security"
 
 _TOKEN_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~+/=")
 """The characters of a bearer token (RFC 6750)."""
+_WORDS = (
+    "secret|password|passphrase|token|credential"
+    "|(?:access|account|api|private|storage|master).?key|connection.?string"
+)
 _SECRETS = (
     (re.compile(r"(?<=://)[^/@\s\"']+@"), ""),
     (
-        re.compile(
-            r"(?i)((?:secret|password|token|access.?key|credential)[\w.-]*\"?'?\s*[=:]\s*\"?'?)[^\s\"',;)]+"
-        ),
+        re.compile(rf"(?i)((?:{_WORDS})[\w.-]*\"?'?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[\"']?[^\s\"',;)]+)"),
         r"\1***",
     ),
 )

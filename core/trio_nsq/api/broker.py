@@ -346,6 +346,9 @@ cluster: Endpoint[Cluster] = Endpoint("GET /cluster", _json(Cluster), lacking=_N
 """The cluster and its members. Each member passes the request on to the leader."""
 member: Endpoint[MemberView] = Endpoint("GET /cluster/member", _json(MemberView), lacking=_NO_CLUSTER)
 """The member itself, which answers also without a leader."""
+unchecked_member: Endpoint[dict[str, Any]] = Endpoint(
+    "GET /cluster/member", json_object(_object), lacking=_NO_CLUSTER
+)
 switch_leader: Endpoint[str] = Endpoint(
     "POST /cluster/switch", json_object(value_of("to", str)), "to", _NO_CLUSTER
 )

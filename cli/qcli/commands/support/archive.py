@@ -69,9 +69,14 @@ def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
             entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
             archive.addfile(entry, io.BytesIO(content))
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(data.getvalue())
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise Failure(f"{path} exists. Give another name, or remove it.") from error
     except OSError as error:
+        raise Failure(f"Cannot write {path}: {error.strerror}.") from error
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data.getvalue())
+    except OSError as error:
+        path.unlink(missing_ok=True)  # a part of an archive, which would be in the way of the next one
         raise Failure(f"Cannot write {path}: {error.strerror}.") from error

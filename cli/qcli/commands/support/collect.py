@@ -28,14 +28,22 @@ _REQUESTS: Mapping[str, Request[Any]] = {
     "metrics.txt": api.metrics(),
     "jobs.json": api.jobs(),
     "debug-tasks.txt": api.debug_tasks(),
+    "cluster-member.json": api.unchecked_member(),
 }
+_OTHER_OPTIONS = ("log_level", "draining", "id", "log_prefix", "retention_time", "retention_bytes")
+"""Options of `/config` that are not fields of the options of a broker."""
 
 
 def add_machine(parts: Bundle) -> None:
     """Add the versions, the variables of qcli, and the contexts."""
     from trio_nsq.platform.compiled import form
 
-    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    # A distribution without metadata, as an interrupted pip leaves, has neither name nor version.
+    packages = {
+        name: each.metadata["Version"] or ""
+        for each in metadata.distributions()
+        if (name := each.metadata["Name"])
+    }
     parts.add(
         "versions.json",
         {
@@ -45,7 +53,11 @@ def add_machine(parts: Bundle) -> None:
             "implementation": platform.python_implementation(),
             "platform": platform.platform(),
             "libc": " ".join(platform.libc_ver()),
-            "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+            # Not as names of fields: a package may have a name that says that its value is secret.
+            "packages": [
+                f"{name} {version}"
+                for name, version in sorted(packages.items(), key=lambda item: item[0].lower())
+            ],
         },
     )
     ours = {name: value for name, value in sorted(os.environ.items()) if name.startswith("QCLI_")}
@@ -102,7 +114,7 @@ def _config(client: AdminClient) -> dict[str, str] | Failure:
         field.name.removesuffix("_ms") for kind in (BrokerOptions, Limits) for field in fields(kind)
     )
     found = {}
-    for name in ["log_level", "draining", *names]:
+    for name in [*_OTHER_OPTIONS, *names]:
         try:
             found[name] = client.ask(api.option(name)).decode("utf-8", "replace")
         except Refused as refused:
@@ -116,7 +128,16 @@ def _config(client: AdminClient) -> dict[str, str] | Failure:
 def add_folder(parts: Bundle, folder: Path) -> None:
     """Add the names, sizes and times of the files of a folder."""
     lines = []
-    for path in sorted(folder.rglob("*")):
+
+    def failed(error: OSError) -> None:  # a running broker removes folders, too
+        lines.append(f"{os.path.relpath(error.filename, folder)}: {error.strerror}")
+
+    paths = sorted(
+        Path(parent, name)
+        for parent, folders, files in os.walk(folder, onerror=failed)
+        for name in (*folders, *files)
+    )
+    for path in paths:
         try:
             state = path.lstat()
         except OSError as error:  # a running broker removes files

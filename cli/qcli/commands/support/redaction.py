@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from trio_nsq.access.secret import redacted
@@ -13,16 +13,19 @@ from trio_nsq.protocol.address import without_secrets
 HIDDEN = "***"
 _MIN_SECRET = 4
 """Characters. Shorter values, such as 1, also occur in other places."""
+_NO_SECRET = re.compile(r"(?i)[-+]?[\d.]+|true|false|none|null")
+"""Numbers and switches, such as the value of MAX_TOKENS, which occur in other places."""
 
 _SECRET_NAME = re.compile(
-    r"(?i)secret|password|passphrase|token|credential|headers?$|authorization|(access|account|api|private|tls)_?key"
-    r"|connection_string|sas"
+    r"(?i)secret|password|passphrase|token|credential|headers?$|authorization"
+    r"|(access|account|api|private|tls|storage|master)[-_.]?key|connection[-_.]?string|(?<![a-z])sas(?![a-z])"
 )
 _NO_SECRET_NAME = re.compile(r"(?i)_(file|count|ms|s|total)$")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>\\]+")
 _PATTERNS = (
     (re.compile(r"\?[\w%.~-]+=[^\s\"'<>\\]*"), "?xxxxx"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
+    (re.compile(r"(?i)\b(authorization[\"']?\s*[:=]\s*[\"']?\w+)\s+[^\s\"',;]+"), rf"\1 {HIDDEN}"),
     (re.compile(r"\bqnsq_[\w-]+"), HIDDEN),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
 )
@@ -30,6 +33,8 @@ _PATTERNS = (
 _OF_CLIENTS = frozenset(
     {"remote_address", "client_id", "hostname", "name", "auth_identity", "tls_common_name"}
 )
+_LISTS_OF_CLIENTS = {"clients": _OF_CLIENTS, "producers": _OF_CLIENTS, "jobs": frozenset({"host", "client"})}
+"""By the name of a list: the fields of its objects that say who a client is."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -48,7 +53,11 @@ class Redactor:
     """
 
     def __init__(self, environment: Mapping[str, str], others: Iterable[str] = ()) -> None:
-        known = {value for name, value in environment.items() if is_secret_name(name)} | set(others)
+        known = {
+            value
+            for name, value in environment.items()
+            if is_secret_name(name) and not _NO_SECRET.fullmatch(value)
+        } | set(others)
         known |= {json.dumps(value)[1:-1] for value in known}
         self._known = sorted((text for text in known if len(text) >= _MIN_SECRET), key=len, reverse=True)
         self._salt = secrets.token_bytes(16)
@@ -69,21 +78,24 @@ class Redactor:
             text = text.replace(address, hashed)
         return text
 
-    def value(self, value: Any, name: str = "", *, of_client: bool = False) -> Any:
+    def value(self, value: Any, name: str = "", *, of_client: Collection[str] = ()) -> Any:
         """Return a JSON value without secrets.
 
         Args:
-            name: The name of the field with the value.
-            of_client: Whether it is in the description of a client.
+            name: The name of the field with the value, or of the one around it if that name says that it is secret.
+            of_client: The names of fields that say who a client is, in the description of one.
         """
         if isinstance(value, dict):
-            return {self.text(key): self.value(each, key, of_client=of_client) for key, each in value.items()}
+            return {
+                self.text(key): self.value(each, name if is_secret_name(name) else key, of_client=of_client)
+                for key, each in value.items()
+            }
         if isinstance(value, list):
-            inside = of_client or name in ("clients", "producers")
+            inside = _LISTS_OF_CLIENTS.get(name, of_client)
             return [self.value(each, name, of_client=inside) for each in value]
         if not isinstance(value, str) or not value:
             return value
-        if of_client and name in _OF_CLIENTS:
+        if name in of_client:
             return self._client(value, is_address=name == "remote_address")
         return HIDDEN if is_secret_name(name) else self.text(value)
 
