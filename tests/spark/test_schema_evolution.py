@@ -106,6 +106,38 @@ def test_types_get_wider_in_all_files(
     assert export(qcli, topic, folder, *arguments)["widened"] == []
 
 
+@pytest.mark.parametrize("contract", ["", "freeze", "discard-row", "discard-value", "evolve"])
+@pytest.mark.parametrize("option", ["--schema", "--columns"])
+def test_the_narrower_schema_with_another_contract(
+    qcli: Cli, topic: str, tmp_path: Path, option: str, contract: str
+) -> None:
+    """The columns of the folder stay as wide as they are."""
+    schema = schema_file(tmp_path, a="decimal(10,2)", b="int")
+    columns = (option, schema) if option == "--schema" else ("--json", option, "a:decimal(10,2),b:int")
+    qcli.publish(topic, bodies({"a": 123456789.99, "b": 2**40}))
+    said = export(qcli, topic, tmp_path / "out", *columns, *EVOLVE)
+    assert said["widened"] == ["a", "b"]
+    qcli.publish(topic, bodies({"a": 987654321.09, "b": 2**41}))
+    options = ("--schema-contract", contract) if contract else ()
+    said = export(qcli, topic, tmp_path / "out", *columns, *options)
+    assert (said["messages"], said["misfits"], said["widened"]) == (1, {}, [])
+    assert rows(tmp_path / "out", "a", "b").to_pylist()[1] == {"a": Decimal("987654321.09"), "b": 2**41}
+
+
+def test_a_new_column_needs_a_type(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, bodies({"a": 1, "b": 1}))
+    export(qcli, topic, tmp_path / "out", "--json", "--columns", "a:long")
+    qcli.publish(topic, bodies({"a": 1, "b": 1}))
+    result = to_parquet(topic, tmp_path / "out", "--json", "--columns", "a:long,b", *EVOLVE)
+    assert (result.code, result.err) == (
+        1,
+        f"Error: The folder {tmp_path}/out has no column for the field b, and its type is not inferred: give it one, "
+        "as in --columns b:string.\n",
+    )
+    said = export(qcli, topic, tmp_path / "out", "--json", "--columns", "a:long,b:long", *EVOLVE)
+    assert (said["new_columns"], rows(tmp_path / "out", "b").to_pylist()[1]) == ({"b": "long"}, {"b": 1})
+
+
 def test_a_long_that_no_double_has_stays_a_long(qcli: Cli, topic: str, tmp_path: Path) -> None:
     arguments = ("--schema", schema_file(tmp_path, a="long"), *EVOLVE)
     qcli.publish(topic, bodies({"a": 2**53 + 1}))

@@ -91,8 +91,26 @@ def test_schema_of_another_folder(
     result = to_parquet(topic, tmp_path / "out", "--schema", str(schema))
     assert (result.code, result.err) == (
         1,
-        f"Error: The field price is decimal(6,2) in the schema, and long in the folder {tmp_path}/out: choose another "
-        "folder.\n",
+        f"Error: The field price is decimal(6,2) in the schema, and long in the folder {tmp_path}/out: use the type of "
+        "the folder, which --print-schema prints, or choose another folder.\n",
+    )
+
+
+@pytest.mark.parametrize("contract", ["", "freeze", "discard-row", "discard-value", "evolve"])
+def test_a_schema_needs_the_column_rest(
+    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path, schema: Path, contract: str
+) -> None:
+    """Without it, fields that the schema lacks would be lost."""
+    qcli.publish(topic, bodies({"n": 1}))
+    export(qcli, topic, tmp_path / "out", "--json", "--columns", "n:long")
+    qcli.publish(topic, bodies({"n": 2, "vip": 1}))
+    schema.write_text('{"fields": [{"name": "n", "type": "long"}]}')
+    options = ("--schema-contract", contract) if contract else ()
+    result = to_parquet(topic, tmp_path / "out", "--schema", str(schema), *options)
+    assert (result.code, result.err) == (
+        1,
+        f"Error: The folder {tmp_path}/out has files with --json --columns n:long, without the column rest, which has "
+        "the fields that a schema lacks: use these options, or choose another folder.\n",
     )
 
 

@@ -108,11 +108,16 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     if same and request.json_fields:
         types = {column.field: column.type for column in there.json_columns}
         fields = dict(request.json_fields)
+        if asked.keep_rest and not there.keep_rest:
+            raise LayoutError(
+                f"the folder {place} has files with {_describe(there)}, without the column rest, which has the fields "
+                "that a schema lacks: use these options, or choose another folder"
+            )
         if asked.keep_rest or request.evolves:
             _check_schema(types, request, place)
         else:
             same = list(types) == list(fields) and all(
-                kind in (None, types[name]) for name, kind in fields.items()
+                _has_values(types[name], kind) for name, kind in fields.items()
             )
     if not same:
         raise LayoutError(
@@ -130,13 +135,26 @@ def _check_schema(types: Mapping[str, ColumnType], request: ExportRequest, place
                 f"the folder {place} has no column for the field {name}: give --schema-contract evolve, which adds it, "
                 "or choose another folder"
             )
-        if there is None or kind in (None, there):
-            continue
-        # The folder may have got a wider type than the schema already.
-        if promotion is None or not (can_widen(there, kind, promotion) or can_widen(kind, there, promotion)):
+        if there is None and kind is None:
             raise LayoutError(
-                f"the field {name} is {kind} in the schema, and {there} in the folder {place}: choose another folder"
+                f"the folder {place} has no column for the field {name}, and its type is not inferred: give it one, as "
+                f"in --columns {name}:string"
             )
+        if there is None or _has_values(there, kind):
+            continue
+        if kind is None or promotion is None or not can_widen(there, kind, promotion):
+            raise LayoutError(
+                f"the field {name} is {kind} in the schema, and {there} in the folder {place}: use the type of the "
+                "folder, which --print-schema prints, or choose another folder"
+            )
+
+
+def _has_values(there: ColumnType, kind: ColumnType | None) -> bool:
+    """Whether a column of a folder has all values of the type that is asked for; None: any type will do.
+
+    An earlier export with the contract evolve may have made it wider than the same schema asks for.
+    """
+    return kind in (None, there) or (kind is not None and can_widen(kind, there, Promotion.FILES))
 
 
 def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence[tuple[str, ColumnType]]:
