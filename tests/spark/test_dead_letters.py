@@ -55,6 +55,7 @@ def test_messages_that_do_not_fit_are_published(qcli: Cli, topic: str, tmp_path:
     dead = f"{topic}.dead"
     said = exported(qcli, topic, tmp_path, "--dead-letter-topic", "{topic}.dead")
     assert (said["messages"], said["dead_letters"], said["unparsed"], said["discarded_rows"]) == (3, 4, 0, 0)
+    assert said["body_bytes"] == sum(map(len, GOOD))
     assert column(tmp_path, "user") == [1, 2, None]
     assert column(tmp_path, "seq") == [0, 3, 6]
     assert column(tmp_path, "unparsed") == [None] * 3
@@ -66,6 +67,17 @@ def test_messages_that_do_not_fit_are_published(qcli: Cli, topic: str, tmp_path:
     assert {headers["dead-letter-broker"] for _, headers in found} == {qcli.http_address}
     assert exported(qcli, topic, tmp_path, "--dead-letter-topic", "{topic}.dead")["dead_letters"] == 0
     assert len(letters(qcli.http_address, dead)) == 4
+
+
+def test_size_of_exported_bodies(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """It is that of the published bodies of all rows, before masks."""
+    published = [*MIXED, b'{"user": 3}']
+    qcli.publish(topic, published)
+    more = ("--where", "user IS NULL OR user < 3", "--mask", "user=null")
+    said = exported(qcli, topic, tmp_path, *more, "--dead-letter-topic", f"{topic}.dead")
+    assert said["filtered"] == 1
+    assert said["dead_letters"] > 0
+    assert said["body_bytes"] == sum(len(published[seq]) for seq in column(tmp_path, "seq"))
 
 
 def test_dlq_shows_them_and_replay_publishes_them_again(qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_discard_row(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Pat
         {"user.age": 1},
         0,
     )
+    assert said["body_bytes"] == len(bodies(GOOD)[0])
     assert rows(folder, "seq", "unparsed").to_pylist() == [{"seq": 1, "unparsed": None}]
     qcli.publish(topic, [*bodies(BAD_VALUE), b"x", b"y"])
     result = to_parquet(topic, folder, *drop)

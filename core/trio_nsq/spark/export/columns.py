@@ -98,12 +98,12 @@ class TableBuilder:
         FilterError: The condition of the layout is invalid.
 
     Attributes:
-        filtered, filtered_bytes: The number of messages so far that do not meet the condition of the layout, and the
-            size of their bodies.
+        filtered: The number of messages so far that do not meet the condition of the layout.
         body_bytes: The size of the bodies, and of headers, that were added since the last table.
         discarded_rows: The number of messages so far that the contract left out.
         letters: The dead letters so far, for the caller to take.
         dead_letters: Their number, also of those that were taken.
+        left_out_bytes: The size of the bodies of `filtered`, `discarded_rows` and `dead_letters`.
         without_column: The number of messages so far whose headers are lost, as the layout has no column for them.
     """
 
@@ -132,7 +132,7 @@ class TableBuilder:
         self.without_column: int = 0
         self.discarded_rows: int = 0
         self.filtered: int = 0
-        self.filtered_bytes: int = 0
+        self.left_out_bytes: int = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -239,8 +239,9 @@ class TableBuilder:
             kept = self._selection.matches(dict(zip(self.schema.names, columns, strict=False)), bodies)
             left_out = bodies.filter(pc.invert(kept))
             self.filtered += len(left_out)
-            self.filtered_bytes += pc.sum(pc.binary_length(left_out)).as_py() or 0
+            self.left_out_bytes += _size_of(left_out)
             columns, bodies = [each.filter(kept) for each in columns], bodies.filter(kept)
+        published = bodies  # None: all
         if self._masks is not None:
             bodies = self._binary() if bodies is None else bodies
             bodies = pa.array(self._masks.masked(bodies.to_pylist()), pa.binary())
@@ -250,6 +251,9 @@ class TableBuilder:
             self._add_letters(refused, columns, self._binary() if bodies is None else bodies)
         elif refused:
             self.discarded_rows += len(refused)
+        if refused:
+            published = self._binary() if published is None else published
+            self.left_out_bytes += _size_of(published.take(pa.array(list(refused), pa.int64())))
         self._clear()
         table = pa.Table.from_arrays(columns, schema=self.schema)
         if not refused:
@@ -365,6 +369,11 @@ def _decoded(body: bytes) -> str | None:
 def _fixed(values: "array[int]", kind: Any) -> Any:
     """Make an Arrow array over the buffer of a Python array, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _size_of(bodies: Any) -> int:
+    """Return the size of binary values in bytes."""
+    return pc.sum(pc.binary_length(bodies)).as_py() or 0
 
 
 def _hex(ids: Any) -> Any:

@@ -360,6 +360,8 @@ class ExportJob:
             self.result.new_columns | self._state.new_columns,
             {},
         )
+        self.result.widened += self._state.widened
+        self._state.widened = []
 
     def to_repeat(self) -> list[ExportTask]:
         """Return the tasks to begin again, with a new layout, because their values need wider columns."""

@@ -52,6 +52,7 @@ class ExportState:
         manifest: None until `start`, if there was none.
         table: The table to commit files to; None: the files are all there is.
         new_columns: The fields that got columns so far, with their types.
+        widened: The fields whose columns got the wider types of a schema so far.
 
     Raises:
         ManifestError: The manifest cannot be used.
@@ -61,6 +62,7 @@ class ExportState:
     def __init__(self, topic: str, storage: Storage, lease: Lease, *, evolves: bool = False) -> None:
         self.table: CommittedTable | None = None
         self.new_columns: dict[str, str] = {}
+        self.widened: list[str] = []
         self._evolves = evolves
         self._topic = topic
         self._storage = storage
@@ -276,12 +278,13 @@ class ExportState:
         if self.table is None:
             manifest.layouts[-1] = layout
             if wider:
-                self.widen_schema(wider)
+                self.widened += self.widen_schema(wider)
             self._change_files(manifest.layout.with_fields(new, widens=True, at_most=None))
             self.save()
             self._convert()
         elif new or wider:
             self._change_table(layout.widened(wider).with_fields(new, at_most=None))
+            self.widened += sorted(wider)
 
     def _change_table(self, layout: Layout) -> None:
         """Give the table, and the next files, this layout."""

@@ -124,7 +124,7 @@ class ExportTask:
             self.broker,
             *span,
             messages - files.builder.filtered - files.builder.discarded_rows - files.builder.dead_letters,
-            body_bytes - files.builder.filtered_bytes,
+            body_bytes - files.builder.left_out_bytes,
             gaps=gaps,
             for_one_channel=for_one_channel,
             filtered=files.builder.filtered,
