@@ -156,7 +156,7 @@ def test_a_wider_schema(qcli: Cli, topic: str, tmp_path: Path) -> None:
     said = export(
         qcli, topic, folder, "--schema", schema_file(tmp_path, b="struct<c:byte>", a="long"), *EVOLVE
     )
-    assert said["messages"] == 0
+    assert (said["messages"], said["widened"]) == (0, ["a"])
     assert types_in(folder, "a") == ["int64"]
     assert rows(folder, "a", "b", "rest").to_pylist() == [
         {"a": 1, "b": {"c": 2}, "rest": '{"b":{"c":2,"d":3}}'},
@@ -305,6 +305,31 @@ def test_an_iceberg_table_gets_wider_types(qcli: Cli, topic: str, tmp_path: Path
     assert sorted(map(str, found)) == sorted(map(str, [old, old, new, dict.fromkeys(old)]))
 
 
+def test_an_iceberg_table_keeps_its_types_without_the_contract(
+    to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """Its columns may be those of other exports."""
+    qcli.publish(topic, bodies({"a": 1}))
+    target = ("--json", *table_options(ICEBERG))
+    export(qcli, topic, tmp_path / "int", "--columns", "a:int", *target)
+    arguments = ("--columns", "a:long", *target)
+    result = to_parquet(topic, tmp_path / "long", *arguments)
+    assert (
+        result.code,
+        "give --schema-contract evolve, which widens it, or choose another table" in result.err,
+    ) == (
+        1,
+        True,
+    )
+    assert str(iceberg_table().schema().find_type("a")) == "int"
+    export(qcli, topic, tmp_path / "long", *arguments, *EVOLVE)
+    assert str(iceberg_table().schema().find_type("a")) == "long"
+    qcli.publish(topic, bodies({"a": 2}))
+    for folder in ("int", "long"):
+        export(qcli, topic, tmp_path / folder, "--columns", f"a:{folder}", *target)
+    assert sorted(table_rows(ICEBERG, tmp_path)["a"].to_pylist()) == [1, 1, 2, 2]
+
+
 def test_a_delta_table_keeps_its_types(qcli: Cli, topic: str, tmp_path: Path) -> None:
     """deltalake has no type widening. New columns it has."""
     arguments = ("--schema", schema_file(tmp_path, a="int"), "--delta", *EVOLVE)
@@ -327,4 +352,5 @@ def test_types_that_a_table_does_not_have(
     result = to_parquet(topic, tmp_path / "out", *arguments)
     assert result.code == 1
     assert "table has no type" in result.err
+    assert "that of the column a: choose another type" in result.err
     export(qcli, topic, tmp_path / "files", *arguments[:2])

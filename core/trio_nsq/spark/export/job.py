@@ -118,7 +118,9 @@ class ExportJob:
 
     def _attach_table(self) -> None:
         request = self.request
-        options = TableOptions(request.compression, request.compression_level, request.row_group_bytes)
+        options = TableOptions(
+            request.compression, request.compression_level, request.row_group_bytes, evolves=request.evolves
+        )
         self._state.attach_table(request.table, options)
 
     @property

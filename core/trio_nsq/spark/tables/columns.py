@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from ..export.layout import MESSAGE_COLUMNS
 from ..schemas.arrow_types import arrow_type
 from ..schemas.column_types import ColumnType
@@ -35,9 +37,10 @@ class TableColumns:
     """The columns of a table.
 
     Args:
-        type_name: Returns the type of an Arrow type, as in `TableColumn`.
+        type_name: Returns the type of an Arrow field, as in `TableColumn`.
         widens: Whether a column can change from one type to another one, which has its values; files with the former
             can still be added.
+        evolves: Whether the columns of the table get the wider types of files.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class TableColumns:
         columns: Sequence[TableColumn],
         type_name: Callable[[Any], str],
         widens: Callable[[str, str], bool] = lambda one, other: False,
+        *,
+        evolves: bool = False,
     ) -> None:
         self._columns = {column.name: column for column in columns}
         self._cased: dict[str, list[TableColumn]] = {}
@@ -52,6 +57,7 @@ class TableColumns:
             self._cased.setdefault(column.name.casefold(), []).append(column)
         self._type_name = type_name
         self._widens = widens
+        self._evolves = evolves
 
     def __contains__(self, name: str) -> bool:
         """Whether the table has this name in use."""
@@ -59,7 +65,7 @@ class TableColumns:
 
     def fits(self, name: str, kind: ColumnType) -> bool:
         """Whether files can have this column: the table has the same, or none of that name in upper or lower case."""
-        wanted = self._type_name(arrow_type(kind))
+        wanted = self._type_name(pa.field(name, arrow_type(kind)))
         return all(
             column == TableColumn(name, column.type) and self._is_same(column.type, wanted)
             for column in self._cased.get(name.casefold(), ())
@@ -70,12 +76,13 @@ class TableColumns:
         return [
             field
             for field in ours
-            if (column := self._columns.get(field.name)) is not None
-            and self._widens(column.type, self._type_name(field.type))
+            if self._evolves
+            and (column := self._columns.get(field.name)) is not None
+            and self._widens(column.type, self._type_name(field))
         ]
 
     def _is_same(self, there: str, ours: str) -> bool:
-        return there == ours or self._widens(there, ours) or self._widens(ours, there)
+        return there == ours or self._widens(ours, there) or (self._evolves and self._widens(there, ours))
 
     def check(self, ours: Any, shown: str, place: str) -> None:
         """Check that files with these columns can be added.
@@ -113,9 +120,14 @@ class TableColumns:
                     f"lower case only: choose another {place}"
                 )
             return
-        if not self._is_same(column.type, kind := self._type_name(field.type)):
+        if not self._is_same(column.type, kind := self._type_name(field)):
+            way = (
+                "give --schema-contract evolve, which widens it, or "
+                if self._widens(column.type, kind)
+                else ""
+            )
             raise TableError(
-                f"the column {field.name} of {shown} has type {column.type}, and that of the files {kind}: choose "
+                f"the column {field.name} of {shown} has type {column.type}, and that of the files {kind}: {way}choose "
                 f"another {place}"
             )
         if field.nullable and column.required:

@@ -136,8 +136,8 @@ class DeltaExportTable(Table):
     def _schema(self, layout: Layout) -> Any:
         return _table_schema(layout)
 
-    def _type_name(self, arrow: Any) -> str:
-        return _name(_delta_fields([pa.field("x", arrow)])[0].type)
+    def _type_name(self, field: Any) -> str:
+        return _name(_delta_fields([field])[0].type)
 
     def _check_layout(self, layout: Layout) -> None:
         self._check_rules()

@@ -35,7 +35,7 @@ from .catalogs import explained, file_options, load
 from .columns import TableColumn
 from .compaction import TableFile
 from .iceberg_expiry import expire, history
-from .iceberg_types import can_promote, iceberg_type, shown_type
+from .iceberg_types import can_promote, column_type, shown_type
 from .locations import table_location
 from .table import Table
 from .target import TableError, TableKind, TableOptions, TableTarget
@@ -134,8 +134,8 @@ class IcebergExportTable(Table):
     def _schema(self, layout: Layout) -> Any:
         return schema_of(layout)
 
-    def _type_name(self, arrow: Any) -> str:
-        return shown_type(iceberg_type(arrow))
+    def _type_name(self, field: Any) -> str:
+        return shown_type(column_type(field))
 
     def _widens(self, one: str, other: str) -> bool:
         return can_promote(one, other)
@@ -211,7 +211,7 @@ class IcebergExportTable(Table):
     def _create(self, layout: Layout) -> LoadedTable:
         columns = enumerate(schema_of(layout), 1)
         fields = [
-            types.NestedField(number, column.name, iceberg_type(column.type), required=not column.nullable)
+            types.NestedField(number, column.name, column_type(column), required=not column.nullable)
             for number, column in columns
         ]
         schema = Schema(*fields)
@@ -314,9 +314,9 @@ def _change_columns(change: Transaction, missing: Sequence[Any], wider: Sequence
         with change.update_schema() as update:
             # As paths: a dot in a name would separate fields.
             for column in missing:
-                update.add_column((column.name,), iceberg_type(column.type))
+                update.add_column((column.name,), column_type(column))
             for column in wider:
-                kind = iceberg_type(column.type)
+                kind = column_type(column)
                 assert isinstance(kind, types.PrimitiveType)
                 update.update_column((column.name,), kind)
 

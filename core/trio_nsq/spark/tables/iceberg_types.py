@@ -30,28 +30,42 @@ _FIRST_ID = 10_001
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
 
 
-def iceberg_type(arrow: Any, ids: Iterator[int] | None = None) -> types.IcebergType:
-    """Return the type of a column of files. Raises TableError: Iceberg has none."""
-    ids = count(_FIRST_ID) if ids is None else ids
+def column_type(field: Any) -> types.IcebergType:
+    """Return the type of a column of files, an Arrow field. Raises TableError: Iceberg has none."""
+    try:
+        return _iceberg_type(field.type, count(_FIRST_ID))
+    except _MissingType as exc:
+        raise TableError(
+            f"an Iceberg table has no type {exc}, that of the column {field.name}: choose another type, such as string "
+            "or timestamp(us)"
+        ) from exc
+
+
+class _MissingType(Exception):
+    """Iceberg has no such type; the text is the type."""
+
+
+def _iceberg_type(arrow: Any, ids: Iterator[int]) -> types.IcebergType:
+    """Return the type of Arrow's. Raises _MissingType."""
     if pa.types.is_map(arrow):
         key, value = next(ids), next(ids)
-        kinds = iceberg_type(arrow.key_type, ids), iceberg_type(arrow.item_type, ids)
+        kinds = _iceberg_type(arrow.key_type, ids), _iceberg_type(arrow.item_type, ids)
         return types.MapType(key, kinds[0], value, kinds[1], value_required=False)
     if pa.types.is_list(arrow):
         number = next(ids)
-        return types.ListType(number, iceberg_type(arrow.value_type, ids), element_required=False)
+        return types.ListType(number, _iceberg_type(arrow.value_type, ids), element_required=False)
     if pa.types.is_struct(arrow):
         numbers = [next(ids) for _ in arrow]
         return types.StructType(
             *(
-                types.NestedField(number, field.name, iceberg_type(field.type, ids), required=False)
+                types.NestedField(number, field.name, _iceberg_type(field.type, ids), required=False)
                 for number, field in zip(numbers, arrow, strict=True)
             )
         )
     if pa.types.is_decimal(arrow):
         return types.DecimalType(arrow.precision, arrow.scale)
     if (found := _TYPES.get(arrow)) is None:
-        raise TableError(f"an Iceberg table has no type {arrow}: choose another type for the column")
+        raise _MissingType(arrow)
     return found
 
 

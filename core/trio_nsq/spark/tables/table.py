@@ -119,7 +119,8 @@ class Table(ABC):
             self._names().check(self._schema(layout), self.shown, self._place)
 
     def _names(self) -> TableColumns:
-        return TableColumns(self._columns() if self._is_there else (), self._type_name, self._widens)
+        columns = self._columns() if self._is_there else ()
+        return TableColumns(columns, self._type_name, self._widens, evolves=self._options.evolves)
 
     def _check_kept(self, number: int) -> None:
         """Check that the table was not restored to a version before this commit, its last one. Raises TableError."""
@@ -262,8 +263,8 @@ class Table(ABC):
         """Return the Arrow schema of the columns that a table of this layout needs."""
 
     @abstractmethod
-    def _type_name(self, arrow: Any) -> str:
-        """Return the type of a column of files, as in `TableColumn`."""
+    def _type_name(self, field: Any) -> str:
+        """Return the type of a column of files, as in `TableColumn`. Raises TableError: tables do not have it."""
 
     def _widens(self, one: str, other: str) -> bool:
         """Whether a column of the table can change from one type to another one."""

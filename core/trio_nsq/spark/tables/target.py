@@ -65,11 +65,17 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How compacted files are written; see `ExportRequest`."""
+    """How a table is changed.
+
+    Attributes:
+        compression, compression_level, row_group_bytes: How compacted files are written; see `ExportRequest`.
+        evolves: Whether its columns get wider types that files have; otherwise such files do not fit it.
+    """
 
     compression: str = "zstd"
     compression_level: int | None = 1
     row_group_bytes: int = 64 * 1024 * 1024
+    evolves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
