@@ -2,7 +2,7 @@
 
 import json
 import struct
-from datetime import date
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -30,6 +30,8 @@ from trio_nsq.spark.schemas.column_types import (
     parse_type,
     split_columns,
 )
+from trio_nsq.spark.schemas.contracts import SchemaContract
+from trio_nsq.spark.schemas.promotions import Promotion
 
 T = JsonType
 
@@ -137,7 +139,7 @@ def test_valid_values(kind: JsonType, text: str, value: object) -> None:
         (T.TIMESTAMP, b'{"x": 1e300}'),
         (T.TIMESTAMP, b'{"x": 1700000000000}'),
         (T.TIMESTAMP, b'{"x": -9e12}'),
-        (T.TIMESTAMP, b'{"x": 253402300799.999999}'),
+        (T.TIMESTAMP, b'{"x": 253402300799.9999999}'),
         (T.TIMESTAMP, b'{"x": "9999-12-31T23:59:59-12:00"}'),
         (T.TIMESTAMP, b'{"x": "0001-01-01T00:00:00+01:00"}'),
         (T.JSON, b'{"x": "\\ud800"}'),
@@ -318,6 +320,43 @@ def test_list_of_columns() -> None:
         "decimal(3,1)",
         "long",
     ]
+
+
+@given(
+    st.datetimes(datetime(1700, 1, 1), datetime(2250, 1, 1)).map(lambda found: found.replace(microsecond=0)),
+    st.text("0123456789", max_size=9),
+    st.none() | st.integers(-14 * 60, 14 * 60),
+    st.sampled_from(["timestamp(ns)", "timestamp(us)"]),
+)
+def test_times_have_all_digits_in_each_zone(
+    moment: datetime, fraction: str, minutes: int | None, kind: str
+) -> None:
+    zone = UTC if minutes is None else timezone(timedelta(minutes=minutes))
+    text = moment.isoformat() + (f".{fraction}" if fraction else "")
+    text += (
+        "Z"
+        if minutes is None
+        else f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+    )
+    seconds = (moment.replace(tzinfo=zone) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+    digits = 9 if kind == "timestamp(ns)" else 6
+    wanted = seconds * 10**digits + int(f"{fraction:0<9}"[:digits])
+    number = seconds * 10**digits
+    bodies = [f'{{"a":"{text}"}}'.encode(), f'{{"a":{number}.0}}'.encode(), f'{{"a":{number}E0}}'.encode()]
+    arrays = JsonParser(layout(("a", parse_type(kind)))).parse(bodies)
+    assert arrays[0].cast("int64").to_pylist() == [wanted, number, number]
+
+
+@pytest.mark.parametrize("kind", ["timestamp(ns)", "timestamp", "decimal(9,2)", "long", "double"])
+@pytest.mark.parametrize("text", ["1e1000000", "-1e1000000", "1e-1000000", '"1e1000000"'])
+@pytest.mark.parametrize("promotion", Promotion)
+def test_a_number_with_a_large_exponent_is_counted_as_each_that_does_not_fit(
+    kind: str, text: str, promotion: Promotion
+) -> None:
+    parser = JsonParser(layout(("a", parse_type(kind)), widens=True), SchemaContract.EVOLVE, promotion)
+    arrays = parser.parse([f'{{"a":{text}}}'.encode()])
+    assert not parser.widen
+    assert arrays[0].null_count == len(parser.misfits) or kind == "timestamp"  # 0 seconds, rounded
 
 
 def test_times_in_milliseconds() -> None:

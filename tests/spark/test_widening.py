@@ -1,5 +1,6 @@
 """Tests for the conversion of columns in finished files."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.files import RangeFiles
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout
 from trio_nsq.spark.export.request import ExportRequest
-from trio_nsq.spark.export.widening import convert_file
+from trio_nsq.spark.export.widening import columns_too_long, convert_file
 from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.storage import LocalStorage, StorageError
 
@@ -73,3 +74,35 @@ def test_what_another_process_has_converted_further_stays(tmp_path: Path) -> Non
     convert_file(TakenOver(tmp_path, further), "f.parquet", further.widened({"q": "long"}))
     assert pq.read_schema(tmp_path / "f.parquet") == pa.schema([("p", double), ("q", double)])
     assert pq.read_table(tmp_path / "f.parquet").to_pylist() == [{"p": 1.0, "q": 2.0}]
+
+
+COLUMNS_BEFORE = [
+    pa.array(["x"]),
+    pa.array([b"x"], pa.binary()),
+    pa.array([1]),
+    pa.array([None], pa.int64()),
+    pa.array([0.5]),
+    pa.array([True]),
+    pa.array([0], pa.timestamp("us", "UTC")),
+    pa.array([Decimal("1.5")]),
+    pa.array([{"p": 1, "q": "x"}]),
+    pa.array([{"b": 1}]),  # in a column `a`, its path is that of the column `a.b`
+    pa.array([[("k", "v"), ("l", "w")]], pa.map_(pa.string(), pa.string())),
+    pa.array([[1, 2]]),
+    pa.array([[{"p": [1], "q": {"r": 1}}]]),
+]
+
+
+@pytest.mark.parametrize("before", COLUMNS_BEFORE, ids=lambda each: str(each.type))
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize(
+    ("value", "fits"), [(5, True), (2**53 + 1, False), (-(2**53) - 1, False), (2**60, True)]
+)
+def test_longs_that_a_double_does_not_represent(
+    tmp_path: Path, before: pa.Array, statistics: bool, value: int, fits: bool
+) -> None:
+    """Whatever the column before has: a struct and a map have several leaves in the file."""
+    table = pa.table({"a": before, "a.b": pa.array([value]), "z": before})
+    pq.write_table(table, tmp_path / "f.parquet", write_statistics=statistics)
+    found = columns_too_long(LocalStorage(tmp_path), ["f.parquet"], ["a.b", "missing"])
+    assert found == (set() if fits else {"a.b"})

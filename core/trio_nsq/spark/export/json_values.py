@@ -33,6 +33,7 @@ _DATE = r"\d{4}-\d\d-\d\d"
 _IS_DATE = re.compile(_DATE, re.ASCII).fullmatch
 _IS_TIME = re.compile(_DATE + r"([Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)?)?", re.ASCII).fullmatch
 """RFC 3339, also without zone, seconds or time of day. Python takes more: weeks of ISO 8601, for example."""
+_FRACTION = re.compile(r"\.(\d+)", re.ASCII).search
 _IS_TIME_OF_DAY = re.compile(r"(\d\d:\d\d(:\d\d(\.\d+)?)?)[Zz]?", re.ASCII).fullmatch
 _HAS_NEGATIVE_ZERO = re.compile(r"[\s:,[]-0[\s,\]}]").search
 _NEGATIVE_ZERO = "-0"
@@ -45,6 +46,8 @@ _TIMES_US = range(
 )
 """The years 1 to 9999. Arrow has others too, but many readers, and the statistics of tables, do not."""
 _PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_MOST_DIGITS_OF_TIME = 20
+"""More than an int64 has: `round` returns all digits of a Decimal, which may be a million."""
 SECONDS = TimeType("s")
 """What the type `timestamp` means."""
 
@@ -247,7 +250,9 @@ def _time_of_day(value: object) -> int:
 def _time(kind: TimeType, value: object) -> int:
     """Convert a time to the microseconds, or with the unit ns the nanoseconds, of its column."""
     if isinstance(value, Digits):
-        value = value.value
+        value = exact_decimal(value)
+        if value.adjusted() > _MOST_DIGITS_OF_TIME:
+            raise ValueError("no time")
     nanoseconds = 0  # what a datetime cannot have
     if kind.pattern and type(value) is int:
         value = str(value)
@@ -257,9 +262,8 @@ def _time(kind: TimeType, value: object) -> int:
         else:
             if not _IS_TIME(value):
                 raise ValueError("no time")
-            nanoseconds = (
-                int(f"{value.partition('.')[2]:0<9}"[6:9]) if kind.unit == "ns" and "." in value else 0
-            )
+            if kind.unit == "ns" and (fraction := _FRACTION(value)) is not None:
+                nanoseconds = int(f"{fraction[1]:0<9}"[6:9])
             value = datetime.fromisoformat(value.upper())
         if kind.is_local and value.tzinfo is not None:
             raise ValueError("a time with a zone")
@@ -267,7 +271,7 @@ def _time(kind: TimeType, value: object) -> int:
         found = ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
         if kind.unit == "ns":
             found = found * 1000 + nanoseconds
-    elif kind.pattern or isinstance(value, bool) or not isinstance(value, int | float):
+    elif kind.pattern or isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError("no time")
     elif kind.unit == "ns":
         found = round(value)

@@ -56,20 +56,25 @@ def columns_too_long(storage: Storage, names: Iterable[str], columns: Collection
     for name in names:
         with _opened(storage, name) as parquet:
             for column in set(columns) - found:
-                index = parquet.schema_arrow.get_field_index(column)
-                if index >= 0 and pa.types.is_int64(parquet.schema_arrow.field(index).type):
+                schema = parquet.schema_arrow
+                if column in schema.names and pa.types.is_int64(schema.field(column).type):
                     groups = range(parquet.num_row_groups)
-                    if not all(_fits(parquet, number, index, column) for number in groups):
+                    if not all(_fits(parquet, number, column) for number in groups):
                         found.add(column)
     return found
 
 
-def _fits(parquet: Any, group: int, index: int, column: str) -> bool:
-    statistics = parquet.metadata.row_group(group).column(index).statistics
+def _fits(parquet: Any, group: int, column: str) -> bool:
+    """Whether a double represents each long of a column exactly."""
+    row_group = parquet.metadata.row_group(group)
+    # Statistics are those of leaves: a struct and a map have several, and `a.b` may also be a field of `a`.
+    leaves = [row_group.column(number) for number in range(row_group.num_columns)]
+    found = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
+    statistics = found[0] if len(found) == 1 else None
     if statistics is not None and statistics.has_min_max and max(-statistics.min, statistics.max) <= _EXACT:
         return True
     try:
-        doubles_of(parquet.read_row_group(group, [column]).column(0))
+        doubles_of(parquet.read_row_group(group, [column]).column(column))
     except ValueError:
         return False
     return True

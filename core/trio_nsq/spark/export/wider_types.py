@@ -37,10 +37,10 @@ def needs_double(kind: ColumnType, value: object) -> bool:
 def _decimal_of(value: object) -> DecimalType | None:
     """Return the smallest type of a number; None: it is no number, or has too many digits."""
     try:
-        number = exact_decimal(value)
-    except ValueError:
+        number = exact_decimal(value).normalize(Context(prec=_MAX_DIGITS))
+    except (ValueError, ArithmeticError):  # also exponents beyond those of the context
         return None
-    _, digits, exponent = number.normalize(Context(prec=_MAX_DIGITS)).as_tuple()
+    _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     scale = max(0, -exponent)
     before = max(0, len(digits) + exponent)
