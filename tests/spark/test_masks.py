@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from hypothesis import strategies as st
 
 from cli.support import Cli
 from interop.peers import Broker
-from spark.support import ToParquet, bodies_in, column, export, parquet_files, rows
+from spark.support import NOON_NS, ToParquet, column, export, parquet_files, rows, run_in_process, write_log
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.json_columns import infer_columns
 from trio_nsq.spark.export.layout import BodyFormat, Layout
-from trio_nsq.spark.export.masks import BodyMasks, Mask
+from trio_nsq.spark.export.masks import BodyMasks, Mask, with_types_of_masks
 
 SECRET = "tops3cret"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -34,9 +35,17 @@ def everything_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("mask", "wanted"), [("", None), ("=null", None), ("=sha256", DIGEST), ("=last4", "***cret")]
+    ("mask", "wanted", "of_seven"),
+    [
+        ("", None, None),
+        ("=null", None, None),
+        ("=sha256", DIGEST, hashlib.sha256(b"7").hexdigest()),
+        ("=last4", "***cret", "***"),
+    ],
 )
-def test_masks(qcli: Cli, topic: str, tmp_path: Path, mask: str, wanted: str | None) -> None:
+def test_masks(
+    qcli: Cli, topic: str, tmp_path: Path, mask: str, wanted: str | None, of_seven: str | None
+) -> None:
     """In all columns and in folders, also of values that do not fit, and of bodies that are no JSON."""
     bodies = [
         b'{"n": 1.10, "mail": "tops3cret", "user": {"mail": "tops3cret", "more": [1]}}',
@@ -55,7 +64,7 @@ def test_masks(qcli: Cli, topic: str, tmp_path: Path, mask: str, wanted: str | N
     found = [json.loads(each) for each in column(tmp_path / "a", "body")[:4]]
     assert found[0] == {"n": 1.1, "mail": wanted, "user": {"mail": wanted, "more": [1]}}
     assert b'"n":1.10,' in column(tmp_path / "a", "body")[0]
-    assert found[1]["user"] == [{"mail": wanted}, {"mail": None}, 7]
+    assert found[1]["user"] == [{"mail": wanted}, {"mail": None}, of_seven]
     assert column(tmp_path / "a", "unparsed")[4:] == [b"withheld: 28 bytes", b"withheld: 11 bytes"]
     export(qcli, topic, tmp_path / "b", "--json", "--columns", "n:long", "--mask", f"mail{mask}")
     assert json.loads(column(tmp_path / "b", "unparsed")[1])["mail"] == wanted
@@ -69,17 +78,65 @@ def test_where_sees_the_values(qcli: Cli, topic: str, tmp_path: Path) -> None:
     assert rows(tmp_path, "seq", "mail").to_pylist() == [{"seq": 0, "mail": "***"}]
 
 
-def test_dead_letters_are_masked(qcli: Cli, topic: str, tmp_path: Path) -> None:
-    qcli.publish(topic, [b'{"n": "x", "mail": "tops3cret"}'])
-    arguments = ("--json", "--columns", "n:long", "--mask", "mail", "--dead-letter-topic", f"{topic}.dead")
-    export(qcli, topic, tmp_path, *arguments)
-    assert bodies_in(qcli.http_address, f"{topic}.dead") == [b'{"n":"x","mail":null}']
+@pytest.mark.parametrize("mask", Mask)
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("TRY_CAST(age AS INT) >= 18", [0, 2]),
+        ("age IS NOT NULL", [0, 1, 2]),
+        ("unparsed IS NULL", [0, 1, 2, 3]),
+    ],
+)
+def test_where_sees_the_values_whatever_the_mask(
+    tmp_path: Path, mask: Mask, condition: str, wanted: list[int]
+) -> None:
+    """Also numbers, whose masks have another type."""
+    bodies = [b'{"age": 20, "n": 1}', b'{"age": 3, "n": 1}', b'{"age": 18, "n": 1}', b'{"n": 1}']
+    write_log(tmp_path / "data", "t", [(NOON_NS, bodies)])
+    arguments = ["--from-segments", f"b={tmp_path / 'data'}", "--json", "--mask", f"age={mask}"]
+    said = export(Cli("", ""), "t", tmp_path / "out", *arguments, "--where", condition)
+    assert (column(tmp_path / "out", "seq"), said["filtered"]) == (wanted, 4 - len(wanted))
+    assert said["unparsed"] == 0
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_errors_of_the_condition_hide_the_values(tmp_path: Path, mask: Mask) -> None:
+    write_log(tmp_path / "data", "t", [(NOON_NS, [b'{"card": "tops3cret"}'])])
+    arguments = ["t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json"]
+    arguments += ["--mask", f"card={mask}", "--where", "CAST(card AS BIGINT) > 0"]
+    result = run_in_process(Cli("", ""), "to-parquet", *arguments)
+    assert (result.code, "--mask hides the value. TRY_CAST" in result.err) == (1, True), result.err
+    assert SECRET not in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ["--columns", "a:long", "--mask", "a=sha256"],
+            "he field a has the type long, and its mask sha256 is text",
+        ),
+        (["--columns", "a:struct<b:array<int>>", "--mask", "a.b=last4"], "has the type array<int>"),
+        (["--columns", "a:array<struct<b:date>>", "--mask", "a.b=last4"], "has the type date"),
+        (
+            ["--mask", "a", "--partition-by", "date", "--event-time", "a"],
+            "the field a, which names the folders",
+        ),
+        (["--mask", "a", "--partition-by", "a"], "the field a, which names the folders"),
+    ],
+)
+def test_masks_that_fit_no_column(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    """Otherwise no message would fit."""
+    write_log(tmp_path / "data", "t", [(NOON_NS, [b'{"a": 1}'])])
+    place = ["t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json"]
+    result = run_in_process(Cli("", ""), "to-parquet", *place, *arguments)
+    assert (result.code, reason in result.err, parquet_files(tmp_path / "out")) == (1, True, []), result.err
 
 
 def test_masks_belong_to_the_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
-    qcli.publish(topic, [b'{"a": 1234567, "b": 1}'])
+    qcli.publish(topic, [b'{"a": 12345678, "b": 1}'])
     export(qcli, topic, tmp_path, "--json", "--mask", "a=last4")
-    assert column(tmp_path, "a") == ["***4567"]
+    assert column(tmp_path, "a") == ["***5678"]
     assert json.loads((tmp_path / "_nsq" / topic / "manifest.json").read_bytes())["version"] == 3
     for other in ((), ("--mask", "a"), ("--mask", "a=last4,b")):
         result = to_parquet(topic, tmp_path, "--json", *other)
@@ -95,6 +152,7 @@ def test_masks_belong_to_the_folder(to_parquet: ToParquet, qcli: Cli, topic: str
         (["--json", "--mask", "a=md5"], "'md5' is not one of null, sha256, last4"),
         (["--json", "--mask", "a,a=null"], "given twice"),
         (["--json", "--mask", "a..b"], "not a field"),
+        (["--json", "--mask", "a", "--dead-letter-topic", "d"], "--dead-letter-topic and --mask exclude"),
     ],
 )
 def test_wrong_masks(
@@ -130,27 +188,25 @@ def test_other_values_stay(body: dict[str, Any], mask: Mask) -> None:
     decoded = json.loads(found)
     assert decoded.keys() == body.keys()
     assert without(decoded, "s").keys() == without(body, "s").keys()
-    if not isinstance(body.get("a"), list | dict):
-        assert decoded.get("a") == body.get("a")
+    if not isinstance(body.get("a"), list | dict):  # it has no field that can be masked
+        assert SECRET not in str(decoded.get("a"))
     assert SECRET not in str(decoded.get("s"))
 
 
 def test_types_are_those_of_masked_values() -> None:
     """A number whose mask is text has a column of strings."""
-    body = b'{"n": 123456, "m": 5}'
-    masks = BodyMasks([("n", Mask.LAST4)])
-    columns = infer_columns(masks.masked([body]), ())
-    layout = Layout(
-        body=BodyFormat.JSON, json_columns=tuple(columns), keep_rest=True, masks=(("n", "last4"),)
-    )
+    body = b'{"n": 12345678, "m": 5}'
+    layout = Layout(body=BodyFormat.JSON, keep_rest=True, masks=(("n", "last4"),))
+    columns = with_types_of_masks(infer_columns([body], ()), layout)
+    layout = replace(layout, json_columns=tuple(columns))
     builder = TableBuilder("t", "b", layout)
     builder.add(RecordBatch(0, 1, 10**18, 0, pack_messages([body])))
     assert builder.table().select(["n", "m", "unparsed"]).to_pylist() == [
-        {"n": "***3456", "m": 5, "unparsed": None}
+        {"n": "***5678", "m": 5, "unparsed": None}
     ]
 
 
 def test_members_of_one_name() -> None:
     """Only the last one is decoded, and the others do not stay in the body."""
     masks = BodyMasks([("user.mail", Mask.NULL)])
-    assert masks.masked([b'{"user": {"mail": "tops3cret"}, "user": 1}']) == [b'{"user":1}']
+    assert masks.masked([b'{"user": {"mail": "tops3cret"}, "user": {"n": 1}}']) == [b'{"user":{"n":1}}']

@@ -34,6 +34,7 @@ from spark.support import (
     until,
     write_log,
 )
+from trio_nsq.spark.export.partitions import values_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -195,6 +196,22 @@ def test_values_that_name_folders(tmp_path: Path, spark: "SparkSession") -> None
     assert with_spark == wanted
 
 
+@pytest.mark.parametrize(
+    ("field", "fitting", "others"),
+    [("v", ["x" * 100, "/" * 84], ["/" * 85, "/" * 100]), ("v" * 200, ["x" * 54], ["x" * 55, "/" * 19])],
+)
+def test_values_whose_folders_have_no_name(
+    tmp_path: Path, field: str, fitting: list[str], others: list[str]
+) -> None:
+    """Whatever producers publish, a range can be written: a folder's name has at most 255 bytes."""
+    bodies = lines(*({field: each} for each in [*fitting, *others]))
+    write_log(tmp_path / "data", "t", [(NOON_NS, bodies)])
+    said = from_segments(tmp_path / "data", "t", tmp_path / "out", "--json", "--partition-by", field)
+    assert (said["messages"], said["misfits"]) == (len(bodies), {field: len(others)})
+    found = [values_in(name)[field] for name in parquet_files(tmp_path / "out")]
+    assert sorted(each for each in found if each is not None) == sorted(fitting)
+
+
 def test_types_of_folders(tmp_path: Path) -> None:
     """The files do not have the columns: readers that infer types of folders would not fit them together."""
     objects = [
@@ -354,6 +371,9 @@ def test_folder_keeps_its_partitions(to_parquet: ToParquet, qcli: Cli, topic: st
             1,
             "he field price has the type double, and --partition-by takes",
         ),
+        (["--json", "--partition-by", "_a"], 1, "Spark and pyarrow ignore folders whose names begin with _"),
+        (["--json", "--partition-by", ".a"], 1, "Spark and pyarrow ignore folders whose names begin with ."),
+        (["--json", "--partition-by", "/" * 67], 1, "its name is too long for folders"),
         (
             ["--json", "--columns", "a:long", "--partition-by", "date", "--event-time", "a"],
             1,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from trio_nsq.spark.export.json_columns import JsonParser, RowRefused
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout
+from trio_nsq.spark.export.manifest import RangeResult
+from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.schemas.column_types import ColumnType, JsonArray, JsonMap, JsonStruct, JsonType
 from trio_nsq.spark.schemas.contracts import SchemaContract
 
@@ -161,3 +163,18 @@ def test_freeze_refuses_exactly_what_needs_care(case: tuple[Layout, list[bytes]]
     with pytest.raises(RowRefused) as refused:
         parse(layout, bodies, SchemaContract.FREEZE)
     assert care[refused.value.row]
+
+
+def test_the_number_of_counted_paths_has_a_limit() -> None:
+    """Producers name fields, and the counts are stored with each range and in the report."""
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("x", JsonType.LONG, "x"),), keep_rest=True)
+    found = [json.dumps({f"{row}.{n}": 1 for n in range(30)} | {"k" * 300: 1}).encode() for row in range(100)]
+    parser, *_ = parse(layout, found, SchemaContract.DISCARD_VALUE)
+    total = ExportResult()
+    for first in ("", "again"):
+        counts = {f"{first}{path}": count for path, count in parser.discarded.items()}
+        total.add(RangeResult("b", 0, 100, discarded=counts))
+    for counts in (parser.discarded, total.discarded):
+        assert len(counts) <= 1_001
+        assert max(map(len, counts)) <= 255
+    assert (sum(parser.discarded.values()), sum(total.discarded.values())) == (3_100, 6_200)

@@ -19,7 +19,7 @@ from trio_nsq.spark.export.rest_columns import columns_from_rest
 from trio_nsq.spark.schemas.column_types import DecimalType, JsonStruct, JsonType, parse_type
 from trio_nsq.spark.schemas.promotions import Promotion, can_widen, common_type
 
-from .support import ToParquet, export, parquet_files, rows
+from .support import NOON_NS, ToParquet, export, parquet_files, rows, write_log
 from .table_support import DELTA, ICEBERG, iceberg_table, table_rows, use_catalog
 
 EVOLVE = ("--schema-contract", "evolve")
@@ -136,6 +136,15 @@ def test_a_new_column_needs_a_type(to_parquet: ToParquet, qcli: Cli, topic: str,
     )
     said = export(qcli, topic, tmp_path / "out", "--json", "--columns", "a:long,b:long", *EVOLVE)
     assert (said["new_columns"], rows(tmp_path / "out", "b").to_pylist()[1]) == ({"b": "long"}, {"b": 1})
+
+
+def test_columns_of_a_condition_get_wider_before_it_selects(tmp_path: Path) -> None:
+    """Otherwise the value would be null for the condition, and the message left out."""
+    write_log(tmp_path / "data", "t", [(NOON_NS, bodies({"a": 1}, {"a": 5_000_000_000}))])
+    arguments = ["--schema", schema_file(tmp_path, a="int"), *EVOLVE, "--where", "a > 1000000000"]
+    said = export(Cli("", ""), "t", tmp_path / "out", "--from-segments", f"b={tmp_path / 'data'}", *arguments)
+    assert (said["widened"], said["messages"], said["filtered"]) == (["a"], 1, 1)
+    assert rows(tmp_path / "out", "a").to_pylist() == [{"a": 5_000_000_000}]
 
 
 def test_a_long_that_no_double_has_stays_a_long(qcli: Cli, topic: str, tmp_path: Path) -> None:

@@ -57,11 +57,13 @@ class SqlCondition:
     Attributes:
         used: The names in the condition that may be columns, in lower case; None: all columns.
         known: The names of the columns, for error messages.
+        shows_values: Whether error messages may have values of the rows.
     """
 
     def __init__(self, database: Any, text: str) -> None:
         self.used: frozenset[str] | None
         self.known: frozenset[str] = frozenset()
+        self.shows_values: bool = True
         self._database = database
         self._names: set[str] = set()
         self._functions: set[str] = set()
@@ -101,7 +103,7 @@ class SqlCondition:
         Raises:
             FilterError: The condition is invalid, or its evaluation failed.
         """
-        with _explained(self):
+        with _explained(self, hides_values=not self.shows_values and len(rows) > 0):
             relation = self._database.from_arrow(rows).filter(self._where)
             found = relation.project(_ROW).to_arrow_table()[_ROW]
         return pc.is_in(rows[_ROW], value_set=found).combine_chunks()
@@ -128,17 +130,27 @@ def open_condition(text: str) -> Iterator[SqlCondition]:
 
 
 @contextmanager
-def _explained(condition: SqlCondition | None) -> Iterator[None]:
-    """Convert errors of DuckDB."""
+def _explained(condition: SqlCondition | None, *, hides_values: bool = False) -> Iterator[None]:
+    """Convert errors of DuckDB.
+
+    Args:
+        hides_values: Leave out DuckDB's message, in which there may be values of the rows.
+    """
     import duckdb
 
     try:
         yield
+        return
     except duckdb.Error as exc:
         reason = _sentence(exc, condition.known if condition is not None else ())
+        if hides_values and not isinstance(exc, duckdb.BinderException):  # it is about names and types
+            reason = f"its evaluation failed for a message ({type(exc).__name__}); --mask hides the value"
         if isinstance(exc, duckdb.ConversionException):
             reason += ". TRY_CAST(... AS BIGINT) is null where CAST fails"
-        raise FilterError(f"--where cannot be used: {reason}") from exc
+        cause = None if hides_values else exc
+    raise FilterError(
+        f"--where cannot be used: {reason}"
+    ) from cause  # outside of `except`: no context either
 
 
 def as_text(column: Any) -> Any:

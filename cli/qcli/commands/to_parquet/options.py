@@ -177,6 +177,12 @@ class ToParquetOptions(BodyOptions):
             raise click.UsageError(
                 f"--dead-letter-topic and --schema-contract {self.contract} exclude each other: no message is left out."
             )
+        if self.masks:
+            raise click.UsageError(
+                "--dead-letter-topic and --mask exclude each other: a letter would have the values, or could not be "
+                "replayed without them. Leave out one of them; without --dead-letter-topic, the masked body is in "
+                "the column unparsed."
+            )
         if self.from_segments:
             raise click.UsageError(
                 "--dead-letter-topic and --from-segments exclude each other: it reads no broker."

@@ -127,7 +127,7 @@ class TableBuilder:
         self._keeps_letters = keeps_letters
         self.letters: list[Letter] = []
         self.dead_letters: int = 0
-        self._selection = RowSelection(layout, bodies) if layout.where else None
+        self._selection = RowSelection(layout, bodies, promotion) if layout.where else None
         self._masks = masks_of(layout)
         self.without_column: int = 0
         self.discarded_rows: int = 0
@@ -179,9 +179,10 @@ class TableBuilder:
     @property
     def widen(self) -> dict[str, str]:
         """See `JsonParser`."""
-        return (
-            self._parser.widen if self._selection is None else {**self._selection.widen, **self._parser.widen}
-        )
+        if self._selection is None:
+            return self._parser.widen
+        # The condition sees the values of all messages, and so the widest type of a column.
+        return {**self._parser.widen, **self._selection.widen}
 
     def add(self, found: RecordBatch) -> int:
         """Add the messages of a record, and return the size of their bodies.

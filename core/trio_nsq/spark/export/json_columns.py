@@ -18,6 +18,7 @@ from .column_arrays import ColumnArrays
 from .json_values import decode_object, is_milliseconds, json_text, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
 from .partitions import fits_folder
+from .path_counts import count_path
 from .wider_types import needs_double, type_with
 
 _MAX_NEW_FIELDS = 100
@@ -72,7 +73,7 @@ class JsonParser:
         new_fields: Fields so far that have no column and a value other than null, with their types; at most 100.
         widen: The types that columns need for values so far, by field, of columns that may be widened.
         milliseconds: The timestamps among `misfits`, by path, that are plausible as Unix milliseconds.
-        discarded: The number of values so far that a contract left out, by path.
+        discarded: The number of values so far that a contract left out, by path; of many paths, see `count_path`.
         refused_rows: The rows of the last call of `parse` that are left out, with the first reason for each.
     """
 
@@ -156,7 +157,7 @@ class JsonParser:
         values = [each.get(field) for each in objects]
         if field in self._folders and column.type is JsonType.STRING:
             for row, value in enumerate(values):
-                if isinstance(value, str) and not fits_folder(value):
+                if isinstance(value, str) and not fits_folder(column.name, value):
                     misfit(row, field, column.type, value)
                     values[row] = None
         return arrays.build(column.type, values, field)
@@ -178,7 +179,7 @@ class JsonParser:
     def _note_misfit(self, rows: "_Rows", row: int, path: str, kind: ColumnType, value: object) -> None:
         self._refuse(row, f"has a value of {path} that is no {kind.value}")
         if self._contract is SchemaContract.DISCARD_VALUE:
-            self.discarded[path] += 1
+            count_path(self.discarded, path)
             return
         rows.bad.add(row)
         self.misfits[path] += 1
@@ -189,7 +190,7 @@ class JsonParser:
         """Note a field for which there is no column."""
         self._refuse(row, f"has the new field {path}")
         if self._contract is SchemaContract.DISCARD_VALUE:
-            self.discarded[path] += 1
+            count_path(self.discarded, path)
         elif self._contract is SchemaContract.DISCARD_ROW:
             rows.bad.add(row)
 

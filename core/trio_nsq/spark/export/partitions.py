@@ -35,7 +35,10 @@ _TYPES = frozenset(
 """The types of columns whose values can name folders."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAX_VALUE_BYTES = 100
-"""The longest text of a value; escaped, three times as much, it has to fit into the name of a folder."""
+_MAX_FOLDER_BYTES = 255
+"""The longest name of a folder on common file systems: the column and the value, both escaped."""
+_MAX_LEVEL_BYTES = 200
+"""The longest name of a level, so that its folders can have each value that is no text, and null."""
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^") | {chr(code) for code in (*range(1, 0x20), 0x7F)}
 """The characters that Spark and Hive escape in the names of folders, as %2F. They do not know others."""
 Values = tuple[str | None, ...]
@@ -217,10 +220,30 @@ def partition_columns(layout: Layout) -> Any:
     return pa.schema(fields)
 
 
-def fits_folder(text: str) -> bool:
-    """Whether a value can name a folder, so that readers see it again; otherwise it does not fit its column."""
+def check_levels(layout: Layout) -> None:
+    """Check the names of the columns that name folders. Raises LayoutError."""
+    for field in layout.partition_fields:
+        name = layout.column_of(field).name
+        if name[:1] in ("_", "."):
+            raise LayoutError(
+                f"--partition-by cannot have the field {field}: Spark and pyarrow ignore folders whose names begin "
+                f"with {name[0]}, so they would not see the rows. Choose another field"
+            )
+        if _size_of(_escape(name)) > _MAX_LEVEL_BYTES:
+            raise LayoutError(
+                f"--partition-by cannot have the field {field[:50]}...: its name is too long for folders. Choose "
+                "another field"
+            )
+
+
+def fits_folder(name: str, text: str) -> bool:
+    """Whether a folder can have the name of a column and this value, so that readers see it again.
+
+    Otherwise the value does not fit its column.
+    """
     return (
-        0 < len(text.encode(errors="surrogatepass")) <= _MAX_VALUE_BYTES
+        0 < _size_of(text) <= _MAX_VALUE_BYTES
+        and _size_of(f"{_escape(name)}={_escape(text)}") <= _MAX_FOLDER_BYTES
         and text != _NULL
         and "\0" not in text
     )
@@ -241,6 +264,11 @@ def _folder(names: Sequence[str], values: Values) -> str:
         f"{_escape(name)}={_NULL if value is None else _escape(value)}/"
         for name, value in zip(names, values, strict=True)
     )
+
+
+def _size_of(text: str) -> int:
+    """Return the length in bytes; of a lone surrogate too, which its column refuses later."""
+    return len(text.encode(errors="surrogatepass"))
 
 
 def _escape(text: str) -> str:

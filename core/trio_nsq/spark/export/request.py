@@ -1,6 +1,6 @@
 """The request and the result of an export."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from ...log.gaps import Span
@@ -12,6 +12,7 @@ from ..schemas.promotions import Promotion
 from ..tables.target import TableKind, TableTarget
 from .layout import Layout
 from .manifest import RangeResult
+from .path_counts import sum_of_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,9 @@ class ExportResult:
         self.filtered += done.filtered
         self.unparsed += done.unparsed
         self.without_column += done.without_column
-        self.misfits = _sum(self.misfits, done.misfits)
-        self.milliseconds = _sum(self.milliseconds, done.milliseconds)
-        self.discarded = _sum(self.discarded, done.discarded)
+        self.misfits = sum_of_counts(self.misfits, done.misfits)
+        self.milliseconds = sum_of_counts(self.milliseconds, done.milliseconds)
+        self.discarded = sum_of_counts(self.discarded, done.discarded)
         self.discarded_rows += done.discarded_rows
         self.dead_letters += done.dead_letters
         for first, end, reason in done.gaps:
@@ -156,10 +157,6 @@ class ExportResult:
             elif each.name == "unread":
                 self.unread = sorted({*mine, *theirs})
             elif isinstance(mine, dict):
-                setattr(self, each.name, _sum(mine, theirs))
+                setattr(self, each.name, sum_of_counts(mine, theirs))
             else:
                 setattr(self, each.name, mine or theirs if isinstance(mine, bool) else mine + theirs)
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

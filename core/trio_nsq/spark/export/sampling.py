@@ -21,8 +21,8 @@ from ..schemas.promotions import Promotion, can_widen
 from .json_columns import infer_columns
 from .layout import MAX_COLUMNS, BodyFormat, JsonColumn, Layout, LayoutError, PartitionBy
 from .manifest import Manifest, manifest_path
-from .masks import masks_of
-from .partitions import with_partition_columns
+from .masks import check_masks, with_types_of_masks
+from .partitions import check_levels, with_partition_columns
 from .request import ExportRequest
 from .selection import check_condition
 
@@ -48,13 +48,14 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         layout = replace(layout, json_columns=tuple(found), body_schema=schema)
     elif layout.body is BodyFormat.JSON:
         is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
-        columns = infer_columns(
-            () if is_given else _masked(sample_bodies(wanted), layout), request.json_fields
-        )
+        columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
+        columns = with_types_of_masks(columns, layout)
         keep_rest = layout.keep_rest or not request.json_fields
         layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest)
     if layout.body.has_fields:
         layout = with_partition_columns(layout, request.event_time_type).named()
+        check_levels(layout)
+        check_masks(layout)
         if request.promotion is Promotion.FILES:
             layout = layout.widening()
     check_condition(layout)
@@ -175,9 +176,8 @@ def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence
     elif request.schemas is not None:
         columns = columns_of_schema(request.schemas.reader(request.topic), request.json_fields)
     else:
-        columns = infer_columns(
-            _masked(sample_bodies(_retained(request, places)), request.layout), request.json_fields
-        )
+        columns = infer_columns(sample_bodies(_retained(request, places)), request.json_fields)
+        columns = with_types_of_masks(columns, request.layout)
     return [(column.field, column.type) for column in columns]
 
 
@@ -230,11 +230,6 @@ def sample_bodies(wanted: Iterable[tuple[LogPlace, Span]]) -> Iterator[bytes]:
             left_bytes -= sum(map(len, bodies))
             if left_bytes <= 0:
                 break
-
-
-def _masked(bodies: Iterable[bytes], layout: Layout) -> Iterable[bytes]:
-    masks = masks_of(layout)
-    return bodies if masks is None else masks.masked(bodies)
 
 
 def sample_spans(wanted: Sequence[tuple[LogPlace, Span]]) -> Iterator[tuple[LogPlace, Span]]:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..schemas.arrow_types import arrow_type
+from ..schemas.promotions import Promotion
 from ..sql_conditions import FilterError, as_text, open_condition, rows_of
 from .json_columns import BodyReader, JsonParser
 from .layout import (
@@ -25,6 +27,7 @@ from .layout import (
     Layout,
     LayoutError,
 )
+from .masks import masks_of
 
 
 class RowSelection:
@@ -32,7 +35,7 @@ class RowSelection:
 
     Args:
         layout: It has a condition.
-        bodies: See `JsonParser`.
+        bodies, promotion: See `JsonParser`.
 
     Attributes:
         widen: See `JsonParser`; of the columns in the condition.
@@ -41,13 +44,18 @@ class RowSelection:
         FilterError: The condition is invalid, or DuckDB is not installed.
     """
 
-    def __init__(self, layout: Layout, bodies: BodyReader | None = None) -> None:
+    def __init__(
+        self, layout: Layout, bodies: BodyReader | None = None, promotion: Promotion | None = None
+    ) -> None:
         self._stack = ExitStack()
         self._where = self._stack.enter_context(open_condition(layout.where))
+        self._where.shows_values = not layout.masks
         self._where.known = frozenset(_names_of(layout))
         self._body_format = layout.body
         self._needs_unparsed = self._uses(UNPARSED)
         self._bodies = bodies
+        self._promotion = promotion
+        self._masks = masks_of(layout)
         self._parser: JsonParser | None = None
         self._parsed: list[str] = []
         if layout.body.has_fields:
@@ -59,7 +67,7 @@ class RowSelection:
         if not (self._uses(REST) and layout.keep_rest) and not self._needs_unparsed:
             layout = replace(layout, json_columns=tuple(columns), keep_rest=False)
         if columns or layout.keep_rest or self._needs_unparsed:
-            self._parser = JsonParser(layout, bodies=self._bodies)
+            self._parser = JsonParser(layout, None, self._promotion, self._bodies)
             self._parsed = [each.name for each in layout.json_columns]
             self._parsed += [REST, UNPARSED] if layout.keep_rest else [UNPARSED]
 
@@ -97,11 +105,13 @@ class RowSelection:
         """
         found = {name: column for name, column in columns.items() if self._uses(name)}
         if self._parser is not None:
-            arrays = self._parser.parse(bodies.to_pylist())
+            values = bodies.to_pylist()
+            arrays = self._parser.parse(values if self._masks is None else self._masks.readable(values))
             parsed = dict(zip(self._parsed, arrays, strict=True))
             found |= {name.lower(): column for name, column in parsed.items() if self._uses(name)}
             if self._needs_unparsed:
-                found[UNPARSED] = as_text(parsed[UNPARSED])
+                is_unparsed = parsed[UNPARSED].is_valid()
+                found[UNPARSED] = as_text(pc.if_else(is_unparsed, bodies, pa.scalar(None, pa.binary())))
         elif self._needs_unparsed and self._body_format is BodyFormat.TEXT:
             found[UNPARSED] = pa.array(map(_replaced, bodies.to_pylist()), pa.string())
         if self._uses(BODY):
