@@ -7,7 +7,6 @@ options check both. Keys above the first section are for all sections. The comma
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trio_nsq.protocol.address import without_secrets as hide_secrets
 from trio_nsq.protocol.names import is_valid_name
 
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
@@ -58,8 +58,6 @@ _NOT_IN_FILES = frozenset(
     )
 )
 _SOURCES = frozenset((HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION, "--from-segments"))
-_SECRET = re.compile("(://[^:/@]*:).*@")
-"""A secret in the URL of a folder."""
 _PIPELINE = "qcli.pipeline"
 
 
@@ -151,10 +149,17 @@ class Pipeline:
 def _shown(words: _Words) -> _Words:
     from ..shared.places import without_secrets
 
-    shown = {name: [_SECRET.sub(r"\1***@", word) for word in given] for name, given in words.options.items()}
+    shown = {name: [_word_without_secrets(word) for word in given] for name, given in words.options.items()}
     hidden = {"--auth-secret": ["--auth-secret=***"]} if "--auth-secret" in shown else {}
     folder = None if words.folder is None else without_secrets(words.folder)
     return _Words({**shown, **hidden}, words.topics, folder)
+
+
+def _word_without_secrets(word: str) -> str:
+    """Return `--option=value` without the secrets of a URL in the value."""
+    option, equals, value = word.partition("=")
+    is_url = "://" in value and option != "--where"
+    return f"{option}{equals}{hide_secrets(value) if is_url else value}"
 
 
 class PipelineCommand(DocumentedCommand):
