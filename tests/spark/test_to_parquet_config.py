@@ -113,7 +113,8 @@ def test_check_shows_the_command_lines(tmp_path: Path) -> None:
         [orders]
         folder = "orders"
         from-segments = "x=s3://key:a/b@old"
-        registry = "https://token@reg?token=b"
+        body-format = "avro"
+        registry = "https://token@reg"
         compact = false
         """,
     )
@@ -121,13 +122,13 @@ def test_check_shows_the_command_lines(tmp_path: Path) -> None:
     assert lines_of(path).out.decode().splitlines() == [
         f"[clicks] qcli to-parquet clicks 'x y' --lookupd-http-address=a:1 --lookupd-http-address=b:2 {common} "
         "--compression=none --target-file-size=100000",
-        f"[orders] qcli to-parquet orders orders {common} --compression=gzip '--from-segments=x=s3://xxxxx@old' "
-        "'--registry=https://xxxxx@reg?xxxxx'",
+        f"[orders] qcli to-parquet orders orders {common} --compression=gzip --from-segments=x=s3://xxxxx@old "
+        "--body-format=avro --registry=https://xxxxx@reg",
     ]
     found = lines_of(path, "--from-segments", "new", "--every", "1m").out.decode().splitlines()
     assert found[1] == (
         "[orders] qcli to-parquet orders orders --every=1m --follow '--auth-secret=***' --compression=gzip "
-        "--from-segments=new '--registry=https://xxxxx@reg?xxxxx'"
+        "--body-format=avro --registry=https://xxxxx@reg --from-segments=new"
     )
 
 
