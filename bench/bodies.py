@@ -6,17 +6,21 @@ Prints the processor time per message in µs, the least of the rounds: of the li
 columns of an export, which includes decoding. The records have seven fields, of which one is a list and one a struct.
 """
 
-import argparse
 import base64
 import io
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
 import fastavro
+from bench import record
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -52,17 +56,17 @@ SCHEMA = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.parser(__doc__, rounds=5)
     parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    results: dict[str, Any] = {"machine": record.begin(options, beside_nsqd=False)}
     print("| bodies | library | library alone, µs | columns, µs |\n|---|---|---|---|")
     for name, library, decode, layout, bodies in _formats(options.messages):
         alone = _least(options.rounds, len(bodies), partial(_decode, decode, bodies))
         columns = _least(options.rounds, len(bodies), partial(_table, layout, bodies))
         print(f"| {name} | {library} | {alone:.1f} | {columns:.1f} |")
+        results[name] = {"library": library, "alone_us": alone, "columns_us": columns}
+    record.finish(results, options, "bodies")
 
 
 def _least(rounds: int, messages: int, act: Callable[[], object]) -> float:
