@@ -24,6 +24,8 @@ from trio_nsq.spark.bodies.registry import RegistryAccess, SchemaRegistry
 from trio_nsq.spark.bodies.schema import AVRO, BodySchema
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout
+from trio_nsq.spark.schemas.avro import avro_columns
+from trio_nsq.spark.schemas.errors import SchemaError
 
 
 def record(*fields: tuple[str, Any], **more: Any) -> dict[str, Any]:
@@ -146,6 +148,96 @@ def test_date_that_no_reader_has_leaves_the_body() -> None:
     assert rows == [{"a": None, "unparsed": body}]
 
 
+# ---------------------------------------------------------------------- bodies that would take too much
+
+NODE = record(("next", ["null", "R"]))
+
+
+def varint(number: int) -> bytes:
+    """Return a number that is not negative as Avro writes it."""
+    found, left = bytearray(), number << 1
+    while left >= 0x80:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*found, left])
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (NODE, b"\x02" * 200_000 + b"\0"),
+        (record(("a", {"type": "array", "items": "null"})), varint(2**40) + b"\0"),
+        (record(("a", {"type": "array", "items": record() | {"name": "E"}})), varint(2**40) + b"\0"),
+        (record(("a", {"type": "array", "items": ["null", "R"]})), b"\xff" * 2**20),
+        (record(("a", VALUES[23][0])), varint(2**20) + b"\x7f" * 2**20),
+    ],
+    ids=["nested records", "nulls", "empty records", "long number", "long decimal"],
+)
+def test_body_that_would_take_too_much_is_refused_and_others_stay(schema: Any, body: bytes) -> None:
+    """A body may neither end the process nor take minutes."""
+    rows, builder = columns(schema, [body])
+    assert [row["unparsed"] for row in rows] == [body]
+    assert builder.unparsed == 1
+
+
+def test_schema_of_a_writer_bounds_what_is_left_out(scripted: ScriptedRegistry) -> None:
+    """The reader's schema has nothing of what the writer's makes of the body."""
+    fields: list[tuple[str, Any]] = [
+        ("x", ["null", "R"]),
+        ("n", {"type": "array", "items": "null"}),
+        ("a", "int"),
+    ]
+    writer = record(*fields)
+    scripted.add(1, json.dumps(writer))
+    decode = decoder(OLD, registry=scripted).decode
+    for body in b"\x02" * 200_000, b"\0" + varint(2**40) + b"\0\x0a":
+        with pytest.raises(BodyError):
+            decode(b"\0\0\0\0\1" + body)
+    value = {"x": {"x": None, "n": [None], "a": 1}, "n": [None, None], "a": 5}
+    assert decode(framed(1, writer, value)) == {"a": 5}
+
+
+def test_values_without_bytes_are_bounded_by_the_size_of_the_body(scripted: ScriptedRegistry) -> None:
+    """An item of a byte has 100 values of the reader's schema."""
+    items = record(("flag", "boolean")) | {"name": "I"}
+    more = [{"name": f"f{number}", "type": "int", "default": 0} for number in range(99)]
+    wide = items | {"fields": [*items["fields"], *more]}
+    scripted.add(1, json.dumps(record(("a", {"type": "array", "items": items}))))
+    decode = decoder(record(("a", {"type": "array", "items": wide})), registry=scripted).decode
+    frame = b"\0\0\0\0\1"
+    with pytest.raises(BodyError, match="too many items"):
+        decode(frame + varint(2**20) + b"\1" * 2**20 + b"\0")
+    found = decode(frame + varint(3) + b"\1" * 3 + b"\0")
+    assert [len(each) for each in found["a"]] == [100, 100, 100]
+
+
+def test_schema_whose_types_double_with_each_level_is_refused() -> None:
+    kind: Any = "null"
+    for level in range(30):
+        inner = kind if level == 0 else f"L{level - 1}"
+        kind = record(("a", kind), ("b", inner)) | {"name": f"L{level}"}
+    with pytest.raises(BodySchemaError, match="more than 10000 types"):
+        AvroSchema(json.dumps(kind))
+    with pytest.raises(SchemaError, match="more than 10000"):
+        avro_columns(kind)
+
+
+def test_decimals_have_the_scale_of_their_writer(scripted: ScriptedRegistry) -> None:
+    def amount(precision: int, scale: int) -> dict[str, Any]:
+        kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
+        return record(("amount", kind))
+
+    value = {"amount": Decimal("12345678901234567890123456789012345.67")}
+    scripted.add(1, json.dumps(amount(37, 2)))
+    decode = decoder(amount(38, 3), registry=scripted).decode
+    assert decode(framed(1, amount(37, 2), value)) == value
+
+
+@given(st.recursive(st.none(), lambda inner: st.fixed_dictionaries({"next": inner}), max_leaves=50))
+def test_records_inside_of_themselves_are_decoded(value: Any) -> None:
+    assert decoder(NODE).decode(written(NODE, {"next": value})) == {"next": value}
+
+
 FIELDS = {
     "string": st.text(),
     "long": st.integers(-(2**63), 2**63 - 1),
@@ -213,6 +305,15 @@ def test_single_objects_are_decoded_with_the_schema_of_their_fingerprint() -> No
         decode(single_object(record(("other", "int")), {"other": 5}))
 
 
+def test_single_object_with_an_unknown_fingerprint_is_not_read_as_a_plain_body() -> None:
+    """The bytes of the header are a valid record of the schema: -98, and a text."""
+    schema = record(("a", "long"), ("b", "string"))
+    body = b"\xc3\x01" + varint(7) + b"x" * 7
+    assert decoder(schema).decode(body) == {"a": -98, "b": "x" * 7}
+    with pytest.raises(BodyError, match="fingerprint"):
+        decoder(schema, OLD).decode(body)
+
+
 def test_fingerprint_is_the_one_of_the_specification() -> None:
     """Its example: the little-endian CRC-64-AVRO of `"int"`, which other implementations publish, too."""
     assert AvroSchema('"int"').fingerprint().hex() == "8f5c393f1ad57572"
@@ -244,11 +345,13 @@ def test_body_of_a_schema_that_cannot_be_read_is_refused(
     for body in (
         framed(number, OLD, {"a": 5}),
         framed(77, OLD, {"a": 5}),
+        framed(2**31, OLD, {"a": 5}),
         b"\1" + framed(1, OLD, {"a": 5})[1:],
         b"\0",
     ):
         with pytest.raises(BodyError):
             decode(body)
+    assert {path for path, _ in scripted.requests} == {"/schemas/ids/1", "/schemas/ids/77"}  # ids are signed
 
 
 def test_schema_that_was_unknown_once_is_asked_for_again_by_the_next_decoder(

@@ -14,16 +14,21 @@ FINGERPRINT_END = 10
 """Where the body of a single object begins."""
 _CONFLUENT = 0
 _ID_END = 5
+_MAX_ID = 2**31 - 1
+"""Ids are signed. For a greater one, the registry's answer is the one for a path that it does not have."""
 _MAX_VARINT_BYTES = 10
-_MAX_INDEXES = 100
-"""Messages are nested in each other that deep at most."""
+_MAX_INDEXES = 32
+"""Messages are nested in each other that deep at most; protoc allows 31."""
 
 
 def schema_id(body: bytes) -> int:
     """Return the id of the schema of a framed body; the body begins at index 5. Raises BodyError."""
     if len(body) < _ID_END or body[0] != _CONFLUENT:
         raise BodyError("the body has no framing of a schema registry")
-    return int.from_bytes(body[1:_ID_END], "big")
+    found = int.from_bytes(body[1:_ID_END], "big")
+    if found > _MAX_ID:
+        raise BodyError(f"the body has no valid id of a schema: {found}")
+    return found
 
 
 def message_indexes(body: bytes) -> tuple[tuple[int, ...], int]:

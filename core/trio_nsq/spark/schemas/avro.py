@@ -32,6 +32,7 @@ _WIDER = (
     ({JsonType.FLOAT, JsonType.DOUBLE}, JsonType.DOUBLE),
     ({JsonType.INT, JsonType.FLOAT, JsonType.DOUBLE}, JsonType.DOUBLE),
 )
+_MAX_TYPES = 10_000
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -46,7 +47,7 @@ def avro_columns(schema: object) -> list[tuple[str, ColumnType]]:
         schema: The decoded JSON of the schema.
 
     Raises:
-        SchemaError: It is no record, or is not valid.
+        SchemaError: It is no record, is not valid, or has too many types.
     """
     reader = _AvroReader()
     kind = reader.read(schema, "", "the schema")
@@ -60,8 +61,11 @@ class _AvroReader:
 
     def __init__(self) -> None:
         self._named: dict[str, ColumnType | None] = {}  # None: it is being read
+        self._sizes: dict[str, int] = {}
+        self._types = 0  # so far, with those of each place where a named type is used
 
     def read(self, schema: object, namespace: str, where: str) -> ColumnType:
+        self._count(1, where)
         match schema:
             case str():
                 return self._reference(schema, namespace, where)
@@ -73,12 +77,20 @@ class _AvroReader:
                 return self._complex(name, schema, namespace, where)
         raise SchemaError(f"{where}: {shown(schema)} is no Avro type")
 
+    def _count(self, types: int, where: str) -> None:
+        self._types += types
+        if self._types > _MAX_TYPES:
+            raise SchemaError(
+                f"{where}: the schema has more than {_MAX_TYPES} types, with repeated uses of named types"
+            )
+
     def _reference(self, name: str, namespace: str, where: str) -> ColumnType:
         if name in _PRIMITIVES:
             return _PRIMITIVES[name]
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         for each in (full, name):
             if each in self._named:
+                self._count(self._sizes.get(each, 0), where)
                 return self._named[each] or JsonType.JSON  # a record inside of itself
         raise SchemaError(f"{where}: there is no type {name}")
 
@@ -116,7 +128,7 @@ class _AvroReader:
         return self._reference(name, namespace, where)
 
     def _record(self, schema: Mapping[str, Any], namespace: str, where: str) -> JsonStruct:
-        full = self._name(schema, namespace, where, None)
+        full, before = self._name(schema, namespace, where, None), self._types
         inner, fields = full.rpartition(".")[0], schema.get("fields")
         if not isinstance(fields, list):
             raise SchemaError(f"{where}: the record {full} has no list of fields")
@@ -129,7 +141,7 @@ class _AvroReader:
                 raise SchemaError(f"{where}: the field {name} has no type")
             found[name] = self.read(field["type"], inner, f"the field {name}")
         kind = JsonStruct(tuple(found.items()))
-        self._named[full] = kind
+        self._named[full], self._sizes[full] = kind, self._types - before
         return kind
 
     def _name(self, schema: Mapping[str, Any], namespace: str, where: str, kind: ColumnType | None) -> str:
