@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -120,6 +122,28 @@ def test_results_of_two_runs_count_once(tmp_path: Path) -> None:
         other = save_result(storage, Span(10, 20))
         assert state.reconcile() == [other]
         assert state.ranges_of("b:1").done == {Span(0, 20): 20}
+
+
+def test_a_file_that_comes_after_the_conversion_is_converted(tmp_path: Path) -> None:
+    """Its task was considered dead, and has an older layout; so has a task that finds its result."""
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("a", JsonType.LONG, "a"),), keep_rest=True)
+    storage = LocalStorage(tmp_path)
+    with storage.hold("lock", StorageError) as lease:
+        state = ExportState("t", storage, lease, evolves=True)
+        spans = state.start(layout, ["b:1"]).plan("b:1", Span(0, 20), 10)
+        state.save()
+        files = [f"{range_name('t', 'b:1', span)}.parquet" for span in spans]
+        rest = ['{"b":"x"}']
+        for number, (span, file) in enumerate(zip(spans, files, strict=True)):
+            pq.write_table(pa.table({"a": [1], "rest": rest}), tmp_path / file)
+            result = RangeResult(
+                "b:1", *span, 10, files=[file], new_fields={"b": "string"} if not number else {}
+            )
+            assert storage.put_new(result_path("t", "b:1", span), result.to_bytes())
+            state.reconcile()
+    assert [pq.read_table(tmp_path / file).to_pylist() for file in files] == [
+        [{"a": 1, "b": "x", "rest": None}]
+    ] * 2
 
 
 def test_new_fields_become_columns_of_a_table(tmp_path: Path) -> None:

@@ -110,6 +110,19 @@ def test_later_version_is_refused() -> None:
         Manifest.from_bytes(json.dumps(found | {"version": 4}).encode())
 
 
+def test_earlier_programs_refuse_an_unfinished_conversion_and_read_a_plain_folder() -> None:
+    manifest = Manifest("clicks", [Layout()])
+    manifest.commit, manifest.uncommitted = 1, [done(0, 10)]
+    found = json.loads(manifest.to_bytes())
+    assert found["version"] == 2
+    new = {"discarded", "discarded_rows", "filtered", "dead_letters"}
+    assert not new & (found["uncommitted"][0].keys() | json.loads(done(0, 10).to_bytes()).keys())
+    manifest.widen(LAYOUT)
+    assert json.loads(manifest.to_bytes())["version"] == 3
+    manifest.widening = False
+    assert json.loads(manifest.to_bytes())["version"] == 2
+
+
 def test_version_1_is_read() -> None:
     """As written by an export before 2026-12: with unmerged ranges and one layout."""
     brokers = {

@@ -41,6 +41,16 @@ def spans_read(broker: Broker, *filters: Any, **options: str) -> list[tuple[int,
     return [(each.span.first, each.span.end) for each in reader.partitions()]
 
 
+@pytest.mark.parametrize("year", [2262, 2263, 5138, 5139, 9998, 9999])
+def test_times_that_no_message_has(broker: Broker, year: int) -> None:
+    """Queries use them for no end; the broker takes times until November 5138."""
+    from pyspark.sql.datasource import GreaterThan, LessThan  # Spark 4.1
+
+    moment = datetime(year, 12, 31, tzinfo=UTC)
+    assert spans_read(broker, LessThan(("ts",), moment)) == spans_read(broker)
+    assert spans_read(broker, GreaterThan(("ts",), moment)) == []
+
+
 def hour(number: float) -> datetime:
     return NOON + timedelta(hours=number)
 

@@ -102,6 +102,7 @@ def avro(kind: Any, **more: Any) -> dict[str, Any]:
             {"type": {"type": "record", "name": "S", "fields": [{"name": "a", "type": "long"}]}},
             "struct<a:long>",
         ),
+        ({"type": "record", "name": "S", "fields": []}, "json"),
     ],
 )
 def test_avro(kind: Any, expected: str) -> None:
@@ -224,6 +225,10 @@ def test_arrow(kind: Any, children: list[Any], expected: str) -> None:
         (json.dumps(avro({"type": "bytes", "logicalType": "decimal", "precision": 50})), "beyond 38"),
         (json.dumps(avro("int", fields=[{"name": "a b", "type": "int"}])), "has no name"),
         (json.dumps({"type": "record", "name": "R"}), "no list of fields"),
+        (json.dumps({"properties": {"a": {"$ref": "#anchor"}}}), "#anchor is an anchor"),
+        ('{"properties":' + '{"a":{"properties":' * 60 + '{"b":{}}' + "}}" * 60 + "}", "more than 50 levels"),
+        (r'{"properties":{"\ud800":{"type":"string"}}}', "half of a pair"),
+        (r'{"properties":{"a":{"properties":{"\ud800":{"type":"string"}}}}}', "half of a pair"),
         ('{"properties":' + '{"a":{"items":' * 500 + "{}" + "}}" * 500 + "}", "."),
     ],
 )

@@ -18,7 +18,7 @@ _MAX_ID = 2**31 - 1
 """Ids are signed. For a greater one, the registry's answer is the one for a path that it does not have."""
 _MAX_VARINT_BYTES = 10
 _MAX_INDEXES = 32
-"""Messages are nested in each other that deep at most; protoc allows 31."""
+"""Messages are nested in each other that deep at most."""
 
 
 def schema_id(body: bytes) -> int:

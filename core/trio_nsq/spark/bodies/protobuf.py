@@ -103,7 +103,8 @@ class ProtobufDecoder:
             body = body[begin:]
         try:
             found: dict[str, Any] = self._convert(self._parse(body))
-        except (DecodeError, ValueError, OverflowError, json_format.Error) as exc:
+        except (DecodeError, ValueError, OverflowError, TypeError, KeyError, json_format.Error) as exc:
+            # json_format raises TypeError for an Any of an unknown type.
             raise BodyError(f"the body is no {self._name}: {exc}") from exc
         return found
 

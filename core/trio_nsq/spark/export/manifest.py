@@ -23,7 +23,8 @@ from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
 VERSION, _NEWEST = 2, 3
-"""A layout with a condition, masks or a schema makes it version 3: earlier programs would write other rows."""
+"""A layout with a condition, masks or a schema makes it version 3: earlier programs would write other rows. So do
+unfinished conversions: earlier programs know only those of longs to doubles, and would note the others as finished."""
 _READABLE = (1, 2, 3)
 """Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
 _ID_BYTES = 8
@@ -90,7 +91,15 @@ class RangeResult:
         return Span(self.first, self.end)
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(self.to_json()).encode()
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to an object of the manifest. Earlier programs do not know these keys."""
+        found = asdict(self)
+        for key in ("discarded", "discarded_rows", "filtered", "dead_letters"):
+            if not found[key]:
+                del found[key]
+        return found
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RangeResult":
@@ -223,14 +232,15 @@ class Manifest:
         }
         found = {
             "version": _NEWEST
-            if any(layout.where or layout.masks or layout.body_schema for layout in self.layouts)
+            if self.widening
+            or any(layout.where or layout.masks or layout.body_schema for layout in self.layouts)
             else VERSION,
             "topic": self.topic,
             "id": self.id,
             "layouts": [layout.to_json() for layout in self.layouts],
             "brokers": brokers,
             "commit": self.commit,
-            "uncommitted": [asdict(result) for result in self.uncommitted],
+            "uncommitted": [result.to_json() for result in self.uncommitted],
             "table": self.table,
             "widening": self.widening,
             "unreported": self.unreported,

@@ -228,6 +228,8 @@ class ExportState:
         by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
         self._check_there(by_name.keys() - set(names))
         new = manifest.mark_done(self._results(names, by_name))
+        if self.table is None and any(each.files and each.layout < len(manifest.layouts) - 1 for each in new):
+            manifest.widening = True  # of a task that was considered dead, and has ended after the conversion
         if self._evolves and self.table is None:
             self._change_files(manifest.layout.with_fields(_new_fields(new), widens=True))
         if self.table is not None and (committed := [result for result in new if result.files]):

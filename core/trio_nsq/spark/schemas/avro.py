@@ -127,7 +127,7 @@ class _AvroReader:
             return logical
         return self._reference(name, namespace, where)
 
-    def _record(self, schema: Mapping[str, Any], namespace: str, where: str) -> JsonStruct:
+    def _record(self, schema: Mapping[str, Any], namespace: str, where: str) -> ColumnType:
         full, before = self._name(schema, namespace, where, None), self._types
         inner, fields = full.rpartition(".")[0], schema.get("fields")
         if not isinstance(fields, list):
@@ -140,7 +140,8 @@ class _AvroReader:
             if "type" not in field:
                 raise SchemaError(f"{where}: the field {name} has no type")
             found[name] = self.read(field["type"], inner, f"the field {name}")
-        kind = JsonStruct(tuple(found.items()))
+        # No column type has no fields.
+        kind = JsonStruct(tuple(found.items())) if found else JsonType.JSON
         self._named[full], self._sizes[full] = kind, self._types - before
         return kind
 

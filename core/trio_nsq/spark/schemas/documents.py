@@ -6,7 +6,7 @@ from typing import Any
 
 from .arrow_json import arrow_columns
 from .avro import avro_columns
-from .column_types import ColumnType
+from .column_types import ColumnType, parse_type
 from .errors import SchemaError
 from .json_schema import json_schema_columns
 
@@ -29,7 +29,21 @@ def schema_columns(document: bytes | str) -> list[tuple[str, ColumnType]]:
         raise SchemaError("it is nested too deeply") from None
     if not columns:
         raise SchemaError("it has no field")
+    for name, kind in columns:
+        _check_text(name, kind)
     return columns
+
+
+def _check_text(name: str, kind: ColumnType) -> None:
+    """Check that a manifest can have a column. Raises SchemaError."""
+    try:
+        name.encode()
+        kind.value.encode()
+        parse_type(kind.value)
+    except UnicodeEncodeError:
+        raise SchemaError(f"a name in the field {name!a} is no Unicode text: it has half of a pair") from None
+    except ValueError as exc:
+        raise SchemaError(f"the field {name}: {exc}") from None
 
 
 def _columns(found: Mapping[str, Any]) -> list[tuple[str, ColumnType]]:

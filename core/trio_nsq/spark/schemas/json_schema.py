@@ -86,12 +86,14 @@ class _JsonSchemaReader:
         return _common(kinds) if kinds else JsonType.JSON
 
     def _referred(self, reference: object, where: str, inside: frozenset[str]) -> ColumnType:
+        if isinstance(reference, str) and reference[:1] == "#" and reference[1:2] not in ("", "/"):
+            raise SchemaError(f"{where}: $ref {reference} is an anchor: give its place, such as #/$defs/NAME")
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise SchemaError(f"{where}: $ref {shown(reference)} is not in this file: put it below $defs")
         if reference in inside or reference == "#":
             return JsonType.JSON  # an object inside of itself
         found: Any = self._root
-        for part in reference[1:].split("/")[1:]:
+        for part in reference[2:].split("/"):
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(key)] if isinstance(found, list) else found[key]

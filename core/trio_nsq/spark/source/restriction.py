@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from ...log.positions import Position
+from ...log.positions import LATEST, Position
 from .fleet import LogKey
 
 CLOCK_TOLERANCE_NS = 3600 * 10**9
 """The log is searched by time, which is exact if times rise along the log: they fall when the clock is set back."""
+_MAX_TIME_NS = 2**63 - 1
+"""The last time that a record can have, in 2262; queries use later ones, such as the year 9999, for no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,13 @@ class Restriction:
     @property
     def end_position(self) -> str | None:
         """Where the times end, as a position, `CLOCK_TOLERANCE_NS` later; None: anywhere."""
-        return None if self.until_ns is None else _position(self.until_ns + CLOCK_TOLERANCE_NS + 1)
+        if self.until_ns is None or (until_ns := self.until_ns + CLOCK_TOLERANCE_NS + 1) > _MAX_TIME_NS:
+            return None
+        return _position(until_ns)
 
 
 NO_RESTRICTION = Restriction()
 
 
 def _position(timestamp_ns: int) -> str:
-    return str(Position("time", max(0, timestamp_ns)))
+    return str(LATEST if timestamp_ns > _MAX_TIME_NS else Position("time", max(0, timestamp_ns)))
