@@ -48,6 +48,21 @@ def test_lag_is_since_the_begin_of_the_last_complete_round() -> None:
     assert status.snapshot(171.0, 7).problems == ["t: the lag is 61 s, more than 60 s"]
 
 
+def test_messages_that_wait_for_others_are_behind() -> None:
+    status = new(max_lag_s=45.0, max_age_s=60.0)
+    status.begin_round(["t"], 200.0)
+    status.end_topic("t", ExportResult(messages=5))
+    status.end_round(201.0, 5101.0)
+    assert topic(status.snapshot(201.0, 5)).lag_s == 1.0
+    for now_s, waiting, lag_s in ((210.0, 3, 11.0), (240.0, 4, 41.0), (300.0, 2, 61.0), (310.0, 0, 1.0)):
+        status.begin_round(["t"], now_s)
+        status.end_topic("t", ExportResult(), waiting=waiting)
+        status.end_round(now_s + 1, 5000.0 + now_s)
+        found = status.snapshot(now_s + 1, 5)
+        assert (topic(found).lag, topic(found).lag_s) == (waiting, lag_s)
+        assert bool(found.problems) == (lag_s > 45)
+
+
 def test_a_topic_that_fails_is_a_problem_until_a_round_exports_it() -> None:
     status = new()
     status.begin_round(["t", "u"], 101.0)

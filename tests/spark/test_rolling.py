@@ -41,6 +41,7 @@ def rounds(folder: Path, ages_s: Sequence[Sequence[float]], max_age_s: float | N
         with open_export(request, [place], memory=memory) as job:
             job.run(run_inline, job.plan([place]), lambda *_: None)
             found.append(job.result.messages)
+            assert job.waiting == end - sum(found)
     return found
 
 

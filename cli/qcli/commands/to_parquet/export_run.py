@@ -142,7 +142,7 @@ class ExportRun:
             counted = (
                 ExportResult() if self.job.result is outcome else outcome
             )  # it is counted when it is reported
-            self._status.end_topic(self.job.request.topic, counted, problem)
+            self._status.end_topic(self.job.request.topic, counted, problem, waiting=self.job.waiting)
             self._status.end_round(time.monotonic(), time.time())
             if is_due:
                 # Before the report, so that an interruption does not report the round again.

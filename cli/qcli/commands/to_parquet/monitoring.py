@@ -38,6 +38,7 @@ class Monitoring:
             time.monotonic(),
             options.interval_s or 0.0,
             None if options.max_lag_ms is None else options.max_lag_ms / 1000,
+            (options.max_age_ms or 0) / 1000,
             knows_lag=not options.consume,
         )
         self._options = options

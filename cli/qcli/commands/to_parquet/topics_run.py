@@ -210,6 +210,7 @@ class TopicsRun:
             topic,
             result,
             "; ".join(dict.fromkeys(self._brief(topic, error) for error in outcome.errors)),
+            waiting=outcome.waiting,
         )
         end = self._ends[topic] = self._end_of(outcome)
         self._has_worked |= bool(result.ranges) or not isinstance(end, Failure)

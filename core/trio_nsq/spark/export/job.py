@@ -47,6 +47,8 @@ class _WantedSpan:
     """Where files of the log start, if they are known."""
     damage: str
     """Why newer messages are not read; empty: they are."""
+    waiting: int
+    """How many messages wait for `max_age_s` or for more messages."""
 
     @property
     def span(self) -> Span | None:
@@ -136,6 +138,11 @@ class ExportJob:
             for label, ranges in self.exported.items()
             if ranges.pending and label not in self._memory.seen | self._memory.labels
         }
+
+    @property
+    def waiting(self) -> int:
+        """How many messages the last plan has left to a later one, because they are few and not `max_age_s` old."""
+        return sum(each.waiting for each in self._wanted)
 
     @property
     def failures(self) -> Mapping[str, Exception]:
@@ -252,11 +259,13 @@ class ExportJob:
         if request.channel is None and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
         bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
+        waiting = 0
         if request.max_age_s is not None:
             planned_to = max(first, ranges.end)  # pending ranges do not wait
             due = due_until(log, planned_to, bounds, self._per_range(bounds), request.max_age_s)
+            waiting = max(0, bounds.at - due)
             bounds = bounds._replace(at=min(bounds.at, due))
-        return _WantedSpan(place, first, bounds, channel_at, starts_of(log), damage_of(log))
+        return _WantedSpan(place, first, bounds, channel_at, starts_of(log), damage_of(log), waiting)
 
     def _open_channel(self, place: LogPlace, channel: str, oldest: int) -> int:
         """Create the channel if it does not exist, and return its position; `oldest` is the log's first message."""

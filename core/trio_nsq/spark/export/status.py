@@ -21,11 +21,13 @@ class _Topic:
     Attributes:
         stored_up_to_s: When the last round began that has exported the topic completely, by the monotonic clock.
         has_failed: It has failed in this round.
+        waiting: How many messages this round has left to a later one.
     """
 
     status: TopicStatus
     stored_up_to_s: float
     has_failed: bool = False
+    waiting: int = 0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class ExportStatus:
         started_s: The same moment by the monotonic clock, which all other times are of.
         every_s: The interval of the rounds.
         max_lag_s: The greatest lag of a healthy topic; None: any.
+        max_age_s: How long messages may wait for others, so that files are large; 0: they do not wait.
         knows_lag: A round exports all messages that were published before it; False: it consumes a channel, which may
             have more.
     """
@@ -47,6 +50,7 @@ class ExportStatus:
     started_s: float
     every_s: float
     max_lag_s: float | None = None
+    max_age_s: float = 0.0
     knows_lag: bool = True
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -66,7 +70,7 @@ class ExportStatus:
                 for topic in topics
             }
             for each in self._topics.values():
-                each.has_failed = False
+                each.has_failed, each.waiting = False, 0
 
     def note_backlog(self, topic: str, messages: int) -> None:
         """Note how many messages of a topic are planned and not written yet."""
@@ -74,15 +78,17 @@ class ExportStatus:
             if (found := self._topics.get(topic)) is not None:
                 found.status.lag = messages
 
-    def end_topic(self, topic: str, result: ExportResult, error: str = "") -> None:
+    def end_topic(self, topic: str, result: ExportResult, error: str = "", *, waiting: int = 0) -> None:
         """Note what a round has done for a topic.
 
         Args:
             error: Why it is not exported completely; empty: it is.
+            waiting: How many messages wait for a later round, see `max_age_s`.
         """
         with self._lock:
             if (found := self._topics.get(topic)) is None:
                 return
+            found.waiting = waiting
             status = found.status
             status.messages += result.messages
             status.body_bytes += result.body_bytes
@@ -101,7 +107,7 @@ class ExportStatus:
                 status.failures += 1
 
     def end_round(self, now_s: float, unix_s: float, problems: Iterable[str] = ()) -> None:
-        """Note that a round has ended. Topics without an error in it are exported up to its begin.
+        """Note that a round has ended. Topics without an error in it are exported up to its begin, or wait.
 
         Args:
             problems: Why the round could not do all, besides the errors of topics, such as a discovery service that
@@ -112,9 +118,11 @@ class ExportStatus:
             self._rounds += 1
             for each in self._topics.values():
                 if not each.has_failed:
-                    each.stored_up_to_s = self._round_s
+                    # Those that wait are not older.
+                    waits_s = self.max_age_s if each.waiting else 0.0
+                    each.stored_up_to_s = max(each.stored_up_to_s, self._round_s - waits_s)
                     each.status.error, each.status.last_round_at = "", unix_s
-                    each.status.lag = 0 if self.knows_lag else None
+                    each.status.lag = each.waiting if self.knows_lag else None
 
     def snapshot(self, now_s: float, written: int) -> JobStatus:
         """Return the status now.

@@ -49,6 +49,7 @@ class TopicOutcome:
         failures: Why logs could not be read, see `ExportJob.failures`.
         error: Why the topic is not exported, or not completely; None: it is, except of the logs in `failures`.
         left_elsewhere: See `ExportJob.left_elsewhere`.
+        waiting: See `ExportJob.waiting`.
         is_interrupted: The run ended, by a signal, before all its ranges.
     """
 
@@ -57,6 +58,7 @@ class TopicOutcome:
     failures: dict[str, Exception] = field(default_factory=dict)
     error: Exception | None = None
     left_elsewhere: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
     is_interrupted: bool = False
 
     @property
@@ -128,7 +130,7 @@ class _OpenTopic:
         """Report the topic, note that the report told of missing messages, and release the lock."""
         outcome, job = self.outcome, self.job
         outcome.result, outcome.failures = job.result, dict(job.failures)
-        outcome.left_elsewhere = job.left_elsewhere
+        outcome.left_elsewhere, outcome.waiting = job.left_elsewhere, job.waiting
         with self._stack:
             report(outcome)
             if outcome.error is None and not outcome.failures:
