@@ -160,6 +160,21 @@ def test_time_beyond_the_years_of_protobuf_leaves_the_body(descriptors: Path) ->
     assert (row["id"], row["unparsed"]) == (None, body)
 
 
+def test_any_of_an_unknown_type_leaves_the_body(tmp_path: Path) -> None:
+    """A message inside of itself is JSON, and JSON of an Any needs the descriptor of its message."""
+    fields = "google.protobuf.Any detail = 1; Node child = 2;"
+    (tmp_path / "node.proto").write_text(
+        f'syntax = "proto3"; import "google/protobuf/any.proto"; message Node {{ {fields} }}'
+    )
+    output = protos.compiled(tmp_path, tmp_path / "node.desc", "node.proto")
+    schema = read_schema(PROTOBUF, output, "Node")
+    assert dict(schema.columns())["detail"].value == "struct<type_url:string,value:binary>"
+    unknown = b"\x0a\x05\x0a\x03x/y"  # detail { type_url: "x/y" }
+    above, below = rows_of(schema, [unknown, b"\x12\x07" + unknown])
+    assert (above["detail"], above["unparsed"]) == ({"type_url": "x/y", "value": b""}, None)
+    assert (below["detail"], below["unparsed"]) == (None, b"\x12\x07" + unknown)
+
+
 # ---------------------------------------------------------------------- descriptors
 
 
@@ -205,6 +220,15 @@ def test_missing_import_is_named(tmp_path: Path) -> None:
         read_schema(PROTOBUF, output)
     output = protos.compiled(tmp_path, tmp_path / "both.desc", "b.proto")
     assert read_schema(PROTOBUF, output, "B").decoder(None).decode(b"\x0a\x02\x08\x05") == {"a": {"x": 5}}
+
+
+def test_messages_that_double_with_each_level_are_refused(tmp_path: Path) -> None:
+    levels = "".join(f"message M{n} {{ M{n + 1} a = 1; M{n + 1} b = 2; }}" for n in range(20))
+    (tmp_path / "a.proto").write_text(f'syntax = "proto3"; {levels} message M20 {{ int32 x = 1; }}')
+    output = protos.compiled(tmp_path, tmp_path / "a.desc", "a.proto")
+    with pytest.raises(BodySchemaError, match="the message has more than 10,000 fields"):
+        read_schema(PROTOBUF, output, "M0").columns()
+    assert read_schema(PROTOBUF, output, "M10").columns()
 
 
 # ---------------------------------------------------------------------- framing
@@ -290,14 +314,49 @@ def test_source_is_compiled_where_the_registry_has_nothing_else(
     assert decoder(descriptors, scripted).decode(FRAME + b"\0" + ITEM) == {"sku": "a", "flags": []}
 
 
-@pytest.mark.parametrize("source", ["message", 'syntax = "proto3"; import "/etc/passwd";'])
+@pytest.mark.parametrize(
+    ("source", "references"),
+    [
+        ("message", ()),
+        ('syntax = "proto3"; import "/etc/passwd";', ()),
+        ("\ud800", ()),
+        ("", ("a.proto", "a.proto/b.proto")),
+        ("", ("a.proto/b.proto", "a.proto")),
+        ("", ("a" * 300,)),
+        ("", ("a\0b",)),
+    ],
+)
 def test_source_that_cannot_be_compiled_leaves_the_body(
-    descriptors: Path, scripted: ScriptedRegistry, source: str
+    descriptors: Path, scripted: ScriptedRegistry, source: str, references: Sequence[str]
 ) -> None:
-    scripted.add(1, source, "PROTOBUF", references=[])
-    scripted.answers["/schemas/ids/1?format=serialized"] = scripted.answers["/schemas/ids/1"]
+    listed = [{"name": name, "subject": "s", "version": 1} for name in references]
+    scripted.add(1, source, "PROTOBUF", references=listed)
+    for query in "", "?format=serialized":
+        scripted.answers[f"/schemas/ids/1{query}"] = scripted.answers["/schemas/ids/1"]
+        scripted.answers[f"/subjects/s/versions/1{query}"] = 200, {"schema": "", "schemaType": "PROTOBUF"}
     with pytest.raises(BodyError):
         decoder(descriptors, scripted).decode(FRAME + b"\0" + ITEM)
+
+
+def test_schema_is_compiled_once_for_all_its_messages_and_ranges(
+    descriptors: Path, scripted: ScriptedRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.add(1, protos.SOURCE, "PROTOBUF")
+    scripted.answers["/schemas/ids/1?format=serialized"] = scripted.answers["/schemas/ids/1"]
+    registry = SchemaRegistry(RegistryAccess(scripted.url, patience_s=0.0))
+    item, order = (read_schema(PROTOBUF, descriptors, name) for name in ("Item", "Order"))
+    assert item.decoder(registry).decode(FRAME + INDEX_OF_ITEM + ITEM) == {"sku": "a", "flags": []}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))  # it cannot be compiled again
+    assert item.decoder(registry).decode(FRAME + INDEX_OF_ITEM)
+    numbers = range(8)
+    decoded = 0
+    for number in numbers:
+        try:
+            order.decoder(registry).decode(FRAME + bytes([2, 2 * number]))
+            decoded += 1
+        except BodyError:
+            pass
+    assert decoded == 1
 
 
 def test_compiler_that_is_missing_is_named(

@@ -8,7 +8,7 @@ import pytest
 from spark.registries import ScriptedRegistry
 from trio_nsq.access.secret import Secret
 from trio_nsq.spark.bodies.errors import RegistryError, RegistryUnavailable, SchemaNotFound
-from trio_nsq.spark.bodies.registry import RegistryAccess, SchemaRegistry
+from trio_nsq.spark.bodies.registry import UNKNOWN_S, RegistryAccess, SchemaRegistry
 
 
 def registry_of(scripted: ScriptedRegistry, patience_s: float = 0.0, url: str = "") -> SchemaRegistry:
@@ -69,6 +69,7 @@ def test_missing_schema(scripted: ScriptedRegistry, code: int) -> None:
         (200, {"id": 1}, "it has no schema"),
         (200, {"schema": 5}, "it has no schema"),
         (200, {"schema": "x", "references": [{"name": "a"}]}, "a reference without name, subject or version"),
+        (200, {"schema": "x", "references": 5}, "its references are no list"),
     ],
 )
 def test_answers_that_no_registry_gives_are_told_and_not_retried(
@@ -79,7 +80,54 @@ def test_answers_that_no_registry_gives_are_told_and_not_retried(
         registry_of(scripted, patience_s=30.0).schema(1)
     assert said in str(caught.value)
     assert not isinstance(caught.value, RegistryUnavailable | SchemaNotFound)
+    assert [path for path, _ in scripted.requests] == ["/schemas/ids/1", "/schemas/types"][
+        : 1 + (status == 404)
+    ]
+
+
+@pytest.mark.parametrize("answer", [{}, {"error_code": 404, "message": "HTTP 404 Not Found"}, b"<html>"])
+def test_unknown_id_without_the_code_of_a_registry(scripted: ScriptedRegistry, answer: Any) -> None:
+    scripted.answers["/schemas/types"] = 200, ["JSON", "AVRO"]
+    scripted.before = lambda path: (404, answer) if path.startswith("/schemas/ids/") else None
+    registry = registry_of(scripted)
+    for number in 1, 2:
+        with pytest.raises(SchemaNotFound, match=f"has no /schemas/ids/{number}: "):
+            registry.schema(number)
+    assert [path for path, _ in scripted.requests].count("/schemas/types") == 1
+
+
+def test_registry_that_has_answered_is_one(scripted: ScriptedRegistry) -> None:
+    scripted.add(1, "text", subject="s")
+    registry = registry_of(scripted)
+    registry.latest("s")
+    scripted.before = lambda path: (404, {})
+    with pytest.raises(SchemaNotFound):
+        registry.schema(2)
+    assert len(scripted.requests) == 2
+
+
+def test_unknown_id_is_asked_for_again_after_some_minutes(scripted: ScriptedRegistry) -> None:
+    now = [0.0]
+    registry = SchemaRegistry(RegistryAccess(scripted.url, patience_s=0.0), clock=lambda: now[0])
+    for now[0] in 0.0, 1.0, UNKNOWN_S - 1:
+        with pytest.raises(SchemaNotFound, match="has no /schemas/ids/7: Schema not found"):
+            registry.schema(7)
     assert len(scripted.requests) == 1
+    scripted.add(7, "text")
+    now[0] = UNKNOWN_S
+    assert registry.schema(7).text == "text"
+    assert len(scripted.requests) == 2
+
+
+def test_bodies_with_random_ids_take_a_limited_memory(scripted: ScriptedRegistry) -> None:
+    scripted.answers["/schemas/types"] = 200, []
+    access = RegistryAccess(scripted.url, patience_s=0.0)
+    registry = SchemaRegistry(access, clock=lambda: 0.0, max_unknown=2)
+    for number in 1, 2, 3, 2, 3, 1:
+        with pytest.raises(SchemaNotFound):
+            registry.schema(number)
+    asked = [path for path, _ in scripted.requests]
+    assert asked == [f"/schemas/ids/{number}" for number in (1, 2, 3, 1)]
 
 
 def test_reference_to_itself_ends(scripted: ScriptedRegistry) -> None:
@@ -110,5 +158,5 @@ def test_user_of_the_url_is_sent_and_not_shown(scripted: ScriptedRegistry) -> No
     scripted.before = lambda path: (422, {})
     with pytest.raises(RegistryError) as caught:
         registry_of(scripted, url=url).schema(1)
-    assert "secret" not in str(caught.value)
+    assert "me:secret" not in str(caught.value) + repr(RegistryAccess(url))
     assert scripted.requests[0][1] == f"Basic {base64.b64encode(b'me:secret').decode()}"

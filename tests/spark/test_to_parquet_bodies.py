@@ -228,6 +228,14 @@ def test_registry_that_is_down_is_no_misfit(
             ("--body-format", "avro", "--registry", "ftp://a"),
             "'--registry': The URL cannot be used: it is not a URL",
         ),
+        (
+            ("--body-format", "avro", "--registry", "http://a/b?token=c"),
+            "'--registry': The URL cannot have a query",
+        ),
+        (
+            ("--body-format", "avro", "--registry", "http://u:p@a", "--registry-secret-file", "FILE"),
+            "--registry has a user and a password, and --registry-secret-file excludes them",
+        ),
         (("--body-format", "avro", "--schema", "FILE", "--subject", "s"), "--subject is for --registry."),
         (
             ("--body-format", "avro", "--schema", "FILE", "--registry", "http://a", "--subject", "s"),

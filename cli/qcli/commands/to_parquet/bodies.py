@@ -38,6 +38,8 @@ def registry_url(text: str) -> str:
         URL.parse(text)
     except ValueError as error:
         raise click.BadParameter(f"The URL cannot be used: {error}.") from None
+    if "?" in text or "#" in text:  # paths of the API are added to it
+        raise click.BadParameter("The URL cannot have a query, nor a part after #.")
     return text
 
 
@@ -209,6 +211,13 @@ class BodyOptions:
         if self.registry is None:
             for flag in given_flags(*_OF_REGISTRIES):
                 raise click.UsageError(f"{flag} is for --registry.")
+        if self.registry is not None and self.registry_secret_file is not None:
+            from trio_nsq.http.urls import URL
+
+            if URL.parse(self.registry).credentials:
+                raise click.UsageError(
+                    "--registry has a user and a password, and --registry-secret-file excludes them: give one of them."
+                )
         if self.schema is not None and self.subject is not None:
             raise click.UsageError(
                 "--schema and --subject exclude each other: the columns are those of one schema."

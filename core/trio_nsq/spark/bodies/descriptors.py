@@ -6,6 +6,7 @@ compiled with the package grpcio-tools, if it is installed. Confluent's registry
 
 import base64
 import binascii
+import errno
 import importlib
 import importlib.util
 import re
@@ -26,6 +27,8 @@ from .registry import RegisteredSchema, SchemaRegistry
 _COMPILE_TIMEOUT_S = 60.0
 _WELL_KNOWN = re.compile(r"google/(?:protobuf|type)/[a-z_]+\.proto")
 """The files that come with Python's protobuf and googleapis-common-protos. Others are not imported by their name."""
+_NO_NAMES = (NotADirectoryError, IsADirectoryError, FileExistsError)
+"""What the names `a` and `a/b` cause, which cannot both be files."""
 _POOL_REFUSES = (TypeError, ValueError, KeyError)
 
 
@@ -139,10 +142,24 @@ def self_contained(message: Descriptor) -> FileDescriptorSet:
 def file_of_schema(registry: SchemaRegistry, found: RegisteredSchema) -> FileDescriptor:
     """Return the file of a schema of a registry.
 
+    Each is made once: to compile one takes about half a second.
+
     Raises:
         BodySchemaError: The schema is not valid, or no Protobuf schema.
         RegistryError: The registry has only the source, and grpcio-tools is not installed, or cannot be asked.
     """
+    if found.id not in registry.files:
+        try:
+            registry.files[found.id] = _file_of_schema(registry, found)
+        except BodySchemaError as error:
+            registry.files[found.id] = error
+    file: FileDescriptor | BodySchemaError = registry.files[found.id]
+    if isinstance(file, BodySchemaError):
+        raise file.with_traceback(None)
+    return file
+
+
+def _file_of_schema(registry: SchemaRegistry, found: RegisteredSchema) -> FileDescriptor:
     if found.kind != "PROTOBUF":
         raise BodySchemaError(f"the schema {found.id} of the registry is {found.kind}, not PROTOBUF")
     name = f"schema-{found.id}.proto"
@@ -194,12 +211,22 @@ def _compiled(name: str, found: RegisteredSchema) -> dict[str, FileDescriptorPro
             if PurePosixPath(each).is_absolute() or ".." in PurePosixPath(each).parts:
                 return None  # outside of the folder
             path = Path(folder, each)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            except (*_NO_NAMES, ValueError):  # also of text that is not Unicode
+                return None
+            except OSError as exc:
+                if exc.errno != errno.ENAMETOOLONG:
+                    raise
+                return None
         output = Path(folder, "output.desc")
         flags = ["--include_imports", f"--descriptor_set_out={output}", f"-I{folder}"]
         command = [sys.executable, "-m", "grpc_tools.protoc", *flags, name]
-        done = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return None
         if done.returncode:
             return None
         return {file.name: file for file in FileDescriptorSet.FromString(output.read_bytes()).file}

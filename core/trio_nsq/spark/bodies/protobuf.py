@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
@@ -62,6 +62,9 @@ _DURATION = DecimalType(21, 9)
 _TIMES_S = range(-62_135_596_800, 253_402_300_800)
 """The years 1 to 9999, those of a valid Timestamp."""
 
+MAX_TYPES = 10_000
+"""How many fields a message may have, with those of each place where a message is used."""
+
 _Convert = Callable[[Any], Any]
 
 
@@ -78,15 +81,20 @@ class ProtobufDecoder:
     Args:
         message: The message.
         registry: The registry whose framing all bodies have; None: bodies are plain.
+
+    Raises:
+        BodySchemaError: The message has too many fields.
     """
 
     def __init__(self, message: Descriptor, registry: SchemaRegistry | None = None) -> None:
-        self.columns, self._convert = _record(message, ())
+        self.columns, self._convert = _Columns().record(message, ())
         self._parse = GetMessageClass(message).FromString
         self._name = message.full_name
         self._registry = registry
+        self._files: dict[int, FileDescriptor | None] = {}
+        """The files of schemas, by id; None if the registry has none."""
         self._names: dict[tuple[int, tuple[int, ...]], str] = {}
-        """The full name of the message of each schema and message indexes; empty if there is none."""
+        """The full names of messages, by id and message indexes. Only of messages that exist: others have no limit."""
 
     def decode(self, body: bytes) -> Mapping[str, Any]:
         """Return the record of a body.
@@ -109,69 +117,86 @@ class ProtobufDecoder:
         return found
 
     def _name_of(self, number: int, indexes: tuple[int, ...], registry: SchemaRegistry) -> str:
+        """Return the full name of a message; empty if the schema is unknown. Raises BodyError: it lacks the message."""
         key = number, indexes
-        if (name := self._names.get(key)) is None:
+        if (name := self._names.get(key)) is not None:
+            return name
+        if number not in self._files:
             try:
-                name = message_at(file_of_schema(registry, registry.schema(number)), indexes).full_name
-            except (SchemaNotFound, BodySchemaError, BodyError):
-                name = ""
-            self._names[key] = name
+                self._files[number] = file_of_schema(registry, registry.schema(number))
+            except (SchemaNotFound, BodySchemaError):
+                self._files[number] = None
+        if (file := self._files[number]) is None:
+            return ""
+        name = self._names[key] = message_at(file, indexes).full_name
         return name
 
 
-def _record(
-    message: Descriptor, above: tuple[str, ...]
-) -> tuple[tuple[tuple[str, ColumnType], ...], Callable[[Any], dict[str, Any]]]:
-    """Return the fields of a message with their types, and what converts the message to a dict.
+class _Columns:
+    """Makes the columns of a message, and counts their types."""
 
-    Args:
-        above: The names of the messages that it is in.
-    """
-    fields = []
-    getters: list[tuple[str, _Convert]] = []
-    for each in message.fields:
-        kind, get = _field(each, (*above, message.full_name))
-        fields.append((each.name, kind))
-        getters.append((each.name, get))
-    return tuple(fields), lambda found: {name: get(found) for name, get in getters}
+    def __init__(self) -> None:
+        self._types = 0
 
+    def record(
+        self, message: Descriptor, above: tuple[str, ...]
+    ) -> tuple[tuple[tuple[str, ColumnType], ...], Callable[[Any], dict[str, Any]]]:
+        """Return the fields of a message with their types, and what converts the message to a dict.
 
-def _field(field: FieldDescriptor, above: tuple[str, ...]) -> tuple[ColumnType, _Convert]:
-    """Return the type of a field, and what returns its value from a message."""
-    name, entry = field.name, field.message_type
-    if entry is not None and entry.GetOptions().map_entry:
-        values, convert = _kind(entry.fields_by_name["value"], above)
-        return JsonMap(values), lambda found: _map(getattr(found, name), convert)
-    kind, convert = _kind(field, above)
-    get = attrgetter(name)
-    if field.is_repeated:
-        if convert is None:
-            return JsonArray(kind), lambda found: list(get(found))
-        return JsonArray(kind), lambda found: [*map(convert, get(found))]
-    if field.has_presence:
-        if convert is None:
-            return kind, lambda found: get(found) if found.HasField(name) else None
-        return kind, lambda found: convert(get(found)) if found.HasField(name) else None
-    return kind, get if convert is None else lambda found: convert(get(found))
+        Args:
+            above: The names of the messages that it is in.
 
+        Raises:
+            BodySchemaError: There are too many types.
+        """
+        self._types += len(message.fields)
+        if self._types > MAX_TYPES:
+            raise BodySchemaError(
+                f"the message has more than {MAX_TYPES:,} fields, with those of each place where a message is used"
+            )
+        fields = []
+        getters: list[tuple[str, _Convert]] = []
+        for each in message.fields:
+            kind, get = self._field(each, (*above, message.full_name))
+            fields.append((each.name, kind))
+            getters.append((each.name, get))
+        return tuple(fields), lambda found: {name: get(found) for name, get in getters}
 
-def _kind(field: FieldDescriptor, above: tuple[str, ...]) -> _Kind:
-    """Return the type of one value of a field."""
-    if field.enum_type is not None:
-        return _Kind(JsonType.STRING, _enum(field.enum_type))
-    if (message := field.message_type) is None:
-        return _Kind(_SCALARS[field.type], None)
-    name = message.full_name
-    if name == f"{_GOOGLE}Timestamp":
-        return _Kind(JsonType.TIMESTAMP, _microseconds)
-    if name == f"{_GOOGLE}Duration":
-        return _Kind(_DURATION, _seconds)
-    if name in _WRAPPERS:
-        return _Kind(_SCALARS[message.fields_by_name["value"].type], attrgetter("value"))
-    if name in _JSON_MESSAGES or name in above or not message.fields:
-        return _Kind(JsonType.JSON, _json)
-    fields, convert = _record(message, above)
-    return _Kind(JsonStruct(fields), convert)
+    def _field(self, field: FieldDescriptor, above: tuple[str, ...]) -> tuple[ColumnType, _Convert]:
+        """Return the type of a field, and what returns its value from a message."""
+        name, entry = field.name, field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            values, convert = self._kind(entry.fields_by_name["value"], above)
+            return JsonMap(values), lambda found: _map(getattr(found, name), convert)
+        kind, convert = self._kind(field, above)
+        get = attrgetter(name)
+        if field.is_repeated:
+            if convert is None:
+                return JsonArray(kind), lambda found: list(get(found))
+            return JsonArray(kind), lambda found: [*map(convert, get(found))]
+        if field.has_presence:
+            if convert is None:
+                return kind, lambda found: get(found) if found.HasField(name) else None
+            return kind, lambda found: convert(get(found)) if found.HasField(name) else None
+        return kind, get if convert is None else lambda found: convert(get(found))
+
+    def _kind(self, field: FieldDescriptor, above: tuple[str, ...]) -> _Kind:
+        """Return the type of one value of a field."""
+        if field.enum_type is not None:
+            return _Kind(JsonType.STRING, _enum(field.enum_type))
+        if (message := field.message_type) is None:
+            return _Kind(_SCALARS[field.type], None)
+        name = message.full_name
+        if name == f"{_GOOGLE}Timestamp":
+            return _Kind(JsonType.TIMESTAMP, _microseconds)
+        if name == f"{_GOOGLE}Duration":
+            return _Kind(_DURATION, _seconds)
+        if name in _WRAPPERS:
+            return _Kind(_SCALARS[message.fields_by_name["value"].type], attrgetter("value"))
+        if name in _JSON_MESSAGES or name in above or not message.fields:
+            return _Kind(JsonType.JSON, _json)
+        fields, convert = self.record(message, above)
+        return _Kind(JsonStruct(fields), convert)
 
 
 def _enum(enum: EnumDescriptor) -> _Convert:

@@ -1,7 +1,8 @@
 """A client of a schema registry with Confluent's HTTP API: Confluent's, Karapace, Apicurio (`/apis/ccompat/v7`)."""
 
 import base64
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,25 +26,31 @@ REQUEST_TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 16 * MIB
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/vnd.schemaregistry+json, application/json"
 _NO_SCHEMA = frozenset({40401, 40402, 40403})
-"""The error codes for an unknown subject, version and schema. A 404 without one is not the registry's."""
+"""The error codes for an unknown subject, version and schema."""
+_IDS = "/schemas/ids/"
+_TYPES = "/schemas/types"
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})
 _MAX_REFERENCES = 1000
 _MAX_DEPTH = 50
 _MAX_REASON = 200
+MAX_UNKNOWN = 10_000
+UNKNOWN_S = 300.0
+"""How long an unknown id is not asked for again, in seconds: bodies with random ids would flood the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryAccess:
-    """Where a registry is, and how to authenticate. Can be pickled; the repr does not show the secret.
+    """Where a registry is, and how to authenticate. Can be pickled; the repr shows neither the secret nor the URL.
 
     Attributes:
-        url: Its URL, with the path of the API if it has one. A user and password in it are sent as Basic authorization.
+        url: Its URL, with the path of the API if it has one. A user and password in it are sent as Basic authorization,
+            instead of the secret.
         secret: `USER:PASSWORD`, sent as Basic authorization, or a bearer token.
         tls: For https.
         patience_s: How long to retry while the registry does not answer, in seconds.
     """
 
-    url: str
+    url: str = field(repr=False)
     secret: Secret = NO_SECRET
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
@@ -75,11 +82,28 @@ class SchemaRegistry:
     """Asks a registry for schemas. It blocks, and keeps the answers by id: a schema with an id never changes.
 
     It may not be shared by threads. It keeps no connection, so it may be used after a fork.
+
+    Args:
+        clock: Returns a time in seconds, for `UNKNOWN_S`.
+        max_unknown: How many unknown ids are kept.
+
+    Attributes:
+        files: What `descriptors` has made of Protobuf schemas, by id: a file, or the error.
     """
 
-    def __init__(self, access: RegistryAccess) -> None:
+    def __init__(
+        self,
+        access: RegistryAccess,
+        clock: Callable[[], float] = time.monotonic,
+        max_unknown: int = MAX_UNKNOWN,
+    ) -> None:
         self.access = access
+        self.files: dict[int, Any] = {}
+        self._clock = clock
+        self._max_unknown = max_unknown
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
+        self._unknown: dict[tuple[int, bool], tuple[float, SchemaNotFound]] = {}  # oldest first
+        self._is_registry: bool | None = None  # None: not known yet
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
         """Return the schema with an id.
@@ -93,9 +117,20 @@ class SchemaRegistry:
             RegistryUnavailable, RegistryError, TLSFilesError: The registry cannot be asked.
         """
         key = schema_id, serialized
-        if (known := self._schemas.get(key)) is None:
-            answer = self._get(f"/schemas/ids/{schema_id}", serialized=serialized)
+        if (known := self._schemas.get(key)) is not None:
+            return known
+        now = self._clock()
+        if (unknown := self._unknown.get(key)) is not None and now < unknown[0] + UNKNOWN_S:
+            raise unknown[1].with_traceback(None)
+        try:
+            answer = self._get(f"{_IDS}{schema_id}", serialized=serialized)
             known = self._schemas[key] = self._parsed(schema_id, answer, serialized=serialized)
+        except SchemaNotFound as error:
+            self._unknown.pop(key, None)
+            self._unknown[key] = now, error
+            if len(self._unknown) > self._max_unknown:
+                del self._unknown[next(iter(self._unknown))]
+            raise
         return known
 
     def latest(self, subject: str) -> RegisteredSchema:
@@ -111,6 +146,7 @@ class SchemaRegistry:
         kind, text = answer.get("schemaType") or "AVRO", answer.get("schema")
         if not isinstance(schema_id, int) or not isinstance(kind, str) or not isinstance(text, str):
             raise self._invalid("it has no schema")
+        self._is_registry = True
         references: dict[str, str] = {}
         self._add_references(answer, references, serialized=serialized)
         return RegisteredSchema(schema_id, kind, text, references)
@@ -118,7 +154,10 @@ class SchemaRegistry:
     def _add_references(
         self, answer: Mapping[str, Any], found: dict[str, str], depth: int = 0, *, serialized: bool
     ) -> None:
-        for each in answer.get("references") or ():
+        listed = answer.get("references") or []
+        if not isinstance(listed, list):
+            raise self._invalid("its references are no list")
+        for each in listed:
             try:
                 name, subject, version = str(each["name"]), str(each["subject"]), int(each["version"])
             except (TypeError, KeyError, ValueError):
@@ -152,6 +191,18 @@ class SchemaRegistry:
                     raise
 
     def _get_once(self, path: str) -> Mapping[str, Any]:
+        status, answer = self._answer(path)
+        found = answer if isinstance(answer, dict) else {}
+        if status == 200:
+            if not found:
+                raise self._invalid(
+                    f"it is not a JSON object. The URL may be that of another service: {path}"
+                )
+            return found
+        raise self._refusal(status, found, path)
+
+    def _answer(self, path: str) -> tuple[int, Any]:
+        """Return the status and the JSON value of an answer; None if it has none. Raises as `schema`."""
         access = self.access
         try:
             # In a thread: an exception of a signal handler in trio's own code would be an internal error of trio.
@@ -161,24 +212,15 @@ class SchemaRegistry:
         except RequestFailed as exc:
             raise RegistryUnavailable(f"the schema registry {access.shown} does not answer: {exc}") from exc
         try:
-            answer = decode_json(reply.body)
+            return reply.status, decode_json(reply.body)
         except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            answer = {}
-        if reply.status == 200:
-            if not answer:
-                raise self._invalid(
-                    f"it is not a JSON object. The URL may be that of another service: {path}"
-                )
-            return answer
-        raise self._refusal(reply.status, answer, path)
+            return reply.status, None
 
     def _refusal(self, status: int, answer: Mapping[str, Any], path: str) -> RegistryError:
         shown, code = self.access.shown, answer.get("error_code")
         reason = " ".join(str(answer.get("message") or "").split())[:_MAX_REASON]
-        if status == 404 and code in _NO_SCHEMA:
-            return SchemaNotFound(f"the schema registry {shown} has no {path}: {reason or code}")
+        if status == 404 and (code in _NO_SCHEMA or (path.startswith(_IDS) and self._is_at_url())):
+            return SchemaNotFound(f"the schema registry {shown} has no {path}: {reason or code or 404}")
         if status in _BUSY:
             return RegistryUnavailable(f"the schema registry {shown} answers with status {status}: {reason}")
         if status in (401, 403):
@@ -193,6 +235,17 @@ class SchemaRegistry:
             )
         return RegistryError(f"the schema registry {shown} refused {path} (status {status}): {reason}")
 
+    def _is_at_url(self) -> bool:
+        """Whether the URL is that of a registry: some registries answer 404 without a code, as other servers do."""
+        if self._is_registry is None:
+            status, types = self._answer(_TYPES)
+            if status in _BUSY:
+                raise RegistryUnavailable(
+                    f"the schema registry {self.access.shown} answers with status {status}"
+                )
+            self._is_registry = status == 200 and isinstance(types, list)
+        return self._is_registry
+
     async def _ask(self, path: str) -> Reply:
         access = self.access
         url = access.url.rstrip("/") + path
@@ -203,9 +256,10 @@ class SchemaRegistry:
             tls=access.tls.context() if url.startswith("https:") else None,
         )
         headers = {"Accept": _ACCEPT}
-        if secret := access.secret.read():
+        secret = access.secret.read()
+        if secret:
             headers["Authorization"] = _authorization(secret)
-            _warn_in_clear(url)
+        _warn_in_clear(url, has_secret=bool(secret))
         try:
             return await client.request("GET", url, headers=headers)
         finally:
@@ -218,10 +272,10 @@ def _authorization(secret: str) -> str:
     return authorization(secret)
 
 
-def _warn_in_clear(url: str) -> None:
+def _warn_in_clear(url: str, *, has_secret: bool) -> None:
     try:
         parsed = URL.parse(url)
     except ValueError:
         return  # the request fails
-    if parsed.scheme == "http":
+    if parsed.scheme == "http" and (has_secret or parsed.credentials):
         warn_in_clear(format_address(parsed.host, parsed.port))
