@@ -100,7 +100,7 @@ async def test_settings_survive_a_restart(tmp_path: Path) -> None:
         (TOPIC, b"[]", 400, "INVALID_BODY: not a JSON object"),
         (TOPIC, b'{"ttl_ms":-1}', 400, "INVALID_SETTING: ttl_ms is -1; it must be a whole number, 0 or more"),
         (CHANNEL, b'{"ttl":1}', 400, "INVALID_SETTING: unknown setting ttl; the settings are max_attempts, "
-         "dead_letter_topic, order_by, rate_limit_per_s"),
+         "dead_letter_topic, order_by, rate_limit_per_s, expire_idle_ms"),
     ],
 )  # fmt: skip
 async def test_invalid_settings(tmp_path: Path, target: str, body: bytes, status: int, error: str) -> None:

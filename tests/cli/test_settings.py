@@ -31,6 +31,7 @@ def test_topic_settings(qcli: Cli, topic: str) -> None:
         "max_messages=1000000",
         "max_bytes=0",
         "when_full=drop-oldest",
+        "expire_idle=0",
     ]
     (record,) = qcli("topic", "settings", topic, "--format", "json").records
     assert (record["retention_time_ms"], record["retention_bytes"]) == (7 * 24 * 3_600_000, 10 * 2**30)
@@ -78,6 +79,7 @@ def test_change_that_drops_messages_asks_with_their_number(
         ("max_bytes=1000000", "max_bytes=1MB"),
         ("max_bytes=1000001", "max_bytes=1000001"),
         ("max_bytes=1536KiB", "max_bytes=1536KiB"),
+        ("expire_idle=12h", "expire_idle=12h"),
     ],
 )
 def test_shown_settings_can_be_set(
@@ -92,6 +94,7 @@ def test_shown_settings_can_be_set(
 def test_channel_settings(qcli: Cli, broker: Broker, topic: str) -> None:
     broker.create(topic, "c", "d")
     words = ["max_attempts=5", f"dead_letter_topic={topic}.dead", "order_by=json:user.id", "rate_limit=100/s"]
+    words.append("expire_idle=7d")
     assert qcli("channel", "set", f"{topic}/c", *words).code == 0
     assert qcli("channel", "settings", f"{topic}/c").out.decode().split() == words
     assert qcli("channel", "settings", f"{topic}/d").out.decode().split() == [
@@ -99,10 +102,17 @@ def test_channel_settings(qcli: Cli, broker: Broker, topic: str) -> None:
         "dead_letter_topic=",
         "order_by=",
         "rate_limit=0",
+        "expire_idle=0",
     ]
     assert qcli("channel", "set", f"{topic}/c", "dead_letter_topic=", "rate_limit=20").code == 0
     assert qcli("channel", "settings", f"{topic}/c", "--format", "json").records == [
-        {"max_attempts": 5, "dead_letter_topic": "", "order_by": "json:user.id", "rate_limit_per_s": 20}
+        {
+            "max_attempts": 5,
+            "dead_letter_topic": "",
+            "order_by": "json:user.id",
+            "rate_limit_per_s": 20,
+            "expire_idle_ms": 7 * 86_400_000,
+        }
     ]
 
 

@@ -120,6 +120,7 @@ def test_channel_and_its_command(site: Site) -> None:
     done = Cli("", "")(*words)
     assert (program, done.code) == ("qcli", 0), done.err
     wanted = {"max_attempts": 5, "dead_letter_topic": "letters.dead", "order_by": "", "rate_limit_per_s": 0}
+    wanted |= {"expire_idle_ms": 0}
     assert [in_force(broker, "letters", "c") for broker in site.fleet.ours] == [wanted, wanted]
     dropped = site.send(site.post(path, filled(site.get(path), dead_letter_topic="")))
     assert [in_force(broker, "letters", "c")["dead_letter_topic"] for broker in site.fleet.ours] == ["", ""]

@@ -352,6 +352,15 @@ class TopicMachine(RuleBasedStateMachine):
             if self.is_kept():
                 self.keep_state()
 
+    @rule()
+    def examine_use(self) -> None:
+        topic = self.real.topic
+        topic.examine_use(self.real.now_ns)
+        for name, naive in self.naive.channels.items():
+            assert naive.is_used or 0 < topic.channels[name].idle_since_ns <= self.real.now_ns
+        if not (topic.depth or topic.deferred_count or topic.paused):
+            assert bool(topic.idle_since_ns) is not any(each.is_used for each in self.naive.channels.values())
+
     @rule(pick=picks, count=st.integers(1, 4))
     def take_given_up(self, pick: int, count: int) -> None:
         if picked := self.pick_channel(pick):
@@ -660,6 +669,19 @@ class TopicMachine(RuleBasedStateMachine):
             assert sorted(real.messages.unfinished()) == sorted(
                 (number, copy.attempts) for number, copy in unfinished.items() if not copy.fresh
             ), name
+
+    @invariant()
+    def idle_time_begins_after_the_last_use(self) -> None:
+        topic = self.real.topic
+        for name, naive in self.naive.channels.items():
+            since_ns = topic.channels[name].idle_since_ns
+            if naive.is_used:
+                naive.used_ns = self.real.now_ns
+                assert topic.idle_since_ns == since_ns == 0
+            assert since_ns == 0 or since_ns >= naive.used_ns
+            assert topic.idle_since_ns == 0 or topic.idle_since_ns >= since_ns > 0
+        if topic.depth or topic.deferred_count or topic.paused:
+            assert topic.idle_since_ns == 0
 
     @invariant()
     def consumers_agree(self) -> None:

@@ -96,6 +96,13 @@ class NaiveChannel:
     sent_ns: list[int] = field(default_factory=list)
     """When each message was delivered, while there is a rate limit."""
 
+    used_ns: int = 0
+    """When the channel was last seen in use."""
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.consumers or self.copies or self.paused)
+
     @property
     def burst(self) -> int:
         """The most deliveries at once: those of 50 ms."""

@@ -15,7 +15,7 @@ from typing import Literal
 from ..protocol.address import host_of
 from .policy import Identity
 
-Event = Literal["action", "refused", "login", "login_failed", "logout", "closed", "reload"]
+Event = Literal["action", "refused", "login", "login_failed", "logout", "closed", "reload", "expired"]
 
 MAX_QUEUED_LINES = 10_000
 MAX_TEXT_BYTES = 192

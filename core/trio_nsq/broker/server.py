@@ -25,6 +25,7 @@ from .dead_letters import DeadLetterMover
 from .delivery import Deliverer
 from .drain import DrainMode
 from .errors import NotLeading, StartupError
+from .idle_expiry import IdleExpiry
 from .ingest.idempotent import IdempotentPublisher
 from .ingest.write_ahead import MOST_BYTES_IN_FILES, WriteAhead
 from .ingest.write_path import WritePath
@@ -140,6 +141,9 @@ class Server:
             nursery,
         )  # fmt: skip
         write_path.on_refused = self.topics.forget_new_soon
+        self._idle_expiry = IdleExpiry(
+            broker, self.topics, write_path, clock, self.audit.log, self.start_time_ns
+        )
         self.idempotent: IdempotentPublisher = IdempotentPublisher(broker, self.topics)
         self.drain_mode: DrainMode = DrainMode(broker, self.topics, write_path)
         self.admin: Admin = Admin(broker, clock, delivery, self.checkpointer, self.readers)
@@ -161,6 +165,7 @@ class Server:
             self._dead_letters.run,
             partial(self.checkpointer.save_on_schedule, options.checkpoint_interval_ms / 1000),
             self._loader.open_again_on_schedule,
+            self._idle_expiry.run,
             write_path.syncs.run,
             partial(self.authentication.watch_expiry, self),
             self.audit.run,

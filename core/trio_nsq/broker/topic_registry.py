@@ -1,8 +1,8 @@
 """Creates, uses and deletes topics and channels for clients. A topic or channel is saved before a client can use it."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,10 @@ _SYNC_RETRY_S = 1.0
 """Delay before the next attempt after a failed sync."""
 _DUE_AT_ONCE = 256
 """A new channel gets this many of the due messages that waited for it at once; further ones at the next deadline."""
+
+
+class _InUse(Exception):
+    """A channel that was to be deleted is used."""
 
 
 @dataclass(eq=False, slots=True)
@@ -190,12 +194,12 @@ class TopicRegistry:
         Raises PublishRefused: a client deletes it, or the broker stops, or no longer leads its cluster.
         """
         self.write_path.refuse_unless_leading()
-        only_if_unused = self.broker.deleting.get(name)
-        if self.broker.stopping or only_if_unused is False:
+        others_wait = self.broker.deleting.get(name)
+        if self.broker.stopping or others_wait is False:
             raise PublishRefused("exiting")
-        if only_if_unused:
+        if others_wait:
             await self._change(name)
-        return only_if_unused is not None
+        return others_wait is not None
 
     async def _change(self, of: str | Topic) -> None:
         """Wait until the topic of this name is deleted, or this topic has the channels that it has on other brokers."""
@@ -246,7 +250,7 @@ class TopicRegistry:
         """Delete a topic that is new and was not used: a refused request must leave no topic."""
         if self.broker.is_unused(topic) and topic not in self.broker.incomplete:
             try:
-                await self.delete_topic(topic, only_if_unused=True)
+                await self.delete_topic(topic, only_if=self.broker.is_unused)
             except OSError as exc:
                 logger.error("cannot remove the folder of topic %s: %s", topic.name, exc.strerror)
             except NotLeading:
@@ -259,29 +263,69 @@ class TopicRegistry:
 
     # ------------------------------------------------------------------ deleting
 
-    async def delete_topic(self, topic: Topic, *, only_if_unused: bool = False) -> None:
+    async def delete_topic(self, topic: Topic, *, only_if: Callable[[Topic], bool] | None = None) -> bool:
         """Delete a topic with its channels and files, and disconnect its clients.
 
-        With `only_if_unused`, delete it only if it was never saved and has neither messages nor channels.
+        Args:
+            only_if: Delete it only if this holds when no publish is under way. Publishes and subscriptions that come
+                meanwhile wait, and then use the topic, or a new one. None: they are refused.
+
+        Returns:
+            Whether this request deleted it: False if `only_if` did not hold, or another request has deleted it.
 
         Raises:
             OSError, TooFewInSync: Nothing was deleted.
             NotLeading: The topic may be deleted on other members of the cluster.
         """
-        while topic.name in self.broker.deleting:
-            await self._change(topic.name)
-        if self.broker.topics.get(topic.name) is not topic:
-            return
-        if not only_if_unused:
-            self.write_path.refuse_changes(ephemeral=topic.ephemeral)
-        self.broker.deleting[topic.name] = only_if_unused
+        async with self._deleting(topic.name, others_wait=only_if is not None):
+            is_deleted = False
+            if self.broker.topics.get(topic.name) is topic:
+                if only_if is None:
+                    self.write_path.refuse_changes(ephemeral=topic.ephemeral)
+                with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
+                    async with self.checkpointer.locked(topic):
+                        is_deleted = await self._delete(topic, only_if)
+            return is_deleted
+
+    async def delete_channel_if(self, channel: Channel, only_if: Callable[[Channel], bool]) -> bool:
+        """Delete a channel durably; `only_if` and the result as of `delete_topic`.
+
+        Raises:
+            SaveError: Nothing was deleted.
+        """
+
+        def check() -> None:
+            self.broker.existing_topic_of(channel)
+            if not only_if(channel):  # an earlier change, such as a seek, has waited for the same lock
+                raise _InUse
+
+        async with self._deleting(channel.topic.name, others_wait=True):
+            topic = self.broker.topic_of(channel)
+            if topic is None:
+                return False
+            await self.write_path.until_idle(topic)
+            try:
+                await self.checkpointer.change(
+                    topic,
+                    lambda each: each.remove_channel(each.counterpart(channel)),
+                    channels=[channel.name],
+                    check=check,
+                )
+            except (_InUse, DeletedError):
+                return False
+            return True
+
+    @asynccontextmanager
+    async def _deleting(self, name: str, *, others_wait: bool) -> AsyncIterator[None]:
+        """Let others wait that would use a topic of this name, or refuse them; one at a time."""
+        while name in self.broker.deleting:
+            await self._change(name)
+        self.broker.deleting[name] = others_wait
         try:
-            with trio.CancelScope(shield=True):  # a deletion must be complete; it waits only for the disk
-                async with self.checkpointer.locked(topic):
-                    await self._delete(topic, only_if_unused)
+            yield
         finally:
-            del self.broker.deleting[topic.name]
-            self._changed(topic.name)
+            del self.broker.deleting[name]
+            self._changed(name)
 
     async def delete_unavailable(self, name: str) -> None:
         """Delete the files of an unavailable topic. Errors as of `delete_topic`."""
@@ -292,10 +336,10 @@ class TopicRegistry:
         if not is_done and (topic := self.broker.topics.get(name)) is not None:
             await self.delete_topic(topic)  # it was just opened
 
-    async def _delete(self, topic: Topic, only_if_unused: bool) -> None:
+    async def _delete(self, topic: Topic, only_if: Callable[[Topic], bool] | None) -> bool:
         await self.write_path.until_idle(topic)
-        if only_if_unused and not self.broker.is_unused(topic):
-            return
+        if only_if is not None and not only_if(topic):
+            return False
         self.write_path.refuse_unless_leading()
         retired: Path | None = None
         if not topic.ephemeral:
@@ -311,6 +355,7 @@ class TopicRegistry:
         self.checkpointer.forget(topic)
         if retired is not None:
             await trio.to_thread.run_sync(self.folder.files.remove_folder, retired)
+        return True
 
     async def deletions_done(self) -> None:
         """Wait until no topic is being deleted."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .durations import FOREVER, parse_retention_ms, retention_text
+from .durations import FOREVER, duration_text, parse_long_duration_ms, parse_retention_ms, retention_text
 from .sizes import UNLIMITED, parse_size, size_text
 
 DEFAULT = "default"
@@ -37,6 +37,9 @@ def _whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is not an integer of 0 or more; '{DEFAULT}' is the broker's default")
     return int(text)
+
+
+_EXPIRE_IDLE = ("expire_idle", "expire_idle_ms", parse_long_duration_ms, duration_text)
 
 
 def _rate(text: str) -> int:
@@ -85,6 +88,10 @@ _FOR_TOPICS = (
         ("reject", "drop-oldest"),
         is_choice=True,
     ),
+    Setting(
+        *_EXPIRE_IDLE,
+        "delete the topic when it was idle for this long: no publish, no consumer, no waiting message",
+    ),
 )
 _FOR_CHANNELS = (
     Setting(
@@ -117,6 +124,10 @@ _FOR_CHANNELS = (
         _rate,
         _rate_text,
         "deliver at most this many messages per second, such as 100/s",
+    ),
+    Setting(
+        *_EXPIRE_IDLE,
+        "delete the channel when it was idle for this long: no consumer, no message",
     ),
 )
 SETTINGS: Mapping[str, tuple[Setting, ...]] = {"topic": _FOR_TOPICS, "channel": _FOR_CHANNELS}

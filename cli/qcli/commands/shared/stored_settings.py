@@ -30,6 +30,7 @@ _SET_EXAMPLES = {
         "retain a week of messages": "qcli topic set clicks retention_time=7d",
         "limit the backlog to the newest million messages": "qcli topic set clicks max_messages=1000000 "
         "when_full=drop-oldest",
+        "delete the topic when nothing has used it for a week": "qcli topic set clicks expire_idle=7d",
         "use the broker's default": "qcli topic set clicks retention_time=default",
     },
     "channel": {

@@ -243,6 +243,8 @@ class _Figures:
             }
         if rate := channel.settings.rate_limit_per_s:
             stats |= {"rate_limit_per_s": rate, "rate_limited": channel.dispatcher.resumes_ns is not None}
+        if channel.settings.expire_idle_ms:
+            stats["expire_idle_ms"] = channel.settings.expire_idle_ms
         if self._knows_place:
             stats |= zip(_SENT_TO, channel.sent_by_nearness(), strict=True)
         if channel.settings.order_by:

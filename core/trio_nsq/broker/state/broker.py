@@ -75,8 +75,8 @@ class Broker:
         on_earlier_deadline: Called when the first deadline is earlier than before.
         draining: The broker refuses the publishes of clients.
         incomplete: New topics that do not have the channels yet that they have on other brokers.
-        deleting: Topics that are being deleted, by name: whether only if they are unused, because they were created for
-            a request that then failed. Other requests wait for such a deletion.
+        deleting: Topics that are being deleted, or lose a channel, by name: whether other requests wait for that,
+            because nothing may need the topic or channel any more; else they are refused.
         stopping: The broker stops and serves no topic any more.
         waits_for_disk: Passed to the message stores of topics; set it before creating topics.
     """

@@ -17,6 +17,7 @@ from .checkpoint import ChannelState
 from .consumer import Consumer
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
+from .idleness import IN_USE, idle_since
 from .in_flight import InFlightBatch
 from .message_keys import MessageKeys
 from .message_store import MessageStore
@@ -97,6 +98,7 @@ class Channel:
         )
         self.oldest_published: tuple[int, int] | None = None
         self.stream: MoveStream | None = None
+        self._idle_since_ns = IN_USE  # as `examine_use` last found
         self._sent_to_past = [0, 0, 0]  # messages to consumers that have left, by nearness
         self._is_paused = False  # by an operator
         self._state: ChannelState | None = None  # the last result of `state`
@@ -220,6 +222,7 @@ class Channel:
     # ------------------------------------------------------------------ messages from the topic
 
     def arrived(self, count: int) -> None:
+        self._end_idle_time()
         self.message_count += count
 
     def arrived_deferred(self, sequences: range, due_ns: int, held: Batch | None = None) -> None:
@@ -229,6 +232,7 @@ class Channel:
             sequences: Higher than all that were passed to this method or to `skip` before.
             held: The batch that holds them, if they are only in memory.
         """
+        self._end_idle_time()
         self.message_count += len(sequences)
         self.messages.defer(sequences, due_ns, held)
 
@@ -241,6 +245,7 @@ class Channel:
     # ------------------------------------------------------------------ consumers
 
     def add(self, consumer: Consumer) -> None:
+        self._end_idle_time()
         consumer.in_flight.version = self._version
         self.consumers[consumer] = None
         self.dispatcher.add(consumer)
@@ -383,6 +388,32 @@ class Channel:
         }
         return ["client does not own message" if each in owned else "ID not in flight" for each in ids]
 
+    # ------------------------------------------------------------------ idle time
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the channel has a consumer or a message, or an operator holds it: it is paused or moved."""
+        return bool(
+            self.consumers or self.paused or self.depth or self.deferred_count or self.in_flight_count
+        )
+
+    def _end_idle_time(self) -> None:
+        if self._idle_since_ns:
+            self._idle_since_ns = IN_USE
+            self._version.increment()
+
+    def examine_use(self, now_ns: int) -> None:
+        """Let the idle time begin if nothing uses the channel. `now_ns` is Unix nanoseconds."""
+        since_ns = idle_since(self._idle_since_ns, now_ns, in_use=self.is_in_use)
+        if since_ns != self._idle_since_ns:
+            self._idle_since_ns = since_ns
+            self._version.increment()
+
+    @property
+    def idle_since_ns(self) -> int:
+        """Since when the channel has been idle, Unix nanoseconds; `IN_USE` if it was used since `examine_use`."""
+        return IN_USE if self.is_in_use else self._idle_since_ns
+
     # ------------------------------------------------------------------ time
 
     def _watch(self, deadline_ns: int) -> None:
@@ -514,6 +545,7 @@ class Channel:
             self.stream.moved if self.stream is not None and self.stream.is_fixed else None,
             tuple(messages.prefetched.items()),
             self.ephemeral,
+            self._idle_since_ns,
         )
 
     def copy(self, topic: TopicView) -> "Channel":
@@ -524,6 +556,7 @@ class Channel:
         if (stream := self.stream) is not None:
             copy.stream = MoveStream(stream.moved, is_fixed=stream.is_fixed)
         copy.paused = self._is_paused
+        copy._idle_since_ns = self._idle_since_ns
         return copy
 
     def restore(self, state: dict[str, Any], log_end: int) -> None:
@@ -565,3 +598,4 @@ class Channel:
         if moved is not None:
             self.hold(MoveStream(int(moved), is_fixed=True))
             self.messages.drop_moved(int(moved), now=True)
+        self._idle_since_ns = int(state.get("idle_since", IN_USE))

@@ -42,11 +42,13 @@ class ChannelState:
             or if it has not begun.
         prefetched: The items of `ChannelMessages.prefetched`. `encode` removes them.
         ephemeral: The channel is not saved.
+        idle_since_ns: Since when it has been idle, see `idleness.py`.
 
     Attributes:
-        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, moved, holes [[start, end]],
-            prefetched [[sequence, deliveries]] if there are any, unfinished [[sequence, attempts]], followed by a
-            `Reason` if the attempts are exhausted, deferred [`Block.text`]. Empty until `encode` is complete.
+        parts: The JSON object, in pieces: name, paused, settings (see `change`), cursor, moved, idle_since, holes
+            [[start, end]], prefetched [[sequence, deliveries]] if there are any, unfinished [[sequence, attempts]],
+            followed by a `Reason` if the attempts are exhausted, deferred [`Block.text`]. Empty until `encode` is
+            complete.
         first_needed: The oldest sequence that the channel, or one restored from this, needs to read. Set by `encode`.
     """
 
@@ -62,6 +64,7 @@ class ChannelState:
     moved: int | None = None
     prefetched: Sequence[tuple[int, int]] = ()
     ephemeral: bool = False
+    idle_since_ns: int = 0
     parts: list[bytes] = field(init=False, default_factory=list)
     first_needed: int = field(init=False, default=0)
 
@@ -87,6 +90,7 @@ class ChannelState:
             yield len(block) // _PACKED_PER_ROW
         values = {"name": self.name, "paused": self.paused, "settings": self.settings, "cursor": self.cursor}
         values |= {"moved": self.moved} if self.moved is not None else {}
+        values |= {"idle_since": self.idle_since_ns} if self.idle_since_ns else {}
         head = json.dumps(values, separators=(",", ":"))[:-1]
         before = f'{head},"holes":{holes},{prefetched}"unfinished":{unfinished},"deferred":['
         self.parts = [before.encode(), *blocks, b"]}"]
@@ -126,12 +130,13 @@ def _encode_rows(rows: Iterator[Row], sequence_at: int) -> Generator[int, None, 
 class Checkpoint:
     """A snapshot of a topic, to be written to disk.
 
-    It is a JSON object with these fields: format, name, paused, settings (see `change`), move (see `Move.state`; absent
-    without one), distribution_point (the high watermark), end (of the topic), settled (a restart need not check dead
-    letters before this sequence), producers_used (see `Producers.used_s`), ephemeral_needed (the oldest sequence that
-    the ephemeral channels, which are not saved, may still read), waiting_deferred [[first, after last, due_ns]],
-    followed by the channel if only one gets the messages, producers [[producer, number, sequence]] if there are any,
-    producer_instances [[producer, instance, 0]] for those that have one, channels (see `ChannelState`).
+    It is a JSON object with these fields: format, name, paused, settings (see `change`), idle_since (see `idleness.py`;
+    absent while in use), move (see `Move.state`; absent without one), distribution_point (the high watermark), end (of
+    the topic), settled (a restart need not check dead letters before this sequence), producers_used (see
+    `Producers.used_s`), ephemeral_needed (the oldest sequence that the ephemeral channels, which are not saved, may
+    still read), waiting_deferred [[first, after last, due_ns]], followed by the channel if only one gets the messages,
+    producers [[producer, number, sequence]] if there are any, producer_instances [[producer, instance, 0]] for those
+    that have one, channels (see `ChannelState`).
 
     `Addition`s may follow, one a line.
 

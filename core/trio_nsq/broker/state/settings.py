@@ -31,6 +31,8 @@ class TopicSettings:
         max_bytes: Approximate maximum bytes of the topic's log from the oldest undelivered message on.
         when_full: What the broker does if a publish would exceed `max_messages` or `max_bytes`: refuse it (`reject`),
             or drop the oldest messages (`drop-oldest`).
+        expire_idle_ms: How long the topic may be idle before it is deleted: without a publish, a consumer, or a message
+            that waits.
     """
 
     retention_time_ms: int = 0
@@ -39,6 +41,15 @@ class TopicSettings:
     max_messages: int = 0
     max_bytes: int = 0
     when_full: WhenFull = "reject"
+    expire_idle_ms: int = 0
+
+    @property
+    def expires_after_ms(self) -> int:
+        """How long the topic must be idle to be deleted: also as long as it keeps messages. 0: it is not deleted."""
+        is_kept = self.retention_time_ms < 0 or (self.retention_bytes and not self.retention_time_ms)
+        if not self.expire_idle_ms or is_kept:
+            return 0
+        return max(self.expire_idle_ms, self.retention_time_ms)
 
     @property
     def keeps(self) -> bool:
@@ -73,12 +84,15 @@ class ChannelSettings:
         order_by: Where a message has its key, see `MessageKeys`. At most one message of a key is in flight, and those
             of a key are delivered by sequence. Empty: without an order.
         rate_limit_per_s: The most deliveries per second, see `RateLimit`. 0: without limit.
+        expire_idle_ms: How long the channel may be idle before it is deleted: without a consumer or a message. 0: for
+            ever.
     """
 
     max_attempts: int = 0
     dead_letter_topic: str = ""
     order_by: str = ""
     rate_limit_per_s: int = 0
+    expire_idle_ms: int = 0
 
     def discloses_more_than(self, before: "ChannelSettings") -> bool:
         """Whether more messages go to a dead-letter topic than before, or messages go to another one."""

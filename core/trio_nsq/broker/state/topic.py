@@ -24,6 +24,7 @@ from .cache import BatchCache
 from .channel import Channel
 from .checkpoint import STATE_FORMAT, Addition, ChannelState, Checkpoint, additions_of, known_end
 from .dead_letter_ledger import DeadLetterLedger
+from .idleness import IN_USE, idle_since
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
 from .settings import SettingsError, TopicSettings, change
@@ -98,6 +99,7 @@ class Topic:
         self._on_deadline: Callable[[Channel, int], object] | None = None
         self._on_channels_changed: Callable[[Topic, Channel], object] | None = None
         self.carry_again_ns: int | None = None
+        self._idle_since_ns = IN_USE  # as `examine_use` last found
         self.producers: Producers = Producers(self.version)
         self.dead_letters: DeadLetterLedger = DeadLetterLedger(self.version)
 
@@ -164,6 +166,7 @@ class Topic:
         """Add records that are now in the log: cache them decoded, and distribute them."""
         view = self.view
         start, view.end = view.end, records[-1].next_sequence
+        self._idle_since_ns = IN_USE
         self.version.increment()
         for record in records:
             self.message_count += record.count
@@ -234,6 +237,35 @@ class Topic:
     def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
         """Return the settings that `configure` would apply. Raises SettingsError."""
         return change(self._defaults, self._own_settings, changes)[0]
+
+    # ------------------------------------------------------------------ idle time
+
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether messages wait, or only the archive has some, or an operator holds the topic; without its channels."""
+        return bool(
+            self.paused
+            or self.moving.current is not None
+            or self.depth
+            or self.deferred_count
+            or self.log.archived_files
+        )
+
+    def examine_use(self, now_ns: int) -> None:
+        """As `Channel.examine_use`, for the topic and its channels."""
+        for channel in self.channels.values():
+            channel.examine_use(now_ns)
+        since_ns = idle_since(self._idle_since_ns, now_ns, in_use=self._is_in_use)
+        if since_ns != self._idle_since_ns:
+            self._idle_since_ns = since_ns
+            self.version.increment()
+
+    @property
+    def idle_since_ns(self) -> int:
+        """Since when the topic and all its channels have been idle, as `Channel.idle_since_ns`."""
+        since_ns = [IN_USE if self._is_in_use else self._idle_since_ns]
+        since_ns += [channel.idle_since_ns for channel in self.channels.values()]
+        return max(since_ns) if all(since_ns) else IN_USE
 
     # ------------------------------------------------------------------ operators
 
@@ -341,6 +373,7 @@ class Topic:
         view.waiting = self.view.waiting.copy()
         copy.moving.copy_from(self.moving)
         copy.producers.copy_from(self.producers)
+        copy._idle_since_ns = self._idle_since_ns
         copy.dead_letters = self.dead_letters  # of letters in the log: no change touches it
         for name, channel in self.channels.items():
             if name not in names:
@@ -363,6 +396,7 @@ class Topic:
                 "name": self.name,
                 "paused": self.paused,
                 "settings": self._own_settings,
+                **({"idle_since": self._idle_since_ns} if self._idle_since_ns else {}),
                 **self.moving.state(),
                 "distribution_point": self.view.high_watermark,
                 "end": self.view.end,
@@ -438,6 +472,8 @@ class Topic:
                     f"the field {exc} is missing" if isinstance(exc, KeyError) else str(exc)
                 ) from exc
         self._scan(scanned, unconfirmed)
+        if end > scanned:  # messages were published after the state was saved
+            self._idle_since_ns = IN_USE
         for addition in additions:
             self._add_again(addition)
         self.distribute()
@@ -499,3 +535,4 @@ class Topic:
             channel.messages.cursor.move_to(self._first)
             self.channels[channel.name] = channel
         self.moving.restore(state.get("move"))
+        self._idle_since_ns = int(state.get("idle_since", IN_USE))
