@@ -26,9 +26,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 
+from trio_nsq.bodies.descriptors import self_contained
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
-from trio_nsq.spark.bodies.descriptors import self_contained
 from trio_nsq.spark.bodies.protobuf import ProtobufDecoder
 from trio_nsq.spark.bodies.schema import AVRO, PROTOBUF, BodySchema
 from trio_nsq.spark.export.columns import TableBuilder

@@ -24,7 +24,7 @@ LAYERS = (
         "trio_nsq.nsqd_import",
         "trio_nsq.cluster",
     ),
-    ("trio_nsq.fleet",),
+    ("trio_nsq.fleet", "trio_nsq.bodies"),
     ("trio_nsq.client", "trio_nsq.broker"),
     ("trio_nsq.lookup",),
     ("trio_nsq.coordination", "trio_nsq.archive"),

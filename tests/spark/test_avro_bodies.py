@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.registries import ScriptedRegistry
+from trio_nsq.bodies.avro import AvroDecoder, AvroSchema
+from trio_nsq.bodies.errors import BodyError, BodySchemaError
+from trio_nsq.bodies.registry import RegistryAccess, SchemaRegistry
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
-from trio_nsq.spark.bodies.avro import AvroDecoder, AvroSchema
-from trio_nsq.spark.bodies.errors import BodyError, BodySchemaError
-from trio_nsq.spark.bodies.registry import RegistryAccess, SchemaRegistry
 from trio_nsq.spark.bodies.schema import AVRO, BodySchema
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from interop.peers import Broker
 from spark.support import NOON_NS, ToParquet, column, export, parquet_files, rows, run_in_process, write_log
+from trio_nsq.filters.masks import BodyMasks, Mask
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.json_columns import infer_columns
 from trio_nsq.spark.export.layout import BodyFormat, Layout
-from trio_nsq.spark.export.masks import BodyMasks, Mask, with_types_of_masks
+from trio_nsq.spark.export.masks import with_types_of_masks
 
 SECRET = "tops3cret"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()

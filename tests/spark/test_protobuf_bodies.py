@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from spark import protos
 from spark.registries import ScriptedRegistry
+from trio_nsq.bodies.errors import BodyError, BodySchemaError, RegistryError
+from trio_nsq.bodies.registry import RegistryAccess, SchemaRegistry
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import pack_messages
-from trio_nsq.spark.bodies.errors import BodyError, BodySchemaError, RegistryError
-from trio_nsq.spark.bodies.registry import RegistryAccess, SchemaRegistry
 from trio_nsq.spark.bodies.schema import PROTOBUF, BodyDecoder, BodySchema, read_schema
 from trio_nsq.spark.export.columns import TableBuilder
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout

@@ -7,8 +7,8 @@ import pytest
 
 from spark.registries import ScriptedRegistry
 from trio_nsq.access.secret import Secret
-from trio_nsq.spark.bodies.errors import RegistryError, RegistryUnavailable, SchemaNotFound
-from trio_nsq.spark.bodies.registry import UNKNOWN_S, RegistryAccess, SchemaRegistry
+from trio_nsq.bodies.errors import RegistryError, RegistryUnavailable, SchemaNotFound
+from trio_nsq.bodies.registry import UNKNOWN_S, RegistryAccess, SchemaRegistry
 
 
 def registry_of(scripted: ScriptedRegistry, patience_s: float = 0.0, url: str = "") -> SchemaRegistry:

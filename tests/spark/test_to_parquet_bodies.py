@@ -294,7 +294,10 @@ def test_schema_file_that_cannot_be_used(
 
 @pytest.mark.parametrize(
     ("kind", "package", "users"),
-    [("avro", "fastavro", ["avro"]), ("protobuf", "google.protobuf.descriptor", ["descriptors", "protobuf"])],
+    [
+        ("avro", "fastavro", ["bodies.avro"]),
+        ("protobuf", "google.protobuf.descriptor", ["bodies.descriptors", "spark.bodies.protobuf"]),
+    ],
 )
 def test_extra_that_is_missing_is_named(
     to_parquet: ToParquet,
@@ -305,7 +308,7 @@ def test_extra_that_is_missing_is_named(
     tmp_path: Path,
 ) -> None:
     for name in users:
-        monkeypatch.delitem(sys.modules, f"trio_nsq.spark.bodies.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"trio_nsq.{name}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "file").write_text(json.dumps(CLICK))
     result = to_parquet("t", tmp_path / "out", "--body-format", kind, "--schema", tmp_path / "file")

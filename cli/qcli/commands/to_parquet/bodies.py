@@ -13,7 +13,7 @@ from ...framework.options import all_of, given_flags, option, several
 from ..shared.engine import failure_from
 
 if TYPE_CHECKING:
-    from trio_nsq.spark.bodies.registry import RegistryAccess
+    from trio_nsq.bodies.registry import RegistryAccess
     from trio_nsq.spark.bodies.schema import SchemaSource
     from trio_nsq.spark.schemas.column_types import ColumnType
 
@@ -234,7 +234,7 @@ class BodyOptions:
         kind = self.form_of_bodies
         if kind not in ("avro", "protobuf"):
             return None
-        from trio_nsq.spark.bodies.errors import BodySchemaError
+        from trio_nsq.bodies.errors import BodySchemaError
         from trio_nsq.spark.bodies.schema import SUBJECT, SchemaSource, read_schema
 
         schema = None
@@ -248,8 +248,8 @@ class BodyOptions:
 
     def _registry_access(self, url: str) -> RegistryAccess:
         from trio_nsq.access.secret import NO_SECRET, Secret, SecretFileError, read_secret_file
+        from trio_nsq.bodies.registry import RegistryAccess
         from trio_nsq.client.connection.tls import TLSFiles
-        from trio_nsq.spark.bodies.registry import RegistryAccess
 
         secret, file = NO_SECRET, self.registry_secret_file
         if file is not None:

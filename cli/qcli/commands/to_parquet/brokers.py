@@ -5,10 +5,10 @@ from functools import partial
 
 import click
 
+from trio_nsq.bodies.errors import RegistryUnavailable
 from trio_nsq.client.errors import BrokerUnreachable, NotABroker, RequestRefused
 from trio_nsq.client.reading.broker_log import LogReplaced, broker_label
 from trio_nsq.protocol.address import format_address
-from trio_nsq.spark.bodies.errors import RegistryUnavailable
 from trio_nsq.spark.tables.target import TableUnavailable
 from trio_nsq.storage import ChangedMeanwhile, LeaseLost, StorageError
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
+from trio_nsq.bodies.errors import RegistryUnavailable
 from trio_nsq.client.errors import BrokerUnreachable, RequestRefused
 from trio_nsq.client.http.job_reporter import JobReporter
 from trio_nsq.protocol.errors import NSQError
-from trio_nsq.spark.bodies.errors import RegistryUnavailable
 from trio_nsq.spark.export.job import ExportJob
 from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.status import ExportStatus

@@ -36,10 +36,8 @@ def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
 
 def mask_list(text: str) -> tuple[tuple[str, str], ...]:
     """Parse `FIELD[=MASK],...`."""
-    if not text:
-        return ()  # before the import below, which fails without pyarrow
     from trio_nsq.filters.conditions import parse_path
-    from trio_nsq.spark.export.masks import Mask
+    from trio_nsq.filters.masks import Mask
 
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):

@@ -29,11 +29,11 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from ...bodies.descriptors import file_of_schema, message_at
+from ...bodies.errors import BodyError, BodySchemaError, SchemaNotFound
+from ...bodies.framing import message_indexes, schema_id
+from ...bodies.registry import SchemaRegistry
 from ..schemas.column_types import ColumnType, DecimalType, JsonArray, JsonMap, JsonStruct, JsonType
-from .descriptors import file_of_schema, message_at
-from .errors import BodyError, BodySchemaError, SchemaNotFound
-from .framing import message_indexes, schema_id
-from .registry import SchemaRegistry
 
 _GOOGLE = "google.protobuf."
 _JSON_MESSAGES = frozenset({f"{_GOOGLE}Struct", f"{_GOOGLE}Value", f"{_GOOGLE}ListValue"})

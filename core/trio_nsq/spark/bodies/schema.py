@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...bodies.errors import BodySchemaError
 from ...platform.extras import install_hint
 from ..schemas.column_types import ColumnType
-from .errors import BodySchemaError
 
 if TYPE_CHECKING:  # of the extra `schemas`, and slow to import: every export imports this
+    from ...bodies.registry import RegisteredSchema, RegistryAccess, SchemaRegistry
     from .protobuf import ProtobufDecoder
-    from .registry import RegisteredSchema, RegistryAccess, SchemaRegistry
 
 AVRO, PROTOBUF = "avro", "protobuf"
 SUBJECT = "{topic}-value"
@@ -55,8 +55,8 @@ class BodySchema:
         return _with_packages(self.kind, self._avro_columns)
 
     def _avro_columns(self) -> Sequence[tuple[str, ColumnType]]:
+        from ...bodies.avro import AvroSchema
         from ..schemas.avro import avro_columns
-        from .avro import AvroSchema
 
         return avro_columns(AvroSchema(self.text, self.references).expanded)
 
@@ -70,14 +70,14 @@ class BodySchema:
         return _with_packages(self.kind, lambda: self._avro(registry))
 
     def _avro(self, registry: "SchemaRegistry | None") -> BodyDecoder:
-        from .avro import AvroDecoder, AvroSchema
+        from ...bodies.avro import AvroDecoder, AvroSchema
 
         writers = [AvroSchema(text) for text in self.writers]
         return AvroDecoder(AvroSchema(self.text, self.references), writers, registry)
 
     def _protobuf(self, registry: "SchemaRegistry | None") -> "ProtobufDecoder":
         def decoder() -> "ProtobufDecoder":
-            from .descriptors import message_of, parse_set
+            from ...bodies.descriptors import message_of, parse_set
             from .protobuf import ProtobufDecoder
 
             files = parse_set(base64.b64decode(self.text)).file
@@ -154,7 +154,7 @@ def _parse_file(kind: str, file: Path, parse: Callable[[bytes], BodySchema]) -> 
 
 
 def _avro_of_text(data: bytes) -> BodySchema:
-    from .avro import AvroSchema
+    from ...bodies.avro import AvroSchema
 
     text = data.decode()
     AvroSchema(text)
@@ -162,13 +162,13 @@ def _avro_of_text(data: bytes) -> BodySchema:
 
 
 def _protobuf_of_set(data: bytes, message: str) -> BodySchema:
-    from .descriptors import message_of, parse_set
+    from ...bodies.descriptors import message_of, parse_set
 
     return _protobuf_schema(message_of(parse_set(data).file, message))
 
 
 def _registered_avro(found: "RegisteredSchema") -> BodySchema:
-    from .avro import avro_schema
+    from ...bodies.avro import avro_schema
 
     avro_schema(found)
     return BodySchema(AVRO, found.text, tuple(found.references.values()))
@@ -177,7 +177,7 @@ def _registered_avro(found: "RegisteredSchema") -> BodySchema:
 def _registered_protobuf(registry: "SchemaRegistry", found: "RegisteredSchema", name: str) -> BodySchema:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    from .descriptors import file_of_schema, message_of
+    from ...bodies.descriptors import file_of_schema, message_of
 
     file = file_of_schema(registry, found)
     files = [FileDescriptorProto.FromString(each.serialized_pb) for each in (*file.dependencies, file)]
@@ -185,7 +185,7 @@ def _registered_protobuf(registry: "SchemaRegistry", found: "RegisteredSchema", 
 
 
 def _protobuf_schema(message: Any) -> BodySchema:
-    from .descriptors import self_contained
+    from ...bodies.descriptors import self_contained
 
     text = base64.b64encode(self_contained(message).SerializeToString(deterministic=True)).decode()
     return BodySchema(PROTOBUF, text, message=message.full_name)
@@ -204,6 +204,6 @@ def _with_packages(kind: str, act: Callable[[], _T]) -> _T:
 @cache
 def registry_at(access: "RegistryAccess") -> "SchemaRegistry":
     """Return the registry, the same for each call of this process, so that schemas are asked for once."""
-    from .registry import SchemaRegistry
+    from ...bodies.registry import SchemaRegistry
 
     return SchemaRegistry(access)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...filters.exact_json import Digits, string
 from ..schemas.arrow_types import arrow_type
 from ..schemas.column_types import (
     ColumnType,
@@ -22,7 +23,7 @@ from ..schemas.column_types import (
     JsonType,
     TimeType,
 )
-from .json_values import SECONDS, Digits, converter, string, times_of
+from .json_values import SECONDS, converter, times_of
 
 _REFUSED = (ValueError, OverflowError, RecursionError)
 _ARROW_REFUSES = (OverflowError, UnicodeEncodeError, pa.ArrowException)

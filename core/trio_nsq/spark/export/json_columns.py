@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...filters.exact_json import decode_object, json_text
 from ..schemas.column_types import ColumnType, JsonType, parse_type
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
 from .column_arrays import ColumnArrays
-from .json_values import decode_object, is_milliseconds, json_text, type_of
+from .json_values import is_milliseconds, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
 from .partitions import fits_folder
 from .path_counts import count_path

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...filters.exact_json import decode_object, json_text
 from .column_arrays import ColumnArrays
-from .json_values import decode_object, json_text
 from .layout import REST, JsonColumn
 
 

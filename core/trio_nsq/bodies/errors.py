@@ -1,6 +1,6 @@
 """The errors of bodies, schemas and registries."""
 
-from ...protocol.errors import NSQError
+from ..protocol.errors import NSQError
 
 
 class BodyError(NSQError, ValueError):

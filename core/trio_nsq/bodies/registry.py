@@ -10,15 +10,15 @@ from urllib.parse import quote
 
 import trio
 
-from ...access.secret import NO_SECRET, Secret, authorization, warn_in_clear
-from ...client.connection.tls import TLSFiles
-from ...event_loop.fan_out import start
-from ...event_loop.retries import PATIENCE_S, Retry
-from ...http.client import HTTPClient, InvalidRequest, NotHTTP, Reply, RequestFailed
-from ...http.urls import URL
-from ...protocol.address import format_address, without_secrets
-from ...protocol.limits import MIB
-from ...protocol.untrusted_json import decode_json
+from ..access.secret import NO_SECRET, Secret, authorization, warn_in_clear
+from ..client.connection.tls import TLSFiles
+from ..event_loop.fan_out import start
+from ..event_loop.retries import PATIENCE_S, Retry
+from ..http.client import HTTPClient, InvalidRequest, NotHTTP, Reply, RequestFailed
+from ..http.urls import URL
+from ..protocol.address import format_address, without_secrets
+from ..protocol.limits import MIB
+from ..protocol.untrusted_json import decode_json
 from .errors import RegistryError, RegistryUnavailable, SchemaNotFound
 
 CONNECT_TIMEOUT_S = 5.0
