@@ -19,6 +19,7 @@ from trio_nsq._version import __version__
 from trio_nsq.protocol.address import is_unix_path
 
 from ..contexts.choice import chosen_context, context_option
+from ..contexts.context import Context
 from ..framework.errors import ExitCode, Failure, reason_of
 from ..framework.options import CONNECTION_OPTIONS, Decorator, all_of, option
 from ..framework.output import print_diagnostic, show_security_warnings
@@ -275,19 +276,28 @@ def _secret(ctx: click.Context, text: str, file: str | None) -> str:
 def _secret_of_context(ctx: click.Context) -> str:
     """Return the secret that the command's context refers to, "" without one. Raises Failure: it cannot be read."""
     chosen = chosen_context(ctx)
-    if chosen is None or chosen.context.secret is None:
+    return "" if chosen is None else secret_of_context(chosen.context, completing=ctx.resilient_parsing)
+
+
+def secret_of_context(context: Context, *, completing: bool = False) -> str:
+    """Return the secret that a context refers to, "" without one. Raises Failure: it cannot be read.
+
+    Args:
+        completing: The shell completes a word: read regular files only, and run nothing.
+    """
+    if context.secret is None:
         return ""
-    key, value = chosen.context.secret
+    key, value = context.secret
     try:
         if key == "auth_secret_file":
-            return read_secret(value, completing=ctx.resilient_parsing)
-        if ctx.resilient_parsing:
+            return read_secret(value, completing=completing)
+        if completing:
             return ""  # the command, or the keyring, may ask for a password
         from ..contexts.secret import secret_of_command, secret_of_keyring
 
         return secret_of_command(value) if key == "auth_secret_command" else secret_of_keyring(value)
     except Failure as error:
-        raise Failure(f"The context {chosen.context.name}: {error.message}", ExitCode.FAILURE) from error
+        raise Failure(f"The context {context.name}: {error.message}", ExitCode.FAILURE) from error
 
 
 def read_secret(file: str, *, completing: bool = False) -> str:

@@ -46,6 +46,16 @@ def _keyring(text: str) -> str:
     return text
 
 
+COLORS = ("red", "orange", "green", "blue", "purple", "gray")
+"""Those of the web console's label."""
+
+
+def _color(text: str) -> str:
+    if text not in COLORS:
+        raise click.BadParameter(f"{text!r} is not one of {', '.join(COLORS)}.")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key of a context: the name of the command line option that it sets, with underscores.
@@ -63,6 +73,7 @@ class Key:
 
 KEYS: Mapping[str, Key] = {
     "description": Key(str),
+    "title_color": Key(str, _color),
     "nsqd_tcp_address": Key(list, params.tcp_address),
     "nsqd_http_address": Key(list, params.http_address),
     "lookupd_http_address": Key(list, params.lookupd_address),

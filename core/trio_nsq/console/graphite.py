@@ -146,7 +146,7 @@ class Graphite:
     def _place(self) -> str:
         """Where viewers get pictures."""
         if self.options.proxy_graphite:
-            return self.options.base_path.rstrip("/")
+            return self.options.root.rstrip("/")
         parts = urlsplit(self._url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 

@@ -17,6 +17,21 @@ COLORS = {
     "gray": "#585f6c",
 }
 """Colours by which pages of several consoles are told apart; white text is legible on each."""
+FLEETS = "c"
+"""The segment of a path before the name of a fleet, if one console serves several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """One of the fleets of a console, for the switch on its pages.
+
+    Attributes:
+        name: The segment of its path, and its title.
+        color: A name of `COLORS`; empty: the console's own blue.
+    """
+
+    name: str
+    color: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,10 @@ class ConsoleOptions:
             machine gets access by accident (nsqadmin listens on all interfaces).
         title: The name of the fleet, on each page; empty: none.
         color: A name of `COLORS`, of the title and the icon; empty: the console's own blue.
-        base_path: The path of the first page, for a reverse proxy.
+        base_path: The path below which all pages are, for a reverse proxy.
+        fleet: The name of this fleet, if one console serves several: its pages are below `c/NAME` of the base path.
+            Empty: it is the only one, and its pages are at the base path.
+        fleets: All fleets of the console, in the order of the switch; empty: only this one.
         nsqd_http_addresses: Brokers: `host:port`, `https://host:port`, or the path of a unix socket.
         lookupd_http_addresses: Discovery services: `host:port` or a URL. The brokers that they list belong to the
             fleet, too.
@@ -62,6 +80,8 @@ class ConsoleOptions:
     title: str = ""
     color: str = ""
     base_path: str = "/"
+    fleet: str = ""
+    fleets: tuple[Fleet, ...] = ()
     nsqd_http_addresses: tuple[str, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()
     lookupd_allowed_hosts: tuple[str, ...] = ()
@@ -91,3 +111,12 @@ class ConsoleOptions:
     statsd_interval_ms: int = MINUTE_MS
     notification_http_endpoint: str = ""
     audit_log: str = ""
+
+    @property
+    def root(self) -> str:
+        """The path of the first page of this fleet: `/`, `/nsq`, or `/nsq/c/production`."""
+        return self.root_of(self.fleet) if self.fleet else self.base_path
+
+    def root_of(self, fleet: str) -> str:
+        """Return the path of the first page of one of the fleets of this console."""
+        return f"{self.base_path.rstrip('/')}/{FLEETS}/{fleet}"

@@ -2,7 +2,7 @@
 
 import logging
 import platform
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
 from .web.app import make_site
+from .web.fleets import FleetSites
 
 logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
@@ -71,7 +72,7 @@ def make_console(options: ConsoleOptions) -> Console:
 
 async def serve(
     options: ConsoleOptions,
-    *,
+    *others: ConsoleOptions,
     listening: Listening | None = None,
     reloads: AsyncIterable[object] | None = None,
     task_status: trio.TaskStatus[ConsoleAddresses] = trio.TASK_STATUS_IGNORED,
@@ -80,6 +81,7 @@ async def serve(
 
     Args:
         options: The configuration.
+        others: Those of further fleets; `fleet` is set in all. The listener and its limits are those of `options`.
         listening: Open listeners for viewers, which this closes; None: open `http_address`.
         reloads: At each item the console reads its files again. None: it never does.
         task_status: Gets the bound address once viewers can connect.
@@ -90,37 +92,42 @@ async def serve(
     """
     require_trio("trio_nsq.console.server.serve")
     logger.info("trio-nsq v%s (Python %s)", __version__, platform.python_version())
-    console = make_console(options)
+    consoles = [make_console(each) for each in (options, *others)]
     acceptor = Acceptor(tls_context(options))
 
     async def reload_certificate() -> None:
         acceptor.context = await trio.to_thread.run_sync(tls_context, options)
 
-    steps = [console.access.reload, console.access.audit.reopen, reload_certificate]
+    steps = [step for each in consoles for step in (each.access.reload, each.access.audit.reopen)]
     there = listening or await listen("--http-address", options.http_address)
     try:
         scheme = "http" if acceptor.context is None else "https"
         bound = ConsoleAddresses(there.address, f"{scheme}://{there.address}{options.base_path}")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(console.watcher.run)
-            nursery.start_soon(console.notifier.run)
-            nursery.start_soon(console.access.run)
+            for each in consoles:
+                nursery.start_soon(each.watcher.run)
+                nursery.start_soon(each.notifier.run)
+                nursery.start_soon(each.access.run)
             if reloads is not None:
-                nursery.start_soon(partial(reload_on_request, reloads, *steps, logger=logger))
-            await nursery.start(_serve_http, console, there, acceptor)
+                nursery.start_soon(
+                    partial(reload_on_request, reloads, *steps, reload_certificate, logger=logger)
+                )
+            await nursery.start(_serve_http, consoles, there, acceptor)
             logger.info("HTTP: listening on %s", there.address)
             task_status.started(bound)
     finally:
         there.close()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-            await console.upstream.aclose()
+            for each in consoles:
+                await each.upstream.aclose()
         with trio.CancelScope(shield=True):
-            await console.access.audit.aclose()
+            for each in consoles:
+                await each.access.audit.aclose()
         logger.info("CONSOLE: bye")
 
 
 async def _serve_http(
-    console: Console,
+    consoles: Sequence[Console],
     there: Listening,
     acceptor: Acceptor,
     task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
@@ -128,8 +135,9 @@ async def _serve_http(
     # The form parser logs each malformed form; the viewer gets the reason.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     # The other half of the descriptors is for connections to brokers.
-    most = connection_limit(console.options.max_connections, listeners=2, logs=False)
-    site = make_site(console)
+    most = connection_limit(consoles[0].options.max_connections, listeners=2, logs=False)
+    sites = [(each.options, make_site(each)) for each in consoles]
+    site = FleetSites(sites) if len(sites) > 1 else sites[0][1]
     waiting, bodies = WaitingClients(), BodyMemoryLimit()
 
     scheme = "http" if acceptor.context is None else "https"

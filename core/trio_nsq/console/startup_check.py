@@ -12,18 +12,18 @@ from .access.proxies import Proxies
 from .options import ConsoleOptions
 
 
-def startup_problems(options: ConsoleOptions) -> list[str]:
-    """Return what would keep a console from starting."""
+def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[str]:
+    """Return what would keep a console from starting; `others` are the configurations of its further fleets."""
 
-    def check_tls() -> None:
+    def check_tls(of: ConsoleOptions) -> None:
         try:
-            options.tls.context()
+            of.tls.context()
         except TLSFilesError as exc:
             raise StartupError(str(exc)) from exc
 
     return problems_of(
         [
-            check_tls,
+            *(partial(check_tls, each) for each in (options, *others)),
             partial(server_context, TLSSettings(options.https_cert, options.https_key), "https"),
             partial(read_policy, options.auth_file),
             partial(check_written_file, "--audit-log", options.audit_log),

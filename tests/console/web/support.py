@@ -1,6 +1,6 @@
 """A console on a real socket, with brokers that a test controls, and what its pages say."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -12,7 +12,7 @@ import httpx
 import trio
 
 from console.fleet.fake_brokers import FakeBroker
-from trio_nsq.console.options import ConsoleOptions
+from trio_nsq.console.options import ConsoleOptions, Fleet
 from trio_nsq.console.server import ConsoleAddresses, serve
 
 DEADLINE_S = 30.0
@@ -29,6 +29,42 @@ async def visited(
         poll_interval_ms=poll_interval_ms,
         **settings,
     )
+    async with _client(options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def visited_fleets(
+    fleets: Mapping[str, FakeBroker], base_path: str = "/", **settings: Mapping[str, Any]
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Run one console of several fleets until the block exits, and return a client of it.
+
+    Args:
+        fleets: The broker of each fleet, by its name.
+        settings: Further options of a fleet, by its name.
+    """
+    names = tuple(Fleet(name, str(settings.get(name, {}).get("color", ""))) for name in fleets)
+    options = [
+        ConsoleOptions(
+            **{
+                "http_address": "127.0.0.1:0",
+                "base_path": base_path,
+                "nsqd_http_addresses": (broker.address,),
+                "poll_interval_ms": 10,
+                "fleet": name,
+                "title": name,
+                "fleets": names,
+                **settings.get(name, {}),
+            }
+        )
+        for name, broker in fleets.items()
+    ]
+    async with _client(*options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _client(*options: ConsoleOptions) -> AsyncIterator[httpx.AsyncClient]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             bound: ConsoleAddresses = await nursery.start(_serve, options)
@@ -39,8 +75,8 @@ async def visited(
             nursery.cancel_scope.cancel()
 
 
-async def _serve(options: ConsoleOptions, task_status: trio.TaskStatus[ConsoleAddresses]) -> None:
-    await serve(options, task_status=task_status)
+async def _serve(options: Sequence[ConsoleOptions], task_status: trio.TaskStatus[ConsoleAddresses]) -> None:
+    await serve(*options, task_status=task_status)
 
 
 class Events:

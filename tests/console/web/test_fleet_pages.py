@@ -268,7 +268,7 @@ async def test_title_and_colour_tell_two_consoles_apart() -> None:
 
 def test_every_colour_is_in_the_style_sheet_and_an_option() -> None:
     css = static_files()["console.css"].body.decode()
-    assert dict(re.findall(r':root\[data-color="(\w+)"\] { --fleet: (#\w+); }', css)) == COLORS
+    assert dict(re.findall(r'(?m)^\[data-color="(\w+)"\] { --fleet: (#\w+); }', css)) == COLORS
     (option,) = [each for each in SETTINGS if each.name == "color"]
     for name in COLORS:
         assert option.type_cast_value(click.Context(click.Command("admin")), name) == name

@@ -24,6 +24,7 @@ from .settings import SETTINGS, console_options
         "show the broker on this machine": "qcli admin",
         "show all brokers of a discovery service": "qcli admin --lookupd-http-address 127.0.0.1:4161",
         "show the fleet of a context": "qcli --context prod admin",
+        "show the fleets of two contexts, and switch between them": "qcli admin --fleet production --fleet staging",
         "serve the network over HTTPS, with logins": "qcli admin --http-address 0.0.0.0:4171 --https-cert cert.pem "
         "--https-key key.pem --auth-file auth.toml",
         "use nsqadmin's configuration file": "qcli admin --config /etc/nsqadmin.cfg",
@@ -44,6 +45,9 @@ from .settings import SETTINGS, console_options
         "what its roles allow: the console sends the viewer's token with each action. Its own token, "
         "--auth-secret-file, needs the role read on all topics. For brokers without tokens, --auth-file names "
         "the tokens of the console itself.",
+        "Fleets": "With --fleet, one console serves several fleets. Each has its own pages, logins and rights; the "
+        "switch shows the same page, such as a topic, of another fleet. A context's --title-color is the colour of its "
+        "label. JSON API: /c/CONTEXT/api.",
         "State": "The console keeps only the charts of the last hour, in memory. Stopping it loses nothing else.",
         "JSON API": "/api and /config have the paths and answers of nsqadmin's API; "
         "docs/reference/differences.md lists the differences.",
@@ -79,9 +83,13 @@ def command(ctx: click.Context, /, **values: Any) -> int:
         from trio_nsq.console.startup_check import startup_problems
 
         return check_config(
-            ctx, values["address_file"], lambda: startup_problems(console_options(ctx, values))
+            ctx, values["address_file"], lambda: startup_problems(*console_options(ctx, values))
         )
-    options = console_options(ctx, values)
+    options, *others = console_options(ctx, values)
     raise_file_limit()
-    run_server(ctx, serve, options, "trio_nsq.console", lambda bound: str(bound.url))
+
+    async def serve_all(first: Any, **more: Any) -> None:
+        await serve(first, *others, **more)
+
+    run_server(ctx, serve_all, options, "trio_nsq.console", lambda bound: str(bound.url))
     return ExitCode.OK

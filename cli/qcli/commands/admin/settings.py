@@ -5,17 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from ...broker.connection_options import ConnectOptions
+from ...broker.connection_options import ConnectOptions, secret_of_context
+from ...contexts.choice import chosen_context, complete_context
+from ...contexts.context import COLORS, Context
+from ...contexts.store import Contexts, read_contexts
 from ...framework import params
 from ...framework.daemon import kinds
 from ...framework.daemon.security_settings import audit_log_setting, auth_file_setting
 from ...framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
+from ...framework.options import CONNECTION_OPTIONS
 
 if TYPE_CHECKING:
     from trio_nsq.console.options import ConsoleOptions
 
 _BROKERS, _LOOKUPDS = "nsqd_http_addresses", "lookupd_http_addresses"
+_OF_CONTEXTS = {
+    "--context",
+    "--nsqd-http-address",
+    "--lookupd-http-address",
+    "--lookupd-allowed-host",
+    "--title",
+    "--title-color",
+    *(f"--http-client-tls-{name}" for name in ("root-ca-file", "cert", "key", "insecure-skip-verify")),
+}
+"""The options that `--fleet` excludes, besides those of connections."""
 LISTEN = kinds.Kind(params.tcp_listen_address, "HOST:PORT")
 _TLS_NAMES = ("root_ca_file", "cert", "key", "insecure_skip_verify")
 
@@ -126,6 +141,16 @@ SETTINGS = under_headings(
         )
         for name in _TLS_NAMES
     ),
+    Setting(
+        "fleet",
+        kinds.Kind(click.STRING, "CONTEXT"),
+        field="fleets",
+        multiple=True,
+        commas=True,
+        shell_complete=complete_context,
+        help="Serve the fleets of these contexts, each below /c/CONTEXT/, with a switch on every page. Several: with "
+        "commas, or repeat the option.",
+    ),
     "Listener",
     Setting(
         "http-address",
@@ -137,11 +162,11 @@ SETTINGS = under_headings(
         "title",
         kinds.Kind(title, "TEXT"),
         "",
-        help="Show this name of the fleet on every page, such as production.",
+        help="Show this name of the fleet on every page, such as production; by default that of the context.",
     ),
     Setting(
         "title-color",
-        kinds.Kind(params.Word(["red", "orange", "green", "blue", "purple", "gray"], empty=""), None),
+        kinds.Kind(params.Word(list(COLORS), empty=""), None),
         "",
         field="color",
         key="title_color",
@@ -285,20 +310,84 @@ SETTINGS = under_headings(
 )
 
 
-def console_options(ctx: click.Context, values: dict[str, Any]) -> ConsoleOptions:
-    """Return the console's options from values by field; other values are ignored. Raises UsageError, Failure."""
+def console_options(ctx: click.Context, values: dict[str, Any]) -> list[ConsoleOptions]:
+    """Return the options of each fleet from values by field; other values are ignored. Raises UsageError, Failure."""
     from trio_nsq.console.options import ConsoleOptions
 
     from ...broker.brokers import chosen
 
     if (values["https_cert"] is None) != (values["https_key"] is None):
         raise click.UsageError("--https-cert and --https-key are needed together.", ctx)
+    if values["fleets"]:
+        return _fleets(ctx, values)
     brokers, lookupds = chosen(ctx, _BROKERS, _LOOKUPDS)
     connection = ConnectOptions.of_command(ctx)
     fields = fields_of(ConsoleOptions, values)
     fields |= {_BROKERS: brokers, _LOOKUPDS: lookupds}
+    if (used := chosen_context(ctx)) and not fields["title"]:
+        fields["title"] = used.context.name
     fields |= {"tls": _tls_files(connection, values), "secret": connection.secret}
-    return ConsoleOptions(**fields)
+    return [ConsoleOptions(**fields | {"fleets": ()})]
+
+
+def _fleets(ctx: click.Context, values: dict[str, Any]) -> list[ConsoleOptions]:
+    """Return the options of the fleets of `--fleet`. Raises UsageError, Failure."""
+    from trio_nsq.access.secret import Secret
+    from trio_nsq.client.connection.tls import TLSFiles
+    from trio_nsq.console.options import ConsoleOptions, Fleet
+
+    _refuse_other_addresses(ctx)
+    contexts = read_contexts()
+    found = [_context_of_fleet(ctx, contexts, name) for name in dict.fromkeys(values["fleets"])]
+    shared = fields_of(ConsoleOptions, values)
+    shared["fleets"] = tuple(Fleet(each.name, each.values.get("title_color", "")) for each in found)
+    return [
+        ConsoleOptions(
+            **shared
+            | {
+                "fleet": each.name,
+                "title": each.name,
+                "color": each.values.get("title_color", ""),
+                _BROKERS: each.values.get("nsqd_http_address", ()),
+                _LOOKUPDS: each.values.get("lookupd_http_address", ()),
+                "lookupd_allowed_hosts": each.values.get("lookupd_allowed_host", ()),
+                "tls": TLSFiles(
+                    each.values.get("tls_root_ca_file"),
+                    each.values.get("tls_cert"),
+                    each.values.get("tls_key"),
+                    each.values.get("tls_insecure_skip_verify", False),
+                ),
+                "secret": Secret(secret_of_context(each, completing=ctx.resilient_parsing)),
+            }
+        )
+        for each in found
+    ]
+
+
+def _refuse_other_addresses(ctx: click.Context) -> None:
+    """Raises UsageError: an option is typed that contexts of fleets have themselves."""
+    for param in ctx.command.params:
+        of_context = param.opts[0] in _OF_CONTEXTS or getattr(param, "section", "") == CONNECTION_OPTIONS
+        if of_context and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{param.opts[0]} and --fleet exclude each other: a fleet has the addresses, TLS options, secret and "
+                "label of its context. Change it with 'qcli context save NAME'.",
+                ctx,
+            )
+
+
+def _context_of_fleet(ctx: click.Context, contexts: Contexts, name: str) -> Context:
+    """Return a context with an address of HTTP. Raises UsageError, Failure."""
+    context = contexts.get(name)
+    if context is None:
+        raise click.UsageError(f"--fleet: {contexts.unknown(name).message}", ctx)
+    if not (context.values.get("nsqd_http_address") or context.values.get("lookupd_http_address")):
+        raise click.UsageError(
+            f"--fleet: the context {name} has no address of HTTP. Add one: qcli context save {name} "
+            "--nsqd-http-address HOST:PORT",
+            ctx,
+        )
+    return context
 
 
 def _tls_files(connection: ConnectOptions, values: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from ...broker.address_options import BROKER, MAY_BE_SEVERAL
 from ...contexts.choice import CONTEXT_VARIABLE, address_variable, complete_context
-from ...contexts.context import ADDRESSES, KEYS, SECRETS, ContextError, checked_context, option_of
+from ...contexts.context import ADDRESSES, COLORS, KEYS, SECRETS, ContextError, checked_context, option_of
 from ...contexts.store import CURRENT, TABLE, Contexts, change_contexts, is_name, read_contexts
 from ...framework.command import DocumentedCommand
 from ...framework.options import Decorator, all_of, option, several
@@ -80,6 +80,7 @@ _SAVED = all_of(
         callback=_refuse_secret,
         help="Refused.",
     ),
+    _saved("Options", "title_color", f"Label of the web console: {', '.join(COLORS)}.", "COLOR"),
     _saved("Options", "description", "What the context is, for 'qcli context list'."),
 )
 

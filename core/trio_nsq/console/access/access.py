@@ -70,7 +70,7 @@ class Access:
         audit: The audit log.
         hosts: The names of the console.
         proxies: The trusted proxies.
-        base_path: The path of the first page.
+        base_path: The path of the first page of this fleet.
 
     Raises:
         StartupError: A file or an option cannot be used.
@@ -97,7 +97,7 @@ class Access:
         self.hosts: HostNames = HostNames(
             [*options.http_allowed_hosts, host] if host else options.http_allowed_hosts
         )
-        self.base_path: str = options.base_path
+        self.base_path: str = options.root
         self.audit: AuditWriter = AuditWriter(options.audit_log)
 
     async def run(self) -> None:
@@ -340,13 +340,16 @@ class Access:
 
     def record_session(self, event: Literal["login", "logout"], incoming: RequestHead, name: str) -> None:
         identity = Identity(name, "token", ())
-        self.audit.log.record(event, incoming.peer, identity, forwarded_for=self._forwarded(incoming))
+        self.audit.log.record(
+            event, incoming.peer, identity, fleet=self._options.fleet, forwarded_for=self._forwarded(incoming)
+        )
 
     def _record_failure(self, incoming: RequestHead, refused: Refused) -> None:
         self.audit.log.record(
             "login_failed",
             incoming.peer,
             None,
+            fleet=self._options.fleet,
             action=f"{incoming.method} {incoming.path}",
             status=refused.status,
             error=refused.code,
@@ -359,6 +362,7 @@ class Access:
         """Record a request that changes something, or its refusal."""
         identity = Identity(viewer.name, viewer.source, ()) if viewer.source else None
         details: dict[str, Any] = {
+            "fleet": self._options.fleet,
             "action": f"{incoming.method} {incoming.path}",
             **about,
             "status": status,

@@ -103,7 +103,9 @@ def make_site(console: Console) -> Site:
     )
     app.state.console = console
     app.state.reserved = reserved_segments(page.path for page in PAGES)
-    return Site(app, console.access, _error, Graphite(console.options).origin)
+    options = console.options
+    entrances = (options.base_path, f"{options.base_path.rstrip('/')}/") if options.fleet else ()
+    return Site(app, console.access, _error, Graphite(options).origin, entrances)
 
 
 def _specificity(page: Page) -> list[bool]:
@@ -113,6 +115,7 @@ def _specificity(page: Page) -> list[bool]:
 
 def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
+        request.state.page = page
         watcher = console_of(request).watcher
         watcher.touch()
         await watcher.changed(0)  # the first round takes 2 s at most; without it, every page would be empty

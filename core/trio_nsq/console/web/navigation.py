@@ -1,7 +1,9 @@
 """The links on the side of every page."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+from .page import Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,24 @@ def navigation(here: str, existing: Collection[str]) -> Iterator[tuple[str, list
         shown = [replace(link, here=_belongs(here, link.path)) for link in links if link.path in existing]
         if shown:
             yield heading, shown
+
+
+def elsewhere(page: Page | None, here: str) -> str:
+    """Return the path of a page in another fleet, which has other brokers and messages, but topics of the same names.
+
+    Args:
+        page: The page that is shown; None: an error.
+        here: Its path, below the root of its fleet, with the escapes of its segments.
+    """
+    if page is None or page.name == "login":
+        return "/"
+    segments: Sequence[str] = here.split("/")[1:]
+    names = page.path.split("/")[1:]
+    shared = next(
+        (n for n, name in enumerate(names) if name.startswith("{") and name not in ("{topic}", "{channel}")),
+        len(names) - page.acts,
+    )
+    return "/" + "/".join(segments[:shared])
 
 
 def _belongs(here: str, path: str) -> bool:

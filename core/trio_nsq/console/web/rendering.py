@@ -16,7 +16,7 @@ from ..fleet.clusters import has_clusters
 from ..graphite import Graphite
 from . import formats
 from .forms import csrf_field
-from .navigation import CLUSTERS, navigation
+from .navigation import CLUSTERS, elsewhere, navigation
 from .page import View
 from .paths import segment
 from .static_files import static_path
@@ -75,14 +75,14 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
     reserved = request.app.state.reserved
     segments = {key: segment(part, reserved) for key, part in parts.items()}
     path = str(request.app.url_path_for(name, **segments))
-    base = console_of(request).options.base_path.rstrip("/")
+    base = console_of(request).options.root.rstrip("/")
     given = {key: value for key, value in (query or {}).items() if value is not None}
     return base + path + (f"?{urlencode(given)}" if given else "")
 
 
 def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
     console = console_of(request)
-    base = console.options.base_path.rstrip("/")
+    base = console.options.root.rstrip("/")
 
     def url(name: str, query: Mapping[str, Any] | None = None, **parts: str) -> str:
         return path_of(request, name, query, **parts)
@@ -99,6 +99,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
 
     paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
+    raw = request.scope["raw_path"].decode("latin-1").removeprefix(base) or "/"
     sees_clusters = viewer_of(request).allows("read") and has_clusters(snapshot_of(request))
     return {
         "request": request,
@@ -118,6 +119,10 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "navigation": partial(navigation, here, paths if sees_clusters else paths - {CLUSTERS}),
         "notice": console.notices.get(viewer_of(request).name, request.query_params.get("notice")),
         "live_url": f"{base}/live" if live else "",
+        "switch": [
+            (each, console.options.root_of(each.name) + elsewhere(getattr(request.state, "page", None), raw))
+            for each in console.options.fleets
+        ],
     }
 
 

@@ -1,6 +1,6 @@
 """The pages as one route of the HTTP server: forms, headers of answers, and the audit log."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from starlette.applications import Starlette
@@ -40,11 +40,19 @@ class Site(http.Router):
     Args:
         error: Renders a page with a status, a title and texts.
         images_from: The origin of pictures on pages, besides the console; empty: none.
+        entrances: Further paths outside of the base path that lead to the first page.
     """
 
     other_version = _OTHER_VERSION
 
-    def __init__(self, app: Starlette, access: Access, error: Error, images_from: str = "") -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        access: Access,
+        error: Error,
+        images_from: str = "",
+        entrances: Collection[str] = (),
+    ) -> None:
         route = partial(
             http.Route,
             path="/",
@@ -59,6 +67,8 @@ class Site(http.Router):
         self._access = access
         self._error = error
         self._base = access.base_path.rstrip("/")
+        self._reason = "--fleet" if entrances else f"--base-path {self._base}"
+        self._entrances = {self._base, *(entrances if self._base else ())}
         self._headers = {"Content-Security-Policy": _content_policy(images_from), **_HEADERS}
         self._route = self.routes[0]
 
@@ -86,10 +96,10 @@ class Site(http.Router):
     def _outside(self, request: http.Request) -> http.Response:
         """Answer a request for a path that is not below the base path: mostly, a proxy has removed that."""
         # Starlette's own redirection has the Host header in it, which was not checked.
-        if request.path == self._base and request.method in ("GET", "HEAD"):
+        if request.path in self._entrances and request.method in ("GET", "HEAD"):
             return http.Response(307, content_type=None, headers={"Location": f"{self._base}/"})
         text = (
-            f"The pages of this console are below {self._base}/, because of --base-path {self._base}. If a reverse "
+            f"The pages of this console are below {self._base}/, because of {self._reason}. If a reverse "
             "proxy removes this prefix from the path, let it pass the path on unchanged (nginx: proxy_pass without a "
             "path).\n"
         )

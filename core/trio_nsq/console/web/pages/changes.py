@@ -185,10 +185,13 @@ async def create(request: Request) -> View | Response:
     return finished(request, place(request, topic, channel), title, report)
 
 
+_ASKED = ("GET", "POST")
 PAGES = [
-    Page("/create", "create", create, ("GET", "POST")),
+    Page("/create", "create", create, _ASKED),
     *(
-        Page(f"/topics/{{topic}}{part}/{verb}", f"{verb}_{kind}", partial(change, verb=verb), ("GET", "POST"))
+        Page(
+            f"/topics/{{topic}}{part}/{verb}", f"{verb}_{kind}", partial(change, verb=verb), _ASKED, acts=True
+        )
         for kind, part in (("topic", ""), ("channel", "/{channel}"))
         for verb in _VERBS
     ),

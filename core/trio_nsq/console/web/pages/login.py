@@ -29,7 +29,7 @@ async def login(request: Request) -> View | Response:
         return View("login.html", {**context, "error": exc.text}, exc.status)
     identified: Identified = request.state.identified
     access.log_out(incoming, identified)
-    response = RedirectResponse(console_of(request).options.base_path.rstrip("/") + next_path, 303)
+    response = RedirectResponse(console_of(request).options.root.rstrip("/") + next_path, 303)
     response.headers.append("Set-Cookie", access.session_header(incoming, cookie, int(lifetime_s)))
     return response
 

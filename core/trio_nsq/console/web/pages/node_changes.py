@@ -123,7 +123,7 @@ async def tombstone(request: Request) -> View | Response:
 
 
 PAGES = [
-    Page("/nodes/{node}/drain", "drain", drain, ("GET", "POST")),
-    Page("/nodes/{node}/undrain", "undrain", partial(drain, stop=True), ("GET", "POST")),
-    Page("/nodes/{node}/tombstone", "tombstone", tombstone, ("GET", "POST")),
+    Page("/nodes/{node}/drain", "drain", drain, ("GET", "POST"), acts=True),
+    Page("/nodes/{node}/undrain", "undrain", partial(drain, stop=True), ("GET", "POST"), acts=True),
+    Page("/nodes/{node}/tombstone", "tombstone", tombstone, ("GET", "POST"), acts=True),
 ]
