@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 
 _SECTIONS = {
     "How-to guides": "how-to/index",
+    "Cookbook": "cookbook/index",
     "Reference": "reference/index",
     "Commands": "reference/commands/index",
     "Explanation": "explanation/index",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KINDS = {"how-to", "reference", "explanation", "project", "decisions", "dev"}
+KINDS = {"how-to", "cookbook", "reference", "explanation", "project", "decisions", "dev"}
 """The folders of `docs`."""
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
