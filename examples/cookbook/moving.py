@@ -16,7 +16,7 @@ def has_left(topic: str, nsqd_http_address: str) -> int:
     """Return how many messages and producers of the topic the nsqd has."""
     with urlopen(f"http://{nsqd_http_address}/stats?format=json&topic={topic}", timeout=10) as answer:
         stats = json.load(answer)
-    counts = [count for each in stats["producers"] for count in each["pub_counts"] or ()]
+    counts = [count for each in stats["producers"] or () for count in each["pub_counts"] or ()]
     left = sum(count["topic"] == topic for count in counts)
     for found in stats["topics"]:
         left += found["depth"]
