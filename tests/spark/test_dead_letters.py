@@ -170,7 +170,7 @@ def test_dead_letter_topics_are_not_dead_lettered(qcli: Cli, topic: str, tmp_pat
     [
         ("clicks", "clicks", "clicks is a dead-letter topic itself"),
         ("clicks.dead", "{topic}.dead", "clicks.dead is a dead-letter topic itself"),
-        ("c" * 62, "{topic}.dead", f"that of {'c' * 62} would be {'c' * 62}.dead"),
+        ("c" * 62, "{topic}.dead", f"topic of {'c' * 62} would be {'c' * 62}.dead"),
     ],
 )
 def test_dead_letter_topic_that_cannot_be_used(
@@ -217,3 +217,20 @@ def test_a_topic_that_cannot_be_written(qcli: Cli, topic: str, tmp_path: Path) -
     result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), "--json", "--dead-letter-topic", "a b")
     assert result.code == 2
     assert "a b" in result.err
+
+
+def test_dead_letter_topic_of_a_pattern_that_cannot_be_used(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """The other topics are exported."""
+    long = f"{topic}.{'c' * 63}"[:62]
+    for name in topic, long:
+        qcli.publish(name, [b'{"user":1}'])
+    arguments = ("--json", "--columns", "user:long", "--dead-letter-topic", "{topic}.dead")
+    result = run_in_process(
+        qcli, "to-parquet", "--topic-pattern", f"^{topic}", str(tmp_path), *arguments, "--format", "json"
+    )
+    assert result.code == 4
+    assert {each["topic"]: (each["messages"], each["exit_code"]) for each in result.records} == {
+        topic: (1, 0),
+        long: (0, 1),
+    }
+    assert f"dead-letter topic of {long} would be {long}.dead, which is no name of a topic" in result.err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark.kills import Killed, KillingStorage
 from spark.table_support import COUNT, DELTA, duckdb_counts, files_of, write_range
 from trio_nsq.log.gaps import Span
-from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, range_name, safe_name
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, LayoutError, range_name, safe_name
 from trio_nsq.spark.export.manifest import ManifestError, RangeResult, result_path
 from trio_nsq.spark.export.state import ExportState
 from trio_nsq.spark.schemas.column_types import JsonType
@@ -49,6 +49,34 @@ class ListTable:
 
     def compact(self, layout: Layout, brokers: Collection[str], still_ours: Callable[[], None]) -> Compacted:
         return Compacted()
+
+
+class IgnoringCase(LocalStorage):
+    """A folder of a file system that ignores the case of names, as SMB's."""
+
+    def size(self, name: str) -> int | None:
+        there = {each.casefold(): each for each in self.names(name.rpartition("/")[0])}
+        found = there.get(name.casefold())
+        return super().size(found) if found is not None else None
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [(JsonType.STRING, True), (JsonType.LONG, False)])
+def test_partitions_of_text_need_a_folder_that_distinguishes_case(
+    tmp_path: Path, kind: JsonType, is_refused: bool
+) -> None:
+    layout = Layout(
+        body=BodyFormat.JSON, json_columns=(JsonColumn("country", kind, "country"),), levels=("country",)
+    )
+    for storage_type in IgnoringCase, LocalStorage:
+        storage = storage_type(tmp_path / storage_type.__name__)
+        with storage.hold("lock", StorageError) as lease:
+            state = ExportState("t", storage, lease)
+            if is_refused and storage_type is IgnoringCase:
+                with pytest.raises(LayoutError, match=r"ignores the case of names.*of country"):
+                    state.start(layout, ["b:1"])
+            else:
+                state.start(layout, ["b:1"])
+        assert [path.name for path in storage.folder.rglob("*") if path.is_file()] == ["lock"]
 
 
 def save_result(storage: LocalStorage, span: Span, **more: object) -> RangeResult:

@@ -134,6 +134,17 @@ def test_masks_that_fit_no_column(tmp_path: Path, arguments: list[str], reason: 
     assert (result.code, reason in result.err, parquet_files(tmp_path / "out")) == (1, True, []), result.err
 
 
+def test_mask_that_hides_nothing_is_told(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Its name is probably misspelt. Others are counted."""
+    qcli.publish(topic, [b'{"a": 1, "b": [{"c": 1}, {"c": 2}], "User": 1}', b'{"a": null}', b"no JSON"])
+    arguments = ("--json", "--mask", "a,b.c,user,d.e", "--format", "json")
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), *arguments)
+    assert (result.code, result.records[0]["masked"]) == (0, {"a": 2, "b.c": 2})
+    assert "Warning: --mask has hidden no value of user, d.e in 3 messages: check the name" in result.err
+    result = run_in_process(qcli, "to-parquet", topic, str(tmp_path), *arguments)
+    assert "Warning" not in result.err  # there was no message
+
+
 def test_masks_belong_to_the_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path: Path) -> None:
     qcli.publish(topic, [b'{"a": 12345678, "b": 1}'])
     export(qcli, topic, tmp_path, "--json", "--mask", "a=last4")

@@ -106,6 +106,56 @@ def test_types_get_wider_in_all_files(
     assert export(qcli, topic, folder, *arguments)["widened"] == []
 
 
+def layouts_in(folder: Path, topic: str) -> int:
+    return len(json.loads((folder / "_nsq" / topic / "manifest.json").read_bytes())["layouts"])
+
+
+def test_types_that_were_given_get_wider_with_the_contract_only(
+    qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """Also in a folder that had it before; its own schema still fits."""
+    schema, folder = schema_file(tmp_path, a="long"), tmp_path / "out"
+    qcli.publish(topic, bodies({"a": 1}))
+    export(qcli, topic, folder, "--schema", schema, *EVOLVE)
+    qcli.publish(topic, bodies({"a": 1.5}))
+    said = export(qcli, topic, folder, "--schema", schema)
+    assert (said["widened"], said["misfits"], types_in(folder, "a")) == ([], {"a": 1}, ["int64"] * 2)
+    qcli.publish(topic, bodies({"a": 2.5}))
+    assert export(qcli, topic, folder, "--schema", schema, *EVOLVE)["widened"] == ["a"]
+    assert types_in(folder, "a") == ["double"] * 3
+
+
+@pytest.mark.parametrize("where", ["", "a > 0 OR a IS NULL"])
+@pytest.mark.parametrize(("contract", "seqs"), [("discard-row", [0]), ("discard-value", [0, 1])])
+def test_contracts_that_discard_do_not_widen_inferred_columns(
+    qcli: Cli, topic: str, tmp_path: Path, contract: str, seqs: list[int], where: str
+) -> None:
+    arguments = ("--json", "--schema-contract", contract, *(("--where", where) if where else ()))
+    qcli.publish(topic, bodies({"a": 1}))
+    export(qcli, topic, tmp_path, *arguments)
+    qcli.publish(topic, bodies({"a": 1.5}))
+    assert export(qcli, topic, tmp_path, *arguments)["widened"] == []
+    assert (types_in(tmp_path, "a")[0], rows(tmp_path, "seq")["seq"].to_pylist()) == ("int64", seqs)
+
+
+def test_column_that_cannot_follow_is_tried_once(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    schema, wider = schema_file(tmp_path, a="long"), tmp_path / "wider"
+    folder = tmp_path / "out"
+    wider.mkdir()
+    qcli.publish(topic, bodies({"a": 2**60 + 1}))
+    export(qcli, topic, folder, "--schema", schema, *EVOLVE)
+    counts = []
+    for _ in range(3):
+        said = export(qcli, topic, folder, "--schema", schema_file(wider, a="double"), *EVOLVE)
+        assert said["widened"] == []
+        counts.append(layouts_in(folder, topic))
+    assert counts == [2, 2, 2]
+    qcli.publish(topic, bodies({"a": 1.5}))
+    said = export(qcli, topic, folder, "--schema", schema, *EVOLVE)
+    assert (said["misfits"], layouts_in(folder, topic)) == ({"a": 1}, 2)
+    assert rows(folder, "a").to_pylist() == [{"a": 2**60 + 1}, {"a": None}]
+
+
 @pytest.mark.parametrize("contract", ["", "freeze", "discard-row", "discard-value", "evolve"])
 @pytest.mark.parametrize("option", ["--schema", "--columns"])
 def test_the_narrower_schema_with_another_contract(

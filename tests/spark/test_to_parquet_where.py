@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cli.support import Cli
 from interop.peers import Broker
 from spark.support import (
+    NOON_NS,
     ToParquet,
     bodies_in,
     column,
@@ -19,6 +20,8 @@ from spark.support import (
     parquet_files,
     replayed,
     rows,
+    run_in_process,
+    write_log,
 )
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
@@ -265,3 +268,36 @@ def test_selected_and_left_out_are_all(bodies: list[bytes], condition: str, at_o
     others, _ = read(f"({condition}) IS NOT TRUE")
     assert (none_left_out, left_out) == (0, len(others))
     assert sorted([*chosen, *others], key=lambda row: row["seq"]) == everything  # type: ignore[index]  # rows are dicts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_refused"),
+    [
+        ((), False),
+        (("--schema-contract", "evolve"), True),
+        (("--schema-contract", "discard-value"), False),
+        (("--delta",), True),
+        (("--delta", "--schema-contract", "freeze"), False),
+    ],
+)
+def test_the_rest_is_no_condition_where_its_fields_become_columns(
+    tmp_path: Path, arguments: tuple[str, ...], is_refused: bool
+) -> None:
+    """The same message would be left out once its field has a column."""
+    write_log(tmp_path / "data", "t", [(NOON_NS, [b'{"a":1}'])])
+    place = ("t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json")
+    result = run_in_process(Cli("", ""), "to-parquet", *place, "--where", "rest IS NULL", *arguments)
+    assert (result.code, "--where cannot have rest, because new" in result.err) == (
+        int(is_refused),
+        is_refused,
+    )
+
+
+def test_the_rest_of_a_folder_that_has_it_as_a_condition(tmp_path: Path) -> None:
+    write_log(tmp_path / "data", "t", [(NOON_NS, [b'{"a":1}'])])
+    place = ("t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json")
+    export(Cli("", ""), *place[:1], tmp_path / "out", *place[2:], "--where", "rest IS NULL")
+    result = run_in_process(
+        Cli("", ""), "to-parquet", *place, "--where", "rest IS NULL", "--schema-contract", "evolve"
+    )
+    assert (result.code, "--where cannot have rest" in result.err) == (1, True)

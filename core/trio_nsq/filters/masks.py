@@ -5,6 +5,7 @@ field cannot be found: only its size is kept.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
@@ -40,13 +41,17 @@ class BodyMasks:
 
     Attributes:
         text_paths: The paths whose masks are text.
+        hidden: How many values `masked` has hidden so far, by field.
     """
 
     def __init__(self, masks: Iterable[tuple[str, Mask]]) -> None:
-        self._paths: list[tuple[Path, Mask]] = []
+        self.hidden: Counter[str] = Counter()
+        self.text_paths: list[Path] = []
+        self._changes: list[tuple[Path, Callable[[Any], str | None]]] = []
         for field, mask in masks:
-            self._paths += [(path, mask) for path in {(field,), parse_path(field)}]
-        self.text_paths: list[Path] = [path for path, mask in self._paths if mask is not Mask.NULL]
+            paths = {(field,), parse_path(field)}
+            self._changes += [(path, partial(self._hide, field, mask)) for path in paths]
+            self.text_paths += paths if mask is not Mask.NULL else ()
 
     def readable(self, bodies: Iterable[bytes]) -> list[bytes]:
         """Return the bodies for a condition: with the text of values whose masks are text, so that they fit."""
@@ -68,12 +73,16 @@ class BodyMasks:
     def _masked(self, body: bytes) -> bytes:
         try:
             found = decode_object(body)
-            for path, mask in self._paths:
-                _changed(found, path, partial(_hidden, mask=mask))
+            for path, change in self._changes:
+                _changed(found, path, change)
             # Also without the field: the body may have two members of a name, of which only the last one is decoded.
             return json_text(found).encode()
         except (ValueError, RecursionError):
             return b"withheld: %d bytes" % len(body)
+
+    def _hide(self, field: str, mask: Mask, value: Any) -> str | None:
+        self.hidden[field] += 1
+        return _hidden(value, mask)
 
 
 def _changed(value: Any, path: Sequence[str], change: Callable[[Any], str | None]) -> Any:

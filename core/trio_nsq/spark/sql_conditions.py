@@ -92,6 +92,10 @@ class SqlCondition:
                 nodes += node.values() if isinstance(node, dict) else node
         self.used = None if has_star else frozenset(self._names)
 
+    def names(self, column: str) -> bool:
+        """Whether the condition has this name, in lower case."""
+        return column in self._names
+
     def changing(self) -> str | None:
         """Return a function of the condition whose result changes, such as `random` or `now`; None: there is none."""
         found = {name for (name,) in self._database.execute(_CHANGING).fetchall()} | {_OF_NOW}

@@ -58,6 +58,7 @@ class ExportRun:
         self._damage_reported: set[str] = set()
         self._rounds_reported = 0
         self._heading = ""
+        self._masks = job.request.layout.masks
         self._begun_s = time.monotonic()
         self._failing: set[str] = set()  # labels of brokers whose failure was told
 
@@ -251,7 +252,8 @@ class ExportRun:
             write(json_lines([record]))
         elif not self._options.quiet:
             print_diagnostic(self._heading + summary(request, outcome, elapsed_s))
-        print_notes(outcome, quiet=self._options.quiet)
+        print_notes(outcome, masks=self._masks, quiet=self._options.quiet)
+        self._masks = () if outcome.messages else self._masks  # once in a continuous export
 
     def _partial(self, error: Exception) -> Failure:
         """Return the failure after a part of the export was written."""

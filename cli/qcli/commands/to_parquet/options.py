@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trio_nsq.protocol.names import MAX_NAME_LENGTH, is_valid_name
-
 from ...broker.address_options import (
     HTTP_OPTION,
     LOOKUPD_OPTION,
@@ -187,7 +185,8 @@ class ToParquetOptions(BodyOptions):
             raise click.UsageError(
                 "--dead-letter-topic and --from-segments exclude each other: it reads no broker."
             )
-        from trio_nsq.spark.export.dead_letters import letters_topic
+        from trio_nsq.spark.export.dead_letters import check_letters_topic, letters_topic
+        from trio_nsq.spark.export.layout import LayoutError
 
         for topic in self.topics:
             found = letters_topic(self.dead_letter_topic or "", topic)
@@ -195,11 +194,10 @@ class ToParquetOptions(BodyOptions):
                 raise click.UsageError(
                     f"--dead-letter-topic: {topic} is a dead-letter topic itself. Export it without this option."
                 )
-            if not is_valid_name(found):
-                raise click.UsageError(
-                    f"--dead-letter-topic: that of {topic} would be {found}, which is no name of a topic: "
-                    f"at most {MAX_NAME_LENGTH} letters, digits and . _ -"
-                )
+            try:
+                check_letters_topic(found, topic)
+            except LayoutError as error:
+                raise click.UsageError(f"{error}.") from None
 
     def _check_topics(self) -> None:
         """Raises UsageError for topics that contradict other options."""

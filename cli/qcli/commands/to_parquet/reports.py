@@ -48,9 +48,22 @@ def totals(outcomes: Collection[ExportResult], elapsed_s: float) -> str:
     return _written(total, count_of(len(outcomes), "topic"), "", elapsed_s)
 
 
-def print_notes(outcome: ExportResult, topic: str = "", *, quiet: bool) -> None:
-    """Print what the user should know about the values of an export; `topic`: of one of several topics."""
+def print_notes(
+    outcome: ExportResult, topic: str = "", masks: Iterable[tuple[str, str]] = (), *, quiet: bool
+) -> None:
+    """Print what the user should know about the values of an export.
+
+    Args:
+        topic: The topic, if it is one of several.
+        masks: Those of the layout, to warn of those that have hidden nothing.
+    """
     about = f"{topic}: " if topic else ""
+    idle = [field for field, _ in masks if field not in outcome.masked]
+    if idle and outcome.messages:
+        print_diagnostic(
+            f"Warning: {about}--mask has hidden no value of {', '.join(idle)} in "
+            f"{count_of(outcome.messages, 'message')}: check the name, also upper and lower case."
+        )
     if outcome.widened and not quiet:
         wider = ", ".join(sorted(set(outcome.widened)))
         print_diagnostic(f"Note: {about}wider types of columns, because values need them: {wider}.")

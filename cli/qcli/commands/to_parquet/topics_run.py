@@ -238,7 +238,11 @@ class TopicsRun:
                 write(json_lines([record]))
         elif self._options.follow and is_news and not self._options.quiet:
             print_diagnostic(summary(outcome.source.request, result, elapsed_s))
-        print_notes(result, topic, quiet=self._options.quiet)
+        is_first = (
+            self._total.get(topic, result).messages == result.messages
+        )  # a rare field is not in each round
+        masks = outcome.source.request.layout.masks if is_first else ()
+        print_notes(result, topic, masks, quiet=self._options.quiet)
 
     def _end_of(self, outcome: TopicOutcome) -> Failure | ExitCode:
         """Return the failure of a topic, or its exit code; note what to warn of in a continuous export."""

@@ -127,7 +127,9 @@ class TableBuilder:
         self._keeps_letters = keeps_letters
         self.letters: list[Letter] = []
         self.dead_letters: int = 0
-        self._selection = RowSelection(layout, bodies, promotion) if layout.where else None
+        widens = contract in (None, SchemaContract.EVOLVE)
+        selected = layout if widens else layout.fixed()  # the condition, too, sees columns as they are
+        self._selection = RowSelection(selected, bodies, promotion) if layout.where else None
         self._masks = masks_of(layout)
         self.without_column: int = 0
         self.discarded_rows: int = 0
@@ -155,6 +157,11 @@ class TableBuilder:
     def unparsed(self) -> int:
         """The number of messages so far whose body is in the column `unparsed`."""
         return self._parser.unparsed
+
+    @property
+    def masked(self) -> Mapping[str, int]:
+        """How many values each mask has hidden so far, by its field."""
+        return {} if self._masks is None else self._masks.hidden
 
     @property
     def misfits(self) -> Counter[str]:

@@ -14,7 +14,9 @@ from ...client.http.broker_http import BrokerHTTP
 from ...fleet.dead_letters import CHANNEL
 from ...protocol.headers import encode_headers, split_for_hpub
 from ...protocol.limits import MIB
+from ...protocol.names import MAX_NAME_LENGTH, is_valid_name
 from ..logs import BrokerPlace
+from .layout import LayoutError
 
 TOPIC_PLACE = "{topic}"
 """What the name of a message's topic replaces in the name of a dead-letter topic."""
@@ -33,6 +35,15 @@ def letters_topic(template: str, topic: str) -> str | None:
     """
     pattern = re.escape(template).replace(re.escape(TOPIC_PLACE), ".+")
     return None if re.fullmatch(pattern, topic) else template.replace(TOPIC_PLACE, topic)
+
+
+def check_letters_topic(name: str, topic: str) -> None:
+    """Check the name of the dead-letter topic of a topic. Raises LayoutError."""
+    if not is_valid_name(name):
+        raise LayoutError(
+            f"the dead-letter topic of {topic} would be {name}, which is no name of a topic: at most {MAX_NAME_LENGTH} "
+            "letters, digits and . _ -. Give another --dead-letter-topic"
+        )
 
 
 @dataclass(frozen=True, slots=True)

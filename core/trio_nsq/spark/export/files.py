@@ -13,10 +13,10 @@ from ...protocol.limits import MIB
 from ...storage import NewFile, Storage, naming_file
 from .columns import TableBuilder, file_schema
 from .dead_letters import LetterPublisher
-from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name
+from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name, span_of_file
 from .partitions import PartitionSorter
 from .request import ExportRequest
-from .widening import check_owner, convert_file, parquet_writer
+from .widening import check_owner, convert_file, exported_files, footer_of, parquet_writer
 
 _TABLE_ROWS = 20_000
 _TABLE_BYTES = 4 * MIB
@@ -70,7 +70,9 @@ class RangeFiles:
         self._schema = file_schema(layout)
         self._request = request
         self._table_bytes = min(_TABLE_BYTES, request.row_group_bytes)
+        self._span = span
         self._name = range_name(request.topic, broker, span)
+        self._footers: dict[str, Any] = {}  # of complete files
         self._key: int | None = None  # the current partition
         self._folder = ""  # of the current partition
         self._files_of: dict[str, int] = {}  # complete files, by folder
@@ -119,10 +121,13 @@ class RangeFiles:
         self._writing = self._thread.submit(self._complete_file)
         self._wait()
 
-    def publish(self) -> None:
+    def publish(self, *, replaces: bool = False) -> None:
         """Give the files their final names.
 
-        Existing files are not replaced: they are complete, and may have messages that are no longer retained.
+        Args:
+            replaces: Whether other files of the range are removed, which an earlier run with another contract has
+                published before it was killed. Otherwise existing files stay: they are complete, and may have messages
+                that are no longer retained.
 
         Raises:
             StorageError, OSError: A file cannot be given its name, or another topic or broker has one of this name.
@@ -131,6 +136,8 @@ class RangeFiles:
         self._publish_letters()
         self._thread.shutdown()
         self._close_sources()
+        if replaces:
+            self._remove_others()
         for name, file in self._complete:
             if file.publish():
                 self.file_bytes += file.size
@@ -141,6 +148,16 @@ class RangeFiles:
                 self.file_bytes += self._storage.size(name) or 0
         self.names = [name for name, _ in self._complete]
         self._complete.clear()
+
+    def _remove_others(self) -> None:
+        """Remove the files of the range with other rows. The log has their messages, and so have those that follow."""
+        own = {name for name, _ in self._complete}
+        for name in exported_files(self._storage, self._request.topic, [self._broker]):
+            if span_of_file(name, self._request.topic, self._broker) != self._span:
+                continue
+            check_owner(self._storage, name, self._request.topic, self._broker)
+            if name not in own or footer_of(self._storage, name) != self._footers[name]:
+                self._storage.remove([name])
 
     def discard(self) -> None:
         """Remove the files without a final name; also after `publish` has failed."""
@@ -224,6 +241,7 @@ class RangeFiles:
                 return
             assert self._file is not None
             self._writer.close()
+            self._footers[self._file_name] = self._writer.writer.metadata
             self._file.close()
             self._complete.append((self._file_name, self._file))
             self._writer = self._file = None

@@ -21,6 +21,7 @@ from ..schemas.column_types import parse_type
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
 from ..tables.target import TableOptions
+from .dead_letters import check_letters_topic
 from .log_queries import LogQueries, Skipped, TolerantTask
 from .manifest import Manifest, RangeResult, manifest_path
 from .request import ExportRequest, ExportResult
@@ -305,6 +306,7 @@ class ExportJob:
             for span in manifest.ranges_of(label).done:
                 self.result.skipped_messages += span.common(wanted.retained)
         kept_from = wanted.bounds.first
+        begun = set(manifest.ranges_of(label).pending)
         spans = manifest.plan(label, wanted.span, per_range, wanted.starts, kept_from)
         planned = sum(max(0, span.end - max(span.first, kept_from)) for span in spans)
         self.result.planned_bytes += int(planned * mean_bytes)
@@ -314,7 +316,13 @@ class ExportJob:
         pending = manifest.ranges_of(label).pending
         return [
             ExportTask(
-                request, manifest.layouts[pending[span]], wanted.place, span, pending[span], manifest.id
+                request,
+                manifest.layouts[pending[span]],
+                wanted.place,
+                span,
+                pending[span],
+                manifest.id,
+                is_repeated=span in begun,
             )
             for span in spans
         ]
@@ -451,6 +459,8 @@ def open_export(
         ManifestError, StorageError, OSError: The folder cannot be used, or another export writes to it.
         TableError: The table cannot be used.
     """
+    if request.dead_letter_topic is not None:
+        check_letters_topic(request.dead_letter_topic, request.topic)
     logs = LogQueries(unreachable)
     logs.begin(places)
     if not logs.ask(places, lambda place: place.open().bounds()):

@@ -142,7 +142,7 @@ class JsonParser:
         field = column.field
 
         def misfit(row: int, path: str, kind: ColumnType, value: object) -> None:
-            if kind is column.type:
+            if kind is column.type and self._contract in (None, SchemaContract.EVOLVE):
                 self._widen(column, value)
             self._note_misfit(rows, row, path, kind, value)
 
@@ -169,7 +169,8 @@ class JsonParser:
         if column.field in self._fixed:
             return
         if needs_double(kind, value):
-            wider: ColumnType | None = JsonType.DOUBLE if column.widens else None
+            is_wider = column.widens or self._promotion is Promotion.FILES
+            wider: ColumnType | None = JsonType.DOUBLE if is_wider else None
         else:
             wider = None if self._promotion is None else type_with(kind, value, self._promotion)
         if wider is not None:

@@ -68,12 +68,19 @@ class JsonColumn:
     Attributes:
         name: The name of the column, see `name_columns`.
         widens: Whether a long becomes a double, in all files, when the field has fractions: the type was inferred.
+        keeps_type: Whether the column cannot follow, whatever the contract: a file has a long that no double has.
     """
 
     field: str
     type: ColumnType
     name: str
     widens: bool = False
+    keeps_type: bool = False
+
+    def to_json(self) -> list[object]:
+        """Convert to a value of the manifest. Earlier programs do not know the last element, and need not often."""
+        found: list[object] = [self.field, self.type.value, self.name, self.widens]
+        return [*found, True] if self.keeps_type else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +128,9 @@ class Layout:
 
     @property
     def fixed_fields(self) -> set[str]:
-        """The fields whose columns keep their types: folders that are there could not follow."""
-        return {*self.partition_fields, self.event_time}
+        """The fields whose columns keep their types: folders, or values, that are there could not follow."""
+        kept = [column.field for column in self.json_columns if column.keeps_type]
+        return {*self.partition_fields, self.event_time, *kept}
 
     @property
     def dropped_columns(self) -> list[str]:
@@ -194,16 +202,15 @@ class Layout:
         )
         return replace(self, json_columns=tuple(columns))
 
-    def widening(self) -> "Layout":
-        """Return the layout in which each column may be widened, except those of partitions."""
-        fixed = self.fixed_fields
-        columns = (replace(each, widens=each.field not in fixed) for each in self.json_columns)
+    def fixed(self) -> "Layout":
+        """Return the layout in which no column is widened without the contract evolve."""
+        columns = (replace(column, widens=False) for column in self.json_columns)
         return replace(self, json_columns=tuple(columns))
 
-    def fixed(self, fields: Collection[str] | None = None) -> "Layout":
-        """Return the layout in which the columns of these fields, or all, are not widened any more."""
+    def keeping_types(self, fields: Collection[str]) -> "Layout":
+        """Return the layout in which the columns of these fields keep their types."""
         columns = (
-            replace(column, widens=column.widens and fields is not None and column.field not in fields)
+            replace(column, keeps_type=column.keeps_type or column.field in fields)
             for column in self.json_columns
         )
         return replace(self, json_columns=tuple(columns))
@@ -213,9 +220,7 @@ class Layout:
         return {
             "partition_by": self._partition_json(),
             "body": self.body.value,
-            "json_columns": [
-                [column.field, column.type.value, column.name, column.widens] for column in self.json_columns
-            ],
+            "json_columns": [column.to_json() for column in self.json_columns],
             "keep_rest": self.keep_rest,
             "keep_body": self.keep_body,
             "headers": self.headers,
@@ -246,8 +251,8 @@ class Layout:
         names = distinct_names(column[0] for column in found["json_columns"])
         columns = []
         for (field, kind, *more), name in zip(found["json_columns"], names, strict=True):
-            stored, widens = more or (name, keep_rest)
-            columns.append(JsonColumn(field, parse_type(kind), stored, bool(widens)))
+            stored, widens, *kept = more or (name, keep_rest)
+            columns.append(JsonColumn(field, parse_type(kind), stored, bool(widens), bool(kept)))
         partition = found["partition_by"]
         by = partition if isinstance(partition, dict) else {"time": partition}
         return cls(

@@ -62,6 +62,7 @@ class RangeResult:
         discarded_rows: Messages that the contract left out; they are not in `messages`.
         filtered: Messages that do not meet the condition of the layout; they are not exported.
         dead_letters: Messages that were published to the dead-letter topic; they are not in `messages`.
+        masked: The number of values that masks have hidden, by the field of the mask.
     """
 
     broker: str
@@ -85,6 +86,7 @@ class RangeResult:
     discarded_rows: int = 0
     filtered: int = 0
     dead_letters: int = 0
+    masked: dict[str, int] = field(default_factory=dict)
 
     @property
     def span(self) -> Span:
@@ -96,7 +98,7 @@ class RangeResult:
     def to_json(self) -> dict[str, Any]:
         """Convert to an object of the manifest. Earlier programs do not know these keys."""
         found = asdict(self)
-        for key in ("discarded", "discarded_rows", "filtered", "dead_letters"):
+        for key in ("discarded", "discarded_rows", "filtered", "dead_letters", "masked"):
             if not found[key]:
                 del found[key]
         return found

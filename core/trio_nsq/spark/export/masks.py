@@ -36,7 +36,7 @@ def with_types_of_masks(columns: Iterable[JsonColumn], layout: Layout) -> list[J
 def check_masks(layout: Layout) -> None:
     """Check that masked values fit the columns. Raises LayoutError."""
     for field, mask in layout.masks:
-        if (field in layout.fixed_fields and mask == Mask.NULL) or field == layout.event_time:
+        if (field in layout.partition_fields and mask == Mask.NULL) or field == layout.event_time:
             raise LayoutError(
                 f"--mask hides the field {field}, which names the folders: leave out one of them"
             )

@@ -72,6 +72,11 @@ class ExportRequest:
         return self.contract is SchemaContract.EVOLVE
 
     @property
+    def adds_columns(self) -> bool:
+        """Whether new fields become columns."""
+        return self.evolves or (self.table is not None and self.contract is None)
+
+    @property
     def promotion(self) -> Promotion | None:
         """How columns get wider types; None: they do not, as those of Delta tables, which deltalake cannot widen."""
         if not self.evolves:
@@ -92,7 +97,7 @@ class ExportResult:
         missing: Messages that are no longer retained.
         damaged: Whether some of the missing messages are damaged.
         for_one_channel, filtered, unparsed, without_column, misfits, milliseconds: See `RangeResult`.
-        discarded, discarded_rows, dead_letters: See `RangeResult`.
+        discarded, discarded_rows, dead_letters, masked: See `RangeResult`.
         widened: JSON fields whose columns have wider types now, in all files.
         new_columns: JSON fields that have columns now, with their types.
         repeated: Messages that a channel redelivered; they are not exported again.
@@ -119,6 +124,7 @@ class ExportResult:
     discarded: dict[str, int] = field(default_factory=dict)
     discarded_rows: int = 0
     dead_letters: int = 0
+    masked: dict[str, int] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
     new_columns: dict[str, str] = field(default_factory=dict)
     repeated: int = 0
@@ -141,6 +147,7 @@ class ExportResult:
         self.discarded = sum_of_counts(self.discarded, done.discarded)
         self.discarded_rows += done.discarded_rows
         self.dead_letters += done.dead_letters
+        self.masked = sum_of_counts(self.masked, done.masked)
         for first, end, reason in done.gaps:
             self.add_gap(done.broker, Span(first, end), reason)
 

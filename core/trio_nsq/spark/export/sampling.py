@@ -56,9 +56,7 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         layout = with_partition_columns(layout, request.event_time_type).named()
         check_levels(layout)
         check_masks(layout)
-        if request.promotion is Promotion.FILES:
-            layout = layout.widening()
-    check_condition(layout)
+    check_condition(layout, adds_columns=request.adds_columns)
     return layout
 
 
@@ -92,6 +90,8 @@ def columns_of_schema(
 
 def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
     """Check that a request has the layout of the folder, which messages call `place`. Raises LayoutError."""
+    if there.where and request.evolves:
+        check_condition(there, adds_columns=True)
     asked = request.layout
     same = all(
         getattr(there, name) == getattr(asked, name)

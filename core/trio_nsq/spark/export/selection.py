@@ -78,13 +78,21 @@ class RowSelection:
     def _uses(self, name: str) -> bool:
         return self._where.used is None or name.lower() in self._where.used
 
-    def check(self) -> None:
+    def check(self, *, adds_columns: bool) -> None:
         """Check the condition without messages.
+
+        Args:
+            adds_columns: Whether fields move from `rest` to columns of their own.
 
         Raises:
             FilterError: It is invalid.
             LayoutError: Its result changes: a range that is exported again after a kill would have other rows.
         """
+        if adds_columns and REST in self._where.known and self._where.names(REST):
+            raise LayoutError(
+                f"--where cannot have {REST}, because new fields become columns, and then leave it: name the "
+                "fields with --columns or --schema, or give --schema-contract discard-value or discard-row"
+            )
         if name := self._where.changing():
             raise LayoutError(
                 f"--where cannot have {name}: its result changes, and each message is to be selected once. Give a time "
@@ -122,13 +130,13 @@ class RowSelection:
         self._stack.close()
 
 
-def check_condition(layout: Layout) -> None:
-    """Check the condition of a layout, if it has one. Raises LayoutError, with the reason."""
+def check_condition(layout: Layout, *, adds_columns: bool) -> None:
+    """Check the condition of a layout, if it has one; see `RowSelection.check`. Raises LayoutError, with the reason."""
     if layout.where:
         try:
             selection = RowSelection(layout)
             try:
-                selection.check()
+                selection.check(adds_columns=adds_columns)
             finally:
                 selection.close()
         except FilterError as error:

@@ -21,7 +21,7 @@ from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
 from .json_columns import common_json_type
-from .layout import Layout, files_prefix, is_file_of, safe_name, span_of_file
+from .layout import Layout, LayoutError, files_prefix, is_file_of, safe_name, span_of_file
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, convert_file, exported_files
 
@@ -125,8 +125,10 @@ class ExportState:
 
         Raises:
             ManifestError: The place has files of this topic and these brokers, whose manifest is missing.
+            LayoutError: The place does not distinguish the case of names, as the folders of partitions need.
             StorageError, OSError: The place cannot be listed.
         """
+        self._check_case(layout)
         found = self._storage.files()
         for file in found if isinstance(found, list) else []:
             if is_file_of(file.name, self._topic, labels):
@@ -137,6 +139,26 @@ class ExportState:
                 )
         self.manifest = Manifest(self._topic, [layout])
         return self.manifest
+
+    def _check_case(self, layout: Layout) -> None:
+        """Check that the values `DE` and `de` have different folders. Raises LayoutError."""
+        texts = [
+            field for field in layout.partition_fields if layout.column_of(field).type is JsonType.STRING
+        ]
+        if not texts:
+            return
+        folder = self._path.rpartition("/")[0]
+        probe, other = f"{folder}/case-a", f"{folder}/case-A"
+        self._storage.put_new(probe, b"")
+        try:
+            if self._storage.size(other) is None:
+                return
+        finally:
+            self._storage.remove([probe])
+        raise LayoutError(
+            f"the folder {self._storage.shown} ignores the case of names, so the partitions DE and de of "
+            f"{texts[0]} would have the same files: choose another folder, or partition by date or hour"
+        )
 
     def check_names(self, labels: Iterable[str]) -> None:
         """Check that no other topic of the place has files with the names of these brokers' files.
@@ -267,7 +289,7 @@ class ExportState:
         """
         manifest = self.manifest
         assert manifest is not None
-        layout = manifest.layout.widening() if promotion is Promotion.FILES else manifest.layout
+        layout = manifest.layout
         types = {column.field: column.type for column in layout.json_columns}
         wider = {
             field: kind.value
@@ -278,10 +300,9 @@ class ExportState:
         }
         new = {field: kind.value for field, kind in fields if field not in types}
         if self.table is None:
-            manifest.layouts[-1] = layout
             if wider:
                 self.widened += self.widen_schema(wider)
-            self._change_files(manifest.layout.with_fields(new, widens=True, at_most=None))
+            self._change_files(manifest.layout.with_fields(new, at_most=None))
             self.save()
             self._convert()
         elif new or wider:
@@ -338,7 +359,7 @@ class ExportState:
         too_long = columns_too_long(self._storage, self._files(), doubles)
         fixed = {columns[name] for name in too_long}
         wider = {field: kind for field, kind in types.items() if field not in fixed}
-        manifest.widen(manifest.layout.fixed(fixed).widened(wider))
+        manifest.widen(manifest.layout.keeping_types(fixed).widened(wider))
         self.save()
         self._convert()
         return sorted(set(columns.values()) - fixed)

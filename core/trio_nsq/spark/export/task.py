@@ -24,6 +24,7 @@ class ExportTask:
         log: The log to read.
         layout_index: The index of the layout in the manifest.
         export_id: The id of the manifest in the folder; empty: not checked.
+        is_repeated: Whether an earlier run may have published files of the range: it has planned it, and was killed.
     """
 
     request: ExportRequest
@@ -32,6 +33,7 @@ class ExportTask:
     span: Span
     layout_index: int = 0
     export_id: str = ""
+    is_repeated: bool = False
 
     @property
     def broker(self) -> str:
@@ -71,7 +73,8 @@ class ExportTask:
             if result.widen:
                 files.discard()
                 return result
-            files.publish()
+            # Of a range with gaps, an earlier file may have messages that are no longer retained.
+            files.publish(replaces=self.is_repeated and not result.gaps)
         except BaseException:
             files.discard()
             raise
@@ -136,6 +139,7 @@ class ExportTask:
             discarded=dict(files.builder.discarded),
             discarded_rows=files.builder.discarded_rows,
             dead_letters=files.builder.dead_letters,
+            masked=dict(files.builder.masked),
             last_id=last_id,
             layout=self.layout_index,
         )

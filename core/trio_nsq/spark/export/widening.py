@@ -7,7 +7,7 @@ file that has the layout already is left alone: the work can be interrupted and 
 docs/decisions/0024-types-of-json-columns.md and 0050-schemas-and-contracts.md.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from .json_values import doubles_of
 from .layout import BODY, HEADERS, REST, UNPARSED, JsonColumn, Layout, span_of_file
 from .rest_columns import columns_from_rest
 
+_ROWS_AT_ONCE = 20_000
 _EXACT = 2**53
 """Doubles have all whole numbers up to this one."""
 
@@ -94,6 +95,12 @@ def check_owner(storage: Storage, name: str, topic: str, broker: str) -> None:
             f"the file {storage.url_of(name)} has {there}, and that of {topic} from {broker} would have the same "
             "name: choose another folder"
         )
+
+
+def footer_of(storage: Storage, name: str) -> Any:
+    """Return the footer of a finished file; equal footers: the same rows. Raises StorageError, OSError."""
+    with _opened(storage, name) as parquet:
+        return parquet.metadata
 
 
 def convert_file(storage: Storage, name: str, layout: Layout) -> bool:
@@ -171,8 +178,7 @@ def _rewritten(parquet: Any, layout: Layout) -> bytes:
                 for field in wanted
             }
             if new:
-                rest = group.column(REST).to_pylist() if REST in there.names else [None] * len(group)
-                found |= columns_from_rest(rest, new)
+                found |= _columns_from_rest(group, new)
                 if REST not in there.names:
                     del found[REST]
             columns = [found[name] for name in wanted.names]
@@ -180,6 +186,16 @@ def _rewritten(parquet: Any, layout: Layout) -> bytes:
                 pa.Table.from_arrays(columns, schema=wanted), row_group_size=max(1, len(group))
             )
     return bytes(data.getvalue().to_pybytes())
+
+
+def _columns_from_rest(group: Any, new: Sequence[JsonColumn]) -> dict[str, Any]:
+    """Return new columns of a row group, and its column `rest`; some rows at a time, as JSON needs much memory."""
+    parts = []
+    for first in range(0, max(1, len(group)), _ROWS_AT_ONCE):
+        part = group.slice(first, _ROWS_AT_ONCE)
+        rest = part.column(REST).to_pylist() if REST in group.column_names else [None] * len(part)
+        parts.append(columns_from_rest(rest, new))
+    return {name: pa.chunked_array([part[name] for part in parts]) for name in parts[0]}
 
 
 @contextmanager
