@@ -119,6 +119,27 @@ async def test_idle_channel_is_deleted_and_its_topic_stays(autojump_clock: MockC
     assert {"event": "expired", "topic": "t", "channel": "c"} in lines_of(audit)
 
 
+async def test_default_holds_for_topics_and_channels_unless_they_have_their_own(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    defaults = TopicSettings(expire_idle_ms=10 * MINUTE * 1000)
+    async with running_api(tmp_path / "d", topic_defaults=defaults, checkpoint_interval_ms=30_000) as api:
+        api.client.headers["connection"] = "close"  # the broker closes idle connections
+        for topic in "abc":
+            assert await api.post("/topic/create", topic=topic) == DONE
+        for channel in "de":
+            assert await api.post("/channel/create", topic="a", channel=channel) == DONE
+        await put(api, "/channel/settings?topic=a&channel=d", expire_idle_ms=0)
+        await put(api, "/topic/settings?topic=a", expire_idle_ms=0)
+        await put(api, "/topic/settings?topic=b", expire_idle_ms=20 * MINUTE * 1000)
+        await trio.sleep(9.5 * MINUTE)
+        assert await names(api) == {"a": ["d", "e"], "b": [], "c": []}
+        await trio.sleep(MINUTE)
+        assert await names(api) == {"a": ["d"], "b": []}
+        await trio.sleep(10 * MINUTE)
+        assert await names(api) == {"a": ["d"]}
+
+
 @pytest.mark.parametrize(
     "use", ["a message waits", "a message is deferred", "a consumer", "a message in flight", "paused", "off"]
 )
@@ -313,17 +334,18 @@ async def test_publish_under_way_keeps_the_topic(autojump_clock: MockClock, tmp_
 
 async def test_seek_under_way_keeps_the_channel(autojump_clock: MockClock, tmp_path: Path) -> None:
     files = HeldFiles()
-    async with broker_with(tmp_path, 0, 10, files=files) as api:
+    async with broker_with(tmp_path, 0, 100, files=files) as api:
+        api.client.timeout = None
         await put(api, "/topic/settings?topic=t", retention_time_ms=DAY_MS)
         assert await api.post("/pub", b"m", topic="t") == OK
         assert await consume(api) == [b"m"]
-        await trio.sleep(18)  # the idle time begins after 10 s, when the broker first examines the channel
+        await trio.sleep(60)  # the idle time begins within 10 s, when the broker examines the channel
         autojump_clock.autojump_threshold = math.inf
         files.hold("replace")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(api.send, "POST", "/channel/seek?topic=t&channel=c&to=earliest")
             await files.reached()
-            autojump_clock.jump(4)  # the idle time is over; the HTTP client would wait for 20 s
+            autojump_clock.jump(60)  # the idle time is over
             await settle()
             files.release()
         autojump_clock.autojump_threshold = PATIENT_S

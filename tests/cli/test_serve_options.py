@@ -50,9 +50,10 @@ def test_defaults_are_those_of_the_broker() -> None:
         (["--retention-time", "90m", "--retention-bytes", "4096"], TopicSettings(5_400_000, 4096)),
         (["--retention-time", "forever", "--retention-bytes", "unlimited"], TopicSettings(-1, -1)),
         (["--retention-time", "0"], TopicSettings()),
+        (["--expire-idle", "7d"], TopicSettings(expire_idle_ms=604_800_000)),
     ],
 )
-def test_retention_of_topics(args: list[str], settings: TopicSettings) -> None:
+def test_defaults_of_topics(args: list[str], settings: TopicSettings) -> None:
     assert options(*args).topic_defaults == settings
 
 

@@ -179,6 +179,14 @@ SETTINGS = under_headings(
         brief=True,
     ),
     Setting(
+        "expire-idle",
+        kinds.duration(params.long_duration),
+        "0",
+        help="Delete topics and channels that were idle for this long, such as 7d, unless their own setting says "
+        "otherwise. 0: none.",
+        brief=True,
+    ),
+    Setting(
         "archive",
         kinds.Kind(click.STRING, "URL"),
         "",

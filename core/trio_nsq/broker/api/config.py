@@ -104,6 +104,7 @@ class Config:
             "draining": self._server.broker.draining,
             "retention_time": defaults.retention_time_ms * _NS_PER_MS,
             "retention_bytes": defaults.retention_bytes,
+            "expire_idle": defaults.expire_idle_ms * _NS_PER_MS,
             "log_level": level_number(_LOGGER),
             "log_prefix": _log_prefix(),
             "broadcast_address": self._broadcast.address,

@@ -83,7 +83,7 @@ class Channel:
         self.e2e_latency: RecentSketch | None = (
             RecentSketch(topic.e2e_window_ns) if topic.e2e_window_ns else None
         )
-        self.settings: ChannelSettings = ChannelSettings()
+        self.settings: ChannelSettings = topic.channel_defaults
         self._own_settings: dict[str, Any] = {}  # by name
         self._version = version or Version()
         self.on_deadline: Callable[[Channel, int], object] | None = None
@@ -212,7 +212,7 @@ class Channel:
         )
 
     def _changed_settings(self, changes: Mapping[str, Any]) -> tuple[ChannelSettings, dict[str, Any]]:
-        settings, own = change(ChannelSettings(), self._own_settings, changes)
+        settings, own = change(self.topic.channel_defaults, self._own_settings, changes)
         if settings.dead_letter_topic == self.topic.name:
             raise SettingsError(
                 "dead_letter_topic is the topic itself; its dead letters would be delivered to the channel again"

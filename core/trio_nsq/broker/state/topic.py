@@ -27,7 +27,7 @@ from .dead_letter_ledger import DeadLetterLedger
 from .idleness import IN_USE, idle_since
 from .message_store import MessageStore
 from .producers import LastBatch, Producers
-from .settings import SettingsError, TopicSettings, change
+from .settings import ChannelSettings, SettingsError, TopicSettings, change
 from .topic_limits import TopicLimits
 from .topic_move import TopicMove
 from .topic_view import TopicView
@@ -50,7 +50,7 @@ class Topic:
 
     Args:
         log: Stores the messages; the topic does not close it.
-        defaults: Settings that apply unless `configure` changes them.
+        defaults: Settings that apply unless `configure` changes them; `expire_idle_ms` also to channels.
 
     Attributes:
         view: The part of its state that its channels use.
@@ -79,7 +79,14 @@ class Topic:
         self.ephemeral: bool = is_ephemeral(name)
         self._first = log.first_sequence
         self.version: Version = Version()
-        self.view: TopicView = TopicView(name, self.ephemeral, e2e_window_ns, self._first, log.next_sequence)
+        self.view: TopicView = TopicView(
+            name,
+            self.ephemeral,
+            e2e_window_ns,
+            self._first,
+            log.next_sequence,
+            channel_defaults=ChannelSettings(expire_idle_ms=defaults.expire_idle_ms),
+        )
         self.channels: dict[str, Channel] = {}
         self.store: MessageStore = MessageStore(name, log, cache, mem_queue_size, self.channels)
         self._defaults = defaults

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from .settings import ChannelSettings
 from .waiting_messages import WaitingMessages
 
 
@@ -19,6 +20,7 @@ class TopicView:
         is_limited: The topic limits the number or bytes of waiting messages.
         waiting: Messages deferred by their producer, or for one channel only, that the channels do not have yet. Most
             are beyond the high watermark. Earlier ones stay if the high watermark moved past them (`expire_before`).
+        channel_defaults: Settings of each channel, unless changed for the channel.
     """
 
     name: str
@@ -30,3 +32,4 @@ class TopicView:
     ttl_ns: int = 0
     is_limited: bool = False
     waiting: WaitingMessages = field(default_factory=WaitingMessages)
+    channel_defaults: ChannelSettings = ChannelSettings()
