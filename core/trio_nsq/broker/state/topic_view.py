@@ -32,4 +32,4 @@ class TopicView:
     ttl_ns: int = 0
     is_limited: bool = False
     waiting: WaitingMessages = field(default_factory=WaitingMessages)
-    channel_defaults: ChannelSettings = ChannelSettings()
+    channel_defaults: ChannelSettings = ChannelSettings()  # noqa: RUF009 - immutable
