@@ -47,6 +47,7 @@ class ConsoleOptions:
         fleet: The name of this fleet, if one console serves several: its pages are below `c/NAME` of the base path.
             Empty: it is the only one, and its pages are at the base path.
         fleets: All fleets of the console, in the order of the switch; empty: only this one.
+        hide_topics: Names and patterns of topics that the list of topics leaves out, and only counts.
         nsqd_http_addresses: Brokers: `host:port`, `https://host:port`, or the path of a unix socket.
         lookupd_http_addresses: Discovery services: `host:port` or a URL. The brokers that they list belong to the
             fleet, too.
@@ -82,6 +83,7 @@ class ConsoleOptions:
     base_path: str = "/"
     fleet: str = ""
     fleets: tuple[Fleet, ...] = ()
+    hide_topics: tuple[str, ...] = ()
     nsqd_http_addresses: tuple[str, ...] = ()
     lookupd_http_addresses: tuple[str, ...] = ()
     lookupd_allowed_hosts: tuple[str, ...] = ()

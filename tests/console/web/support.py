@@ -82,18 +82,21 @@ async def _serve(options: Sequence[ConsoleOptions], task_status: trio.TaskStatus
 class Events:
     """The live events of a page, over a connection of its own. `status` is that of the answer."""
 
-    def __init__(self, stream: trio.SocketStream, path: str, base: str = "") -> None:
+    def __init__(
+        self, stream: trio.SocketStream, path: str, base: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status = 0
         self._base = base
         self._stream = stream
         self._path = path
+        self._headers = {"Host": "127.0.0.1", **(headers or {})}
         self._http = h11.Connection(h11.CLIENT)
         self._received = b""
 
     async def start(self) -> None:
         """Send the request, and receive the head of the answer."""
         target = f"{self._base}/live?{urlencode({'path': self._path})}"
-        request = h11.Request(method="GET", target=target, headers=[("Host", "127.0.0.1")])
+        request = h11.Request(method="GET", target=target, headers=list(self._headers.items()))
         await self._stream.send_all(self._http.send(request) + self._http.send(h11.EndOfMessage()))
         head = await self._next()
         assert isinstance(head, h11.Response)
@@ -125,10 +128,12 @@ class Events:
 
 
 @asynccontextmanager
-async def watching(client: httpx.AsyncClient, path: str, base: str = "") -> AsyncIterator[Events]:
+async def watching(
+    client: httpx.AsyncClient, path: str, base: str = "", headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Events]:
     """Receive the live events of a page until the block exits."""
     async with await trio.open_tcp_stream("127.0.0.1", client.base_url.port or 0) as stream:
-        events = Events(stream, path, base)
+        events = Events(stream, path, base, headers)
         await events.start()
         yield events
 

@@ -48,6 +48,14 @@ def title(text: str) -> str:
     return text
 
 
+def topic_pattern(text: str) -> str:
+    """Check a pattern for names of topics."""
+    from trio_nsq.access import compile_glob
+
+    params.parsed(compile_glob, text)
+    return text
+
+
 def cidr(text: str) -> str:
     """Check a network such as `10.0.0.0/8`; an address is a network, too; empty: none."""
     import ipaddress
@@ -171,6 +179,15 @@ SETTINGS = under_headings(
         field="color",
         key="title_color",
         help="Show the title and the icon in this colour, so that pages of two fleets look different.",
+    ),
+    Setting(
+        "hide-topic",
+        kinds.Kind(topic_pattern, "PATTERN"),
+        field="hide_topics",
+        multiple=True,
+        commas=True,
+        brief=True,
+        help="Leave these topics out of the list of topics, which says how many are hidden: 'test-*'. May be repeated.",
     ),
     Setting(
         "base-path",

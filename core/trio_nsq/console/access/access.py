@@ -318,7 +318,7 @@ class Access:
 
     def session_header(self, incoming: RequestHead, cookie: str, max_age_s: int) -> str:
         """Return the header that sets the cookie of a session; with 0 seconds, deletes it."""
-        name, secure = session_cookie(incoming), self._is_secure(incoming)
+        name, secure = session_cookie(incoming), self.is_secure(incoming)
         return cookie_header(
             name, cookie, path=self.base_path, strict=True, secure=secure, max_age_s=max_age_s
         )
@@ -329,11 +329,12 @@ class Access:
         It is not strict: after a click on a link of another site, the browser would get a new one, and the forms in
         other tabs would be outdated.
         """
-        name, secure = visitor_cookie(incoming), self._is_secure(incoming)
+        name, secure = visitor_cookie(incoming), self.is_secure(incoming)
         cookie = self._sessions.visitor_cookie(identified.visitor)
         return cookie_header(name, cookie, path=self.base_path, strict=False, secure=secure)
 
-    def _is_secure(self, incoming: RequestHead) -> bool:
+    def is_secure(self, incoming: RequestHead) -> bool:
+        """Whether the browser has sent a request over https, perhaps to a proxy."""
         return self.proxies.is_secure(incoming.host, incoming.headers, incoming.scheme)
 
     # -------------------------------------------------------------------- audit

@@ -37,6 +37,7 @@ from .pages import (
     node_changes,
     nodes,
     peek,
+    preferences,
     publish,
     seek,
     settings,
@@ -76,6 +77,7 @@ PAGES: tuple[Page, ...] = (
     *login.PAGES,
     *health.PAGES,
     *jobs.PAGES,
+    *preferences.PAGES,
 )
 
 

@@ -25,6 +25,7 @@ class Listing(Generic[_T]):
         number, pages: The number of this page, from 1, and how many there are.
         total: Rows on all pages.
         rows: Those of this page.
+        kept: Further parameters of its links.
     """
 
     page: str
@@ -37,6 +38,7 @@ class Listing(Generic[_T]):
     rows: Sequence[_T]
     columns: Mapping[str, "Column[_T]"] = field(repr=False)
     default: str
+    kept: Mapping[str, str]
 
     @property
     def pages(self) -> int:
@@ -67,6 +69,7 @@ class Listing(Generic[_T]):
             "q": self.q or None,
             "sort": None if is_default else sort,
             "order": None if descending == self.columns[sort].descending else "desc" if descending else "asc",
+            **self.kept,
         }
 
 
@@ -78,6 +81,11 @@ class Column(Generic[_T]):
     descending: bool = True
 
 
+def matches(q: str, name: str) -> bool:
+    """Whether a filter matches the name of a row; an empty one matches all."""
+    return q.casefold() in name.casefold()
+
+
 def listing(
     request: Request,
     page: str,
@@ -86,6 +94,8 @@ def listing(
     *,
     name: Callable[[_T], str],
     default: str,
+    first: Callable[[_T], bool] | None = None,
+    kept: Iterable[str] = (),
 ) -> Listing[_T]:
     """Select the rows that a request asks for. Unknown parameters count as missing.
 
@@ -93,13 +103,14 @@ def listing(
         page: The name of the page, for links.
         name: What the filter looks at, without regard to case. Rows that are equal are sorted by it.
         default: The column without a parameter.
+        first: Whether a row comes before all others, whatever the column.
+        kept: Further parameters of the page that the table's links keep.
     """
     query = request.query_params
     wanted = query.get("q", "").strip()[:_MAX_FILTER]
     found = list(rows)
     if wanted:
-        lowered = wanted.casefold()
-        found = [row for row in found if lowered in name(row).casefold()]
+        found = [row for row in found if matches(wanted, name(row))]
     sort = query.get("sort", default)
     if sort not in columns:
         sort = default
@@ -110,9 +121,21 @@ def listing(
     unknown = [row for row in found if column.key(row) is None] if len(known) < len(found) else []
     known.sort(key=column.key, reverse=descending)
     found = known + unknown
+    if first is not None:
+        found.sort(key=lambda row: not first(row))
     pages = max(1, -(-len(found) // PAGE_ROWS))
     at = min(max(1, whole(query.get("page"))), pages)
     shown = found[(at - 1) * PAGE_ROWS : at * PAGE_ROWS]
     return Listing(
-        page, dict(request.path_params), wanted, sort, descending, at, len(found), shown, columns, default
+        page,
+        dict(request.path_params),
+        wanted,
+        sort,
+        descending,
+        at,
+        len(found),
+        shown,
+        columns,
+        default,
+        {each: query[each] for each in kept if each in query},
     )

@@ -1,6 +1,7 @@
 """Live updates: the block `live` of a page as server-sent events.
 
-A block is rendered once for each snapshot, page and set of rights, by the first viewer that needs it, and sent to all.
+A block is rendered once for each snapshot, page, set of rights, and preferences where they matter, by the first viewer
+that needs it, and sent to all.
 A viewer that reads slowly gets the newest block when it can take one, and none of those between.
 
 Events: `update` has the block, `beat` says that it is as before; the id of both is the time of the snapshot. After
@@ -25,6 +26,7 @@ from ..upstream.client import UpstreamError
 from .formats import moment
 from .page import NotFound, Page, View
 from .paths import name_of
+from .preferences import preferences_of
 from .streamed import Streamed
 
 logger: logging.Logger = logging.getLogger("trio_nsq.console")
@@ -88,7 +90,7 @@ class Live:
         await page.handler(asked)  # raises what the page itself would answer
         if request.method == "HEAD":
             return Response(headers=_HEADERS)
-        key = (path, viewer_of(request).rights.key)
+        key = (path, viewer_of(request).rights.key, preferences_of(request) if page.personal else None)
         return Streamed(self._events(page, asked, key), _HEADERS)
 
     def _find(self, request: Request, path: str) -> tuple[Page, Request]:

@@ -39,6 +39,7 @@ class Page:
         path: Such as `/topics/{topic}`.
         name: For `url(name, ...)` in templates.
         handler: Returns the view; for an action, a redirection. Raises NotFound, Forbidden, UpstreamError.
+        personal: The block depends on the viewer's preferences, too.
         acts: The page makes one change, after it has asked.
         live: The handler is called for each snapshot, too, and the template's block `live` is sent to viewers.
     """
@@ -48,4 +49,5 @@ class Page:
     handler: Callable[[Request], Awaitable[View | Response]]
     methods: tuple[str, ...] = ("GET",)
     live: bool = False
+    personal: bool = False
     acts: bool = False

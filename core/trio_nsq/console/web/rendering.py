@@ -22,6 +22,7 @@ from .paths import segment
 from .static_files import static_path
 
 _THEMES = ("light", "dark")
+_MAX_NEXT = 2000
 
 
 @cache
@@ -80,6 +81,12 @@ def path_of(request: Request, name: str, query: Mapping[str, Any] | None = None,
     return base + path + (f"?{urlencode(given)}" if given else "")
 
 
+def local_path(path: str) -> str:
+    """Return a path of this console, below the base path; `/` for anything else: no other site is reached by it."""
+    plain = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if plain and path.isascii() and len(path) <= _MAX_NEXT else "/"
+
+
 def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
     console = console_of(request)
     base = console.options.root.rstrip("/")
@@ -113,6 +120,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "at": at,
         "static": partial(static_path, base),
         "path": request.url.path,
+        "here": raw + (f"?{request.url.query}" if request.url.query else ""),
         "base": base,
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
         "paths": paths,

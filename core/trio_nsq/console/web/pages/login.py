@@ -9,16 +9,14 @@ from ...access.viewer import viewer_of
 from ...console import console_of
 from ..forms import form
 from ..page import Page, View
-from ..rendering import path_of
-
-_MAX_NEXT = 2000
+from ..rendering import local_path, path_of
 
 
 async def login(request: Request) -> View | Response:
     """Show the form; or log in with the token that it has sent."""
     access = console_of(request).access
     fields = await form(request)
-    next_path = _local(fields.get("next") or request.query_params.get("next", ""))
+    next_path = local_path(fields.get("next") or request.query_params.get("next", ""))
     context = {"next": next_path, "error": "", "name": viewer_of(request).name}
     if request.method != "POST":
         return View("login.html", context)
@@ -42,12 +40,6 @@ async def logout(request: Request) -> Response:
     response = RedirectResponse(path_of(request, "login"), 303)
     response.headers.append("Set-Cookie", access.session_header(incoming, "", 0))
     return response
-
-
-def _local(path: str) -> str:
-    """Return a path of this console, below the base path; `/` for anything else: no other site is reached by it."""
-    plain = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
-    return path if plain and path.isascii() and len(path) <= _MAX_NEXT else "/"
 
 
 PAGES = [

@@ -13,6 +13,7 @@ from .. import formats
 from ..charts import Line, chart, nice_time_top_s, sparkline
 from ..listing import Column, listing
 from ..page import NotFound, Page, Unanswered, View
+from ..preferences import preferences_of
 
 _CHANNELS: dict[str, Column[ChannelState]] = {
     "name": Column(lambda each: each.name, descending=False),
@@ -40,8 +41,11 @@ async def topic(request: Request) -> View:
     snapshot = snapshot_of(request)
     brokers, depth = snapshot.brokers, row.depth + snapshot.unanswered_depth(name)
     raw = {address: part.raw for address, part in state.parts.items()}
+    preferences = preferences_of(request)
     context = {
         "topic": name,
+        "is_favourite": name in preferences.favourites,
+        "is_hidden": name in preferences.hidden,
         "state": state,
         "row": row,
         "listing": channels,
@@ -105,4 +109,4 @@ def _seconds(value: float) -> str:
     return formats.age(value * 1000) if value else "0"
 
 
-PAGES = [Page("/topics/{topic}", "topic", topic, live=True)]
+PAGES = [Page("/topics/{topic}", "topic", topic, live=True, personal=True)]

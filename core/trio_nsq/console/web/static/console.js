@@ -73,9 +73,21 @@ function setText(node, text) {
 /* Replaces the live block. Space between its parts is left out: it means nothing, and hides which parts are the same. */
 function replaceLive(content) {
   const block = one("#live");
+  addStars(content);
   for (const parent of [block, content])
     for (const node of [...parent.childNodes]) if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
   morphChildren(block, content);
+}
+
+/* The server renders the stars of favourites only: those of all topics would be a tenth of the page. */
+function addStars(within) {
+  for (const cell of all("#topics td.name:not(:has(.star))", within)) {
+    const topic = cell.parentNode.dataset.key;
+    const star = document.createElement("button");
+    star.setAttribute("form", "prefer");
+    Object.assign(star, { className: "star", name: "star", value: topic, ariaLabel: `Favourite: ${topic}`, ariaPressed: "false" });
+    one("a", cell).after(star);
+  }
 }
 
 function parsed(html) {
@@ -83,6 +95,8 @@ function parsed(html) {
   template.innerHTML = html;
   return template.content;
 }
+
+addStars(document);
 
 // ---------------------------------------------------------------- live updates
 
@@ -195,6 +209,18 @@ async function applyFilter(form) {
     if (error.name !== "AbortError") form.submit();
   }
 }
+
+/* Stars and hidden topics: the answer is this page again, sorted anew. */
+one("#prefer")?.addEventListener("submit", async (event) => {
+  if (!one("#live")) return;
+  event.preventDefault();
+  const form = event.target;
+  const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams([...new FormData(form, event.submitter)]) }).catch(() => null);
+  const found = answer?.ok && one("#live", parsed(await answer.text()));
+  if (!found) return location.reload();
+  replaceLive(found);
+  live.start();
+});
 
 for (const form of all("form[data-filter]")) {
   form.addEventListener("input", () => {
