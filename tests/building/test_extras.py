@@ -48,6 +48,10 @@ def test_extras_of_commands_have_the_command(extra: str) -> None:
     assert "trio-nsq[server]" in EXTRAS[extra]
 
 
+def test_extra_of_logins_has_the_console() -> None:
+    assert "trio-nsq[admin]" in EXTRAS["oidc"]
+
+
 @pytest.mark.slow  # starts a broker
 def test_client_works_without_the_packages_of_servers(tmp_path: Path) -> None:
     program = """

@@ -14,7 +14,7 @@ from trio_nsq.access.secret import Secret
 from trio_nsq.console.web.app import PAGES
 
 HIDDEN = "orders"
-OPEN = {"login", "logout"}
+OPEN = {"login", "logout", "oidc_login", "oidc_callback"}
 
 
 @asynccontextmanager

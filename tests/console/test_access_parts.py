@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from access.support import AuthFile, Given
 from trio_nsq.access import Identity
 from trio_nsq.access.auth_file import parse_auth_file
+from trio_nsq.console.access.ended import MAX_ENDED
 from trio_nsq.console.access.proxies import Proxies
 from trio_nsq.console.access.rights import EVERYTHING, NOTHING, READ, rights_of
-from trio_nsq.console.access.sessions import MAX_ENDED, Sessions, session_key
+from trio_nsq.console.access.sessions import Sessions, session_key
 from trio_nsq.protocol.errors import StartupError
 
 KEY = bytes(32)

@@ -22,6 +22,9 @@ STORES = INTEROP / "stores"
 REGISTRY = INTEROP / "registry"
 """The Maven project of a schema registry."""
 
+OIDC = INTEROP / "oidc"
+"""The npm project of an OpenID Connect provider."""
+
 DEADLINE_S = 10 * 60
 """Timeout of one download or build. The first Go build, with empty caches, takes about a minute on two cores."""
 
@@ -163,6 +166,16 @@ def azurite() -> Path:
 
 
 @functools.cache
+def oidc_provider() -> Path:
+    """Return the script of an OpenID Connect provider, for ``node``. Install its packages if necessary.
+
+    Raises:
+        PeerUnavailable: ``node`` or ``npm`` is missing, or the packages could not be downloaded.
+    """
+    return _npm_project("oidc", OIDC, OIDC / "provider.mjs") / "provider.mjs"
+
+
+@functools.cache
 def apicurio() -> Path:
     """Return the jar of a schema registry with Confluent's API. Download it if necessary: 150 MB.
 
@@ -206,21 +219,24 @@ def node_modules() -> Path:
     return _npm_project("node", INTEROP) / "node_modules"
 
 
-def _npm_project(name: str, source: Path) -> Path:
-    """Return the folder of an npm project. Install its packages if necessary. Raises PeerUnavailable."""
+def _npm_project(name: str, source: Path, *scripts: Path) -> Path:
+    """Return the folder of an npm project, with some scripts. Install its packages if necessary.
+
+    Raises PeerUnavailable.
+    """
     _tool("node")
     npm = _tool("npm")
     project = BUILD / name
-    manifests = [source / "package.json", source / "package-lock.json"]
+    copied = [source / "package.json", source / "package-lock.json", *scripts]
 
     def build() -> None:
-        for manifest in manifests:
-            shutil.copy(manifest, project)
+        for file in copied:
+            shutil.copy(file, project)
         command = [npm, "ci", "--prefix", str(project), "--ignore-scripts", "--no-audit", "--no-fund"]
         if failure := _run(command):
             raise PeerUnavailable(f"the npm packages of {source.name} could not be installed: {failure}")
 
-    once(project, manifests, build)
+    once(project, copied, build)
     return project
 
 

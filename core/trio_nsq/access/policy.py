@@ -16,7 +16,7 @@ data folder of a broker, and pass clients on to it, as a member of its cluster. 
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
-Source = Literal["token", "certificate", "auth server", "proxy"]
+Source = Literal["token", "certificate", "auth server", "proxy", "oidc"]
 """`proxy`: a reverse proxy has named the client of a web console."""
 
 _SHOWN = 100

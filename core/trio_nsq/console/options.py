@@ -7,6 +7,7 @@ from typing import Literal
 from ..access.secret import NO_SECRET, Secret
 from ..client.connection.tls import TLSFiles
 from ..protocol.limits import MINUTE_MS
+from .oidc.options import OIDCOptions
 
 COLORS = {
     "red": "#b3261e",
@@ -60,6 +61,7 @@ class ConsoleOptions:
         https_cert, https_key: PEM files; both or neither. With them, the pages are served over HTTPS only.
         anonymous: What viewers without a login may do; empty: it depends on the brokers and the address.
         auth_file: Tokens of the console itself, for brokers without authentication. None: none.
+        oidc: An OpenID Connect provider with which viewers log in. None: none.
         acl_http_header: The header by which a trusted proxy names the viewer; it counts only with `admin_users`.
         admin_users: These may change everything; other named users may only read.
         trusted_proxies: Networks whose header is believed.
@@ -96,6 +98,7 @@ class ConsoleOptions:
     https_key: Path | None = None
     anonymous: Literal["", "none", "read", "manage"] = ""
     auth_file: Path | None = None
+    oidc: OIDCOptions | None = None
     acl_http_header: str = "X-Forwarded-User"
     admin_users: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
@@ -121,4 +124,9 @@ class ConsoleOptions:
 
     def root_of(self, fleet: str) -> str:
         """Return the path of the first page of one of the fleets of this console."""
-        return f"{self.base_path.rstrip('/')}/{FLEETS}/{fleet}"
+        return fleet_root(self.base_path, fleet)
+
+
+def fleet_root(base_path: str, fleet: str) -> str:
+    """Return the path of the first page of a fleet, one of several."""
+    return f"{base_path.rstrip('/')}/{FLEETS}/{fleet}"

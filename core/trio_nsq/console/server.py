@@ -122,7 +122,7 @@ async def serve(
                 await each.upstream.aclose()
         with trio.CancelScope(shield=True):
             for each in consoles:
-                await each.access.audit.aclose()
+                await each.access.aclose()
         logger.info("CONSOLE: bye")
 
 

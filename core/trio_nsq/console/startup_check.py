@@ -9,6 +9,7 @@ from ..tls.context import server_context
 from ..tls.settings import TLSSettings
 from .access.access import read_policy
 from .access.proxies import Proxies
+from .oidc.login import check_provider
 from .options import ConsoleOptions
 
 
@@ -21,6 +22,14 @@ def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[s
         except TLSFilesError as exc:
             raise StartupError(str(exc)) from exc
 
+    def check_oidc() -> None:
+        if options.oidc is not None:
+            check_provider(
+                options.oidc,
+                connect_timeout_s=options.connect_timeout_ms / 1000,
+                request_timeout_s=options.request_timeout_ms / 1000,
+            )
+
     return problems_of(
         [
             *(partial(check_tls, each) for each in (options, *others)),
@@ -28,6 +37,7 @@ def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[s
             partial(read_policy, options.auth_file),
             partial(check_written_file, "--audit-log", options.audit_log),
             partial(Proxies, options.trusted_proxies, options.acl_http_header, options.admin_users),
+            check_oidc,
             partial(check_listen_address, "--http-address", options.http_address),
         ]
     )

@@ -18,6 +18,7 @@ _PACKAGES = {
     "zstd": ("zstandard",),
     "schemas": ("fastavro", "protobuf"),
     "admin": ("starlette", "jinja2", "python-multipart"),
+    "oidc": ("joserfc",),
     "celery": ("celery",),
     "otel": ("opentelemetry-api",),
     "taskiq": ("taskiq",),

@@ -16,6 +16,7 @@ from ...framework.daemon import kinds
 from ...framework.daemon.security_settings import audit_log_setting, auth_file_setting
 from ...framework.daemon.setting import LOG_SETTINGS, Setting, fields_of, under_headings, verbose_setting
 from ...framework.options import CONNECTION_OPTIONS
+from .oidc_settings import OIDC_SETTINGS, oidc_options
 
 if TYPE_CHECKING:
     from trio_nsq.console.options import ConsoleOptions
@@ -210,7 +211,7 @@ SETTINGS = under_headings(
         kinds.Kind(params.Word(["none", "read", "manage"], empty=""), None),
         "",
         help="What viewers without a login may do. By default: none, if a broker requires tokens or there is an "
-        "--auth-file; read, with --admin-user or an address that is not loopback; else manage.",
+        "--auth-file or --oidc-issuer; read, with --admin-user or an address that is not loopback; else manage.",
     ),
     auth_file_setting(),
     Setting(
@@ -275,6 +276,8 @@ SETTINGS = under_headings(
         help="Accept requests to /config from this network only; '': from none.",
         brief=True,
     ),
+    "OpenID Connect",
+    *OIDC_SETTINGS,
     "Graphite and notifications",
     Setting("graphite-url", _URL, "", help="Show the charts of this Graphite, too.", brief=True),
     Setting(
@@ -343,6 +346,7 @@ def console_options(ctx: click.Context, values: dict[str, Any]) -> list[ConsoleO
     fields |= {_BROKERS: brokers, _LOOKUPDS: lookupds}
     if (used := chosen_context(ctx)) and not fields["title"]:
         fields["title"] = used.context.name
+    fields["oidc"] = oidc_options(ctx, values)
     fields |= {"tls": _tls_files(connection, values), "secret": connection.secret}
     return [ConsoleOptions(**fields | {"fleets": ()})]
 
@@ -351,12 +355,13 @@ def _fleets(ctx: click.Context, values: dict[str, Any]) -> list[ConsoleOptions]:
     """Return the options of the fleets of `--fleet`. Raises UsageError, Failure."""
     from trio_nsq.access.secret import Secret
     from trio_nsq.client.connection.tls import TLSFiles
-    from trio_nsq.console.options import ConsoleOptions, Fleet
+    from trio_nsq.console.options import ConsoleOptions, Fleet, fleet_root
 
     _refuse_other_addresses(ctx)
     contexts = read_contexts()
     found = [_context_of_fleet(ctx, contexts, name) for name in dict.fromkeys(values["fleets"])]
     shared = fields_of(ConsoleOptions, values)
+    oidc, base_path = oidc_options(ctx, values), values["base_path"]
     shared["fleets"] = tuple(Fleet(each.name, each.values.get("title_color", "")) for each in found)
     return [
         ConsoleOptions(
@@ -364,6 +369,7 @@ def _fleets(ctx: click.Context, values: dict[str, Any]) -> list[ConsoleOptions]:
             | {
                 "fleet": each.name,
                 "title": each.name,
+                "oidc": oidc and oidc.at(base_path, fleet_root(base_path, each.name)),
                 "color": each.values.get("title_color", ""),
                 _BROKERS: each.values.get("nsqd_http_address", ()),
                 _LOOKUPDS: each.values.get("lookupd_http_address", ()),

@@ -1,5 +1,6 @@
 """Decides who the viewer of a request is."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,40 +15,27 @@ from ...access.audit_writer import AuditWriter
 from ...access.auth_file import AuthFileError, read_auth_file
 from ...access.policy import Identity, Policy
 from ...http.credentials import token_of
-from ...http.web_pages import HostNames, foreign_page
+from ...http.web_pages import HostNames
 from ...protocol.address import is_loopback
 from ...protocol.errors import StartupError
 from ..fleet.watcher import Watcher
+from ..oidc.login import OIDCLogins
+from ..oidc.options import CALLBACK
+from ..oidc.pending import LIFETIME_S
 from ..options import ConsoleOptions
 from ..upstream.client import Upstream
 from .attempts import Attempts
 from .brokers import BrokerLogins
-from .cookies import cookie_header, session_cookie, visitor_cookie
+from .cookies import cookie_header, login_cookie, session_cookie, visitor_cookie
+from .forms import Forms
+from .identified import Identified
 from .proxies import Proxies
 from .request_head import Refused, RequestHead
 from .rights import EVERYTHING, NOTHING, READ, Rights, rights_of
-from .sessions import MAX_TOKEN_BYTES, Session, Sessions, new_id, session_key
+from .sessions import MAX_TOKEN_BYTES, Session, Sessions, User, new_id, session_key
 from .viewer import Viewer
 
 _LEVELS = {"none": NOTHING, "read": READ, "manage": EVERYTHING}
-
-
-@dataclass(frozen=True, slots=True)
-class Identified:
-    """The viewer of a request.
-
-    Attributes:
-        session: The viewer's session; None without one.
-        visitor: The id of a viewer without a session, whose forms need a token all the same; empty for a program.
-        is_new_visitor: Whether the browser does not have its cookie yet.
-        token: With which the viewer was identified; empty without one.
-    """
-
-    viewer: Viewer
-    session: Session | None = None
-    visitor: str = ""
-    is_new_visitor: bool = False
-    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +51,9 @@ class _TokenOwner:
 class Access:
     """Identifies viewers: by a token, a session, a trusted proxy, or not at all.
 
+    A session has a token, or a user that an OpenID Connect provider has named. As for the viewers that a proxy names,
+    the console checks the rights of such a user, and its own credentials act at the brokers.
+
     Args:
         unix_time: Returns the time in Unix seconds.
 
@@ -70,6 +61,8 @@ class Access:
         audit: The audit log.
         hosts: The names of the console.
         proxies: The trusted proxies.
+        forms: Checks requests that change something.
+        oidc: Logins with an OpenID Connect provider; None: there is none.
         base_path: The path of the first page of this fleet.
 
     Raises:
@@ -87,8 +80,19 @@ class Access:
         self._options = options
         self._unix_time = unix_time
         self._policy = read_policy(options.auth_file)
-        self._sessions = Sessions(options.session_key or session_key(options.session_key_file))
+        key = options.session_key or session_key(options.session_key_file)
+        self._sessions = Sessions(key)
+        self.oidc: OIDCLogins | None = None
+        if options.oidc is not None:
+            self.oidc = OIDCLogins(
+                options.oidc,
+                key,
+                connect_timeout_s=options.connect_timeout_ms / 1000,
+                request_timeout_s=options.request_timeout_ms / 1000,
+                unix_time=unix_time,
+            )
         self.proxies: Proxies = Proxies(options.trusted_proxies, options.acl_http_header, options.admin_users)
+        self.forms: Forms = Forms(self._sessions, self.proxies)
         self._brokers = BrokerLogins(upstream, watcher, lends_credentials=_has_credentials(options))
         self._attempts = Attempts()
         self._failures = FailedAttempts()
@@ -105,7 +109,15 @@ class Access:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._brokers.run)
             nursery.start_soon(self.audit.run)
+            if self.oidc is not None:
+                nursery.start_soon(self.oidc.run)
             await self.hosts.learn_own_name()
+
+    async def aclose(self) -> None:
+        """Close the audit log, and connections to the provider."""
+        await self.audit.aclose()
+        if self.oidc is not None:
+            await self.oidc.aclose()
 
     async def reload(self) -> None:
         """Read the auth file again. Raises AuthFileError: the previous one stays in use."""
@@ -123,9 +135,14 @@ class Access:
     # --------------------------------------------------------------- the viewer
 
     @property
-    def can_log_in(self) -> bool:
+    def takes_tokens(self) -> bool:
         """Whether a broker or the auth file of the console can check a token."""
         return self._policy is not None or self._brokers.required
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether viewers can log in: with a token, or with a provider."""
+        return self.oidc is not None or self.takes_tokens
 
     def identify(self, incoming: RequestHead) -> Identified | None:
         """Return the viewer of a request; None if brokers have to be asked: `look_up`."""
@@ -133,7 +150,7 @@ class Access:
             return None
         token, session = self._claim(incoming)
         if token is None:
-            return self._without_token(incoming)
+            return self._without_token(incoming, session)
         who = self._known(token)
         return None if who is None else self._with_token(who, token, session)
 
@@ -142,7 +159,7 @@ class Access:
         await self._brokers.wait_until_started()
         token, session = self._claim(incoming)
         if token is None:
-            return self._without_token(incoming)
+            return self._without_token(incoming, session)
         try:
             who = await (self._who_limited(incoming, token) if session is None else self._who(token))
         except Refused as exc:
@@ -154,14 +171,14 @@ class Access:
         return self._with_token(who, token, session)
 
     def _claim(self, incoming: RequestHead) -> tuple[str | None, Session | None]:
-        """Return the token of a request that counts, and its session if the token is that of a session."""
+        """Return the token of a request that counts; and its session, which has that token, or a user and none."""
         token = token_of(incoming.headers)
         named = self.proxies.viewer(incoming.host, incoming.headers)
         # A proxy that asks for a password passes it on as Basic credentials.
-        if token is not None and self.can_log_in and not (named and not incoming.is_bearer):
+        if token is not None and self.takes_tokens and not (named and not incoming.is_bearer):
             return token.decode("latin-1"), None
         session = self.session_of(incoming)
-        return (None if session is None else session.token), session
+        return (None if session is None else session.token or None), session
 
     def _with_token(self, who: _TokenOwner, token: str, session: Session | None) -> Identified:
         csrf = "" if session is None else self._sessions.form_token(session.id)
@@ -169,7 +186,15 @@ class Access:
         viewer = Viewer(who.name, sent, csrf, who.rights, "token", has_session=session is not None)
         return Identified(viewer, session, token=token)
 
-    def _without_token(self, incoming: RequestHead) -> Identified:
+    def _without_token(self, incoming: RequestHead, session: Session | None) -> Identified:
+        if session is not None and session.user is not None and self.oidc is not None:
+            user, rights = session.user, self.oidc.rights.of(session.user)
+            if rights != NOTHING:
+                csrf = self._sessions.form_token(session.id)
+                return Identified(
+                    Viewer(user.name, None, csrf, rights, "oidc", has_session=True, subject=user.subject),
+                    session,
+                )
         viewer = Viewer(rights=self._anonymous(incoming))
         if named := self.proxies.viewer(incoming.host, incoming.headers):
             viewer = Viewer(
@@ -212,23 +237,32 @@ class Access:
     async def log_in(self, incoming: RequestHead, token: str) -> tuple[str, float]:
         """Begin a session; returns its cookie, and for how many seconds it is valid. Raises Refused."""
         try:
-            if not self.can_log_in:
+            if not self.takes_tokens:
                 raise Refused(401, "NO_AUTHENTICATION", "No broker has authentication: no login is needed.")
             who = await self._who_limited(incoming, token)
         except Refused as exc:
             self._record_failure(incoming, exc)
             raise
+        return self._begin_session(incoming, token, Identity(who.name, "token", ()), who.expires_at_s)
+
+    def _begin_session(
+        self, incoming: RequestHead, login: str | User, identity: Identity, expires_at_s: float = math.inf
+    ) -> tuple[str, float]:
         now_s = self._unix_time()
-        expires_at_s = min(now_s + self._options.session_lifetime_ms / 1000, who.expires_at_s)
-        _, cookie = self._sessions.begin(token, now_s, expires_at_s)
-        self.record_session("login", incoming, who.name)
+        expires_at_s = min(now_s + self._options.session_lifetime_ms / 1000, expires_at_s)
+        _, cookie = self._sessions.begin(login, now_s, expires_at_s)
+        subject = login.subject if isinstance(login, User) else ""
+        self._record_session("login", incoming, identity, subject)
         return cookie, expires_at_s - now_s
 
     def log_out(self, incoming: RequestHead, identified: Identified) -> None:
         """End the session of a viewer, if it has one."""
         if identified.session is not None:
+            viewer = identified.viewer
             self._sessions.end(identified.session, self._unix_time())
-            self.record_session("logout", incoming, identified.viewer.name)
+            self._record_session(
+                "logout", incoming, Identity(viewer.name, viewer.source or "token", ()), viewer.subject
+            )
 
     async def _who_limited(self, incoming: RequestHead, token: str) -> _TokenOwner:
         """Return the owner of a token that a stranger may have sent. Raises Refused, after some time."""
@@ -267,52 +301,40 @@ class Access:
         login = self._brokers.known(token)
         return None if login is None else _TokenOwner(login.name, login.rights, login.expires_at_s, True)
 
-    # -------------------------------------------------------------------- forms
+    # ----------------------------------------------------------------- provider
 
-    def check_page(self, incoming: RequestHead, identified: Identified) -> None:
-        """Check that no page of another origin has sent a change. Raises Refused."""
-        headers = incoming.headers
-        if incoming.is_bearer and _has_own_token(identified):
-            return
-        site = headers.get("sec-fetch-site")
-        if site is not None:  # the browser compares the real names; a proxy may have changed the Host header
-            foreign = site not in ("same-origin", "none")
-        else:
-            foreign = foreign_page({**headers, "host": self.proxies.host(incoming.host, headers)})
-        if foreign:
-            raise Refused(403, "NOT_FOR_WEB_PAGES", self._why_foreign(incoming))
+    async def begin_with_provider(
+        self, oidc: OIDCLogins, incoming: RequestHead, next_path: str
+    ) -> tuple[str, str]:
+        """Begin a login with the provider; returns its URL, and a `Set-Cookie` header. Raises Refused."""
+        url, cookie = await oidc.begin(self.url_of(incoming, CALLBACK), next_path)
+        return url, self._login_header(incoming, cookie, LIFETIME_S)
 
-    def _why_foreign(self, incoming: RequestHead) -> str:
-        """Return what to do about a request that seems to come from a page of another origin."""
-        text = "A page of another origin has sent this request."
-        origin, host = incoming.headers.get("origin", ""), self.proxies.host(incoming.host, incoming.headers)
-        if self.proxies.trusts(incoming.host) and origin and "sec-fetch-site" not in incoming.headers:
-            text += (
-                f" The browser asked for {origin[:100]}, and the request has the Host {host[:100]}. If a reverse proxy "
-                "has changed the Host, let it pass the browser's on (nginx: proxy_set_header Host $http_host;), or "
-                "send it as X-Forwarded-Host, and name it with --http-allowed-host."
-            )
-        return text
+    async def finish_with_provider(
+        self, oidc: OIDCLogins, incoming: RequestHead, query: Mapping[str, str]
+    ) -> tuple[str, list[str]]:
+        """Finish a login with the provider; returns the page to show, and `Set-Cookie` headers. Raises Refused."""
+        client = self.proxies.client(incoming.host, incoming.headers)
+        try:
+            async with self._attempts.one(client):
+                user, next_path = await oidc.finish(incoming.cookies.get(login_cookie(incoming), ""), query)
+        except Refused as exc:
+            self._record_failure(incoming, exc)
+            if exc.status == 403:
+                await trio.sleep(self._failures.record_failure(client, trio.current_time(), "http"))
+            raise
+        cookie, lifetime_s = self._begin_session(incoming, user, Identity(user.name, "oidc", ()))
+        cookies = [
+            self.session_header(incoming, cookie, int(lifetime_s)),
+            self._login_header(incoming, "", 0),
+        ]
+        return next_path, cookies
 
-    def needs_form_token(self, incoming: RequestHead, identified: Identified) -> bool:
-        """Whether a change needs the token of a form.
-
-        That of a browser does. Programs send a token of their own, or use the API without cookies.
-        """
-        if _has_own_token(identified):
-            return bool(incoming.cookies) and not incoming.is_bearer
-        return not (incoming.is_api and incoming.is_program)
-
-    def check_form_token(self, identified: Identified, given: str) -> None:
-        """Check the token of a form. Raises Refused."""
-        id_ = identified.session.id if identified.session is not None else identified.visitor
-        if not id_ or identified.is_new_visitor or not self._sessions.is_form_token(id_, given):
-            raise Refused(
-                403,
-                "FORM_OUTDATED",
-                "The form is not from this session: you have logged in or out since it was shown, or the browser "
-                "sends no cookies. Go back, reload the page, and try again.",
-            )
+    def url_of(self, incoming: RequestHead, path: str) -> str:
+        """Return the URL by which the browser reaches a path below the base path."""
+        scheme = "https" if self._is_secure(incoming) else "http"
+        host = self.proxies.host(incoming.host, incoming.headers)
+        return f"{scheme}://{host}{self.base_path.rstrip('/')}{path}"
 
     # ------------------------------------------------------------------ cookies
 
@@ -321,6 +343,13 @@ class Access:
         name, secure = session_cookie(incoming), self.is_secure(incoming)
         return cookie_header(
             name, cookie, path=self.base_path, strict=True, secure=secure, max_age_s=max_age_s
+        )
+
+    def _login_header(self, incoming: RequestHead, cookie: str, max_age_s: int) -> str:
+        """Return the header that sets the cookie of an unfinished login. The provider's page leads back: not strict."""
+        name, secure = login_cookie(incoming), self._is_secure(incoming)
+        return cookie_header(
+            name, cookie, path=self.base_path, strict=False, secure=secure, max_age_s=max_age_s
         )
 
     def visitor_header(self, incoming: RequestHead, identified: Identified) -> str:
@@ -339,10 +368,12 @@ class Access:
 
     # -------------------------------------------------------------------- audit
 
-    def record_session(self, event: Literal["login", "logout"], incoming: RequestHead, name: str) -> None:
-        identity = Identity(name, "token", ())
+    def _record_session(
+        self, event: Literal["login", "logout"], incoming: RequestHead, identity: Identity, subject: str
+    ) -> None:
+        fleet, forwarded_for = self._options.fleet, self._forwarded(incoming)
         self.audit.log.record(
-            event, incoming.peer, identity, fleet=self._options.fleet, forwarded_for=self._forwarded(incoming)
+            event, incoming.peer, identity, subject=subject, fleet=fleet, forwarded_for=forwarded_for
         )
 
     def _record_failure(self, incoming: RequestHead, refused: Refused) -> None:
@@ -371,7 +402,7 @@ class Access:
             "forwarded_for": self._forwarded(incoming),
         }
         event: Event = "refused" if status in (401, 403) else "action"
-        self.audit.log.record(event, incoming.peer, identity, **details)
+        self.audit.log.record(event, incoming.peer, identity, subject=viewer.subject, **details)
 
     def _forwarded(self, incoming: RequestHead) -> str:
         client = self.proxies.client(incoming.host, incoming.headers)
@@ -386,11 +417,6 @@ def read_policy(auth_file: Path | None) -> Policy | None:
         return read_auth_file(auth_file)
     except AuthFileError as exc:
         raise StartupError(f"--auth-file: {exc}") from exc
-
-
-def _has_own_token(identified: Identified) -> bool:
-    """Whether the request itself has a valid token, in its Authorization header."""
-    return bool(identified.token) and identified.session is None
 
 
 def _has_credentials(options: ConsoleOptions) -> bool:

@@ -13,6 +13,11 @@ def visitor_cookie(incoming: RequestHead) -> str:
     return f"trio_nsq_visitor_{incoming.port}"
 
 
+def login_cookie(incoming: RequestHead) -> str:
+    """Return the name of the cookie of a login at an OpenID Connect provider that is not finished yet."""
+    return f"trio_nsq_oidc_{incoming.port}"
+
+
 def cookie_header(
     name: str, value: str, *, path: str, strict: bool, secure: bool, max_age_s: int | None = None
 ) -> str:

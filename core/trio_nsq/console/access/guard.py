@@ -8,15 +8,17 @@ from ...http import Request, Response, Route
 from ...http.decisions import ALLOW, NEEDS_LOOKUP, Allow, Decision, Deny
 from ...http.messages import EndOfAnswer
 from ...protocol.limits import MIB
-from .access import Access, Identified
+from ..oidc.options import BEGIN, CALLBACK
+from .access import Access
 from .cookies import session_cookie
+from .identified import Identified
 from .request_head import Refused, RequestHead
 from .rights import NOTHING
 
 MAX_BODY_BYTES = 8 * MIB
 """A message of 2 MiB, percent-encoded."""
 SMALL_BODY_BYTES = 64 * 1024
-OPEN_PATHS = ("/login", "/logout", "/ping", "/favicon.ico")
+OPEN_PATHS = ("/login", "/logout", BEGIN, CALLBACK, "/ping", "/favicon.ico")
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class ViewerGuard:
         if identified.is_new_visitor and not incoming.is_api:
             visit.cookies.append(access.visitor_header(incoming, identified))
         if not incoming.is_safe:
-            access.check_page(incoming, identified)
+            access.forms.check_page(incoming, identified)
         if viewer.rights == NOTHING and incoming.path not in OPEN_PATHS:
             raise _log_in(incoming)
         if identified.token:

@@ -1,29 +1,45 @@
 """Sessions of viewers: encrypted cookies, so that the console keeps no list of them. Pure, except for the key's file.
 
-A cookie has the viewer's token. Nothing is stored when a viewer logs in; when it logs out, its session is remembered
-as ended until it would have expired.
+A cookie has the viewer's token, or the user that an OpenID Connect provider has named. Nothing is stored when a viewer
+logs in; when it logs out, its session is remembered as ended until it would have expired.
 """
 
 import hashlib
 import hmac
 import json
-import math
 import os
 import secrets
 from base64 import urlsafe_b64encode
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
 from ...protocol.errors import StartupError
+from .ended import Ended
 
 MAX_TOKEN_BYTES = 2048
 """Of a token with which a viewer logs in: browsers keep cookies of up to 4096 bytes."""
-MAX_ENDED = 10_000
 _KEY_BYTES = 32
 _MAX_KEY_FILE_BYTES = 200
 _ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of an OpenID Connect provider.
+
+    Attributes:
+        name: For people: the e-mail address unless the provider says that it is unverified, or another name.
+        subject: The id of the user at the provider, which never changes.
+        provider: Stands for the provider and the console's client there.
+        groups: Stands for those of the user's groups that have roles: a user may be in thousands of others.
+    """
+
+    name: str
+    subject: str
+    provider: str
+    groups: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +48,16 @@ class Session:
 
     Attributes:
         id: Random.
-        token: The viewer's token.
+        token: The viewer's token; empty if a provider has named the viewer.
         began_at_s, expires_at_s: Unix seconds.
+        user: Whom the provider has named; None: the session has a token.
     """
 
     id: str
     token: str
     began_at_s: float
     expires_at_s: float
+    user: User | None = None
 
 
 class Sessions:
@@ -50,42 +68,37 @@ class Sessions:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._fernet = Fernet(urlsafe_b64encode(hashlib.sha256(b"sessions" + key).digest()))
+        self._fernet = cipher(key, b"sessions")
         self._csrf_key = hashlib.sha256(b"csrf" + key).digest()
-        self._ended: dict[str, float] = {}  # until when, by id
-        self._all_ended_at_s = -math.inf
+        self._ended = Ended()
 
-    def begin(self, token: str, now_s: float, expires_at_s: float) -> tuple[Session, str]:
-        """Begin a session; returns it with its cookie."""
-        session = Session(new_id(), token, now_s, expires_at_s)
-        content = {"id": session.id, "token": token, "began": now_s, "expires": expires_at_s}
-        return session, self._fernet.encrypt(json.dumps(content).encode()).decode()
+    def begin(self, token: str | User, now_s: float, expires_at_s: float) -> tuple[Session, str]:
+        """Begin a session with a token, or of a user; returns it with its cookie."""
+        user = token if isinstance(token, User) else None
+        session = Session(new_id(), "" if isinstance(token, User) else token, now_s, expires_at_s, user)
+        content = {"id": session.id, "token": session.token, "began": now_s, "expires": expires_at_s}
+        if user is not None:
+            content["user"] = astuple(user)
+        text = json.dumps(content, ensure_ascii=False)
+        return session, self._fernet.encrypt(text.encode()).decode()
 
     def read(self, cookie: str, now_s: float) -> Session | None:
         """Return the session of a cookie; None if the cookie is not valid, or the session has ended."""
         try:
             content = json.loads(self._fernet.decrypt(cookie.encode()))
-            session = Session(content["id"], content["token"], content["began"], content["expires"])
+            user = User(*content["user"]) if "user" in content else None
+            session = Session(content["id"], content["token"], content["began"], content["expires"], user)
         except (InvalidToken, ValueError, KeyError, TypeError):
             return None
         return None if self.has_ended(session, now_s) else session
 
     def has_ended(self, session: Session, now_s: float) -> bool:
         """Whether a session has expired, or was ended."""
-        return (
-            now_s >= session.expires_at_s
-            or session.id in self._ended
-            or session.began_at_s <= self._all_ended_at_s
-        )
+        return now_s >= session.expires_at_s or self._ended.has(session.id, session.began_at_s)
 
     def end(self, session: Session, now_s: float) -> None:
         """End a session. Its cookie is not valid any more."""
-        if len(self._ended) >= MAX_ENDED:
-            self._ended = {id_: until_s for id_, until_s in self._ended.items() if until_s > now_s}
-        if len(self._ended) >= MAX_ENDED:  # then all have to log in again: no ended session becomes valid
-            self._ended.clear()
-            self._all_ended_at_s = now_s
-        self._ended[session.id] = session.expires_at_s
+        self._ended.add(session.id, session.expires_at_s, now_s)
 
     # ------------------------------------------------------------------- forms
 
@@ -110,6 +123,11 @@ class Sessions:
 
     def _sign(self, id_: str) -> str:
         return hmac.new(self._csrf_key, b"visitor" + id_.encode("utf-8", "replace"), "sha256").hexdigest()
+
+
+def cipher(key: bytes, purpose: bytes) -> Fernet:
+    """Return what encrypts the cookies of one purpose, so that none can be taken for one of another."""
+    return Fernet(urlsafe_b64encode(hashlib.sha256(purpose + key).digest()))
 
 
 def new_id() -> str:

@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 from ...access.policy import Role
 from .rights import EVERYTHING, Rights
 
-ViewerSource = Literal["", "token", "proxy"]
+ViewerSource = Literal["", "token", "proxy", "oidc"]
 
 
 class Forbidden(Exception):
@@ -27,6 +27,7 @@ class Viewer:
         rights: What the viewer may do.
         source: How the viewer was identified; empty: anonymous.
         has_session: Whether the viewer has logged in, and can log out.
+        subject: The id at the OpenID Connect provider that has named the viewer; empty: none has.
     """
 
     name: str = ""
@@ -35,6 +36,7 @@ class Viewer:
     rights: Rights = EVERYTHING
     source: ViewerSource = ""
     has_session: bool = False
+    subject: str = ""
 
     def allows(self, role: Role, topic: str = "", channel: str = "") -> bool:
         """Whether the viewer has a role on a topic or channel; without a topic, on all topics."""

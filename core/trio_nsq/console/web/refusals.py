@@ -49,7 +49,15 @@ def _comes_from_elsewhere(incoming: RequestHead) -> bool:
 def _again(request: Request) -> Response:
     """Return a page that makes the browser ask again, from a page of this origin, so that it sends the session."""
     path = "/" + request.url.path.lstrip("/")  # two slashes would name another host
-    where = escape(quote(path) + (f"?{request.url.query}" if request.url.query else ""))
+    return continue_at(quote(path) + (f"?{request.url.query}" if request.url.query else ""))
+
+
+def continue_at(target: str) -> HTMLResponse:
+    """Return a page that makes the browser open a path of this origin.
+
+    After a redirection from another site, the browser would not send the strict cookie of the session there.
+    """
+    where = escape(target)
     return HTMLResponse(
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={where}">'
         f'<title>qcli admin</title><p><a href="{where}">Continue</a></p></html>'

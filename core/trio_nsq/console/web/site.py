@@ -121,8 +121,8 @@ class Site(http.Router):
                 raise Refused(exc.status_code, "BAD_FORM", exc.detail) from exc
             given = given or state["form"].get(CSRF_FIELD, "")
         assert visit.identified is not None
-        if self._access.needs_form_token(visit.incoming, visit.identified):
-            self._access.check_form_token(visit.identified, given)
+        if self._access.forms.needs_form_token(visit.incoming, visit.identified):
+            self._access.forms.check_form_token(visit.identified, given)
 
     async def _run_audited(self, scope: Scope, visit: Visit, body: bytes) -> "_Answer":
         status = 500

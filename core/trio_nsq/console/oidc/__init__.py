@@ -1,0 +1,1 @@
+"""Logins with an OpenID Connect provider: authorization code with PKCE, groups to roles."""
