@@ -49,9 +49,9 @@ from .settings import SETTINGS, console_options
         "switch shows the same page, such as a topic, of another fleet. A context's --title-color is the colour of its "
         "label. JSON API: /c/CONTEXT/api.",
         "OpenID Connect": "With --oidc-issuer, viewers log in with a provider, beside tokens, and --oidc-role says "
-        "what the users in a group may do. The console checks this, and its own token, --auth-secret-file, acts for them at "
-        "brokers with authentication, so it needs every role that they use. --check-config asks the provider for its "
-        "endpoints and keys.",
+        "what the users in a group may do. The console checks this, and its own token, --auth-secret-file, acts for "
+        "them at brokers with authentication, so it needs every role that they use. --check-config asks the provider "
+        "for its endpoints and keys.",
         "State": "The console keeps only the charts of the last hour, in memory. Stopping it loses nothing else.",
         "JSON API": "/api and /config have the paths and answers of nsqadmin's API; "
         "docs/reference/differences.md lists the differences.",

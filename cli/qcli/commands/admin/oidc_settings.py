@@ -49,14 +49,15 @@ OIDC_SETTINGS = (
         "oidc-issuer",
         kinds.Kind(issuer, "URL"),
         "",
-        help="Let viewers log in with this OpenID Connect provider. The URL must be exactly the provider's issuer.",
+        help="Let viewers log in with this OpenID Connect provider: its issuer.",
     ),
-    Setting("oidc-client-id", kinds.TEXT, "", help="The id of the console at the provider."),
+    Setting("oidc-client-id", kinds.TEXT, "", help="The id of the console at the provider.", brief=True),
     Setting(
         "oidc-client-secret-file",
         kinds.FILE,
         help="Send the first line of this file as the secret of the console. Without it, the console is a public "
         "client.",
+        brief=True,
     ),
     Setting(
         "oidc-role",
@@ -66,6 +67,7 @@ OIDC_SETTINGS = (
         help="Give these roles to the users in a group of the provider: ops=read+publish+manage, or all. @TOPIC "
         "limits them to topics, with * for any characters: billing=read+manage@invoices-*. The group * is every user. "
         "May be repeated. Users without a role cannot log in.",
+        brief=True,
     ),
     Setting(
         "oidc-groups-claim",

@@ -139,6 +139,7 @@ SETTINGS = under_headings(
         field="poll_interval_ms",
         key="poll_interval",
         help="Ask each broker once in this time, for all viewers together, while a page is open.",
+        brief=True,
     ),
     *(
         Setting(
@@ -180,6 +181,7 @@ SETTINGS = under_headings(
         field="color",
         key="title_color",
         help="Show the title and the icon in this colour, so that pages of two fleets look different.",
+        brief=True,
     ),
     Setting(
         "hide-topic",
@@ -219,6 +221,7 @@ SETTINGS = under_headings(
         kinds.TEXT,
         "X-Forwarded-User",
         help="Take the viewer's name from this header of a trusted proxy. It counts only with --admin-user.",
+        brief=True,
     ),
     Setting(
         "admin-user",
