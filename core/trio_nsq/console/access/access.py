@@ -332,7 +332,7 @@ class Access:
 
     def url_of(self, incoming: RequestHead, path: str) -> str:
         """Return the URL by which the browser reaches a path below the base path."""
-        scheme = "https" if self._is_secure(incoming) else "http"
+        scheme = "https" if self.is_secure(incoming) else "http"
         host = self.proxies.host(incoming.host, incoming.headers)
         return f"{scheme}://{host}{self.base_path.rstrip('/')}{path}"
 
@@ -347,7 +347,7 @@ class Access:
 
     def _login_header(self, incoming: RequestHead, cookie: str, max_age_s: int) -> str:
         """Return the header that sets the cookie of an unfinished login. The provider's page leads back: not strict."""
-        name, secure = login_cookie(incoming), self._is_secure(incoming)
+        name, secure = login_cookie(incoming), self.is_secure(incoming)
         return cookie_header(
             name, cookie, path=self.base_path, strict=False, secure=secure, max_age_s=max_age_s
         )

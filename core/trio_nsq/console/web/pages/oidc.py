@@ -10,7 +10,8 @@ from ...oidc.login import OIDCLogins
 from ...oidc.options import BEGIN, CALLBACK
 from ..page import NotFound, Page, View
 from ..refusals import continue_at
-from .login import local_path, login_view
+from ..rendering import local_path
+from .login import login_view
 
 
 async def begin(request: Request) -> View | Response:
