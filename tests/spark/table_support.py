@@ -3,6 +3,7 @@
 import json
 import string
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
 from spark.support import NOON_NS
+from trio_nsq.log.gaps import Span
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.spark.export.columns import TableBuilder
+from trio_nsq.spark.export.files import RangeFiles
 from trio_nsq.spark.export.layout import Layout, PartitionBy, partition_folder, partition_key
 from trio_nsq.spark.export.manifest import RangeResult
+from trio_nsq.spark.export.request import ExportRequest
 from trio_nsq.spark.tables.target import TableKind, TableTarget
+from trio_nsq.storage import LocalStorage
 
 HOURS = Layout(PartitionBy.HOUR)
 COUNT = 100
@@ -87,6 +92,26 @@ def write_range(
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(builder.table(), folder / name)
     return RangeResult("b", first, first + COUNT, COUNT, files=[name])
+
+
+def write_changes(
+    folder: Path,
+    layout: Layout,
+    broker: str,
+    first: int,
+    messages: Sequence[tuple[int, object]],
+    topic: str = "t",
+) -> RangeResult:
+    """Write the files of a range as an export to a table with a key does; messages are their times and their JSON."""
+    end = first + len(messages)
+    request = ExportRequest(topic, str(folder), layout=layout)
+    files = RangeFiles(LocalStorage(folder), request, layout, broker, Span(first, end))
+    for sequence, (time_ns, body) in enumerate(messages, first):
+        packed = pack_messages([json.dumps(body).encode()])
+        files.add(RecordBatch(sequence, 1000 + sequence, time_ns, 0, packed, b""))
+    files.close()
+    files.publish()
+    return RangeResult(broker, first, end, len(messages), files=files.names)
 
 
 _Z85 = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"

@@ -25,7 +25,7 @@ from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
 from .bodies import FILES, format_options, schema_options
-from .field_options import PartitionLevels, column_list, event_time, mask_list
+from .field_options import PartitionLevels, column_list, event_time, field_names, mask_list
 from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
@@ -86,6 +86,8 @@ def iceberg_table(text: str) -> TableTarget:
         "export all topics, also those created later, to a folder each": "qcli to-parquet --topic-pattern . ./archive "
         "--channel archive --follow --every 5m",
         "export what a file describes": "qcli to-parquet --config pipeline.toml",
+        "keep the newest row of each user in a Delta table, without those that were deleted": "qcli to-parquet users "
+        "./users --json --delta --key user_id --op op",
         "publish messages that do not fit to a dead-letter topic": "qcli to-parquet clicks ./archive --json --columns "
         "user:long --dead-letter-topic '{topic}.dead'",
         "export two topics, each to a table": "qcli to-parquet clicks orders s3://bucket/tables/{topic}/v1 --delta",
@@ -153,6 +155,14 @@ def iceberg_table(text: str) -> TableTarget:
         "nothing. New fields of JSON bodies become columns with the next round. Read the folder of a table through the "
         "table: --compact leaves replaced files there for its retention time. --delta needs the extra 'delta' "
         "(deltalake), --iceberg the extra 'iceberg' (pyiceberg); neither needs Java.",
+        "--key": "The table has one row for each key: that of the newest message, or none if it has deleted the key. "
+        "Of one log, the message with the greater sequence is newer; of several brokers, the one that was published "
+        "later. The columns topic, broker, seq and ts_ns of a row say which message it is. A message that is exported "
+        "later than a newer one changes nothing, also if that one has deleted the key within the last 7 days. A "
+        "message without a value in each field of the key, or with an unknown operation, does not fit: it is a row of "
+        "its own, with null in all fields and the body in unparsed, unless --dead-letter-topic or the contract "
+        "discard-row says otherwise. Fields of a key are strings, whole numbers, booleans or dates. Rows are replaced "
+        "by writing their files again: a round costs as much as the files with changed rows.",
         "Partitions": "--partition-by country,hour writes to country=de/date=2026-11-21/hour=04. Levels are date, hour "
         "and fields of JSON bodies whose columns are strings, whole numbers, booleans or dates. The files do not have "
         "the columns of these fields, except for --iceberg: readers take them from the names of folders, as those of "
@@ -173,11 +183,11 @@ def iceberg_table(text: str) -> TableTarget:
         "milliseconds (those of misfits that seem to be times in "
         "milliseconds, by path), widened (fields whose columns have wider types now), new_columns (fields that have "
         "columns now, with their types), repeated (delivered again by a channel, and not written), compacted (small "
-        "files of a table that were merged), unread (why newer messages of an archive were not read: damaged "
-        "objects), unavailable (brokers that did not answer, or lack the topic). With several topics there is an "
-        "object for each topic, with --follow for each topic that has something new, "
-        "and also: error (null, or why the topic is not exported completely), exit_code (that of an export of this "
-        "topic alone).",
+        "files of a table that were merged), upserted, deleted (rows of a table with a key), outdated (messages that "
+        "changed no row, as a newer one of their key was there), unread (why newer messages of an archive were not "
+        "read: damaged objects), unavailable (brokers that did not answer, or lack the topic). With several topics "
+        "there is an object for each topic, with --follow for each topic that has something new, and also: error "
+        "(null, or why the topic is not exported completely), exit_code (that of an export of this topic alone).",
     },
 )
 @click.argument("topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic)
@@ -431,8 +441,7 @@ def iceberg_table(text: str) -> TableTarget:
     "--iceberg",
     type=iceberg_table,
     metavar="CATALOG/NAMESPACE.TABLE",
-    help="Add the files of each round to this Iceberg table, in one snapshot; create it in FOLDER. The catalog is "
-    "from pyiceberg's configuration.",
+    help="Add the files of each round to this Iceberg table; create it in FOLDER. The catalog is pyiceberg's.",
 )
 @option(
     TABLES,
@@ -441,6 +450,23 @@ def iceberg_table(text: str) -> TableTarget:
     brief=True,
     help="Merge small files of the table: 8 or more of about the same size in a partition. Also remove files that only "
     "versions past the table's retention time have.",
+)
+@option(
+    TABLES,
+    "--key",
+    type=field_names,
+    default="",
+    metavar="FIELD,...",
+    help="Keep one row per key: the newest message with these JSON fields.",
+)
+@option(
+    TABLES,
+    "--op",
+    default="",
+    metavar="FIELD",
+    brief=True,
+    help="With --key, remove the row if this JSON field is d or delete. c, r, u, i, create, read, insert, update and "
+    "upsert write it, and other values do not fit. By default, each message writes the row.",
 )
 @engine_options(
     "FOLDER and the brokers",

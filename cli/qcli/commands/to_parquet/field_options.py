@@ -53,6 +53,17 @@ def mask_list(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+def field_names(text: str) -> tuple[str, ...]:
+    """Parse `FIELD,...`."""
+    names = tuple(each.strip() for each in text.split(",")) if text else ()
+    for name in names:
+        if not name:
+            raise click.BadParameter(f"{text!r} contains an empty name.")
+        if names.count(name) > 1:
+            raise click.BadParameter(f"{name!r} is given twice.")
+    return names
+
+
 class PartitionLevels(click.ParamType[tuple[str, ...]]):
     """`none`, or levels of folders: `date`, `hour` and fields; the value has the levels, outermost first."""
 

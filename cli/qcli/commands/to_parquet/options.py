@@ -80,6 +80,8 @@ class ToParquetOptions(BodyOptions):
     delta: bool
     iceberg: TableTarget | None
     compact: bool
+    key: tuple[str, ...]
+    op: str
     engine: str
     master: str | None
     processes: int | None
@@ -131,6 +133,7 @@ class ToParquetOptions(BodyOptions):
             raise click.UsageError("--delta and --iceberg exclude each other.")
         if self.compact and not self.delta and not self.iceberg:
             raise click.UsageError("--compact merges files of a table: give --delta or --iceberg.")
+        self._check_key()
         check_range(self.first, self.end)
         for topic in self.topics or ["any"]:
             if self.channel is not None:
@@ -164,6 +167,24 @@ class ToParquetOptions(BodyOptions):
             raise click.UsageError("--print-schema infers a schema: leave out --schema and --text.")
         if self.print_schema and not self.is_of_one_topic:
             raise click.UsageError("--print-schema is for one topic.")
+
+    def _check_key(self) -> None:
+        """Raises UsageError for options that contradict a table with a key."""
+        if self.op and not self.key:
+            raise click.UsageError("--op says what a message does to the row of its key: give --key, too.")
+        if not self.key:
+            return
+        if not self.delta and not self.iceberg:
+            raise click.UsageError(
+                "--key replaces and removes rows of a table, and files of a folder do not change: give --delta or "
+                "--iceberg. Without a table, select the newest row of each key when reading the files."
+            )
+        if not self.has_columns:
+            raise click.UsageError("--key takes fields of bodies: say --json.")
+        if self.contract == "discard-value":
+            raise click.UsageError(
+                "--key and --schema-contract discard-value exclude each other: a row needs its key. Choose discard-row."
+            )
 
     def _check_dead_letters(self) -> None:
         """Raises UsageError if messages cannot go to a dead-letter topic."""
@@ -307,6 +328,11 @@ class ToParquetOptions(BodyOptions):
                 "--from and --to are for reading a log: messages of a channel that are left out would be lost. "
                 "Select by ts when reading the files."
             )
+        if self.key:
+            raise click.UsageError(
+                "--key needs the order of a log, and a consumed channel delivers a message again after later ones: "
+                f"leave out {TCP_OPTION}, --consume and --spool."
+            )
         if self.max_age_ms is not None:
             raise click.UsageError(
                 "--max-age is for reading a log: a consumed channel is exported at each --every, or when its spool "
@@ -345,7 +371,7 @@ class ToParquetOptions(BodyOptions):
         from trio_nsq.spark.tables.target import TableKind, TableTarget
 
         levels = self.partition_by
-        if self.iceberg is not None and not given("partition_by"):
+        if self.iceberg is not None and not self.key and not given("partition_by"):
             levels = ("hour",)
         time = PartitionBy(time_level(levels))
         event_time, kind = self.event_time or ("", None)
@@ -370,6 +396,8 @@ class ToParquetOptions(BodyOptions):
                 levels=levels if has_fields or event_time else (),
                 event_time=event_time,
                 keeps_levels=has_fields and self.iceberg is not None,
+                key=self.key,
+                operation=self.op,
             ),
             event_time_type=kind or JsonType.TIMESTAMP,
             json_fields=self.schema_fields() or self.columns or (),

@@ -45,7 +45,7 @@ def totals(outcomes: Collection[ExportResult], elapsed_s: float) -> str:
     total = ExportResult()
     for each in outcomes:
         total.merge(each)
-    return _written(total, count_of(len(outcomes), "topic"), "", elapsed_s)
+    return _written(total, count_of(len(outcomes), "topic"), _files(total), elapsed_s)
 
 
 def print_notes(
@@ -93,18 +93,26 @@ def print_notes(
 def summary(request: ExportRequest, outcome: ExportResult, elapsed_s: float) -> str:
     catalog = request.table.catalog if request.table else ""
     table = f" and the table {catalog}/{request.table.name}" if request.table and catalog else ""
-    return _written(outcome, request.topic, f" in {request.place}{table}", elapsed_s)
+    if request.layout.key:
+        return _written(outcome, request.topic, f"merged into {request.place}{table}", elapsed_s)
+    return _written(outcome, request.topic, f"{_files(outcome)} in {request.place}{table}", elapsed_s)
 
 
-def _written(outcome: ExportResult, of: str, place: str, elapsed_s: float) -> str:
+def _files(outcome: ExportResult) -> str:
+    return f"written to {count_of(outcome.files, 'file')} ({size(outcome.file_bytes)})"
+
+
+def _written(outcome: ExportResult, of: str, where: str, elapsed_s: float) -> str:
     text = (
-        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {of} written to "
-        f"{count_of(outcome.files, 'file')} ({size(outcome.file_bytes)}){place} in {elapsed_s:.2f} s: "
+        f"{count_of(outcome.messages, 'message')} ({size(outcome.body_bytes)}) of {of} {where} in {elapsed_s:.2f} s: "
         f"{rate(outcome.messages / elapsed_s)} messages/s"
     )
     return with_counts(
         text,
         (outcome.skipped_messages, f"{count_of(outcome.skipped_messages, 'message')} written before"),
+        (outcome.upserted, f"{count_of(outcome.upserted, 'row')} upserted"),
+        (outcome.deleted, f"{count_of(outcome.deleted, 'row')} deleted"),
+        (outcome.outdated, "{} outdated"),
         (outcome.filtered, "{} left out by --where"),
         (outcome.unparsed, "{} in the column unparsed"),
         (outcome.discarded_rows, "{} left out by the schema contract"),

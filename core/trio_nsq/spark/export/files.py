@@ -14,6 +14,7 @@ from ...storage import NewFile, Storage, naming_file
 from .columns import TableBuilder, file_schema
 from .dead_letters import LetterPublisher
 from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name, span_of_file
+from .manifest import changes_folder
 from .partitions import PartitionSorter
 from .request import ExportRequest
 from .widening import check_owner, convert_file, exported_files, footer_of, parquet_writer
@@ -65,6 +66,8 @@ class RangeFiles:
         self._storage = storage
         self._broker = broker
         self._layout = layout
+        # With a key, the table takes the rows from there: see `tables/merging.py`.
+        self._place = f"{changes_folder(request.topic)}/" if layout.key else ""
         self._sorter = PartitionSorter(layout, request.row_group_bytes) if layout.levels else None
         self._partition = PartitionBy.NONE if layout.levels else layout.partition
         self._schema = file_schema(layout)
@@ -249,4 +252,4 @@ class RangeFiles:
     def _next_name(self) -> str:
         number = self._files_of[self._folder] = self._files_of.get(self._folder, 0) + 1
         part = f"-{number}" if number > 1 else ""
-        return f"{self._folder}{self._name}{part}.parquet"
+        return f"{self._place}{self._folder}{self._name}{part}.parquet"

@@ -20,6 +20,7 @@ from ..runtime.engine import Advance, Engine
 from ..schemas.column_types import parse_type
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
+from ..tables.merging import MergeCounts
 from ..tables.target import TableOptions
 from .dead_letters import check_letters_topic
 from .log_queries import LogQueries, Skipped, TolerantTask
@@ -110,8 +111,7 @@ class ExportJob:
         if self._state.manifest is not None:
             check_layout(self._state.manifest.layout, request, self._shown)
             self._attach_table()
-            self._state.reconcile()
-            self._state.commit()
+            self._finish_ranges((), counted=False)
             if request.evolves:
                 fields = [(field, kind) for field, kind in request.json_fields if kind is not None]
                 self._state.extend_schema(fields, request.promotion)
@@ -369,18 +369,29 @@ class ExportJob:
 
     def reconcile(self) -> None:
         """Bring the collected results into the manifest and the table. Raises the errors of `ExportState.commit`."""
-        new = self._state.reconcile([each for each in self._finished if not each.widen])
-        # The next call, such as that after an interruption, must not look for the results that are removed now.
+        self._finish_ranges([each for each in self._finished if not each.widen], counted=True)
         self._finished = [each for each in self._finished if each.widen]
-        for result in new:
-            self.result.add(result)
-        self._state.commit()
         self.result.new_columns, self._state.new_columns = (
             self.result.new_columns | self._state.new_columns,
             {},
         )
         self.result.widened += self._state.widened
         self._state.widened = []
+
+    def _finish_ranges(self, known: Sequence[RangeResult], *, counted: bool) -> None:
+        """Bring results into the manifest and the table, also those of a killed run."""
+        state = self._state
+        while True:
+            for result in state.reconcile(known):
+                if counted:
+                    self.result.add(result)
+            state.commit()
+            if not state.has_more:
+                break
+        self.result.upserted += state.merged.upserted
+        self.result.deleted += state.merged.deleted
+        self.result.outdated += state.merged.outdated
+        state.merged = MergeCounts()
 
     def to_repeat(self) -> list[ExportTask]:
         """Return the tasks to begin again, with a new layout, because their values need wider columns."""

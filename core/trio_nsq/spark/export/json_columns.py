@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...filters.exact_json import decode_object, json_text
 from ..schemas.column_types import ColumnType, JsonType, parse_type
@@ -18,6 +19,7 @@ from ..schemas.promotions import Promotion, common_type
 from .column_arrays import ColumnArrays
 from .json_values import is_milliseconds, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
+from .operations import is_operation
 from .partitions import fits_folder
 from .path_counts import count_path
 from .wider_types import needs_double, type_with
@@ -103,6 +105,8 @@ class JsonParser:
         self._promotion = promotion
         self._refuses_rows = refuses_rows or contract is SchemaContract.DISCARD_ROW
         self._reasons: dict[int, str] = {}
+        self._key = [layout.column_of(field) for field in layout.key]
+        self._operation = layout.operation
         self._bodies = bodies or BodyReader()
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
@@ -121,6 +125,8 @@ class JsonParser:
                 objects.append(_NOTHING)
                 self._refuse(index, f"is no {self._bodies.name}")
                 rows.bad.add(index)
+        if self._key:
+            self._drop_keyless(objects, rows)
         arrays = [self._column(column, objects, rows) for column in self._columns]
         if self._keep_rest:
             arrays.append(self._rest(objects, rows))
@@ -131,6 +137,38 @@ class JsonParser:
         self.unparsed += len(rows.bad)
         kept = [body if index in rows.bad else None for index, body in enumerate(bodies)]
         return [*arrays, pa.array(kept, pa.binary())]
+
+    def _drop_keyless(self, objects: list[Mapping[str, Any]], rows: "_Rows") -> None:
+        """Replace the fields of bodies without a key or with an unknown operation: they belong to no row of the table.
+
+        So all their columns are null, as those of invalid bodies.
+        """
+        keyless: set[int] = set()
+
+        def drop(row: int, path: str, reason: str) -> None:
+            self._refuse(row, reason)
+            rows.bad.add(row)
+            if row not in keyless:
+                self.misfits[path] += 1
+            keyless.add(row)
+
+        for column in self._key:
+            misfits = self.misfits.copy()
+            found = self._column(column, objects, _Rows())
+            self.misfits = misfits  # those of values without a column of their type count below
+            for row in pc.indices_nonzero(pc.is_null(found)).to_pylist():
+                if objects[row] is not _NOTHING:
+                    drop(
+                        row,
+                        column.field,
+                        f"has no {column.type.value} as {column.field}, which is in the key",
+                    )
+        if name := self._operation:
+            for row, each in enumerate(objects):
+                if each is not _NOTHING and not is_operation(each.get(name)):
+                    drop(row, name, f"has an unknown operation as {name}")
+        for row in keyless:
+            objects[row] = _NOTHING
 
     def _refuse(self, row: int, reason: str) -> None:
         if self._contract is SchemaContract.FREEZE:

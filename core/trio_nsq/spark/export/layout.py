@@ -101,6 +101,9 @@ class Layout:
         keeps_levels: Whether the files have the columns of the fields among `levels`, too, as Iceberg needs. Otherwise
             their values are in the names of folders only, as those of Spark and Delta.
         body_schema: The reader's schema, if bodies can only be decoded with one.
+        key: Fields that identify a row of the table, which is that of the newest message with these values. Empty: each
+            message is a row.
+        operation: The field that says whether a message deletes its key, see `operations`; empty: none does.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -115,6 +118,13 @@ class Layout:
     event_time: str = ""
     keeps_levels: bool = False
     body_schema: BodySchema | None = None
+    key: tuple[str, ...] = ()
+    operation: str = ""
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The columns of the key."""
+        return [self.column_of(field).name for field in self.key]
 
     @property
     def partition_fields(self) -> list[str]:
@@ -128,9 +138,9 @@ class Layout:
 
     @property
     def fixed_fields(self) -> set[str]:
-        """The fields whose columns keep their types: folders, or values, that are there could not follow."""
+        """The fields whose columns keep their types: folders, keys, or values, that are there could not follow."""
         kept = [column.field for column in self.json_columns if column.keeps_type]
-        return {*self.partition_fields, self.event_time, *kept}
+        return {*self.partition_fields, self.event_time, *self.key, self.operation, *kept}
 
     @property
     def dropped_columns(self) -> list[str]:
@@ -227,6 +237,7 @@ class Layout:
             **({"where": self.where} if self.where else {}),
             **({"masks": self.masks} if self.masks else {}),
             **({"body_schema": self.body_schema.to_json()} if self.body_schema is not None else {}),
+            **({"key": self.key, "operation": self.operation} if self.key else {}),
         }
 
     def _partition_json(self) -> object:
@@ -268,6 +279,8 @@ class Layout:
             by.get("event_time", ""),
             bool(by.get("keeps_levels")),
             BodySchema.from_json(found["body_schema"]) if "body_schema" in found else None,
+            tuple(found.get("key", ())),
+            found.get("operation", ""),
         )
 
 

@@ -9,6 +9,8 @@ folder has
     _nsq/TOPIC/manifest.json
     _nsq/TOPIC/done/RANGE.json
     _nsq/TOPIC/lock
+    _nsq/TOPIC/changes/...             with a key: the files with messages, until the table has them
+    _nsq/TOPIC/deleted/NUMBER.parquet  with a key: the deleted keys, after the commit of this number
 """
 
 import json
@@ -23,8 +25,9 @@ from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
 VERSION, _NEWEST = 2, 3
-"""A layout with a condition, masks or a schema makes it version 3: earlier programs would write other rows. So do
-unfinished conversions: earlier programs know only those of longs to doubles, and would note the others as finished."""
+"""A layout with a condition, masks, a schema or a key makes it version 3: earlier programs would write other rows. So
+do unfinished conversions: earlier programs know only those of longs to doubles, and would note the others as
+finished."""
 _READABLE = (1, 2, 3)
 """Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
 _ID_BYTES = 8
@@ -194,6 +197,10 @@ class Manifest:
             if (wanted is not None and span.overlaps(wanted)) or span.end <= kept_from
         )
 
+    def is_pending(self, result: RangeResult) -> bool:
+        """Whether the range of a result is planned, and not done."""
+        return result.broker in self.brokers and result.span in self.brokers[result.broker].pending
+
     def mark_done(self, results: Iterable[RangeResult]) -> list[RangeResult]:
         """Mark ranges as exported. Return the results of those that were pending: others were marked before."""
         new = []
@@ -235,7 +242,9 @@ class Manifest:
         found = {
             "version": _NEWEST
             if self.widening
-            or any(layout.where or layout.masks or layout.body_schema for layout in self.layouts)
+            or any(
+                layout.where or layout.masks or layout.body_schema or layout.key for layout in self.layouts
+            )
             else VERSION,
             "topic": self.topic,
             "id": self.id,
@@ -302,6 +311,16 @@ def manifest_path(topic: str) -> str:
 def results_folder(topic: str) -> str:
     """Return the folder of the results of ranges, relative to the export folder."""
     return f"{FOLDER}/{safe_name(topic)}/done"
+
+
+def changes_folder(topic: str) -> str:
+    """Return the folder of the files whose rows are not in a table with a key yet, relative to the export folder."""
+    return f"{FOLDER}/{safe_name(topic)}/changes"
+
+
+def deleted_folder(topic: str) -> str:
+    """Return the folder of the keys that were deleted from a table, relative to the export folder."""
+    return f"{FOLDER}/{safe_name(topic)}/deleted"
 
 
 def result_path(topic: str, broker: str, span: Span) -> str:

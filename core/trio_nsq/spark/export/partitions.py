@@ -159,7 +159,7 @@ def _column(table: Any, name: str) -> Any:
 
 
 def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layout:
-    """Return the layout with columns for the fields of its partitions, before its columns have names.
+    """Return the layout with columns for the fields of its partitions and its key, before its columns have names.
 
     Args:
         event_time_type: The type of the event time, unless it was given with the columns.
@@ -167,16 +167,25 @@ def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layou
     Raises:
         LayoutError: A field is not among the columns that were given, or has a type that cannot be used.
     """
-    for field in layout.partition_fields:
-        column = _column_for(layout, field, JsonType.STRING)
-        if column.type not in _TYPES:
+    for option, fields in (("--partition-by", layout.partition_fields), ("--key", layout.key)):
+        for field in fields:
+            column = _column_for(layout, field, JsonType.STRING, option)
+            if column.type not in _TYPES:
+                raise LayoutError(
+                    f"the field {field} has the type {column.type}, and {option} takes {', '.join(sorted(_TYPES))}: "
+                    "give its type with --columns, or choose another field"
+                )
+            layout = _with_column(layout, column)
+    if layout.operation:
+        column = _column_for(layout, layout.operation, JsonType.STRING, "--op")
+        if column.type is not JsonType.STRING:
             raise LayoutError(
-                f"the field {field} has the type {column.type}, and --partition-by takes {', '.join(sorted(_TYPES))}: "
-                "give its type with --columns, or choose another field"
+                f"the field {layout.operation} has the type {column.type}, and --op takes a string: choose "
+                "another field"
             )
         layout = _with_column(layout, column)
     if layout.event_time:
-        column = _column_for(layout, layout.event_time, event_time_type)
+        column = _column_for(layout, layout.event_time, event_time_type, "--event-time")
         if column.widens:  # it was inferred, perhaps as a string or a number
             column = replace(column, type=event_time_type)
         if not isinstance(column.type, TimeType) and column.type is not JsonType.TIMESTAMP:
@@ -188,12 +197,12 @@ def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layou
     return layout
 
 
-def _column_for(layout: Layout, field: str, kind: ColumnType) -> JsonColumn:
+def _column_for(layout: Layout, field: str, kind: ColumnType, option: str) -> JsonColumn:
     for column in layout.json_columns:
         if column.field == field:
             return column
     if not layout.keep_rest:
-        raise LayoutError(f"partitions need the field {field}, which is not among --columns: add it")
+        raise LayoutError(f"{option} needs the field {field}, which is not among --columns: add it")
     return JsonColumn(field, kind, "")
 
 

@@ -102,6 +102,7 @@ class ExportResult:
         new_columns: JSON fields that have columns now, with their types.
         repeated: Messages that a channel redelivered; they are not exported again.
         compacted: Small files of the table that were merged into larger ones.
+        upserted, deleted, outdated: See `MergeCounts`.
         gaps: `(broker, first, end, reason)` of missing messages.
         unread: Why newer messages of an archive were not read, a sentence for each damaged object.
     """
@@ -129,6 +130,9 @@ class ExportResult:
     new_columns: dict[str, str] = field(default_factory=dict)
     repeated: int = 0
     compacted: int = 0
+    upserted: int = 0
+    deleted: int = 0
+    outdated: int = 0
     gaps: list[tuple[str, int, int, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 

@@ -104,6 +104,8 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
             "keep_body",
             "where",
             "masks",
+            "key",
+            "operation",
         )
     )
     if same and request.json_fields:
@@ -212,6 +214,10 @@ def _describe(layout: Layout) -> str:
         words.append(f"--where {shlex.quote(layout.where)}")
     if layout.masks:
         words.append(f"--mask {','.join(f'{field}={mask}' for field, mask in layout.masks)}")
+    if layout.key:
+        words.append(f"--key {','.join(layout.key)}")
+    if layout.operation:
+        words.append(f"--op {layout.operation}")
     return " ".join(words) or "binary bodies and no partitions"
 
 

@@ -17,6 +17,7 @@ from ..bodies.schema import BodySchema
 from ..ranges import BrokerRanges
 from ..schemas.column_types import ColumnType, JsonType
 from ..schemas.promotions import Promotion, can_widen
+from ..tables.merging import MergeCounts
 from ..tables.opening import open_table
 from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
@@ -25,12 +26,16 @@ from .layout import Layout, LayoutError, files_prefix, is_file_of, safe_name, sp
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, convert_file, exported_files
 
+COMMIT_MESSAGES = 1_000_000
+"""About so many messages are in one commit to a table with a key: it needs memory for each key."""
 _READERS = 16
 """How many results are read at the same time: requests to object stores are slow."""
 
 
 class CommittedTable(Protocol):
     """A table of the files, see `Table`."""
+
+    def take_counts(self) -> MergeCounts: ...
 
     def commit(self, number: int, results: Sequence[RangeResult], layout: Layout) -> Layout: ...
 
@@ -53,6 +58,8 @@ class ExportState:
         table: The table to commit files to; None: the files are all there is.
         new_columns: The fields that got columns so far, with their types.
         widened: The fields whose columns got the wider types of a schema so far.
+        merged: What the commits so far have changed in a table with a key.
+        has_more: Whether the last call of `reconcile` has left results to the next one.
 
     Raises:
         ManifestError: The manifest cannot be used.
@@ -63,6 +70,8 @@ class ExportState:
         self.table: CommittedTable | None = None
         self.new_columns: dict[str, str] = {}
         self.widened: list[str] = []
+        self.merged = MergeCounts()
+        self.has_more: bool = False
         self._evolves = evolves
         self._topic = topic
         self._storage = storage
@@ -231,8 +240,10 @@ class ExportState:
     def reconcile(self, known: Sequence[RangeResult] = ()) -> list[RangeResult]:
         """Bring the results of tasks into the manifest, also of a killed run. `commit` adds their files to the table.
 
+        With a key, these are results of about `COMMIT_MESSAGES`: call it again after `commit` if it `has_more`.
+
         Args:
-            known: Results that need not be read, because their tasks have returned them.
+            known: Results that need not be read, because their tasks have returned them; also of earlier calls.
 
         Returns:
             The results that are new in the manifest.
@@ -247,9 +258,20 @@ class ExportState:
         self.commit()  # of a killed run: its number and its files must not change
         self._convert()
         names = self._storage.names(results_folder(self._topic))
-        by_name = {result_path(self._topic, each.broker, each.span): each for each in known}
+        by_name = {
+            result_path(self._topic, each.broker, each.span): each
+            for each in known
+            if manifest.is_pending(each)
+        }
         self._check_there(by_name.keys() - set(names))
-        new = manifest.mark_done(self._results(names, by_name))
+        results = self._results(names, by_name)
+        self.has_more = False
+        if manifest.layout.key and self.table is not None:
+            results, left = _of_one_commit(results)
+            self.has_more = bool(left)
+            left_names = {result_path(self._topic, each.broker, each.span) for each in left}
+            names = [name for name in names if name not in left_names]
+        new = manifest.mark_done(results)
         if self.table is None and any(each.files and each.layout < len(manifest.layouts) - 1 for each in new):
             manifest.widening = True  # of a task that was considered dead, and has ended after the conversion
         if self._evolves and self.table is None:
@@ -259,6 +281,10 @@ class ExportState:
             manifest.uncommitted = committed
         self.save()
         self._storage.remove(names)
+        if manifest.layout.key:
+            # Of a task that was considered dead, and has ended after the commit of its range.
+            late = [each for each in results if each not in new]
+            self._storage.remove([name for result in late for name in result.files])
         self._convert()
         return new
 
@@ -411,6 +437,7 @@ class ExportState:
         self._lease.check()
         layout = self.table.commit(manifest.commit, manifest.uncommitted, manifest.layout)
         self._note_new(layout)
+        self.merged += self.table.take_counts()
         manifest.add_layout(layout)
         manifest.uncommitted = []
         self.save()
@@ -427,6 +454,16 @@ class ExportState:
         merged = f"{safe_name(self._topic)}-merged-"
         folder = self._path.rpartition("/")[0]
         self._storage.remove_unfinished([f"{folder}/", f"{results_folder(self._topic)}/", merged, *ours])
+
+
+def _of_one_commit(results: Sequence[RangeResult]) -> tuple[list[RangeResult], list[RangeResult]]:
+    """Return the results for the next commit to a table with a key, oldest messages first, and the others."""
+    results = sorted(results, key=lambda each: (each.first, each.broker))
+    messages = count = 0
+    while count < len(results) and messages < COMMIT_MESSAGES:
+        messages += results[count].messages
+        count += 1
+    return results[:count], results[count:]
 
 
 def _new_fields(results: Iterable[RangeResult]) -> dict[str, str]:

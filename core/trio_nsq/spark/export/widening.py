@@ -55,7 +55,7 @@ def columns_too_long(storage: Storage, names: Iterable[str], columns: Collection
     """
     found: set[str] = set()
     for name in names:
-        with _opened(storage, name) as parquet:
+        with opened_parquet(storage, name) as parquet:
             for column in set(columns) - found:
                 schema = parquet.schema_arrow
                 if column in schema.names and pa.types.is_int64(schema.field(column).type):
@@ -87,7 +87,7 @@ def check_owner(storage: Storage, name: str, topic: str, broker: str) -> None:
     Raises:
         StorageError, OSError: It has not, or cannot be read.
     """
-    with _opened(storage, name) as parquet:
+    with opened_parquet(storage, name) as parquet:
         found = parquet.read_row_group(0, ["topic", "broker"]).slice(0, 1).to_pylist()
     if found != [{"topic": topic, "broker": broker}]:
         there = f"topic {found[0]['topic']} from broker {found[0]['broker']}" if found else "no messages"
@@ -99,7 +99,7 @@ def check_owner(storage: Storage, name: str, topic: str, broker: str) -> None:
 
 def footer_of(storage: Storage, name: str) -> Any:
     """Return the footer of a finished file; equal footers: the same rows. Raises StorageError, OSError."""
-    with _opened(storage, name) as parquet:
+    with opened_parquet(storage, name) as parquet:
         return parquet.metadata
 
 
@@ -115,7 +115,7 @@ def convert_file(storage: Storage, name: str, layout: Layout) -> bool:
         StorageError, OSError: The file cannot be read or written.
     """
     while True:
-        with _opened(storage, name) as parquet:
+        with opened_parquet(storage, name) as parquet:
             if not parquet.num_row_groups or parquet.schema_arrow == _converted(parquet.schema_arrow, layout):
                 return False
         if (found := storage.read(name)) is None:
@@ -199,7 +199,8 @@ def _columns_from_rest(group: Any, new: Sequence[JsonColumn]) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(storage: Storage, name: str) -> Iterator[Any]:
+def opened_parquet(storage: Storage, name: str) -> Iterator[Any]:
+    """Open a Parquet file. Raises StorageError, OSError: it cannot be read."""
     with _reading(storage, name), storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
         yield parquet
 

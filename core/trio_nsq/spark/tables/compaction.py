@@ -102,15 +102,15 @@ def merge_files(
         ) as writer:
             group: list[Any] = []
             for file in files:
-                for table in _tables_of(storage, file.name, schema):
+                for table in tables_of(storage, file.name, schema):
                     if table is None:
                         new.discard()
                         return None
                     rows -= len(table)
                     group.append(table)
                     if sum(each.nbytes for each in group) >= options.row_group_bytes:
-                        _write(writer, group)
-            _write(writer, group)
+                        write_group(writer, group)
+            write_group(writer, group)
         if rows:
             raise StorageError(f"{files[0].name} and others have other numbers of rows than the table says")
         new.publish()
@@ -120,7 +120,8 @@ def merge_files(
     return name
 
 
-def _write(writer: Any, group: list[Any]) -> None:
+def write_group(writer: Any, group: list[Any]) -> None:
+    """Write these tables as one row group, and forget them."""
     if group:
         table = pa.concat_tables(group)
         writer.write_table(table, row_group_size=len(table))
@@ -132,7 +133,7 @@ def _rows_in(storage: Storage, name: str) -> int:
         return int(pq.read_metadata(file).num_rows)
 
 
-def _tables_of(storage: Storage, name: str, schema: Any) -> Iterator[Any]:
+def tables_of(storage: Storage, name: str, schema: Any) -> Iterator[Any]:
     """Yield the row groups of a file as tables with this schema; None if the file has other columns."""
     with storage.open_input(name) as file, pq.ParquetFile(file) as parquet:
         there = parquet.schema_arrow

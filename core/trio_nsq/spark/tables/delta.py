@@ -27,7 +27,7 @@ from .columns import TableColumn
 from .compaction import TableFile
 from .locations import table_location
 from .parquet_stats import delta_stats
-from .table import Table
+from .table import KEY, Table, key_of
 from .target import TableBusy, TableError, TableKind, TableOptions, TableUnavailable
 
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
@@ -182,15 +182,29 @@ class DeltaExportTable(Table):
                 f"{self.shown} has no column {new[0].name}, and none can be added to a table with column mapping: "
                 "add it with the program that removed it, or choose another folder"
             )
+        if (key := key_of(layout)) and self._key() is None:
+            with explained(self.shown, "changed"):
+                table.alter.set_table_properties(
+                    {KEY: key},
+                    raise_if_not_exists=False,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+            self._load()
         if new:
             with explained(self.shown, "changed"):
                 fields = _delta_fields(new)
                 table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
             self._load()
 
+    def _key(self) -> str | None:
+        assert self._table is not None
+        return self._table.metadata().configuration.get(KEY)
+
     # ------------------------------------------------------------------ changes
 
-    def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
+    def _append(
+        self, number: int, names: Sequence[str], layout: Layout, replaced: Sequence[TableFile] = ()
+    ) -> None:
         now_ms = int(time.time() * 1000)
         with ThreadPoolExecutor(_FOOTER_READERS) as readers:
             adds: list[Any] = list(readers.map(lambda name: self._add(name, now_ms, data_change=True), names))
@@ -200,6 +214,8 @@ class DeltaExportTable(Table):
             max_commit_retries=0,
         )
         partition_by = partition_columns(layout).names
+        if self._table is None and layout.key:
+            self._create_with_key(layout)
         if self._table is None:
             with explained(self.shown, "created", is_new=True):
                 create_table_with_add_actions(
@@ -212,7 +228,21 @@ class DeltaExportTable(Table):
                 )
             return
         self._reserve(layout)
-        self._write(adds, partition_by, properties)
+        removes = [self._remove(file, now_ms, data_change=True) for file in replaced]
+        self._write([*adds, *removes], partition_by, properties)
+
+    def _create_with_key(self, layout: Layout) -> None:
+        """Create the table without files: the call that creates it with files takes only Delta's own properties."""
+        with explained(self.shown, "created", is_new=True):
+            DeltaTable.create(
+                self._url,
+                Schema.from_arrow(_table_schema(layout)),
+                partition_by=partition_columns(layout).names,
+                configuration={KEY: key_of(layout)},
+                storage_options=delta_options(self._storage),
+                raise_if_key_not_exists=False,
+            )
+        self._load()
 
     def _write(self, actions: list[Any], partition_by: list[str], properties: CommitProperties) -> None:
         assert self._table is not None
@@ -232,7 +262,14 @@ class DeltaExportTable(Table):
             stats = delta_stats(pq.read_metadata(file))
         return AddAction(name, found.size_bytes, _partition_values(name), now_ms, data_change, stats)
 
+    def _remove(self, file: TableFile, now_ms: int, *, data_change: bool) -> RemoveAction:
+        return RemoveAction(file.name, data_change, now_ms, file.size_bytes, _partition_values(file.name))
+
     # ------------------------------------------------------------------ compaction
+
+    def _count_files(self) -> int:
+        assert self._table is not None
+        return len(self._table.file_uris())
 
     def _files(self) -> list[TableFile]:
         if self._table is None:
@@ -259,10 +296,7 @@ class DeltaExportTable(Table):
         assert self._table is not None
         now_ms = int(time.time() * 1000)
         actions: list[Any] = [self._add(new, now_ms, data_change=False)]
-        actions += [
-            RemoveAction(file.name, False, now_ms, file.size_bytes, _partition_values(file.name))
-            for file in old
-        ]
+        actions += [self._remove(file, now_ms, data_change=False) for file in old]
         properties = CommitProperties(
             custom_metadata={"topic": self._topic, "compacted": len(old)}, max_commit_retries=0
         )

@@ -37,7 +37,7 @@ from .compaction import TableFile
 from .iceberg_expiry import expire, history
 from .iceberg_types import can_promote, column_type, shown_type
 from .locations import table_location
-from .table import Table
+from .table import KEY, Table, key_of
 from .target import TableError, TableKind, TableOptions, TableTarget
 
 _TRANSFORMS: dict[str, tuple[str, Transform[Any, Any]]] = {
@@ -52,6 +52,7 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 """Properties of tables that are created here."""
+_NAME_MAPPING = "schema.name-mapping.default"
 _RETRIES = "commit.retry.num-retries"
 _ONLY_BOUNDS_OF_TS = {"write.metadata.metrics.default": "counts", "write.metadata.metrics.column.ts": "full"}
 
@@ -131,6 +132,10 @@ class IcebergExportTable(Table):
                 ]
         return found
 
+    def _key(self) -> str | None:
+        assert self._table is not None
+        return self._table.properties.get(KEY)
+
     def _schema(self, layout: Layout) -> Any:
         return schema_of(layout)
 
@@ -174,10 +179,22 @@ class IcebergExportTable(Table):
     def _reserve(self, layout: Layout) -> None:
         table = self._created(layout)
         missing, wider = _missing(table, layout), self._names().wider(schema_of(layout))
-        if missing or wider:
-            self._change(table, lambda change: _change_columns(change, missing, wider))
+        properties = _key_property(layout)
+        if properties.items() <= table.properties.items():
+            properties = {}
+        if not (missing or wider or properties):
+            return
 
-    def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
+        def reserve(change: Transaction) -> None:
+            _change_columns(change, missing, wider)
+            if properties:
+                change.set_properties(properties)
+
+        self._change(table, reserve)
+
+    def _append(
+        self, number: int, names: Sequence[str], layout: Layout, replaced: Sequence[TableFile] = ()
+    ) -> None:
         table = self._created(layout)
         missing = _missing(table, layout)
         wider = self._names().wider(schema_of(layout))
@@ -185,7 +202,15 @@ class IcebergExportTable(Table):
 
         def append(change: Transaction) -> None:
             _change_columns(change, missing, wider)
-            change.set_properties(properties)
+            change.set_properties(properties | _key_property(layout))
+            if layout.key:
+                if (
+                    change.table_metadata.name_mapping() is None
+                ):  # as `add_files` does: files have no ids of columns
+                    names_of = change.table_metadata.schema().name_mapping
+                    change.set_properties({_NAME_MAPPING: names_of.model_dump_json()})
+                self._exchange(change, table, replaced, names, properties | {"qcli.topic": self._topic})
+                return
             # Not checked for files that are there already: the number says so, also after a compaction.
             change.add_files(
                 [self._uri(name) for name in names],
@@ -229,13 +254,22 @@ class IcebergExportTable(Table):
                 if not self._catalog.namespace_exists(namespace):
                     raise
         return self._catalog.create_table(
-            self._name, schema, self._folder, partition_spec=spec, properties=_PROPERTIES
+            self._name,
+            schema,
+            self._folder,
+            partition_spec=spec,
+            properties=_PROPERTIES | _key_property(layout),
         )
 
     def _uri(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
     # ------------------------------------------------------------------ compaction
+
+    def _count_files(self) -> int:
+        assert self._table is not None
+        with explained(self.shown, "read"):
+            return sum(1 for _ in self._table.scan().plan_files())
 
     def _files(self) -> list[TableFile]:
         if self._table is None:
@@ -261,17 +295,30 @@ class IcebergExportTable(Table):
         table = self._table
         assert table is not None
 
-        def replace(change: Transaction) -> None:
-            added = parquet_file_to_data_file(table.io, change.table_metadata, self._uri(new))
-            properties = {"qcli.topic": self._topic, "qcli.compacted": str(len(old))}
-            with change.update_snapshot(snapshot_properties=properties).overwrite() as files:
-                for file in old:
-                    files.delete_data_file(file.entry)
-                files.append_data_file(added)
-                # Selects the manifests to read.
-                files.delete_by_predicate(_times_of(table, [*(file.entry for file in old), added]))
+        properties = {"qcli.topic": self._topic, "qcli.compacted": str(len(old))}
+        self._change(table, lambda change: self._exchange(change, table, old, [new], properties))
 
-        self._change(table, replace)
+    def _exchange(
+        self,
+        change: Transaction,
+        table: LoadedTable,
+        old: Sequence[TableFile],
+        new: Sequence[str],
+        properties: dict[str, str],
+    ) -> None:
+        """Remove files and add others, in one snapshot; there is a snapshot also if there are none."""
+        update = change.update_snapshot(snapshot_properties=properties)
+        files: Any = update.overwrite() if old else update.merge_append()
+        with files:
+            if old:
+                # Selects the manifests to read.
+                files.delete_by_predicate(_times_of(table, [file.entry for file in old]))
+            for file in old:
+                files.delete_data_file(file.entry)
+            for name in new:
+                files.append_data_file(
+                    parquet_file_to_data_file(table.io, change.table_metadata, self._uri(name))
+                )
 
     def _expire(self) -> None:
         """Expire old snapshots, and remove the files that only they need."""
@@ -286,6 +333,10 @@ class IcebergExportTable(Table):
             if self._table is not None and there <= _snapshot_ids(self._table):
                 raise
             # Another program has expired snapshots meanwhile. The next compaction expires the others.
+
+
+def _key_property(layout: Layout) -> dict[str, str]:
+    return {KEY: key_of(layout)} if layout.key else {}
 
 
 def _levels_of(layout: Layout) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 
 from ...event_loop.retries import Delays
 from ...storage import Storage
+from ...text.wording import count_of
 from ..export.columns import file_schema
 from ..export.layout import HEADERS, HEADERS_TYPE, Layout, is_file_of
 from ..export.manifest import RangeResult
 from .columns import TableColumn, TableColumns
 from .compaction import AT_ONCE, TableFile, merge_files, small_files
+from .merging import MergeCounts, Merger
 from .target import TableBusy, TableError, TableOptions
 
 _ATTEMPTS = 20
@@ -28,6 +30,15 @@ class Compacted:
 
     replaced: int = 0
     written: int = 0
+
+
+KEY = "qcli.key"
+"""The property of a table with its key, see `key_of`."""
+
+
+def key_of(layout: Layout) -> str:
+    """Return the columns of the key of a layout, as tables have them; empty: it has no key."""
+    return ",".join(layout.key_columns)
 
 
 class Table(ABC):
@@ -47,6 +58,8 @@ class Table(ABC):
         self._storage = storage
         self._topic = topic
         self._options = options
+        self._merged = MergeCounts()
+        self._merger = Merger(storage, topic, options)
         self._new_files: int | None = None  # since the last compaction; None: there was none
 
     # ------------------------------------------------------------------ commits
@@ -115,8 +128,18 @@ class Table(ABC):
     def _check_layout(self, layout: Layout) -> None:
         """Check that files of this layout can be added; the table may be missing. Raises TableError."""
         if self._is_there:
+            self._check_key(layout)
             self._check_partitions(layout)
             self._names().check(self._schema(layout), self.shown, self._place)
+
+    def _check_key(self, layout: Layout) -> None:
+        """Check that the table has the key of the layout, or none yet. Raises TableError."""
+        there, wanted = self._key(), key_of(layout)
+        if there not in (None, wanted):
+            raise TableError(
+                f"{self.shown} has the key {there}, and the export {wanted or 'none'}: give --key {there}, or choose "
+                f"another {self._place}"
+            )
 
     def _names(self) -> TableColumns:
         columns = self._columns() if self._is_there else ()
@@ -152,13 +175,15 @@ class Table(ABC):
             TableUnavailable: The table cannot be reached; repeat the call with the same arguments.
         """
         names = [name for result in results for name in result.files]
+        added: Sequence[str] = names
+        counts = MergeCounts()
         fields: dict[str, str] = {}
         for result in results:
             fields = result.new_fields | fields
         extended = layout
 
         def append() -> None:
-            nonlocal extended
+            nonlocal extended, added, counts
             at = self._committed()
             extended = layout.with_fields(fields, self._names().fits) if self._takes_columns else layout
             if at == number:
@@ -170,12 +195,39 @@ class Table(ABC):
                 )
             self._check_kept(at)
             self._check_layout(extended)
-            self._append(number, names, extended)
+            if not layout.key:
+                self._append(number, names, extended)
+                return
+            now_ms = time.time_ns() // 10**6
+            merge = self._merger.merge(number, names, extended, self._files_to_merge, now_ms)
+            self._append(number, merge.added, extended, merge.replaced)
+            added, counts = merge.added, merge.counts
 
         self._repeat(append)
+        self._merged += counts
+        if layout.key:
+            self._merger.finish(number, names)
         if self._new_files is not None:
-            self._new_files += len(names)
+            self._new_files += len(added)
         return extended
+
+    def take_counts(self) -> MergeCounts:
+        """Return what the commits since the last call have changed in a table with a key."""
+        counts, self._merged = self._merged, MergeCounts()
+        return counts
+
+    def _files_to_merge(self) -> list[TableFile]:
+        """Return the files of the table. Raises TableError: the rows of a file cannot be written again."""
+        if not self._is_there:
+            return []
+        files = self._files()
+        if len(files) < (count := self._count_files()):
+            raise TableError(
+                f"{self.shown} has {count_of(count - len(files), 'file')} that --key cannot change: outside of "
+                f"{self._storage.shown}, or with rows that another program has deleted without rewriting the file. "
+                "Rewrite them there"
+            )
+        return files
 
     def _repeat(self, change: Callable[[], None]) -> None:
         """Call a function with the current state of the table, until no other writer precedes it."""
@@ -279,8 +331,21 @@ class Table(ABC):
         """Add the columns that are missing, based on the loaded state. Raises TableBusy."""
 
     @abstractmethod
-    def _append(self, number: int, names: Sequence[str], layout: Layout) -> None:
-        """Add files and store the number in one transaction, based on the loaded state. Raises TableBusy."""
+    def _key(self) -> str | None:
+        """Return the key that the table was given, see `key_of`; None: it was not said."""
+
+    @abstractmethod
+    def _append(
+        self, number: int, names: Sequence[str], layout: Layout, replaced: Sequence[TableFile] = ()
+    ) -> None:
+        """Add files, remove others, and store the number in one transaction, based on the loaded state.
+
+        Raises TableBusy.
+        """
+
+    @abstractmethod
+    def _count_files(self) -> int:
+        """Return the number of all files of the table; it may be more than `_files` returns."""
 
     @abstractmethod
     def _files(self) -> list[TableFile]:

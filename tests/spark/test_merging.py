@@ -1,0 +1,192 @@
+"""Tables with a key: the rows after any order of ranges, repeated commits and kills are those of a ledger."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark.kills import Killed
+from spark.support import NOON_NS
+from spark.table_support import DELTA, ICEBERG, catalog_environment, table_rows, write_changes
+from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
+from trio_nsq.spark.export.manifest import RangeResult
+from trio_nsq.spark.schemas.column_types import JsonType
+from trio_nsq.spark.tables.opening import open_table
+from trio_nsq.spark.tables.target import TableTarget
+from trio_nsq.storage import LocalStorage, NewFile
+
+BROKERS = ("a:4151", "b:4151")
+KEYS: dict[JsonType, Sequence[Any]] = {
+    JsonType.STRING: ["", "x", "X", "ü", "1"],
+    JsonType.LONG: [0, 1, -1, 2**63 - 1, -(2**63)],
+    JsonType.BOOLEAN: [False, True],
+    JsonType.DATE: ["2026-11-21", "1970-01-01", "0001-01-01"],
+}
+"""The values of keys by the type of their column."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A message: its key as indexes of `KEYS`, when it was published, and its value; None deletes the key."""
+
+    key: tuple[int, int]
+    time_ns: int
+    value: int | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """Messages of two brokers, cut into ranges, which commits have in some order; and where a process is killed."""
+
+    types: tuple[JsonType, JsonType]
+    logs: tuple[Sequence[Change], Sequence[Change]]
+    cuts: tuple[Sequence[int], Sequence[int]]
+    order: Sequence[int]
+    kills: Sequence[int]
+    partition: PartitionBy
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    types = draw(st.tuples(st.sampled_from(list(KEYS)), st.sampled_from(list(KEYS))))
+    logs, cuts = [], []
+    for _ in BROKERS:
+        count, at = draw(st.integers(1, 14)), NOON_NS
+        log = []
+        for _ in range(count):
+            at += draw(st.sampled_from([1, 2, 1_000, 1800 * 10**9]))
+            key = (draw(st.integers(0, len(KEYS[types[0]]) - 1)), draw(st.integers(0, 1)))
+            log.append(Change(key, at, draw(st.none() | st.integers(0, 99))))
+        logs.append(log)
+        cuts.append(sorted(draw(st.sets(st.integers(1, count), max_size=3)) | {count}))
+    ranges = sum(map(len, cuts))
+    return Case(
+        types,
+        (logs[0], logs[1]),
+        (cuts[0], cuts[1]),
+        draw(st.permutations(range(ranges))),
+        draw(st.lists(st.integers(1, 6), min_size=ranges, max_size=ranges)),
+        draw(st.sampled_from(PartitionBy)),
+    )
+
+
+def layout_of(case: Case) -> Layout:
+    columns = (
+        JsonColumn("one", case.types[0], "one"),
+        JsonColumn("other", case.types[1], "other"),
+        JsonColumn("value", JsonType.LONG, "value"),
+        JsonColumn("op", JsonType.STRING, "op"),
+    )
+    return Layout(case.partition, BodyFormat.JSON, columns, key=("one", "other"), operation="op")
+
+
+def key_of(case: Case, change: Change) -> tuple[Any, ...]:
+    return tuple(KEYS[kind][index] for kind, index in zip(case.types, change.key, strict=True))
+
+
+def expected(case: Case) -> dict[tuple[Any, ...], int]:
+    """Return the rows by key: the newest message of each, of the brokers in the order of time."""
+    found: dict[tuple[Any, ...], int] = {}
+    every = [(each.time_ns, number, each) for number, log in enumerate(case.logs) for each in log]
+    for _, _, change in sorted(every, key=lambda each: each[:2]):
+        key = key_of(case, change)
+        found.pop(key, None)
+        if change.value is not None:
+            found[key] = change.value
+    return found
+
+
+def ranges_of(case: Case, folder: Path, layout: Layout) -> list[RangeResult]:
+    results = []
+    for broker, log, cuts in zip(BROKERS, case.logs, case.cuts, strict=True):
+        first = 0
+        for end in cuts:
+            messages = [
+                (
+                    each.time_ns,
+                    {
+                        **dict(zip(("one", "other"), key_of(case, each), strict=True)),
+                        "value": each.value,
+                        "op": "d" if each.value is None else "u",
+                    },
+                )
+                for each in log[first:end]
+            ]
+            results.append(write_changes(folder, layout, broker, first, messages))
+            first = end
+    return results
+
+
+class KilledWriter(LocalStorage):
+    """A folder in which the process is killed after a number of writes."""
+
+    def __init__(self, folder: Path, writes: int) -> None:
+        super().__init__(folder)
+        self._left = writes
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        yield
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._step():
+            super().put(name, data)
+
+    def create(self, name: str) -> NewFile:
+        with self._step():
+            pass
+        return super().create(name)
+
+    def remove(self, names: Any) -> None:
+        for name in names:
+            with self._step():
+                super().remove([name])
+
+
+def commit_with_kills(case: Case, target: TableTarget, folder: Path) -> None:
+    layout = layout_of(case)
+    results = ranges_of(case, folder, layout)
+    for number, (index, kill) in enumerate(zip(case.order, case.kills, strict=True), 1):
+        killed = open_table(target, KilledWriter(folder, kill), "t", "e")
+        try:
+            killed.commit(number, [results[index]], layout)
+        except Killed:
+            open_table(target, LocalStorage(folder), "t", "e").commit(number, [results[index]], layout)
+
+
+def rows_of(target: TableTarget, folder: Path) -> dict[tuple[Any, ...], int]:
+    found = table_rows(target, folder).select(["one", "other", "value"]).to_pylist()
+    rows = {tuple(map(plain, (each["one"], each["other"]))): each["value"] for each in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def plain(value: object) -> object:
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_rows_of_a_delta_table_are_those_of_the_ledger(case: Case) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        commit_with_kills(case, DELTA, Path(folder))
+        assert rows_of(DELTA, Path(folder)) == expected(case)
+
+
+@settings(max_examples=6)
+@given(cases())
+def test_rows_of_an_iceberg_table_are_those_of_the_ledger(case: Case) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for name, value in catalog_environment(Path(folder)).items():
+            patch.setenv(name, value)
+        commit_with_kills(case, ICEBERG, Path(folder) / "f")
+        assert rows_of(ICEBERG, Path(folder) / "f") == expected(case)
