@@ -174,6 +174,22 @@ def overflow_px(page: Page) -> int:
     return width
 
 
+def small_targets(page: Page) -> list[str]:
+    """Return the visible buttons, fields and links that are less than 44 px high, for a thumb on a phone.
+
+    A link within a text, and a box with a label, are as high as their line.
+    """
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("a, button, input, select, textarea, summary")].filter((each) => {
+            const box = each.getBoundingClientRect();
+            const inText = each.closest("p, dd, dt, .notice, .json, .empty, .hint, figure, .skip, caption")
+                || each.matches("[type=checkbox], [type=radio]");
+            return each.checkVisibility() && box.width && box.height < 43.5 && !inText;
+        }).map((each) => `${each.getBoundingClientRect().height} ${each.outerHTML.slice(0, 120)}`)"""
+    )
+    return found
+
+
 def confirm(page: Page, button: str, name: str = "") -> None:
     """Check a page that asks for confirmation, type the name if it wants it, and confirm."""
     expect(page.locator("main")).to_contain_text("The same from the command line")

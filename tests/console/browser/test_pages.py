@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from console.browser.links import Site, get, links_of, walk
-from console.browser.support import PHONE, Visitor, accessibility_faults, overflow_px
+from console.browser.support import PHONE, Visitor, accessibility_faults, overflow_px, small_targets
 from interop.peers import RunningConsole
 from trio_nsq.console.web.app import PAGES
 
@@ -68,8 +68,29 @@ def test_page(console: RunningConsole, visit: Callable[..., Visitor], path: str)
     assert accessibility_faults(page) == []
     page.emulate_media(color_scheme="dark")
     assert accessibility_faults(page, rule="color-contrast") == []
-    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
-    assert overflow_px(page) == 0
+    assert fits(page) == []
+
+
+def fits(page: Page) -> list[str]:
+    """Return what is wrong with a page's layout in each size of window."""
+    wrong = []
+    for width, height in ((1280, 800), (390, 844), PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        if overflow := overflow_px(page):
+            wrong.append(f"{width} px: {overflow} px beyond the edge")
+        if width < 640:
+            wrong += [f"{width} px: target {each}" for each in small_targets(page)]
+    return wrong
+
+
+def test_pages_that_ask_fit(console: RunningConsole, site: Site, visit: Callable[..., Visitor]) -> None:
+    """Those before an action, in dark colours; `SHOWN` are the others."""
+    visitor, asked = visit(console.origin, scheme="dark"), set()
+    for name, paths in site.by_page.items():
+        if ALIKE.fullmatch(name) and paths:
+            assert fits(visitor.open(paths[-1])) == [], name
+            asked.add(name)
+    assert {"pause_topic", "empty_channel", "tombstone"} <= asked
 
 
 @each_page

@@ -29,6 +29,7 @@ from .pages import (
     counter,
     dead_letters,
     deferred,
+    find,
     health,
     jobs,
     login,
@@ -80,6 +81,7 @@ PAGES: tuple[Page, ...] = (
     *health.PAGES,
     *jobs.PAGES,
     *preferences.PAGES,
+    *find.PAGES,
 )
 
 

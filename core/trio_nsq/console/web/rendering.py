@@ -87,6 +87,13 @@ def local_path(path: str) -> str:
     return path if plain and path.isascii() and len(path) <= _MAX_NEXT else "/"
 
 
+def existing_pages(request: Request) -> set[str]:
+    """Return the paths of all pages that the viewer finds."""
+    paths = {route.path for route in request.app.routes}
+    sees_clusters = viewer_of(request).allows("read") and has_clusters(snapshot_of(request))
+    return paths if sees_clusters else paths - {CLUSTERS}
+
+
 def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
     console = console_of(request)
     base = console.options.root.rstrip("/")
@@ -107,7 +114,6 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
     paths = {route.path for route in request.app.routes}
     here = request.url.path.removeprefix(base) or "/"
     raw = request.scope["raw_path"].decode("latin-1").removeprefix(base) or "/"
-    sees_clusters = viewer_of(request).allows("read") and has_clusters(snapshot_of(request))
     return {
         "request": request,
         "viewer": viewer_of(request),
@@ -124,7 +130,7 @@ def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
         "base": base,
         "theme": theme if (theme := request.cookies.get("theme")) in _THEMES else "",
         "paths": paths,
-        "navigation": partial(navigation, here, paths if sees_clusters else paths - {CLUSTERS}),
+        "navigation": partial(navigation, here, existing_pages(request)),
         "notice": console.notices.get(viewer_of(request).name, request.query_params.get("notice")),
         "live_url": f"{base}/live" if live else "",
         "switch": [

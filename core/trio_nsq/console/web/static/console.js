@@ -259,10 +259,23 @@ function toggleTheme() {
   document.cookie = `theme=${root.dataset.theme}; path=${path}; max-age=31536000; samesite=strict`;
 }
 
+let typedAhead = null; // while the palette is being loaded: its first characters
+
+async function openPalette() {
+  if (typedAhead !== null || one("dialog[open]")) return;
+  typedAhead = "";
+  const palette = await import(find.dataset.palette).catch(() => null);
+  const typed = typedAhead;
+  typedAhead = null;
+  if (palette) palette.open(typed);
+  else location.assign(find.href);
+}
+
+const find = one("#find");
 const keys = {
   j: () => moveRow(1),
   k: () => moveRow(-1),
-  "/": () => one("[data-search]")?.focus(),
+  "/": () => one("[data-search]") ? one("[data-search]").focus() : openPalette(),
   "?": () => help?.showModal(),
   p: () => live.block && live.pause(),
   d: toggleTheme,
@@ -272,6 +285,14 @@ const keys = {
 };
 
 document.addEventListener("keydown", (event) => {
+  if (typedAhead !== null) {
+    if (event.key.length === 1) typedAhead += event.key;
+    return event.preventDefault();
+  }
+  if (event.key === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
+    event.preventDefault();
+    return openPalette();
+  }
   const typed = event.target.closest?.("input, textarea, select, [contenteditable]");
   if (event.key === "Escape" && typed?.matches("[data-search]")) return typed.blur();
   if (typed || event.ctrlKey || event.metaKey || event.altKey || event.isComposing || one("dialog[open]")) return;
@@ -285,6 +306,11 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 one("#show-help")?.addEventListener("click", () => help.showModal());
+find?.addEventListener("click", (event) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return; // another tab
+  event.preventDefault();
+  openPalette();
+});
 one("#theme")?.addEventListener("click", toggleTheme);
 
 one(".navs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
