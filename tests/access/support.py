@@ -13,7 +13,7 @@ import trio
 from broker.support import PATIENCE_S, RawClient
 from trio_nsq.access import token_digest
 
-ALL_ROLES = ("publish", "consume", "read", "manage", "admin", "register", "replicate")
+ALL_ROLES = ("publish", "consume", "read", "manage", "admin", "register", "replicate", "unmask")
 
 
 @dataclass(frozen=True)

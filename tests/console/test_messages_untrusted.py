@@ -12,6 +12,8 @@ import trio
 
 from broker.api import running_api
 from console.message_support import http_address, listed, running_console
+from trio_nsq.bodies.bodies_file import TopicReaders
+from trio_nsq.console.messages.bodies import TopicBodies
 from trio_nsq.console.messages.message import Message, rows_of
 from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
@@ -135,6 +137,6 @@ METADATA = [
 @pytest.mark.parametrize("metadata", METADATA)
 def test_metadata_that_cannot_be_read_is_left_out(metadata: bytes) -> None:
     batch = RecordBatch(0, 1, 2**64 - 1, 0, pack_messages([b"body"]), metadata)
-    (row,) = rows_of("b", [batch], 0, 1, 0, 10)
+    (row,) = rows_of("b", [batch], 0, 1, 0, TopicBodies(TopicReaders(), "t", 10))
     assert isinstance(row, Message)
     assert (row.body, row.channel, row.origin, row.producer) == (b"body", None, None, None)

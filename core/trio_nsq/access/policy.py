@@ -8,11 +8,12 @@ from typing import Literal, get_args
 
 from .patterns import ALL, Pattern
 
-Role = Literal["publish", "consume", "read", "manage", "admin", "register", "replicate"]
+Role = Literal["publish", "consume", "read", "manage", "admin", "register", "replicate", "unmask"]
 """What a client may do: `publish` messages; `consume` a channel; `read` messages without consuming them, and
 statistics and settings; `manage` topics and channels (create, delete, pause, empty, seek, settings, dead letters);
 `admin` the server (configuration, debugging); `register` topics with a discovery service, as a broker; `replicate` the
-data folder of a broker, and pass clients on to it, as a member of its cluster. No role includes another."""
+data folder of a broker, and pass clients on to it, as a member of its cluster; `unmask`
+fields of bodies that a web console masks, for someone who may `read`. No role includes another."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -144,28 +144,10 @@ class AvroDecoder:
             raise BodyError("the body is a single object, and none of the schemas has its fingerprint")
         else:
             writer, begin = self._reader, 0
-        stream = io.BytesIO(body)
-        stream.seek(begin)
-        try:
-            found = self._read(stream, len(body), writer)
-        except _REFUSES as exc:
-            raise BodyError(f"the body is no record of its schema: {exc}") from exc
-        if stream.tell() != len(body):
-            raise BodyError("the body is longer than a record of its schema")
+        found = read_value(body, begin, writer, self._reader)
         if not isinstance(found, dict):
             raise BodyError("the body is not a record")
         return found
-
-    def _read(self, stream: io.BytesIO, size: int, writer: AvroSchema) -> Any:
-        reader, free = self._reader, writer.bounds.free
-        if reader is not writer:
-            free *= 1 + reader.bounds.defaults
-        if writer.bounds.is_flat and size * free <= MAX_VALUES:
-            return fastavro.schemaless_reader(stream, writer.parsed, reader.parsed)
-        named = {"writer": writer.named, "reader": reader.named}
-        return read_bounded(
-            stream, size, free, writer.parsed, None if reader is writer else reader.parsed, named
-        )
 
     def _writer(self, number: int, registry: SchemaRegistry) -> AvroSchema:
         try:
@@ -183,6 +165,54 @@ class AvroDecoder:
         except (SchemaNotFound, BodySchemaError):
             return None
         return self._reader if found.parsed == self._reader.parsed else found
+
+
+def read_value(
+    body: bytes,
+    begin: int,
+    writer: AvroSchema,
+    reader: AvroSchema | None = None,
+    max_values: int = MAX_VALUES,
+) -> Any:
+    """Return the value that begins at an index of a body, and ends with it.
+
+    Args:
+        reader: The schema of the value; None: the writer's.
+        max_values: How many values that take no bytes it may have.
+
+    Raises:
+        BodyError: It is not a value of its schema, or has too many values.
+    """
+    found, end = read_prefix(body, begin, writer, reader, max_values)
+    if end != len(body):
+        raise BodyError("the body is longer than a record of its schema")
+    return found
+
+
+def read_prefix(
+    body: bytes,
+    begin: int,
+    writer: AvroSchema,
+    reader: AvroSchema | None = None,
+    max_values: int = MAX_VALUES,
+) -> tuple[Any, int]:
+    """Return the value that begins at an index, and the index where it ends. See `read_value`."""
+    stream = io.BytesIO(body)
+    stream.seek(begin)
+    reader = reader or writer
+    size, free = len(body) - begin, writer.bounds.free
+    if reader is not writer:
+        free *= 1 + reader.bounds.defaults
+    try:
+        if writer.bounds.is_flat and size * free <= max_values:
+            found = fastavro.schemaless_reader(stream, writer.parsed, reader.parsed)
+        else:
+            named = {"writer": writer.named, "reader": reader.named}
+            other = None if reader is writer else reader.parsed
+            found = read_bounded(stream, size, free, writer.parsed, other, named, max_values)
+    except _REFUSES as exc:
+        raise BodyError(f"the body is no record of its schema: {exc}") from exc
+    return found, stream.tell()
 
 
 def avro_schema(found: RegisteredSchema) -> AvroSchema:

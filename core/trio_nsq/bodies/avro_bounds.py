@@ -139,6 +139,7 @@ def read_bounded(
     writer: object,
     reader: object,
     named: Mapping[str, Mapping[str, Any]],
+    max_values: int = MAX_VALUES,
 ) -> Any:
     """Read a value of any schema.
 
@@ -147,20 +148,21 @@ def read_bounded(
         free: How many values an item or a branch of a union has that take no bytes.
         reader: The schema of the value; None: the writer's.
         named: The schemas of the named types of `writer` and `reader`.
+        max_values: How many values that take no bytes the body may have.
 
     Raises:
         ValueError: The body has too many items.
         RecursionError: Its values are nested too deep.
     """
-    return _read_data(_BoundedDecoder(stream, size, free), writer, named, reader)
+    return _read_data(_BoundedDecoder(stream, size, free, max_values), writer, named, reader)
 
 
 class _BoundedDecoder(BinaryDecoder):
     """Counts the items of a body."""
 
-    def __init__(self, stream: io.BytesIO, size: int, free: int) -> None:
+    def __init__(self, stream: io.BytesIO, size: int, free: int, max_values: int) -> None:
         super().__init__(stream)  # type: ignore[no-untyped-call]  # of fastavro
-        self._items_left = min(size + _FREE_ITEMS, MAX_VALUES // max(free, 1))
+        self._items_left = min(size + _FREE_ITEMS, max_values // max(free, 1))
 
     def read_long(self) -> int:
         found: int = 0

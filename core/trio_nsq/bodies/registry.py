@@ -48,12 +48,14 @@ class RegistryAccess:
         secret: `USER:PASSWORD`, sent as Basic authorization, or a bearer token.
         tls: For https.
         patience_s: How long to retry while the registry does not answer, in seconds.
+        request_timeout_s: The limit for one request, in seconds.
     """
 
     url: str = field(repr=False)
     secret: Secret = NO_SECRET
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
+    request_timeout_s: float = REQUEST_TIMEOUT_S
 
     @property
     def shown(self) -> str:
@@ -251,7 +253,7 @@ class SchemaRegistry:
         url = access.url.rstrip("/") + path
         client = HTTPClient(
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            request_timeout_s=REQUEST_TIMEOUT_S,
+            request_timeout_s=access.request_timeout_s,
             max_answer_bytes=_MAX_ANSWER_BYTES,
             tls=access.tls.context() if url.startswith("https:") else None,
         )

@@ -11,6 +11,7 @@ from .fleet.history import History
 from .fleet.rows import Rows
 from .fleet.shared import Shared
 from .fleet.watcher import Watcher
+from .messages.bodies import Bodies
 from .notices import Notices
 from .notifications import Notifier
 from .options import ConsoleOptions
@@ -27,6 +28,7 @@ class Console:
     history: History
     notifier: Notifier
     access: Access
+    bodies: Bodies
     rows: Rows = field(default_factory=Rows)
     shared: Shared = field(default_factory=Shared)
     notices: Notices = field(default_factory=Notices)

@@ -75,6 +75,7 @@ class ConsoleOptions:
         proxy_graphite: Fetch its charts through the console.
         statsd_prefix, statsd_counter_format, statsd_gauge_format, statsd_interval_ms: How the brokers' statsd names
             its figures in Graphite.
+        bodies_file: Formats, schemas and masks of message bodies; None: only what bodies themselves say is known.
         notification_http_endpoint: Gets a POST after each action; empty: none.
         audit_log: The file of the audit log, or `-` for standard output; empty for none.
     """
@@ -114,6 +115,7 @@ class ConsoleOptions:
     statsd_counter_format: str = "stats.counters.%s.count"
     statsd_gauge_format: str = "stats.gauges.%s"
     statsd_interval_ms: int = MINUTE_MS
+    bodies_file: Path | None = None
     notification_http_endpoint: str = ""
     audit_log: str = ""
 

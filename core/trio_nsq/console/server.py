@@ -24,6 +24,7 @@ from .access.access import Access
 from .console import Console
 from .fleet.history import History
 from .fleet.watcher import Watcher
+from .messages.bodies import Bodies
 from .notifications import Notifier
 from .options import ConsoleOptions
 from .upstream.client import Upstream
@@ -67,7 +68,8 @@ def make_console(options: ConsoleOptions) -> Console:
     )
     history = History()
     watcher = Watcher(upstream, options, history.observe)
-    return Console(options, upstream, watcher, history, notifier, Access(options, upstream, watcher))
+    access, bodies = Access(options, upstream, watcher), Bodies(options.bodies_file)
+    return Console(options, upstream, watcher, history, notifier, access, bodies)
 
 
 async def serve(
@@ -98,7 +100,11 @@ async def serve(
     async def reload_certificate() -> None:
         acceptor.context = await trio.to_thread.run_sync(tls_context, options)
 
-    steps = [step for each in consoles for step in (each.access.reload, each.access.audit.reopen)]
+    steps = [
+        step
+        for each in consoles
+        for step in (each.access.reload, each.bodies.reload, each.access.audit.reopen)
+    ]
     there = listening or await listen("--http-address", options.http_address)
     try:
         scheme = "http" if acceptor.context is None else "https"

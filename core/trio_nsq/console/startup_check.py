@@ -9,6 +9,7 @@ from ..tls.context import server_context
 from ..tls.settings import TLSSettings
 from .access.access import read_policy
 from .access.proxies import Proxies
+from .messages.bodies import read_readers
 from .oidc.login import check_provider
 from .options import ConsoleOptions
 
@@ -35,6 +36,7 @@ def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[s
             *(partial(check_tls, each) for each in (options, *others)),
             partial(server_context, TLSSettings(options.https_cert, options.https_key), "https"),
             partial(read_policy, options.auth_file),
+            partial(read_readers, options.bodies_file),
             partial(check_written_file, "--audit-log", options.audit_log),
             partial(Proxies, options.trusted_proxies, options.acl_http_header, options.admin_users),
             check_oidc,

@@ -21,18 +21,19 @@ _MIN_CHARS = 8
 
 
 class Mask(StrEnum):
-    """What a value becomes: null, its SHA-256 in hex, or asterisks and its last 4 characters.
+    """What a value becomes: null, asterisks, its SHA-256 in hex, or asterisks and its last 4 characters.
 
     Of a value with less than 8 characters, and of an object or array, `LAST4` leaves the asterisks only.
     """
 
     NULL = "null"
+    HIDE = "hide"
     SHA256 = "sha256"
     LAST4 = "last4"
 
 
 class BodyMasks:
-    """The masks of a layout.
+    """The masks of bodies.
 
     Args:
         masks: Fields with their masks. Names of nested fields are separated by dots; in arrays, each element is
@@ -68,21 +69,45 @@ class BodyMasks:
 
     def masked(self, bodies: Iterable[bytes]) -> list[bytes]:
         """Return the bodies as JSON with masked fields."""
-        return [self._masked(body) for body in bodies]
+        masked = [(body, self.masked_object(body)) for body in bodies]
+        return [b"withheld: %d bytes" % len(body) if found is None else found for body, found in masked]
 
-    def _masked(self, body: bytes) -> bytes:
+    def masked_value(self, found: Any) -> Any:
+        """Return the value of a decoded body with masked fields; a part of it is changed itself. Raises ValueError."""
+        if not isinstance(found, dict):
+            raise ValueError("the body is not an object, so its fields cannot be masked")
+        for path, change in self._changes:
+            _changed(found, path, change)
+        return found
+
+    def masked_object(self, body: bytes) -> bytes | None:
+        """Return a body as JSON with masked fields; None: it is no JSON object."""
         try:
-            found = decode_object(body)
-            for path, change in self._changes:
-                _changed(found, path, change)
+            found = self.masked_value(decode_object(body))
             # Also without the field: the body may have two members of a name, of which only the last one is decoded.
             return json_text(found).encode()
         except (ValueError, RecursionError):
-            return b"withheld: %d bytes" % len(body)
+            return None
 
     def _hide(self, field: str, mask: Mask, value: Any) -> str | None:
         self.hidden[field] += 1
         return _hidden(value, mask)
+
+
+def parse_masks(texts: Iterable[str], default: Mask) -> list[tuple[str, Mask]]:
+    """Parse `FIELD` or `FIELD=MASK`. Raises ValueError."""
+    found: dict[str, Mask] = {}
+    for text in texts:
+        field, equals, mask = text.strip().rpartition("=")
+        if not equals:
+            field, mask = mask, default
+        if mask not in [*Mask]:
+            raise ValueError(f"{mask!r} is not one of {', '.join(Mask)}")
+        if field in found:
+            raise ValueError(f"{field!r} is given twice")
+        parse_path(field)
+        found[field] = Mask(mask)
+    return list(found.items())
 
 
 def _changed(value: Any, path: Sequence[str], change: Callable[[Any], str | None]) -> Any:
@@ -110,5 +135,7 @@ def _hidden(value: Any, mask: Mask) -> str | None:
         return None
     if mask is Mask.SHA256:
         return hashlib.sha256(text.encode()).hexdigest()
+    if mask is Mask.HIDE:
+        return _HIDDEN
     is_plain = not isinstance(value, dict | list)
     return _HIDDEN + text[-_LAST:] if is_plain and len(text) >= _MIN_CHARS else _HIDDEN

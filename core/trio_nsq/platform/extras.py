@@ -16,7 +16,7 @@ _PACKAGES = {
     "iceberg": ("pyiceberg",),
     "keyring": ("keyring",),
     "zstd": ("zstandard",),
-    "schemas": ("fastavro", "protobuf"),
+    "schemas": ("fastavro", "protobuf", "msgspec"),
     "admin": ("starlette", "jinja2", "python-multipart"),
     "oidc": ("joserfc",),
     "celery": ("celery",),

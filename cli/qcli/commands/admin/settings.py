@@ -281,6 +281,12 @@ SETTINGS = under_headings(
     ),
     "OpenID Connect",
     *OIDC_SETTINGS,
+    "Messages",
+    Setting(
+        "bodies-file",
+        kinds.FILE,
+        help="Decode and mask message bodies as this TOML file says: formats, schemas and masked fields of topics.",
+    ),
     "Graphite and notifications",
     Setting("graphite-url", _URL, "", help="Show the charts of this Graphite, too.", brief=True),
     Setting(

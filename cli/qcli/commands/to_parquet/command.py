@@ -373,8 +373,8 @@ def iceberg_table(text: str) -> TableTarget:
     default="",
     metavar="FIELD[=MASK],...",
     brief=True,
-    help="With --json, hide the values of these fields in all columns. MASK is null (the default), sha256 or last4. "
-    "Fields in objects: user.email.",
+    help="With --json, hide the values of these fields in all columns. MASK is null (the default), hide, sha256 or "
+    "last4. Fields in objects: user.email.",
 )
 @option(
     FILES,

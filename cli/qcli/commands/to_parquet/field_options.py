@@ -36,21 +36,10 @@ def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
 
 def mask_list(text: str) -> tuple[tuple[str, str], ...]:
     """Parse `FIELD[=MASK],...`."""
-    from trio_nsq.filters.conditions import parse_path
-    from trio_nsq.filters.masks import Mask
+    from trio_nsq.filters.masks import Mask, parse_masks
 
-    found: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
-        field, equals, mask = part.strip().rpartition("=")
-        if not equals:
-            field, mask = mask, Mask.NULL
-        if mask not in [*Mask]:
-            raise click.BadParameter(f"{mask!r} is not one of {', '.join(Mask)}.")
-        if field in found:
-            raise click.BadParameter(f"{field!r} is given twice.")
-        parsed(parse_path, field)
-        found[field] = str(mask)
-    return tuple(found.items())
+    found = parsed(lambda text: parse_masks(filter(None, text.split(",")), Mask.NULL), text)
+    return tuple((field, str(mask)) for field, mask in found)
 
 
 def field_names(text: str) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ def note_change(
     *,
     topic: str = "",
     channel: str = "",
+    node: str = "",
+    sequence: int | None = None,
     results: Results[Any] | None = None,
     count: int | None = None,
 ) -> None:
@@ -23,9 +25,13 @@ def note_change(
 
     Args:
         results: What the brokers have answered.
+        node: The broker, of a request about one of its messages.
+        sequence: Of this message.
         count: Messages.
     """
-    details: dict[str, str | int] = {"topic": topic, "channel": channel}
+    details: dict[str, str | int] = {"topic": topic, "channel": channel, "node": node}
+    if sequence is not None:
+        details["sequence"] = sequence
     if results is not None:
         details["done"] = len(results.values)
         failed = [f"{address} {error.code or error.reason}" for address, error in results.errors.items()]

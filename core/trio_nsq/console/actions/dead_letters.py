@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -12,6 +13,7 @@ from ...fleet.dead_letters import count as count_letters
 from ...fleet.dead_letters import move as move_letters
 from ...fleet.snapshot import Snapshot
 from ...fleet.stats import Queue, TopicStats, number, text
+from ..messages.bodies import DECODING, TopicBodies
 from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
 from .listed_message import ListedMessage, listed_message
@@ -89,13 +91,14 @@ async def count(
 
 
 async def letters(
-    upstream: Upstream, address: str, topic: str, chosen: Filter, start: int, at_most: int
+    upstream: Upstream, address: str, shown: TopicBodies, chosen: Filter, start: int, at_most: int
 ) -> tuple[list[DeadLetter], bool]:
     """Return letters of one broker from a sequence on, and whether there are more."""
-    request = api.dead_letters(*chosen.of(topic), start, at_most + 1)
+    request = api.dead_letters(*chosen.of(shown.topic), start, at_most + 1)
     found = await read_lines(upstream, address, request, at_most=at_most + 1)
     more = found.is_cut or len(found.objects) > at_most
-    return [_letter(address, line) for line in found.objects[:at_most]], more
+    listed = partial(_letters, address, found.objects[:at_most], shown)
+    return await trio.to_thread.run_sync(listed, limiter=DECODING), more
 
 
 async def move(
@@ -135,14 +138,17 @@ async def move(
     return done, await upstream.perform_all(work)
 
 
-def _letter(address: str, line: Mapping[str, Any]) -> DeadLetter:
+def _letters(address: str, lines: Sequence[Mapping[str, Any]], shown: TopicBodies) -> list[DeadLetter]:
+    return [_letter(address, line, shown) for line in lines]
+
+
+def _letter(address: str, line: Mapping[str, Any], shown: TopicBodies) -> DeadLetter:
     raw = line.get("origin")
     if raw is None:
-        return DeadLetter(listed_message(address, line), None, "", 0, 0)
+        return DeadLetter(listed_message(address, line, shown.reader()), None, "", 0, 0)
     origin = LetterGroup(raw["topic"], raw["channel"], raw["reason"])
-    return DeadLetter(
-        listed_message(address, line), origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9
-    )
+    message = listed_message(address, line, shown.reader(origin.topic or ""))
+    return DeadLetter(message, origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9)
 
 
 @dataclass(frozen=True, slots=True)

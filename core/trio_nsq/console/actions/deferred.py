@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
 import trio
 
 from ...api import broker as api
 from ...api.answers import DeferredCounts
+from ...bodies.reading import BodyReader
 from ...fleet.deferred import Cancelled, cancel_all
 from ...fleet.deferred import cancel as cancel_some
+from ..messages.bodies import DECODING
 from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
 from .listed_message import ListedMessage, listed_message
@@ -94,16 +98,26 @@ async def count(
 
 
 async def messages(
-    upstream: Upstream, addresses: Sequence[str], topic: str, channel: str, at_most: int
+    upstream: Upstream,
+    addresses: Sequence[str],
+    topic: str,
+    channel: str,
+    at_most: int,
+    reader: BodyReader,
 ) -> Results[list[ListedMessage]]:
-    """Return the deferred messages of a channel that are due first, on each broker."""
+    """Return the deferred messages of a channel that are due first, on each broker; `reader` reads their bodies."""
     request = api.deferred(topic, channel, at_most)
 
     async def ask(address: str) -> list[ListedMessage]:
         lines = await read_lines(upstream, address, request, at_most=at_most)
-        return [listed_message(address, line) for line in lines.objects]
+        listed = partial(_listed, address, lines.objects, reader)
+        return await trio.to_thread.run_sync(listed, limiter=DECODING)
 
     return await upstream.on_all(addresses, ask)
+
+
+def _listed(address: str, lines: Sequence[Mapping[str, Any]], reader: BodyReader) -> list[ListedMessage]:
+    return [listed_message(address, line, reader) for line in lines]
 
 
 def first(lists: Mapping[str, list[ListedMessage]], at_most: int) -> list[ListedMessage]:

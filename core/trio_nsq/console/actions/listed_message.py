@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...bodies.reading import PLAIN, BodyReader
 from ...fleet.stats import number, text
 
 _SHOWN_CHARACTERS = 2000
@@ -26,16 +27,27 @@ class Body:
     is_cut: bool = False
 
 
-def body_of(line: Mapping[str, Any]) -> Body:
-    """Return the body of a message, or of a gap."""
+def body_of(line: Mapping[str, Any], reader: BodyReader = PLAIN) -> Body:
+    """Return the body of a message as a reader shows it, or of a gap."""
+    data: bytes | None = None
+    is_text = False
     if isinstance(found := line.get("body"), str):
-        return Body(found[:_SHOWN_CHARACTERS], is_cut=len(found) > _SHOWN_CHARACTERS)
-    if isinstance(encoded := line.get("body_base64"), str):
+        data, is_text = found.encode("utf-8", "replace"), True
+    elif isinstance(encoded := line.get("body_base64"), str):
         try:
-            data = b64decode(encoded[: 4 * _SHOWN_BYTES])
+            data = b64decode(encoded)
         except ValueError:
             return Body("", is_binary=True)
-        return Body(data[:_SHOWN_BYTES].hex(" "), is_binary=True, is_cut=len(encoded) > _SHOWN_BYTES * 4 // 3)
+    if data is not None:
+        shown = reader.read(data).content
+        try:
+            text = shown.decode()
+        except UnicodeDecodeError:
+            is_text = False
+        else:
+            if is_text or shown is not data:  # it is what a reader has made of bytes
+                return Body(text[:_SHOWN_CHARACTERS], is_cut=len(text) > _SHOWN_CHARACTERS)
+        return Body(shown[:_SHOWN_BYTES].hex(" "), is_binary=True, is_cut=len(shown) > _SHOWN_BYTES)
     gap = line.get("gap")
     return Body(f"{'damaged or missing in the log' if gap == 'damaged' else 'no longer kept'}")
 
@@ -59,10 +71,10 @@ class ListedMessage:
     body: Body
 
 
-def listed_message(broker: str, line: Mapping[str, Any]) -> ListedMessage:
-    """Return a line of a broker's answer."""
+def listed_message(broker: str, line: Mapping[str, Any], reader: BodyReader = PLAIN) -> ListedMessage:
+    """Return a line of a broker's answer, with the body as a reader shows it."""
     sequence = number(line, "sequence") if "sequence" in line else number(line, "first_sequence")
     times = (number(line, "timestamp_ns") / 1e9, number(line, "due_ns") / 1e9)
     return ListedMessage(
-        broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line)
+        broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line, reader)
     )

@@ -1,14 +1,20 @@
-"""Download a range of a broker's log as JSON lines, as the broker sends them."""
+"""Download a range of a broker's log as JSON lines: as the broker sends them, or with bodies as they are shown."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 import trio
 
 from ...api.broker import log
 from ...http import CutOff
+from ...protocol.message_json import json_lines, message_record
 from ..upstream.client import Upstream, UpstreamError
+from .bodies import DECODING, TopicBodies
+from .message import Message, Row, rows_of
+from .reading import TopicLog
 
+_T = TypeVar("_T")
 MAX_MESSAGES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 SILENCE_S = 30.0
@@ -46,3 +52,62 @@ async def download(
         if begun:
             raise CutOff(str(exc)) from exc
         raise
+
+
+async def download_shown(
+    log: TopicLog, shown: TopicBodies, first: int, end: int
+) -> AsyncGenerator[bytes, None]:
+    """As `download`, with bodies decoded and masked, and the key `formats` of those that were decoded.
+
+    Raises as `download`.
+    """
+    begun, count, size = False, 0, 0
+    try:
+        end = min(end, (await _in_time(log.bounds())).end)
+        while first < end and count < MAX_MESSAGES and size < MAX_BYTES:
+            if not begun:
+                begun = True
+                yield b""
+            piece = await _in_time(log.read(first, end))
+            shown = shown.for_next_page()
+            rows = rows_of(log.address, piece.records, first, piece.end, piece.kept_from, shown)
+            lines = await trio.to_thread.run_sync(_lines, log.topic, rows, limiter=DECODING)
+            count, size, first = count + piece.end - first, size + piece.size, piece.end
+            yield lines
+        if not begun:
+            yield b""
+    except UpstreamError as exc:
+        if begun:
+            raise CutOff(str(exc)) from exc
+        raise
+
+
+async def _in_time(waiting: Awaitable[_T]) -> _T:
+    with trio.move_on_after(SILENCE_S):
+        return await waiting
+    raise CutOff(_SILENT)
+
+
+def _lines(topic: str, rows: Iterable[Row]) -> bytes:
+    return json_lines(_record(topic, row) for row in rows).encode("utf-8", "surrogatepass")
+
+
+def _record(topic: str, row: Row) -> dict[str, object]:
+    if not isinstance(row, Message):
+        return {
+            "topic": topic,
+            "gap": row.reason,
+            "first_sequence": row.first_sequence,
+            "next_sequence": row.next_sequence,
+        }
+    record = message_record(
+        topic,
+        row.id,
+        row.timestamp_ns,
+        0,
+        row.body,
+        sequence=row.sequence,
+        due_ns=row.due_ns or 0,
+        headers=row.headers,
+    )
+    return record | ({"formats": row.formats} if row.formats else {})

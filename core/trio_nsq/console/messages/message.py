@@ -10,6 +10,7 @@ from ...log.gaps import Gap, gaps
 from ...log.record_metadata import IN_SEQUENCE_NS, batch_number, headers_in, only_channel, origins
 from ...log.records import RecordBatch
 from ...protocol.headers import Headers, decode_headers
+from .bodies import TopicBodies
 
 _METADATA_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -24,14 +25,18 @@ class Message:
         id: 16 hex digits.
         timestamp_ns, due_ns: When it was published, and until when it is or was deferred, Unix nanoseconds; None: it is
             not deferred.
-        body: The body, or its beginning.
-        size: The size of the whole body.
+        body: The body as it is shown, or its beginning: decoded, and with masked fields.
+        size: The size of the whole body as it was published.
         batch: The first sequence of the messages published together with it, as far as known, and the one after them.
         batch_goes_on: Whether the batch has more messages than that.
         channel: The only channel that gets it; None: all do.
         origin: Where it was before it became a dead letter.
         producer: The name and the batch number of an idempotent producer.
         headers: Values by names.
+        shown_size: The size of the whole body as it is shown.
+        formats: What was undone to show the body, such as `("gzip", "avro")`.
+        problem: Why it is not decoded; empty: it is, or need not be.
+        is_masked: Whether fields are masked.
     """
 
     broker: str
@@ -47,6 +52,10 @@ class Message:
     origin: Origin | None = None
     producer: tuple[str, int] | None = None
     headers: Headers = field(default_factory=dict)
+    shown_size: int = 0
+    formats: tuple[str, ...] = ()
+    problem: str = ""
+    is_masked: bool = False
 
     @property
     def first_sequence(self) -> int:
@@ -77,20 +86,20 @@ Row = Message | MissingMessages
 
 
 def rows_of(
-    broker: str, records: Sequence[RecordBatch], first: int, end: int, kept_from: int, keep_bytes: int
+    broker: str, records: Sequence[RecordBatch], first: int, end: int, kept_from: int, shown: TopicBodies
 ) -> Iterator[Row]:
     """Yield the messages in a range, and what is missing there, in order.
 
     Args:
         records: From `LogStream.receive_records`; they reach to `end`, or what follows them is missing.
         kept_from: The oldest sequence of the log.
-        keep_bytes: Keep this much of each body.
+        shown: How bodies are shown.
     """
     for record in records:
         yield from _missing(broker, gaps(first, record.base_sequence, kept_from))
         start = max(first - record.base_sequence, 0)
         stop = min(end - record.base_sequence, record.count)
-        yield from _messages(broker, record, range(start, stop), keep_bytes)
+        yield from _messages(broker, record, range(start, stop), shown)
         first = record.base_sequence + stop
     if first < end:
         yield from _missing(broker, gaps(first, end, kept_from))
@@ -101,18 +110,21 @@ def matching(
     records: Sequence[RecordBatch],
     first: int,
     end: int,
-    keep_bytes: int,
+    shown: TopicBodies,
     matches: Callable[[bytes], bool],
 ) -> list[Message]:
-    """Return the messages in a range whose body matches, in order."""
+    """Return the messages in a range whose body, as it is shown, matches, in order."""
     found: list[Message] = []
     for record in records:
         start = max(first - record.base_sequence, 0)
         stop = min(end - record.base_sequence, record.count)
-        bodies = record.messages.bodies()
+        bodies, letters = record.messages.bodies(), _of_metadata(record)[1]
+        reader = shown.reader()
         for index in range(start, stop):
-            if matches(bodies[index]):
-                found += _messages(broker, record, range(index, index + 1), keep_bytes)
+            if index < len(letters):
+                reader = shown.reader(letters[index]["topic"])
+            if matches(reader.content(bodies[index])):
+                found += _messages(broker, record, range(index, index + 1), shown)
     return found
 
 
@@ -121,7 +133,7 @@ def _missing(broker: str, found: Sequence[Gap]) -> Iterator[MissingMessages]:
         yield MissingMessages(broker, gap.first_sequence, gap.next_sequence, gap.reason)
 
 
-def _messages(broker: str, record: RecordBatch, indexes: range, keep_bytes: int) -> Iterator[Message]:
+def _messages(broker: str, record: RecordBatch, indexes: range, shown: TopicBodies) -> Iterator[Message]:
     channel, letters, producer, headers = _of_metadata(record)
     due_ns = record.due_ns if record.due_ns > IN_SEQUENCE_NS else None
     data, sizes = record.messages.data, record.messages.sizes
@@ -129,20 +141,26 @@ def _messages(broker: str, record: RecordBatch, indexes: range, keep_bytes: int)
     for index in indexes:
         start = end + 4
         end = start + sizes[index]
+        origin = letters[index] if index < len(letters) else None
+        body = shown.read(data[start:end], "" if origin is None else origin["topic"])
         yield Message(
             broker,
             record.base_sequence + index,
             f"{record.first_id + index:016x}",
             record.timestamp_ns,
             due_ns,
-            data[start : min(end, start + keep_bytes)],
+            body.content[: shown.keep_bytes],
             sizes[index],
             (record.base_sequence, record.next_sequence),
             record.has_previous or record.has_next,
             channel,
-            letters[index] if index < len(letters) else None,
+            origin,
             producer,
             headers[index] if index < len(headers) else {},
+            len(body.content) + (not body.is_complete),
+            body.formats,
+            body.problem,
+            body.is_masked,
         )
 
 

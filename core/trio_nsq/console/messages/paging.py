@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import trio
 
 from ..upstream.client import Upstream, UpstreamError
+from .bodies import DECODING, TopicBodies
 from .cursor import Cursor
 from .merging import Page, Part, merge
 from .message import Message, MissingMessages, Row, rows_of
@@ -46,7 +47,7 @@ class Listing:
 
 async def read_page(
     upstream: Upstream,
-    topic: str,
+    shown: TopicBodies,
     brokers: Sequence[str],
     start: Start,
     count: int,
@@ -56,6 +57,7 @@ async def read_page(
     """Read a page.
 
     Args:
+        shown: The topic, and how its bodies are shown.
         brokers: Their HTTP addresses.
         count: The most messages.
         deadline_s: The limit for each broker; the page has what the broker sent until then.
@@ -63,8 +65,8 @@ async def read_page(
     errors: dict[str, str] = {}
 
     async def read(address: str) -> Part:
-        log = TopicLog(upstream, address, topic)
-        return await _read_part(log, start, count, deadline_s, errors)
+        log = TopicLog(upstream, address, shown.topic)
+        return await _read_part(log, shown, start, count, deadline_s, errors)
 
     results = await upstream.on_all(brokers, read)
     errors |= {address: error.reason for address, error in results.errors.items()}
@@ -73,7 +75,7 @@ async def read_page(
 
 
 async def _read_part(
-    log: TopicLog, start: Start, count: int, deadline_s: float, errors: dict[str, str]
+    log: TopicLog, shown: TopicBodies, start: Start, count: int, deadline_s: float, errors: dict[str, str]
 ) -> Part:
     """Read a broker's part. What fails after the beginning goes to `errors`. Raises UpstreamError."""
     position = start.on(log.address)
@@ -90,8 +92,11 @@ async def _read_part(
             messages = 0
             while messages < count and not walk.is_done and walk.size < READ_BYTES:
                 piece = await walk.next(count - messages)
-                found = list(
-                    rows_of(log.address, piece.records, piece.first, piece.end, piece.kept_from, KEEP_BYTES)
+                found_rows = rows_of(
+                    log.address, piece.records, piece.first, piece.end, piece.kept_from, shown
+                )
+                found = await trio.to_thread.run_sync(
+                    list[Row], found_rows, limiter=DECODING, abandon_on_cancel=True
                 )
                 messages += sum(isinstance(row, Message) for row in found)
                 rows = found + rows if start.backwards else rows + found

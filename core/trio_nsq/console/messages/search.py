@@ -10,16 +10,16 @@ from ...filters.bodies import compile_pattern
 from ...filters.conditions import Condition, parse_condition
 from ...filters.json_text import NotJSON, text_of, whole_object
 from ..upstream.client import Upstream, UpstreamError
+from .bodies import DECODING, TopicBodies
 from .cursor import Cursor
 from .message import Message, matching
-from .paging import KEEP_BYTES, Start
+from .paging import Start
 from .reading import PIECE_MESSAGES, TopicLog, Walk
 
 SEARCH_MESSAGES = 200_000
 SEARCH_BYTES = 64 * 1024 * 1024
 """The most messages and bytes that one request searches, over all brokers, about."""
 MAX_PATTERN = 1000
-_THREADS = trio.CapacityLimiter(2)
 Kind = Literal["text", "regex", "json"]
 KINDS: tuple[Kind, ...] = ("text", "regex", "json")
 Matches = Callable[[bytes], bool]
@@ -106,7 +106,7 @@ class Found:
 
 async def search(
     upstream: Upstream,
-    topic: str,
+    shown: TopicBodies,
     brokers: Sequence[str],
     start: Start,
     count: int,
@@ -119,6 +119,7 @@ async def search(
     Each broker is searched for itself, so that a slow one delays no other.
 
     Args:
+        shown: The topic, and how its bodies are shown: a masked value is not found.
         brokers: Their HTTP addresses.
         matches: From `compile_search`.
         deadline_s: The limit for each broker.
@@ -128,9 +129,9 @@ async def search(
     share = max(1, len(brokers))
 
     async def one(address: str) -> Progress:
-        log = TopicLog(upstream, address, topic)
+        log = TopicLog(upstream, address, shown.topic)
         found[address] = []
-        scan = _Scan(log, start.backwards, matches, -(-count // share), found[address])
+        scan = _Scan(log, shown, start.backwards, matches, -(-count // share), found[address])
         return await scan.run(start.on(address), share, deadline_s, errors)
 
     results = await upstream.on_all(brokers, one)
@@ -149,6 +150,7 @@ class _Scan:
     """The search on one broker."""
 
     log: TopicLog
+    shown: TopicBodies
     backwards: bool
     matches: Matches
     wanted: int
@@ -192,9 +194,9 @@ class _Scan:
             piece.records,
             piece.first,
             piece.end,
-            KEEP_BYTES,
+            self.shown,
             self.matches,
-            limiter=_THREADS,
+            limiter=DECODING,
             abandon_on_cancel=True,
         )
         if piece.records:

@@ -1,16 +1,15 @@
 """One message of a topic: by sequence, or found by its id."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from ...client.reading.broker_log import Bounds
 from ..upstream.client import UpstreamError
+from .bodies import DECODING, TopicBodies
 from .message import Row, rows_of
 from .reading import TopicLog
-
-WHOLE = 2**31
-"""Keeps every body whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +25,15 @@ class Single:
     bounds: Bounds
 
 
-async def read_single(log: TopicLog, sequence: int, keep_bytes: int) -> Single:
+async def read_single(log: TopicLog, sequence: int, shown: TopicBodies) -> Single:
     """Read the message with a sequence. Raises UpstreamError."""
     bounds = await log.bounds()
     if sequence >= bounds.end:
         return Single(None, bounds)
     piece = await log.read(sequence, sequence + 1, 1)
-    found = rows_of(log.address, piece.records, sequence, sequence + 1, piece.kept_from, keep_bytes)
-    return Single(next(found, None), bounds)
+    found = rows_of(log.address, piece.records, sequence, sequence + 1, piece.kept_from, shown)
+    row = await trio.to_thread.run_sync(partial(next, found, None), limiter=DECODING)
+    return Single(row, bounds)
 
 
 async def find_id(log: TopicLog, wanted: int, deadline_s: float) -> int | None:

@@ -34,6 +34,7 @@ from .pages import (
     jobs,
     login,
     lookup,
+    message,
     messages,
     node_changes,
     nodes,
@@ -61,6 +62,7 @@ _FIND_S = 3.0
 PAGES: tuple[Page, ...] = (
     *topics.PAGES,
     *messages.PAGES,
+    *message.PAGES,
     *peek.PAGES,
     *publish.PAGES,
     *tail.PAGES,

@@ -26,6 +26,7 @@ from ..confirming import Confirmation, finished, names_of, selected
 from ..forms import Form, form, whole
 from ..page import Page, View
 from ..rendering import path_of
+from .shown_bodies import shown_bodies
 
 _AT_ONCE = 20
 """Letters of each broker on a page."""
@@ -66,6 +67,7 @@ async def topic_page(request: Request) -> View | Response:
     viewer = require(request, "read", topic)
     upstream, query = upstream_of(request), request.query_params
     chosen = Filter(query.get("origin", "")[:140], _reason(query.get("reason")))
+    shown = shown_bodies(request, topic)
     only, start = query.get("broker", ""), whole(query.get("from"))
     addresses = [only] if only in found.addresses else found.addresses
     counts: Results[LetterCounts] = Results()
@@ -73,7 +75,7 @@ async def topic_page(request: Request) -> View | Response:
 
     async def read(address: str) -> tuple[list[DeadLetter], bool]:
         at = start if only else 0
-        return await dead_letters.letters(upstream, address, topic, chosen, at, _AT_ONCE)
+        return await dead_letters.letters(upstream, address, shown, chosen, at, _AT_ONCE)
 
     async def count() -> None:
         every = await dead_letters.count(upstream, found.addresses, topic, Filter())

@@ -22,6 +22,7 @@ from ..confirming import Confirmation, crumbs_of, finished, names_of, selected
 from ..forms import Form, form, whole
 from ..page import Page, View
 from ..rendering import path_of
+from .shown_bodies import channel_reader
 
 _LISTED = (50, 200, 1000)
 
@@ -39,7 +40,9 @@ async def show(request: Request) -> View | Response:
     calendar = deferred.slots(time.time())
     counts = await deferred.count(upstream, found.addresses, topic, channel, calendar)
     answering = [address for address, each in counts.values.items() if each.total]
-    lists = await deferred.messages(upstream, answering, topic, channel, at_most)
+    lists = await deferred.messages(
+        upstream, answering, topic, channel, at_most, channel_reader(request, topic)
+    )
     bars = deferred.bars(calendar, list(counts.values.values()))
     total = sum(each.total for each in counts.values.values())
     larger = next((number for number in _LISTED if number > at_most), None)

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from ....fleet.snapshot import Snapshot
-from ...console import console_of, snapshot_of, take_snapshot
+from ...access.viewer import Viewer
+from ...console import console_of, snapshot_of, take_snapshot, upstream_of
+from ...messages.reading import TopicLog
+from ...upstream.client import UpstreamError
 from ..page import NotFound
 from .topic import missing
 
@@ -59,3 +62,25 @@ def _brokers_of(snapshot: Snapshot, topic: str, channel: str, selected: str) -> 
             continue
         (nsqds if broker.is_nsqd else ours).append(address)
     return TopicBrokers(ours, nsqds, errors, selected)
+
+
+async def log_of(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, TopicBrokers]:
+    """Return the log that a request names, and the topic's brokers. Raises NotFound."""
+    address = request.query_params.get("broker", "")
+    brokers = await brokers_of(request, topic, selected=address)
+    if not address and len(brokers.ours) == 1:
+        address = brokers.ours[0]
+    if address in brokers.errors:
+        raise UpstreamError(address, brokers.errors[address])
+    if address not in brokers.ours:
+        raise NotFound(
+            f"{address} is an nsqd: it keeps no log, so it cannot show messages."
+            if address in brokers.nsqds
+            else f"Topic {topic} is on several brokers: the address of the page must name one, as ?broker=HOST:PORT."
+        )
+    return TopicLog(upstream_of(request), address, topic), brokers
+
+
+def is_sequence(text: str) -> bool:
+    """Whether a text is a sequence that a log can have."""
+    return text.isascii() and text.isdigit() and len(text) < 19

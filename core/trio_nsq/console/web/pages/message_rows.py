@@ -51,7 +51,7 @@ def listed_rows(request: Request, topic: str, rows: Sequence[_Row]) -> list[List
             continue
         query, sequence = {"broker": message.broker}, str(message.sequence)
         link = path_of(request, "message", query, topic=topic, sequence=sequence)
-        found = body_view(message.body, message.size, limit=min(_ROW_HTML, room)) if room > 0 else None
+        found = body_view(message.body, message.shown_size, limit=min(_ROW_HTML, room)) if room > 0 else None
         if found is not None:
             room -= len(found.html) + sum(len(name) + len(value) for name, value in message.headers.items())
         listed.append(ListedRow(row, preview(message.body, _PREVIEW), found, link))

@@ -1,33 +1,36 @@
 """Look at the messages of a topic: the list with search, one message, downloads."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ...access.viewer import Viewer, require
-from ...console import console_of, snapshot_of, upstream_of
-from ...messages.body_view import SHOWN_BYTES, View, body_view
-from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
+from ...access.viewer import require
+from ...console import console_of, upstream_of
+from ...messages.bodies import WHOLE
+from ...messages.body_view import View
 from ...messages.cursor import Cursor
-from ...messages.download import download
-from ...messages.message import Message, Row
+from ...messages.download import download, download_shown
+from ...messages.message import Row
 from ...messages.paging import read_page
 from ...messages.query import COUNTS, MessageQuery, parse_query
 from ...messages.reading import TopicLog
 from ...messages.search import Progress, compile_search, is_comparison, search
-from ...messages.single import WHOLE, find_id, read_single
-from ...upstream.client import Upstream, UpstreamError
-from ..page import NotFound, Page
+from ...messages.single import find_id
+from ...upstream.client import Upstream
+from ..page import Page
 from ..page import View as PageView
 from ..rendering import path_of
 from ..streamed import Streamed
-from .message_brokers import TopicBrokers, brokers_of
+from .message_brokers import brokers_of, is_sequence, log_of
 from .message_rows import ListedRow, listed_rows
+from .shown_bodies import shown_bodies
+
+logger = logging.getLogger("trio_nsq.console")
 
 _VIEWS: tuple[View, ...] = ("auto", "json", "text", "hex")
 
@@ -78,7 +81,7 @@ async def messages(request: Request) -> PageView | Response:
         elif matches is not None:
             result = await search(
                 upstream_of(request),
-                topic,
+                shown_bodies(request, topic),
                 brokers.asked,
                 start,
                 wanted.count,
@@ -93,7 +96,7 @@ async def messages(request: Request) -> PageView | Response:
         else:
             listing = await read_page(
                 upstream_of(request),
-                topic,
+                shown_bodies(request, topic),
                 brokers.asked,
                 start,
                 wanted.count,
@@ -121,81 +124,24 @@ async def messages(request: Request) -> PageView | Response:
         "as_condition": path_of(request, "messages", wanted.query(kind="json"), topic=topic)
         if wanted.kind == "text" and not shown.rows and is_comparison(wanted.q)
         else "",
+        "is_masked": shown_bodies(request, topic).reader().is_masked,
         "ranges": [] if wanted.q else _ranges(request, topic, shown.rows),
     }
     return PageView("messages.html", context, 400 if problem else 200)
-
-
-async def message(request: Request) -> PageView:
-    topic, sequence = request.path_params["topic"], _sequence(request)
-    viewer = require(request, "read", topic)
-    log, brokers = await _log(request, viewer, topic)
-    single = await read_single(log, sequence, SHOWN_BYTES)
-    if single.row is None:
-        raise NotFound(
-            f"Topic {topic} on {log.address} ends before message {sequence}: its next message gets the sequence "
-            f"{single.bounds.end}."
-        )
-    view = request.query_params.get("view", "auto")
-    row = single.row
-    found = (
-        body_view(row.body, row.size, next((each for each in _VIEWS if each == view), "auto"))
-        if isinstance(row, Message)
-        else None
-    )
-    snapshot = snapshot_of(request)
-    state = snapshot.brokers.get(log.address)
-    tcp_address = _tcp_address(log.address, state.info) if state is not None else ""
-    commands = {}
-    if isinstance(row, Message):
-        commands = {
-            "Read it with curl": read_with_curl(log.address, topic, sequence, sequence + 1),
-            "Read it with qcli": read_with_qcli(log.address, topic, sequence, sequence + 1),
-            "Publish it again with curl": publish_with_curl(
-                log.address, topic, row.body, row.size, row.headers
-            ),
-            "Publish it again with qcli": publish_with_qcli(log.address, tcp_address, topic, sequence),
-        }
-    context = {
-        "topic": topic,
-        "address": log.address,
-        "row": row,
-        "is_message": isinstance(row, Message),
-        "body": found,
-        "bounds": single.bounds,
-        "commands": commands,
-        "needs_file": isinstance(row, Message) and "body.bin" in commands["Publish it again with curl"],
-        "needs_token": viewer.token is not None,
-        "several": len(brokers.ours) > 1,
-        "views": _VIEWS[1:],
-    }
-    return PageView("message.html", context)
-
-
-async def body(request: Request) -> Response:
-    """The body of one message, for a download."""
-    topic, sequence = request.path_params["topic"], _sequence(request)
-    viewer = require(request, "read", topic)
-    log, _ = await _log(request, viewer, topic)
-    single = await read_single(log, sequence, WHOLE)
-    if not isinstance(single.row, Message):
-        raise NotFound(f"Topic {topic} on {log.address} has no message {sequence}.")
-    headers = {
-        "Content-Disposition": f'attachment; filename="{file_name(topic)}-{sequence}.bin"',
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(single.row.body, media_type="application/octet-stream", headers=headers)
 
 
 async def range_of_messages(request: Request) -> Response:
     """A range of sequences of one broker as JSON lines, for a download."""
     topic = request.path_params["topic"]
     viewer = require(request, "read", topic)
-    log, _ = await _log(request, viewer, topic)
+    log, _ = await log_of(request, viewer, topic)
     first, end = (request.query_params.get(name, "") for name in ("from", "until"))
-    if not (_is_sequence(first) and _is_sequence(end)):
+    if not (is_sequence(first) and is_sequence(end)):
         raise HTTPException(400, "The address must have two sequences: ?from=FIRST&until=END")
-    pieces = download(log.upstream, log.address, topic, int(first), int(end))
+    if console_of(request).bodies.readers.have_masks:
+        pieces = download_shown(log, shown_bodies(request, topic, WHOLE), int(first), int(end))
+    else:
+        pieces = download(log.upstream, log.address, topic, int(first), int(end))
     await anext(pieces)  # the broker answers
     headers = {
         "Content-Type": "application/x-ndjson",
@@ -207,34 +153,6 @@ async def range_of_messages(request: Request) -> Response:
 
 def file_name(topic: str) -> str:
     return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in topic)
-
-
-def _sequence(request: Request) -> int:
-    text = request.path_params["sequence"]
-    if not _is_sequence(text):
-        raise NotFound(f"{text[:100]!r} is not the sequence of a message: use a number such as 1000.")
-    return int(text)
-
-
-def _is_sequence(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
-
-
-async def _log(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, TopicBrokers]:
-    """Return the log that a request names, and the topic's brokers. Raises NotFound."""
-    address = request.query_params.get("broker", "")
-    brokers = await brokers_of(request, topic, selected=address)
-    if not address and len(brokers.ours) == 1:
-        address = brokers.ours[0]
-    if address in brokers.errors:
-        raise UpstreamError(address, brokers.errors[address])
-    if address not in brokers.ours:
-        raise NotFound(
-            f"{address} is an nsqd: it keeps no log, so it cannot show messages."
-            if address in brokers.nsqds
-            else f"Topic {topic} is on several brokers: the address of the page must name one, as ?broker=HOST:PORT."
-        )
-    return TopicLog(upstream_of(request), address, topic), brokers
 
 
 async def _with_id(
@@ -256,15 +174,6 @@ async def _with_id(
         f" {error.address} was not searched: {error.reason}." for error in results.errors.values()
     )
     return f"No message of topic {topic} has the id {wanted}, or it was dropped by retention.{missing}"
-
-
-def _tcp_address(address: str, info: Mapping[str, Any]) -> str:
-    """Return a broker's TCP address at the host of its HTTP address; empty if that is not known."""
-    port = info.get("tcp_port")
-    if type(port) is not int or not 0 < port <= 65535 or address.startswith("/"):
-        return ""
-    host = address.partition("://")[2] or address
-    return f"{host.rpartition(':')[0]}:{port}"
 
 
 def _link(
@@ -299,6 +208,4 @@ def _ranges(request: Request, topic: str, rows: Sequence[ListedRow[Row]]) -> lis
 PAGES = [
     Page("/topics/{topic}/messages.ndjson", "messages_ndjson", range_of_messages),
     Page("/topics/{topic}/messages", "messages", messages),
-    Page("/topics/{topic}/messages/{sequence}", "message", message),
-    Page("/topics/{topic}/messages/{sequence}/body", "message_body", body),
 ]

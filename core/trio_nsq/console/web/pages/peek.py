@@ -12,6 +12,7 @@ from ...messages.query import COUNTS
 from ..page import Page, View
 from .message_brokers import brokers_of
 from .message_rows import listed_rows
+from .shown_bodies import channel_reader
 
 
 async def channel_messages(request: Request) -> View:
@@ -23,7 +24,15 @@ async def channel_messages(request: Request) -> View:
     state = request.query_params.get("state", "")
     states = (state,) if state in STATES else STATES
     brokers = await brokers_of(request, topic, channel)
-    found = await peek(upstream_of(request), topic, channel, brokers.ours, count, states=states)
+    found = await peek(
+        upstream_of(request),
+        topic,
+        channel,
+        brokers.ours,
+        count,
+        channel_reader(request, topic),
+        states=states,
+    )
     rows = iter(listed_rows(request, topic, [each for waiting in found.waiting.values() for each in waiting]))
     listed = {address: list(islice(rows, len(waiting))) for address, waiting in found.waiting.items()}
     commands = {

@@ -8,6 +8,7 @@ from ...messages.paging import Start, read_page
 from ..page import Page, View
 from .message_brokers import brokers_of
 from .message_rows import listed_rows
+from .shown_bodies import shown_bodies
 
 SHOWN_MESSAGES = 25
 
@@ -20,7 +21,7 @@ async def tail(request: Request) -> View:
     console = console_of(request)
     listing = await read_page(
         upstream_of(request),
-        topic,
+        shown_bodies(request, topic),
         brokers.ours,
         Start(backwards=True),
         SHOWN_MESSAGES,

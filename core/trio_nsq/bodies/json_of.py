@@ -1,0 +1,88 @@
+"""The JSON text of decoded bodies, within limits of depth and size."""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from .errors import BodyError
+
+MAX_DEPTH = 100
+MAX_CHARACTERS = 1024 * 1024
+"""Of the JSON text of a body, about. A schema has long names, which take no bytes in the body."""
+
+
+def plain_value(value: object) -> Any:
+    """Return a decoded value with the types of JSON only.
+
+    Bytes become base64, times ISO 8601; decimals and numbers that JSON lacks become text.
+
+    Raises:
+        BodyError: It is nested too deep, or its text would be too long.
+    """
+    return _Plain().convert(value, 0)
+
+
+def text_of_value(value: object) -> bytes:
+    """Return the JSON text of a value of `plain_value`."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self._left = MAX_CHARACTERS
+
+    def convert(self, value: object, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise BodyError(f"the body is nested more than {MAX_DEPTH} levels deep")
+        if isinstance(value, Mapping):
+            return {self._taken(_name(name)): self.convert(each, depth + 1) for name, each in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            self._take(2)
+            return [self.convert(each, depth + 1) for each in value]
+        if isinstance(value, str):
+            return self._taken(value)
+        self._take(8)
+        if value is None or isinstance(value, bool | int):
+            return value
+        return self._taken(_scalar(value)) if not isinstance(value, float) else _float(value)
+
+    def _taken(self, text: str) -> str:
+        self._take(len(text) + 4)
+        return text
+
+    def _take(self, characters: int) -> None:
+        self._left -= characters
+        if self._left < 0:
+            raise BodyError(f"the body has more than {MAX_CHARACTERS} characters as JSON")
+
+
+def _name(name: object) -> str:
+    if isinstance(name, str):
+        return name
+    if isinstance(name, bytes):
+        return base64.b64encode(name).decode()
+    return str(name)
+
+
+def _float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _scalar(value: object) -> str:
+    match value:
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(value).decode()
+        case Decimal():
+            return f"{value:f}" if abs(value.adjusted()) < MAX_DEPTH else str(value)
+        case date() | time():  # and datetime
+            return value.isoformat()
+        case timedelta():
+            return f"{value.total_seconds()}s"
+        case UUID():
+            return str(value)
+    raise BodyError(f"the body has a value that JSON cannot have: {type(value).__name__}")

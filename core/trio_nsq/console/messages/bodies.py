@@ -1,0 +1,99 @@
+"""How the bodies of a topic are shown: decoded, masked and cut."""
+
+from pathlib import Path
+
+import trio
+
+from ...bodies.bodies_file import BodiesFileError, TopicReaders, read_bodies_file
+from ...bodies.reading import BodyReader, ReadBody
+from ...protocol.errors import StartupError
+
+DECODING = trio.CapacityLimiter(2)
+"""The threads that decode bodies and search them, so that they do not delay pages without messages."""
+WHOLE = 2**31
+"""Keeps every body whole."""
+_PAGE_BYTES = 4 * 1024 * 1024
+"""The most bytes that are decompressed or decoded for one page, about."""
+
+
+class Bodies:
+    """The formats and masks of all topics.
+
+    Args:
+        file: The bodies file; None: none.
+
+    Attributes:
+        readers: What it says.
+
+    Raises:
+        StartupError: The file cannot be used.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self.readers: TopicReaders = read_readers(file)
+
+    async def reload(self) -> None:
+        """Read the file again. Raises StartupError: what it said before stays in use."""
+        self.readers = await trio.to_thread.run_sync(read_readers, self._file)
+
+
+def read_readers(file: Path | None) -> TopicReaders:
+    """Read a bodies file; None: nothing is known of bodies. Raises StartupError."""
+    if file is None:
+        return TopicReaders()
+    try:
+        return read_bodies_file(file)
+    except BodiesFileError as exc:
+        raise StartupError(f"--bodies-file: {exc}") from exc
+
+
+class TopicBodies:
+    """How one page shows the bodies of a topic.
+
+    Args:
+        readers: Of all topics.
+        topic: The topic.
+        keep_bytes: Keep this much of each body.
+        masks: Whether fields are masked; False: the viewer may see them.
+        as_published: Whether bodies stay as they are, without masks.
+
+    Attributes:
+        topic, keep_bytes: As given.
+    """
+
+    def __init__(
+        self,
+        readers: TopicReaders,
+        topic: str,
+        keep_bytes: int = WHOLE,
+        *,
+        masks: bool = True,
+        as_published: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.keep_bytes: int = keep_bytes
+        self._readers = readers
+        self._masks = masks
+        self._as_published = as_published
+        self._left = _PAGE_BYTES
+
+    def for_next_page(self) -> "TopicBodies":
+        """Return the same, with the time of another page."""
+        return TopicBodies(self._readers, self.topic, self.keep_bytes, masks=self._masks)
+
+    def reader(self, origin: str = "") -> BodyReader:
+        """Return what reads bodies; `origin` is the topic that a dead letter comes from."""
+        found = self._readers.of(self.topic, origin)
+        return found if self._masks else found.without_masks()
+
+    def read(self, body: bytes, origin: str = "") -> ReadBody:
+        """Read a body, as long as the page has time for it."""
+        if self._as_published:
+            return ReadBody(body)
+        reader = self.reader(origin)
+        if self._left <= 0 and reader.changes(body):
+            return reader.unread(body)
+        found = reader.read(body)
+        self._left -= max(len(body), len(found.content)) if reader.changes(body) else 0
+        return found
