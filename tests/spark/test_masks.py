@@ -40,6 +40,7 @@ def everything_in(folder: Path) -> str:
     [
         ("", None, None),
         ("=null", None, None),
+        ("=hide", "***", "***"),
         ("=sha256", DIGEST, hashlib.sha256(b"7").hexdigest()),
         ("=last4", "***cret", "***"),
     ],
@@ -161,7 +162,7 @@ def test_masks_belong_to_the_folder(to_parquet: ToParquet, qcli: Cli, topic: str
     ("arguments", "reason"),
     [
         (["--mask", "a"], "--mask takes fields of JSON bodies: say --json"),
-        (["--json", "--mask", "a=md5"], "'md5' is not one of null, sha256, last4"),
+        (["--json", "--mask", "a=md5"], "'md5' is not one of null, hide, sha256, last4"),
         (["--json", "--mask", "a,a=null"], "given twice"),
         (["--json", "--mask", "a..b"], "not a field"),
         (["--json", "--mask", "a", "--dead-letter-topic", "d"], "--dead-letter-topic and --mask exclude"),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ..framework.options import count_option, option
 from ..framework.output import RawOutput, json_lines, report_none, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
+from .shared.body_options import body_options, decoded_bodies
 from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
 from .shared.messages import body_of, message_table
 
@@ -35,6 +37,7 @@ STATES = ("requeued", "fresh", "deferred")
         "show deferred messages": "qcli peek clicks/archive --state deferred",
         "show the newest messages of a topic": "qcli peek clicks",
         "show the first ones of the last hour as JSON": "qcli peek clicks --from 1h --format json | jq .",
+        "show Avro bodies as JSON": "qcli peek clicks --body-format avro --schema click.avsc",
         "write one body to a file": "qcli peek clicks --from 1000 -n 1 --format raw > body",
     },
     exits={
@@ -67,6 +70,7 @@ STATES = ("requeued", "fresh", "deferred")
     help="Show only messages of a channel in this state. May be repeated.",
 )
 @message_formats(OUTPUT)
+@body_options(OUTPUT)
 def command(
     wanted: Source,
     brokers: Brokers,
@@ -75,6 +79,11 @@ def command(
     states: Sequence[str],
     form: str,
     format_string: FormatString | None,
+    body_format: str | None,
+    schema: Path | None,
+    message: str,
+    registry: str,
+    bodies_file: Path | None,
 ) -> int:
     """Show the next messages of a channel, or the newest of a topic, without taking them.
 
@@ -87,6 +96,7 @@ def command(
     if format_string is not None:
         refuse_other_formats("form")
     refuse_sequence(first, brokers.addresses)
+    decoded = decoded_bodies(body_format, schema, message, registry, bodies_file)
 
     def look(address: str) -> list[dict[str, Any]]:
         if wanted.channel is not None:
@@ -98,12 +108,14 @@ def command(
     messages = [line for line in lines if "gap" not in line]
     if brokers.is_fleet:
         messages = _merged(messages, count, newest=first is None)
+    if decoded is not None:
+        messages = decoded.in_records(messages)
     damaged = _report_gaps(line for line in lines if "gap" in line)
     if format_string is not None:
         columns = columns_of(messages, "".join(brokers.addresses[:1]))
         RawOutput().write(format_string.render(columns, len(messages)))
     elif form == "raw":
-        RawOutput().write(b"".join(body_of(message) + b"\n" for message in messages))
+        RawOutput().write(b"".join(body_of(each) + b"\n" for each in messages))
     elif form == "json":
         write(json_lines(messages))
     elif messages:

@@ -64,9 +64,16 @@ def message_table(
     return plain_table([[*headings, "BODY"], *table], len(headings) + 1)
 
 
-def log_records(topic: str | None, batch: RecordBatch, indexes: range) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects of messages of a batch; the topic is None if it is unknown."""
-    bodies, headers = batch.messages.bodies(), batch.headers()
+def log_records(
+    topic: str | None, batch: RecordBatch, indexes: range, bodies: Sequence[bytes] | None = None
+) -> Iterator[dict[str, object]]:
+    """Yield the JSON objects of messages of a batch.
+
+    Args:
+        topic: None if it is unknown.
+        bodies: Those of all messages of the batch; None: as the batch has them.
+    """
+    bodies, headers = batch.messages.bodies() if bodies is None else bodies, batch.headers()
     for index in indexes:
         yield message_record(
             topic,

@@ -22,6 +22,7 @@ from ...framework.options import (
 )
 from ...framework.params import positive_duration, source
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
+from ..shared.body_options import body_options
 from ..shared.format_string import format_string_option
 from .options import TAKE_BACKLOG, TailOptions
 
@@ -39,6 +40,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
         "print a hundred messages as JSON": "qcli tail clicks -n 100 --format json | jq .body",
         "consume from every broker that has the topic": "qcli tail clicks --lookupd-http-address 127.0.0.1:4161",
         "print time, size and body": r"qcli tail clicks -f '%r %S %s\n'",
+        "print Protobuf bodies as JSON": "qcli tail clicks --body-format protobuf --schema clicks.desc --message Click",
         "print two topics": "qcli tail clicks orders --print-topic",
         "print all retained messages, then end": "qcli tail clicks --from earliest --to latest",
         "empty a channel into a file, then end": "qcli tail clicks/archive --idle-timeout 2s > rest.log",
@@ -98,6 +100,7 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 @output_format("raw: write bodies unchanged. json: write an object per line.", "raw", "json")
 @format_string_option(OUTPUT)
 @delimiter_options(OUTPUT, "Write this text after each body", "for xargs -0")
+@body_options(OUTPUT)
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
 @count_option(RECEIVING, "End after exactly N messages over all topics.")
 @option(

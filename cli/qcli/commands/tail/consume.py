@@ -5,7 +5,7 @@ Without a channel, on a broker without private channels such as nsqd, it first c
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -34,8 +34,8 @@ IDLE_S, REDISTRIBUTE_S = 1.0, 0.5
 """With more brokers than wanted messages: how soon RDY moves from an idle broker to another one."""
 
 
-def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
-    messages = zip(batch.bodies, batch.ids, batch.timestamps_ns, batch.attempts, batch.headers, strict=True)
+def _json(topic: str, batch: MessageBatch, bodies: Sequence[bytes], count: int) -> bytes:
+    messages = zip(bodies, batch.ids, batch.timestamps_ns, batch.attempts, batch.headers, strict=True)
     records = (
         message_record(topic, id_.decode("ascii", "replace"), timestamp_ns, attempts, body, headers=headers)
         for body, id_, timestamp_ns, attempts, headers in islice(messages, count)
@@ -43,9 +43,9 @@ def _json(topic: str, batch: MessageBatch, count: int) -> bytes:
     return json_lines(records).encode()
 
 
-def _columns(topic: str, channel: str, batch: MessageBatch) -> MessageColumns:
+def _columns(topic: str, channel: str, batch: MessageBatch, bodies: Sequence[bytes]) -> MessageColumns:
     return MessageColumns(
-        bodies=batch.bodies,
+        bodies=bodies,
         ids=batch.ids,
         topics=topic.encode(),
         channels=channel.encode(),
@@ -88,11 +88,12 @@ class ConsumerPrinter(Printer[Consumer]):
             self.connected = min(self.connected, source.stats().connections)
 
     def _render(self, topic: str, source: Consumer, batch: MessageBatch, count: int) -> bytes:
+        bodies = self.bodies_of(topic, batch.bodies)
         if self.as_json:
-            return _json(topic, batch, count)
+            return _json(topic, batch, bodies, count)
         if self.template is not None:
-            return self.template.render(_columns(topic, self._channels[source], batch), count)
-        return self.raw(topic, batch.bodies if count == len(batch) else batch.bodies[:count])
+            return self.template.render(_columns(topic, self._channels[source], batch, bodies), count)
+        return self.raw(topic, bodies if count == len(batch) else bodies[:count])
 
 
 async def tail_channels(options: TailOptions) -> ExitCode:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -11,6 +12,7 @@ from ...broker.brokers import Brokers, brokers_with_logs, chosen
 from ...framework.options import delimiter_of, given
 from ...framework.params import Source
 from ...framework.positions import check_range
+from ..shared.body_options import DecodedBodies, decoded_bodies
 from ..shared.format_string import FormatString, refuse_other_formats
 
 TAKE_BACKLOG = "--take-backlog"
@@ -28,6 +30,11 @@ class TailOptions:
     separator: bytes
     null: bool
     print_topic: bool
+    body_format: str | None
+    schema: Path | None
+    message: str
+    registry: str
+    bodies_file: Path | None
     count: int | None
     idle_timeout_ms: int | None
     max_in_flight: int
@@ -48,6 +55,10 @@ class TailOptions:
     def idle_timeout_s(self) -> float:
         """End after this time without a message; infinite: no timeout."""
         return self.idle_timeout_ms / 1000 if self.idle_timeout_ms else math.inf
+
+    def decoded_bodies(self) -> DecodedBodies | None:
+        """Return what decodes bodies; None: they stay as they are. Raises UsageError, Failure."""
+        return decoded_bodies(self.body_format, self.schema, self.message, self.registry, self.bodies_file)
 
     def log_brokers(self) -> Brokers:
         """Return the brokers whose logs to read. Raises UsageError as `brokers_with_logs`."""

@@ -33,6 +33,7 @@ class Printer(Generic[Source]):
         self.as_json = options.form == "json"
         self.template = options.format_string
         self.messages_left = math.inf if options.count is None else options.count
+        self._decoded = options.decoded_bodies()
         self._delimiter = options.delimiter
         self._print_topic = options.print_topic
         self._idle_timeout_s = options.idle_timeout_s
@@ -97,6 +98,10 @@ class Printer(Generic[Source]):
                 self._scope.cancel()
             self._scope.deadline = trio.current_time() + self._idle_timeout_s
         return count
+
+    def bodies_of(self, topic: str, bodies: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the bodies of messages of a topic as they are written: decoded, if the user wants it."""
+        return bodies if self._decoded is None else self._decoded.of(topic, bodies)
 
     def raw(self, topic: str, bodies: Sequence[bytes]) -> bytes:
         """Return the output for messages of a topic, at least one: bodies, each followed by the delimiter."""

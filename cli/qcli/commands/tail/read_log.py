@@ -1,6 +1,6 @@
 """`tail` of topics' logs: reads old and new messages."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,6 +25,9 @@ from ..shared.messages import log_records
 from .options import TailOptions
 from .printer import Printer
 
+BodiesOf = Callable[[str, Sequence[bytes]], Sequence[bytes]]
+"""Returns the bodies of messages of a topic as they are written."""
+
 
 class BrokerLog(TopicReader):
     """A reader of a topic's log at one of several brokers.
@@ -37,15 +40,18 @@ class BrokerLog(TopicReader):
     address = ""
     broker = ""
 
-    def records(self, topic: str, batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
+    def records(
+        self, topic: str, batches: Iterable[RecordBatch], bodies_of: BodiesOf
+    ) -> Iterator[dict[str, Any]]:
         named = {"broker": self.broker} if self.broker else {}
         for batch in batches:
-            for record in log_records(topic, batch, range(batch.count)):
+            bodies = bodies_of(topic, batch.messages.bodies())
+            for record in log_records(topic, batch, range(batch.count), bodies):
                 yield named | record
 
-    def columns(self, topic: str, batch: RecordBatch) -> MessageColumns:
+    def columns(self, topic: str, batch: RecordBatch, bodies_of: BodiesOf) -> MessageColumns:
         return MessageColumns(
-            bodies=batch.messages.bodies(),
+            bodies=bodies_of(topic, batch.messages.bodies()),
             ids=batch.ids(),
             topics=topic.encode(),
             sequences=range(batch.base_sequence, batch.base_sequence + batch.count),
@@ -84,14 +90,19 @@ class LogPrinter(Printer[BrokerLog]):
 
     def _render(self, topic: str, source: BrokerLog, batches: Sequence[RecordBatch], count: int) -> bytes:
         if self.as_json:
-            return json_lines(islice(source.records(topic, batches), count)).encode()
+            return json_lines(islice(source.records(topic, batches, self.bodies_of), count)).encode()
         if self.template is not None:
             parts = []
             for batch in batches:
-                parts.append(self.template.render(source.columns(topic, batch), min(count, batch.count)))
+                parts.append(
+                    self.template.render(
+                        source.columns(topic, batch, self.bodies_of), min(count, batch.count)
+                    )
+                )
                 count -= min(count, batch.count)
             return b"".join(parts)
-        return self.raw(topic, [body for batch in batches for body in batch.messages.bodies()][:count])
+        bodies = [body for batch in batches for body in batch.messages.bodies()][:count]
+        return self.raw(topic, self.bodies_of(topic, bodies))
 
 
 def tail_log(options: TailOptions) -> ExitCode:
