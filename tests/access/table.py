@@ -45,6 +45,8 @@ ENDPOINTS = {
     ("POST", "/topic/move/store"): Row("publish", "topic", "--max-body-size"),
     ("GET", "/topic/read"): Row("read", "topic"),
     ("GET", "/topic/bounds"): Row("read", "topic"),
+    ("GET", "/definitions"): Row("any"),
+    ("POST", "/channel/disconnect"): Row("manage", "channel"),
     ("POST", "/channel/create"): Row("manage", "channel"),
     ("POST", "/channel/delete"): Row("manage", "channel"),
     ("POST", "/channel/empty"): Row("manage", "channel"),

@@ -11,11 +11,12 @@ from broker.support import RawClient, connected, running_broker
 
 
 class Api:
-    """Sends requests to one broker; `client` makes them, `tcp` is a V2 connection."""
+    """Sends requests to one broker; `client` makes them, `tcp` is a V2 connection to `tcp_address`."""
 
-    def __init__(self, client: httpx.AsyncClient, tcp: RawClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, tcp: RawClient, tcp_address: str = "") -> None:
         self.client = client
         self.tcp = tcp
+        self.tcp_address = tcp_address
 
     async def post(self, path: str, body: bytes = b"", **query: Any) -> tuple[int, str]:
         """Return the status and the error code (or text) of a POST."""
@@ -57,7 +58,7 @@ async def running_api(data_path: Path, **options: Any) -> AsyncIterator[Api]:
     """Run a broker, with an HTTP client and a raw TCP client."""
     async with running_broker(data_path, **options) as bound, connected(bound.tcp_address) as tcp:
         async with httpx.AsyncClient(base_url=f"http://{bound.http_address}", timeout=20) as client:
-            yield Api(client, tcp)
+            yield Api(client, tcp, bound.tcp_address)
 
 
 OK = (200, "OK")

@@ -33,6 +33,7 @@ ELSEWHERE = {
     ("Info", "processes"): "of a node of several processes",
     ("Stats", "archive"): "of a broker with an archive",
     ("Stats", "cluster"): "of a member of a cluster",
+    ("TopicDefinition", "unavailable"): "only while its files cannot be used",
     ("TopicStats", "first_sequence"): "of topics that keep messages",
     ("TopicStats", "disk_first_sequence"): "of topics with messages that only the archive has",
     ("TopicStats", "archived_bytes"): "of topics with messages that only the archive has",
@@ -139,6 +140,8 @@ def test_every_field_that_clients_read_is_in_an_answer(broker: Broker, http: Bro
     publish = b"PUB t\n" + struct.pack(">i", 3) + b"two"
     with connected(broker, publish), connected(broker, b"SUB t b\nRDY 1\n"):
         ask(api.stats(disk=True, clients=True), answers.Stats)
+        (disconnected,) = ask(api.disconnect("t", "b"))
+        note(disconnected, answers.Disconnected, found)
     ask(api.bounds("t"), answers.LogBounds)
     ask(api.position("t", "latest"), answers.LogPosition)
     ask(api.read("t", "0", 1), answers.Message)
@@ -149,6 +152,7 @@ def test_every_field_that_clients_read_is_in_an_answer(broker: Broker, http: Bro
     assert set(ask(api.settings("t"))) == {each.name for each in answers.settings_fields("topic")}
     assert set(ask(api.settings("t", "a"))) == {each.name for each in answers.settings_fields("channel")}
     assert ask(api.settings("t", None, {"max_messages": 1}, dry_run=True))["dropped"] >= 0
+    ask(api.definitions(), answers.Definitions)
     ask(api.seek("t", "b", "earliest", dry_run=True), answers.Seek)
     assert [each["topic"] for each in ask(api.dead_letter_topics())] == ["t.dead"]
     ask(api.count_dead_letters("t.dead"), answers.LetterCounts)

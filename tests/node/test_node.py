@@ -128,6 +128,14 @@ def test_changes_hold_on_all_processes(tmp_path: Path) -> None:
             (topic,) = node.stats(index)["topics"]
             assert (topic["paused"], topic["ttl_ms"]) == (True, 60_000)
         assert json.loads(node.get("/topic/settings?topic=t")[1])["ttl_ms"] == 60_000
+        node.post("/channel/create?topic=t&channel=c")
+        node.post("/topic/create?topic=a", at=node.processes[1]["http_address"])
+        channel = {"channel_name": "c", "paused": False, "settings": {}}
+        assert json.loads(node.get("/definitions")[1])["topics"] == [
+            {"topic_name": "a", "paused": False, "settings": {}, "channels": []},
+            {"topic_name": "t", "paused": True, "settings": {"ttl_ms": 60_000}, "channels": [channel]},
+        ]
+        node.post("/topic/delete?topic=a")
         assert node.request("PUT", "/config/draining", b"true") == (200, b"true")
         assert [node.stats(index).get("draining") for index in range(2)] == [True, True]
         assert node.stats()["draining"] is True

@@ -71,6 +71,25 @@ async def test_gets_the_messages_of_all_processes(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(wait_until, lambda: node.channel("t", "c")["client_count"] == 0)
 
 
+async def test_is_disconnected_at_all_processes(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        expected = fill(node, 1)
+        async with consumer(node, 5, client_id="me") as client, consumer(node, 0, client_id="you") as other:
+            await receive(client, 2, finish=False)
+
+            def disconnect() -> tuple[int, bytes]:
+                return node.post("/channel/disconnect?topic=t&channel=c&client=me")
+
+            status, body = await trio.to_thread.run_sync(disconnect)
+            assert status == 200
+            assert [each["client_id"] for each in json.loads(body)["disconnected"]] == ["me"]
+            assert await client.frame() is None
+            await other.send(b"RDY 5\n")
+            assert {each.body for each in await receive(other, 2)} == expected
+            await trio.to_thread.run_sync(wait_until, lambda: node.channel("t", "c")["client_count"] == 2)
+            assert json.loads((await trio.to_thread.run_sync(disconnect))[1])["message"] == "CLIENT_NOT_FOUND"
+
+
 async def test_with_fewer_places_than_processes(tmp_path: Path) -> None:
     """RDY 1: the place goes from one process to the other, also while both have messages."""
     with running_node(tmp_path) as node:

@@ -1,16 +1,18 @@
-"""`qcli channel`: create, delete, empty, pause, unpause, seek and list channels."""
+"""`qcli channel`: create, delete, empty, pause, unpause, seek and list channels, and disconnect their consumers."""
 
 from typing import Any
 
 import click
 
 from trio_nsq.api import broker as api
+from trio_nsq.api.answers import Disconnected
 from trio_nsq.api.answers import Seek as SeekAnswer
 from trio_nsq.text.wording import count_of
 
 from ..broker.brokers import Brokers, broker_http_options
+from ..broker.failures import Refused
 from ..broker.name_completion import complete_channel, complete_topic
-from ..broker.refusals import missing
+from ..broker.refusals import NotFound, missing
 from ..broker.requests import ask
 from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
@@ -69,7 +71,7 @@ _ACTIONS = [
 @click.group(
     "channel",
     cls=DocumentedGroup,
-    short_help="Create, delete, empty, pause, move or list channels.",
+    short_help="Create, delete, empty, pause, move or list channels; disconnect consumers.",
     examples={
         "list all channels": "qcli channel list",
         "create a channel": "qcli channel create clicks/archive",
@@ -82,7 +84,7 @@ _ACTIONS = [
     },
 )
 def command() -> None:
-    """Create, delete, empty, pause, unpause, move and list channels."""
+    """Create, delete, empty, pause, unpause, move and list channels, and disconnect their consumers."""
 
 
 for _action in _ACTIONS:
@@ -139,6 +141,69 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
     if not records:
         report_none("channels", topic or "")
     answers.check()
+
+
+@command.command(
+    "disconnect",
+    short_help="Disconnect consumers of a channel.",
+    examples={
+        "disconnect a consumer by its address": "qcli channel disconnect clicks/archive --client 10.0.0.7:50312",
+        "disconnect the consumers of a host": "qcli channel disconnect clicks/archive --client worker-7",
+        "disconnect all consumers": "qcli channel disconnect clicks/archive --all",
+        "list the consumers": "qcli clients clicks/archive",
+        "keep them from getting messages": "qcli channel pause clicks/archive",
+    },
+    exits={
+        ExitCode.FAILURE: "Nothing was done: there is no such channel or consumer, or the broker refused.",
+        ExitCode.PARTIAL: "Some brokers failed; standard error says which, and why.",
+    },
+    details={
+        "Effect": "The broker closes the connections. Messages in flight are requeued at once, and go to other "
+        "consumers. A delivery that a consumer began counts as an attempt. Consumers usually connect again within "
+        "seconds: pause the channel, or revoke their token, to keep them from getting messages.",
+        "Consumers": "A consumer has an id, by default the name of its host, and an address: 'qcli clients' and the "
+        "console show both. Several consumers may have the same id; all of them are disconnected.",
+        "JSON": "An object for each consumer: topic, channel, address, client_id and, with several brokers, broker.",
+    },
+)
+@click.argument("wanted", metavar="TOPIC/CHANNEL", type=channel_source, shell_complete=complete_channel)
+@broker_http_options
+@option("Options", "--client", metavar="ID", help="Disconnect the consumers with this id or address.")
+@option("Options", "--all", "every", is_flag=True, help="Disconnect all consumers.")
+@output_format("text: for people. json: an object per consumer.", "text", "json")
+def disconnect(wanted: Source, brokers: Brokers, client: str | None, every: bool, form: str) -> None:
+    """Disconnect consumers of a channel: those of --client, or --all."""
+    if (client is None) is not every:
+        raise click.UsageError("Say which consumers: --client ID or --all.")
+
+    def report(address: str, consumers: list[Disconnected]) -> None:
+        if form == "json":
+            records = [
+                {
+                    "topic": wanted.topic,
+                    "channel": wanted.channel,
+                    "address": each["remote_address"],
+                    "client_id": each["client_id"],
+                }
+                for each in consumers
+            ]
+            write(json_lines(brokers.records(records, address)))
+            return
+        names = ", ".join(f"{each['client_id']} ({each['remote_address']})" for each in consumers)
+        done = f"{count_of(len(consumers), 'consumer')} disconnected"
+        write_lines([f"channel {wanted}{brokers.suffix(address)}: {done}{f': {names}' if names else ''}"])
+
+    brokers.change(lambda address: _disconnect(address, wanted, client), report)
+
+
+def _disconnect(address: str, wanted: Source, client: str | None) -> list[Disconnected]:
+    try:
+        return ask(address, api.disconnect(wanted.topic, wanted.channel, client))
+    except Refused as error:
+        if error.text != "CLIENT_NOT_FOUND":
+            raise
+        brief = f'Channel "{wanted}" has no consumer "{client}" on {address}.'
+        raise NotFound(f"{brief} 'qcli clients {wanted}' lists them.", brief=brief) from error
 
 
 @command.command(

@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     PARTIAL = 4, "Failure after a part was done; standard error says which part."
     DAMAGED = 5, "Data on disk is damaged; the output says what."
     MISSING = 6, "Messages are no longer retained; the output says which."
+    CHANGES = 7, "There is something to change; the output says what."
     INTERRUPTED = 130, "Interrupted (SIGINT)."
     TERMINATED = 143, "Terminated (SIGTERM)."
 

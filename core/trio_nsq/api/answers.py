@@ -4,7 +4,7 @@ This is the only place that names these fields with their types. `tests/client/t
 answers of a running broker. What an nsqd or an older broker does not tell is not required.
 """
 
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 from ..text.settings import SETTINGS
 from .fields import Field
@@ -293,6 +293,45 @@ def settings_fields(kind: str) -> tuple[Field, ...]:
     return tuple(
         Field(each.key, str if each.parse is str else int, needed=each is first) for each in SETTINGS[kind]
     )
+
+
+class ChannelDefinition(TypedDict):
+    """A channel of `/definitions`.
+
+    Attributes:
+        settings: Those that are set, by the broker's keys; the others have the defaults.
+    """
+
+    channel_name: str
+    paused: bool
+    settings: dict[str, Any]
+
+
+class TopicDefinition(TypedDict, total=False):
+    """A topic of `/definitions`; `settings` as those of a channel.
+
+    Attributes:
+        unavailable: Why the broker cannot use the topic. Then it tells no channels and settings.
+    """
+
+    topic_name: Required[str]
+    paused: Required[bool]
+    settings: Required[dict[str, Any]]
+    channels: Required[list[ChannelDefinition]]
+    unavailable: str
+
+
+class Definitions(TypedDict):
+    """The answer of `/definitions`: the topics and channels that are not ephemeral."""
+
+    topics: list[TopicDefinition]
+
+
+class Disconnected(TypedDict):
+    """A consumer that the broker has disconnected, by its id and address."""
+
+    client_id: str
+    remote_address: str
 
 
 # ---------------------------------------------------------------------- dead letters

@@ -16,6 +16,8 @@ from .answers import (
     DeadLetter,
     DeadLetterTopic,
     DeferredCounts,
+    Definitions,
+    Disconnected,
     Gap,
     Info,
     LetterCounts,
@@ -220,12 +222,13 @@ def settings(
     """Ask for the settings of a topic or channel, by the broker's keys, or change some.
 
     Args:
-        dry_run: Tell what the change would do: the settings, and for a topic how many messages are `dropped`.
+        dry_run: Tell what the change would do: the settings, and how many messages are `dropped`; an older
+            broker does not tell this for a channel.
     """
     kind = "topic" if channel is None else "channel"
     fields = settings_fields(kind)
-    if dry_run and kind == "topic":
-        fields += (Field("dropped", int, needed=True),)
+    if dry_run:
+        fields += (Field("dropped", int, needed=kind == "topic"),)
     return Request(
         "GET" if changes is None else "PUT",
         f"/{kind}/settings",
@@ -240,6 +243,18 @@ seek: Endpoint[Seek] = Endpoint(
     "POST /channel/seek", _json(Seek), "topic channel to incarnation dry_run", _CANNOT_BE_READ
 )
 """Move a channel to a position of its topic, which has the log `incarnation`. With `dry_run`, only tell the effect."""
+
+definitions: Endpoint[Definitions] = Endpoint(
+    "GET /definitions", _json(Definitions), lacking="has no list of settings"
+)
+"""All topics and channels that are not ephemeral, with the settings that are set."""
+disconnect: Endpoint[list[Disconnected]] = Endpoint(
+    "POST /channel/disconnect",
+    json_object(value_of("disconnected", list[Disconnected])),
+    "topic channel client",
+    "cannot disconnect consumers",
+)
+"""Disconnect the consumers of a channel; with `client`, an id or an address, those of this client."""
 
 # ---------------------------------------------------------------------- messages
 

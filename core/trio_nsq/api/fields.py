@@ -48,8 +48,8 @@ def _field(name: str, hint: Any, needed: bool) -> Field:
         (inner,) = get_args(kind)
         kind = list
     elif get_origin(kind) is dict:
-        _, inner = get_args(kind)
-        kind = dict
+        _, of_values = get_args(kind)
+        kind, inner = dict, None if of_values is Any else of_values
     return Field(name, kind, inner, needed, len(options) > 1)
 
 

@@ -19,7 +19,7 @@ _UNITS = {
     for unit, factor in _BYTES_PER_UNIT.items()
     for written in (unit, unit.upper(), unit.lower())
 }
-_SIZE = re.compile(rf"([0-9]{{1,15}})({'|'.join(_UNITS)})")
+_SIZE = re.compile(rf"([0-9]{{1,18}})({'|'.join(_UNITS)})")
 UNLIMITED = "unlimited"
 
 

@@ -38,7 +38,7 @@ from ..options import BrokerOptions
 from ..server import Server
 from ..state.reported_jobs import MAX_REPORT_BYTES
 from ..state.settings import SettingsError
-from . import backlog, cluster, dead_letters, debug, jobs, moves, read, topics
+from . import backlog, cluster, dead_letters, debug, definitions, jobs, moves, read, topics
 from .config import Config
 from .publishing import Publishing, refusal
 from .status import Status
@@ -206,6 +206,7 @@ _HANDLERS: _Handlers = {
     ("POST", "/cluster/switch"): (_ADMIN, cluster.switch),
     ("POST", "/cluster/remove"): (_ADMIN, cluster.remove),
     ("POST", "/cluster/promote"): (_ADMIN, cluster.promote),
+    ("GET", "/definitions"): (_ANY_ROLE, definitions.definitions),
     ("POST", "/topic/create"): (_MANAGE_TOPIC, topics.create_topic),
     ("POST", "/topic/delete"): (_MANAGE_TOPIC, topics.delete_topic),
     ("POST", "/topic/empty"): (_MANAGE_TOPIC, topics.empty_topic),
@@ -226,6 +227,7 @@ _HANDLERS: _Handlers = {
     ("POST", "/channel/empty"): (_MANAGE_CHANNEL, topics.empty_channel),
     ("POST", "/channel/pause"): (_MANAGE_CHANNEL, partial(topics.pause_channel, paused=True)),
     ("POST", "/channel/unpause"): (_MANAGE_CHANNEL, partial(topics.pause_channel, paused=False)),
+    ("POST", "/channel/disconnect"): (_MANAGE_CHANNEL, topics.disconnect_consumers),
     ("GET", "/channel/settings"): (_READ_CHANNEL, topics.get_channel_settings),
     ("PUT", "/channel/settings"): (_MANAGE_CHANNEL, topics.put_channel_settings),
     ("GET", "/channel/peek"): (_READ_CHANNEL, backlog.peek),

@@ -13,6 +13,7 @@ from ...http import HTTPError, Request, Response, channel_names, given, valid_na
 from ...protocol.untrusted_json import decode_json
 from ..dead_letters import refuse_loop
 from ..server import Server
+from ..session.session import Session
 from ..state.channel import Channel
 from ..state.settings import ChannelSettings, TopicSettings
 from ..state.topic import Topic
@@ -117,6 +118,32 @@ async def pause_channel(server: Server, request: Request, *, paused: bool) -> Re
         topic.moving.refuse_changes()
     await server.admin.pause(channel, paused)
     return _EMPTY
+
+
+async def disconnect_consumers(server: Server, request: Request) -> Response:
+    """Disconnect the consumers of a channel, or those of a client: its `client_id` or its address.
+
+    Their messages in flight are requeued, as when they disconnect themselves. They may connect again.
+    """
+    channel, client = find_channel(server, request), request.query.get("client")
+    found = [
+        session
+        for each in channel.consumers
+        if isinstance(session := each.subscriber, Session)
+        and client in (None, session.handshake.identity.client_id, session.peer)
+    ]
+    if client is not None and not found:
+        raise HTTPError(404, "CLIENT_NOT_FOUND")
+    for session in found:
+        session.close()
+    return Response.json(
+        {
+            "disconnected": [
+                {"client_id": each.handshake.identity.client_id, "remote_address": each.peer}
+                for each in found
+            ]
+        }
+    )
 
 
 # ---------------------------------------------------------------------- settings

@@ -22,7 +22,7 @@ from ..api.status import Status
 from ..monitoring.stats_text import render_text
 from ..server import Server
 from ..siblings import Siblings
-from .sums import label_metrics, sum_stats
+from .sums import label_metrics, merge_definitions, merge_disconnected, sum_stats
 
 _CONNECT_S: Final = 2.0
 _ANSWER_S: Final = 30.0
@@ -90,6 +90,8 @@ class Front:
             "/info": self.info,
             "/stats": self.stats,
             "/metrics": self.metrics,
+            "/definitions": self.definitions,
+            "/channel/disconnect": self.disconnect,
         }
         if key in _LOCAL:
             return replace(route, handler=self._with_owner(route.handler))
@@ -144,6 +146,21 @@ class Front:
         answers = await self._answers_of_all(request)
         text = label_metrics({index: _body(answer).decode() for index, answer in enumerate(answers)})
         return replace(answers[0], body=text.encode())
+
+    async def definitions(self, request: Request) -> Response:
+        """Return the topics and channels of all processes."""
+        return Response.json(
+            merge_definitions([_decoded(each) for each in await self._answers_of_all(request)])
+        )
+
+    async def disconnect(self, request: Request) -> Response:
+        """Disconnect consumers; a client of the shared address is connected to several processes."""
+        answers = await self._ask_all(request)
+        joined = _joined(answers)
+        if joined.status != 200:
+            return joined
+        done = [answer for answer in answers if answer is not None and answer.status == 200]
+        return Response.json(merge_disconnected([_decoded(answer) for answer in done]))
 
     async def _answers_of_all(self, request: Request, target: str | None = None) -> list[Response]:
         """Return the answers of all processes. Raises HTTPError: one does not answer, or refuses."""

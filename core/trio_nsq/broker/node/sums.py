@@ -92,6 +92,30 @@ def _highest(latencies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def merge_definitions(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the document of `/definitions` of a node. Its processes have the same settings."""
+    return {"topics": _merged((part["topics"] for part in parts), "topic_name", _merge_topics)}
+
+
+def _merge_topics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged = _merge_defined(parts)
+    merged["channels"] = _merged((part["channels"] for part in parts), "channel_name", _merge_defined)
+    if reasons := [part["unavailable"] for part in parts if part.get("unavailable")]:
+        merged["unavailable"] = "; ".join(dict.fromkeys(reasons))
+    return merged
+
+
+def _merge_defined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    usable = next((part for part in parts if not part.get("unavailable")), parts[0])
+    return dict(usable) | {"paused": any(part["paused"] for part in parts)}
+
+
+def merge_disconnected(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the answer of `/channel/disconnect` of a node, with each client once."""
+    clients = [client for part in parts for client in part["disconnected"]]
+    return {"disconnected": list({tuple(client.items()): client for client in clients}.values())}
+
+
 def _merged(lists: Iterable[Iterable[Mapping[str, Any]]], key: str, merge: Any) -> list[dict[str, Any]]:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for items in lists:

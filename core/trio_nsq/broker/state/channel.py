@@ -197,6 +197,11 @@ class Channel:
         for message in self.messages.withdrawn.take_all_waiting():
             self._return(message)
 
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        """The settings that are set, by name; the others have their defaults."""
+        return self._own_settings
+
     def settings_with(self, changes: Mapping[str, Any]) -> ChannelSettings:
         """Return the settings that `configure` would apply. Raises SettingsError."""
         return self._changed_settings(changes)[0]

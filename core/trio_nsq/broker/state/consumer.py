@@ -22,7 +22,7 @@ class Subscriber(Protocol):
         """Send the frames passed to `deliver`."""
 
     def close(self) -> None:
-        """Close the connection soon, because the channel is deleted."""
+        """Close the connection soon: the channel is deleted, or an operator disconnects its consumers."""
 
 
 class Consumer:

@@ -241,6 +241,11 @@ class Topic:
         """The oldest sequence that a channel has not delivered, or that waits for one; the end if there is none."""
         return self.limits.oldest_of(self.channels.values())
 
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        """The settings that are set, by name; the others have the broker's defaults."""
+        return self._own_settings
+
     def settings_with(self, changes: Mapping[str, Any]) -> TopicSettings:
         """Return the settings that `configure` would apply. Raises SettingsError."""
         return change(self._defaults, self._own_settings, changes)[0]

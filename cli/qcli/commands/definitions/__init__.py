@@ -1,0 +1,1 @@
+"""`qcli definitions`: topics, channels and their settings as a file."""
