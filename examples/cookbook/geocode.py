@@ -7,6 +7,7 @@ pause (status 429 or 503), the message waits and the delivery is no attempt. Oth
 import asyncio
 import signal
 import sys
+from urllib.parse import quote
 
 import httpx
 
@@ -22,7 +23,7 @@ async def main(url: str) -> None:
     ):
 
         async def look_up(message: trio_nsq.Message) -> trio_nsq.Answer | None:
-            found = await service.get("/" + message.body.decode())
+            found = await service.get("/" + quote(message.body))
             if found.status_code in (429, 503):
                 pause_s = float(found.headers.get("retry-after", 1))
                 return trio_nsq.Retry(delay_s=pause_s, backoff=False, count_attempt=False)

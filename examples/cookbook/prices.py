@@ -38,12 +38,13 @@ def apply(found: list[trio_nsq.RecordBatch | trio_nsq.Gap]) -> None:
 async def main() -> None:
     """Answer until the end of standard input."""
     is_current = asyncio.Event()
-    following = asyncio.create_task(follow(is_current))
-    await is_current.wait()
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        item = line.strip()
-        print(f"{item}: {prices.get(item, 'no price')}", flush=True)
-    following.cancel()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow(is_current))
+        await is_current.wait()
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            item = line.strip()
+            print(f"{item}: {prices.get(item, 'no price')}", flush=True)
+        following.cancel()
 
 
 if __name__ == "__main__":
