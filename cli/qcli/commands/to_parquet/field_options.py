@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,25 +14,59 @@ if TYPE_CHECKING:
     from trio_nsq.spark.schemas.column_types import ColumnType
 
 TIME_LEVELS = ("date", "hour")
+_AS = re.compile(r"(.+?)\s+AS\s+(.+)", re.IGNORECASE | re.DOTALL)
+_ORDER = re.compile(r"(.+?)(?:\s+(ASC|DESC))?", re.IGNORECASE | re.DOTALL)
 
 
-def column_list(text: str) -> list[tuple[str, ColumnType | None]]:
-    """Parse `FIELD[:TYPE],...`."""
+class Column(NamedTuple):
+    """An element of `--columns`.
+
+    Attributes:
+        field: The name of the field, or the one that it gets.
+        type: None: it is inferred.
+        path: Where bodies have the value, if that is not the field; otherwise empty.
+    """
+
+    field: str
+    type: ColumnType | None
+    path: str = ""
+
+
+def column_list(text: str) -> list[Column]:
+    """Parse `FIELD[ AS NAME][:TYPE],...`."""
+    from trio_nsq.filters.conditions import parse_path
     from trio_nsq.spark.schemas.column_types import TYPE_NAMES, parse_column, split_columns
 
-    found: list[tuple[str, ColumnType | None]] = []
+    found: list[Column] = []
     for part in split_columns(text):
         try:
             name, chosen = parse_column(part)
         except ValueError:
             kind = part.rpartition(":")[2]
             raise click.BadParameter(f"{kind!r} is not one of {TYPE_NAMES}.") from None
+        path = ""
+        if renamed := _AS.fullmatch(name):
+            path, name = renamed.groups()
+            parsed(parse_path, path)
         if not name:
             raise click.BadParameter(f"{text!r} contains an empty name.")
-        if name in dict(found):
+        if any(name == each.field for each in found):
             raise click.BadParameter(f"{name!r} is given twice.")
-        found.append((name, chosen))
+        found.append(Column(name, chosen, path))
     return found
+
+
+def order_list(text: str) -> tuple[tuple[str, bool], ...]:
+    """Parse `COLUMN[ DESC],...`."""
+    found: dict[str, bool] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        matched = _ORDER.fullmatch(part)
+        assert matched is not None  # it takes any text
+        name, way = matched.groups()
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice.")
+        found[name] = (way or "").upper() == "DESC"
+    return tuple(found.items())
 
 
 def mask_list(text: str) -> tuple[tuple[str, str], ...]:
@@ -54,7 +89,7 @@ def field_names(text: str) -> tuple[str, ...]:
 
 
 class PartitionLevels(click.ParamType[tuple[str, ...]]):
-    """`none`, or levels of folders: `date`, `hour` and fields; the value has the levels, outermost first."""
+    """`none`, or levels of folders: `date`, `hour`, fields and transforms; the value has them, outermost first."""
 
     name = "levels"
 
@@ -63,9 +98,14 @@ class PartitionLevels(click.ParamType[tuple[str, ...]]):
     ) -> tuple[str, ...]:
         if isinstance(value, tuple):  # converted before
             return value
-        levels = tuple(each.strip() for each in value.split(","))
-        if levels == ("none",):
+        if value.strip() == "none":
             return ()
+        from trio_nsq.spark.export.levels import parse_level, split_levels
+
+        try:
+            levels = tuple(str(parse_level(each)) for each in split_levels(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
         for level in levels:
             if not level or level == "none":
                 self.fail(f"{value!r} contains {'none' if level else 'an empty name'}.", param, ctx)
@@ -84,9 +124,9 @@ class PartitionLevels(click.ParamType[tuple[str, ...]]):
 def event_time(text: str) -> tuple[str, ColumnType | None]:
     """Parse `FIELD[:TYPE]`."""
     found = column_list(text)
-    if len(found) != 1:
-        raise click.BadParameter(f"{text!r} has several fields.")
-    return found[0]
+    if len(found) != 1 or found[0].path:
+        raise click.BadParameter(f"{text!r} is not one field.")
+    return found[0][:2]
 
 
 def time_level(levels: tuple[str, ...]) -> str:

@@ -73,6 +73,7 @@ class ToParquetOptions(BodyOptions):
     masks: tuple[tuple[str, str], ...]
     partition_by: tuple[str, ...]
     event_time: tuple[str, ColumnType | None] | None
+    sort_by: tuple[tuple[str, bool], ...]
     target_bytes: int
     row_group_bytes: int
     compression: str
@@ -134,6 +135,14 @@ class ToParquetOptions(BodyOptions):
         if self.compact and not self.delta and not self.iceberg:
             raise click.UsageError("--compact merges files of a table: give --delta or --iceberg.")
         self._check_key()
+        if self.compact and self.sort_by:
+            raise click.UsageError(
+                "--compact and --sort-by exclude each other: the rows of merged files would not be sorted."
+            )
+        if self.key and self.sort_by:
+            raise click.UsageError(
+                "--key and --sort-by exclude each other: files are written again with the rows that they keep."
+            )
         check_range(self.first, self.end)
         for topic in self.topics or ["any"]:
             if self.channel is not None:
@@ -398,9 +407,11 @@ class ToParquetOptions(BodyOptions):
                 keeps_levels=has_fields and self.iceberg is not None,
                 key=self.key,
                 operation=self.op,
+                paths=tuple((each.field, each.path) for each in self.columns or () if each.path),
+                sort_by=self.sort_by,
             ),
             event_time_type=kind or JsonType.TIMESTAMP,
-            json_fields=self.schema_fields() or self.columns or (),
+            json_fields=self.schema_fields() or [(each.field, each.type) for each in self.columns or ()],
             contract=SchemaContract(self.contract) if self.contract else None,
             dead_letter_topic=self._letters_topic(),
             compression=self.compression,

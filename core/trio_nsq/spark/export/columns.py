@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...filters.exact_json import decode_object
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.headers import decode_headers
@@ -39,6 +40,7 @@ from .dead_letters import Letter
 from .json_columns import BodyReader, JsonParser, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 from .masks import masks_of
+from .paths import with_paths
 from .selection import RowSelection
 from .typed_arrays import TypedArrays
 
@@ -358,13 +360,14 @@ class TableBuilder:
         return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
 
 
-def _reader_of(layout: Layout, schemas: SchemaSource | None) -> BodyReader | None:
-    """Return how to read bodies that need a schema; None: others. Raises BodySchemaError."""
+def _reader_of(layout: Layout, schemas: SchemaSource | None) -> BodyReader:
+    """Return how to read the bodies of a layout. Raises BodySchemaError."""
     if layout.body_schema is None:
-        return None
+        return BodyReader(with_paths(decode_object, layout))
     registry = schemas.registry if schemas is not None else None
     decoder = layout.body_schema.decoder(registry_at(registry) if registry is not None else None)
-    return BodyReader(decoder.decode, TypedArrays, f"valid {layout.body} body", refuses_unknown=True)
+    decode = with_paths(decoder.decode, layout)
+    return BodyReader(decode, TypedArrays, f"valid {layout.body} body", refuses_unknown=True)
 
 
 def _decoded(body: bytes) -> str | None:

@@ -68,8 +68,9 @@ class RangeFiles:
         self._layout = layout
         # With a key, the table takes the rows from there: see `tables/merging.py`.
         self._place = f"{changes_folder(request.topic)}/" if layout.key else ""
-        self._sorter = PartitionSorter(layout, request.row_group_bytes) if layout.levels else None
-        self._partition = PartitionBy.NONE if layout.levels else layout.partition
+        is_collected = bool(layout.levels or layout.sort_by)
+        self._sorter = PartitionSorter(layout, request.row_group_bytes) if is_collected else None
+        self._partition = PartitionBy.NONE if is_collected else layout.partition
         self._schema = file_schema(layout)
         self._request = request
         self._table_bytes = min(_TABLE_BYTES, request.row_group_bytes)

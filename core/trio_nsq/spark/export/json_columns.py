@@ -19,6 +19,7 @@ from ..schemas.promotions import Promotion, common_type
 from .column_arrays import ColumnArrays
 from .json_values import is_milliseconds, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
+from .levels import Transform
 from .operations import is_operation
 from .partitions import fits_folder
 from .path_counts import count_path
@@ -99,7 +100,12 @@ class JsonParser:
         self._columns = layout.json_columns
         self._known = frozenset(column.field for column in layout.json_columns)
         self._keep_rest = layout.keep_rest
-        self._folders = frozenset(layout.partition_fields)
+        self._folders: dict[str, list[tuple[str, int | None]]] = {}
+        """The names of folders with text of a field, and how many characters of it they have; None: all."""
+        for level in layout.field_levels:
+            if level.transform in (Transform.IDENTITY, Transform.TRUNCATE):
+                name = layout.level_name(level)
+                self._folders.setdefault(level.field, []).append((name, level.size or None))
         self._fixed = layout.fixed_fields
         self._contract = contract
         self._promotion = promotion
@@ -195,8 +201,11 @@ class JsonParser:
         arrays = self._bodies.arrays(misfit, unknown if looks else None)
         values = [each.get(field) for each in objects]
         if field in self._folders and column.type is JsonType.STRING:
+            folders = self._folders[field]
             for row, value in enumerate(values):
-                if isinstance(value, str) and not fits_folder(column.name, value):
+                if isinstance(value, str) and not all(
+                    fits_folder(name, value[:size]) for name, size in folders
+                ):
                     misfit(row, field, column.type, value)
                     values[row] = None
         return arrays.build(column.type, values, field)
@@ -285,11 +294,14 @@ class _Rows:
 
 
 def infer_columns(
-    bodies: Iterable[bytes], given: Sequence[tuple[str, ColumnType | None]]
+    bodies: Iterable[bytes],
+    given: Sequence[tuple[str, ColumnType | None]],
+    decode: Callable[[bytes], Mapping[str, Any]] = decode_object,
 ) -> list[JsonColumn]:
     """Infer columns from a sample.
 
     Args:
+        decode: See `BodyReader`.
         given: Fields, with a type or None to infer it; empty: all fields of the sample, or those in most messages if
             there are more than `MAX_COLUMNS`.
 
@@ -300,7 +312,7 @@ def infer_columns(
     counts = Counter[str]()
     for body in bodies:
         try:
-            found = decode_object(body)
+            found = decode(body)
         except (ValueError, RecursionError):
             continue
         counts.update(found.keys())

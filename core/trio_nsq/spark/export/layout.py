@@ -12,6 +12,7 @@ from ...log.gaps import Span
 from ...protocol.errors import NSQError
 from ..bodies.schema import BodySchema
 from ..schemas.column_types import ColumnType, JsonMap, JsonType, parse_type
+from .levels import Level, parse_level
 
 
 class LayoutError(NSQError):
@@ -94,8 +95,8 @@ class Layout:
         headers: Whether there is a column of the headers of messages; folders of earlier versions have none.
         where: The condition in SQL that the messages in the files meet, see `selection`; empty: the files have all.
         masks: Fields of JSON bodies whose values are masked, each with its `Mask`.
-        levels: The levels of partition folders, outermost first: fields of JSON columns, and the value of `partition`;
-            empty: only `partition`.
+        levels: The levels of partition folders, outermost first: fields of JSON columns, transforms of fields, see
+            `levels`, and the value of `partition`; empty: only `partition`.
         event_time: The field with the time that `partition` is of; empty: it is of the publish time. Its column has
             times.
         keeps_levels: Whether the files have the columns of the fields among `levels`, too, as Iceberg needs. Otherwise
@@ -104,6 +105,8 @@ class Layout:
         key: Fields that identify a row of the table, which is that of the newest message with these values. Empty: each
             message is a row.
         operation: The field that says whether a message deletes its key, see `operations`; empty: none does.
+        paths: Fields that are those of another name, or are in objects, each with its path, such as `user.id`.
+        sort_by: The columns by which the rows of each file are sorted, each with whether that is descending.
     """
 
     partition: PartitionBy = PartitionBy.NONE
@@ -120,6 +123,8 @@ class Layout:
     body_schema: BodySchema | None = None
     key: tuple[str, ...] = ()
     operation: str = ""
+    paths: tuple[tuple[str, str], ...] = ()
+    sort_by: tuple[tuple[str, bool], ...] = ()
 
     @property
     def key_columns(self) -> list[str]:
@@ -127,9 +132,33 @@ class Layout:
         return [self.column_of(field).name for field in self.key]
 
     @property
+    def field_levels(self) -> list[Level]:
+        """The levels of fields."""
+        return [parse_level(level) for level in self.levels if level != self.partition]
+
+    @property
     def partition_fields(self) -> list[str]:
-        """The fields among the levels."""
-        return [level for level in self.levels if level != self.partition]
+        """The fields of the levels."""
+        return list(dict.fromkeys(level.field for level in self.field_levels))
+
+    @property
+    def shapes(self) -> bool:
+        """Whether fields have other names, names of folders are transforms of values, or rows are sorted."""
+        return bool(self.paths or self.sort_by or any(level.suffix for level in self.field_levels))
+
+    def path_of(self, field: str) -> str:
+        """Return where bodies have the value of a column's field."""
+        return dict(self.paths).get(field, field)
+
+    def level_name(self, level: Level) -> str:
+        """Return the name of the folders of a level: that of the column, with the transform."""
+        return plain_name(level.field) + level.suffix if level.suffix else self.column_of(level.field).name
+
+    @property
+    def _taken_names(self) -> list[str]:
+        """The names of columns that are not of fields, beside those of each layout."""
+        names = [self.level_name(level) for level in self.field_levels if level.suffix]
+        return [*names, HEADERS] if self.headers else names
 
     @property
     def is_by_publish_time(self) -> bool:
@@ -145,7 +174,8 @@ class Layout:
     @property
     def dropped_columns(self) -> list[str]:
         """The columns whose values are in the names of folders only."""
-        return [] if self.keeps_levels else [self.column_of(field).name for field in self.partition_fields]
+        whole = [] if self.keeps_levels else [level.field for level in self.field_levels if not level.suffix]
+        return [self.column_of(field).name for field in whole]
 
     @property
     def time_column(self) -> str:
@@ -199,7 +229,7 @@ class Layout:
         for column in columns:
             kind, there = column.type, [each.name for each in found]
             suits = None if fits is None else partial(fits, kind=kind)
-            (name,) = name_columns([column.field], there, suits, [HEADERS] if self.headers else ())
+            (name,) = name_columns([column.field], there, suits, self._taken_names)
             found.append(replace(column, name=name))
         return replace(self, json_columns=tuple(found))
 
@@ -236,6 +266,8 @@ class Layout:
             "headers": self.headers,
             **({"where": self.where} if self.where else {}),
             **({"masks": self.masks} if self.masks else {}),
+            **({"paths": self.paths} if self.paths else {}),
+            **({"sort_by": self.sort_by} if self.sort_by else {}),
             **({"body_schema": self.body_schema.to_json()} if self.body_schema is not None else {}),
             **({"key": self.key, "operation": self.operation} if self.key else {}),
         }
@@ -281,6 +313,8 @@ class Layout:
             BodySchema.from_json(found["body_schema"]) if "body_schema" in found else None,
             tuple(found.get("key", ())),
             found.get("operation", ""),
+            tuple((field, path) for field, path in found.get("paths", ())),
+            tuple((column, bool(is_descending)) for column, is_descending in found.get("sort_by", ())),
         )
 
 
@@ -303,10 +337,14 @@ def name_columns(
     Args:
         there: The names of columns of other fields.
         fits: Whether a column can have this name; None: each can.
-        more_taken: More names of columns that are not of fields: `HEADERS`, if there is this column.
+        more_taken: More names of columns that are not of fields: `HEADERS`, if there is this column, and of folders.
     """
-    plain = (_REFUSED_BY_SPARK.sub("_", field) for field in fields)
-    return distinct_names(plain, there, fits, more_taken)
+    return distinct_names(map(plain_name, fields), there, fits, more_taken)
+
+
+def plain_name(field: str) -> str:
+    """Return the name of a field without the characters that Spark refuses in the columns of Delta tables."""
+    return _REFUSED_BY_SPARK.sub("_", field)
 
 
 def distinct_names(

@@ -25,9 +25,9 @@ from ..ranges import BrokerRanges, LastMessage, merge_adjacent, split, subtract
 from .layout import Layout, range_name, safe_name
 
 VERSION, _NEWEST = 2, 3
-"""A layout with a condition, masks, a schema or a key makes it version 3: earlier programs would write other rows. So
-do unfinished conversions: earlier programs know only those of longs to doubles, and would note the others as
-finished."""
+"""A layout with a condition, masks, a schema, a key, or what `Layout.shapes` has makes it version 3: earlier programs
+would write other rows. So do unfinished conversions: earlier programs know only those of longs to doubles, and would
+note the others as finished."""
 _READABLE = (1, 2, 3)
 """Version 1 has one layout, and neither an id nor commits; it is saved as version 2."""
 _ID_BYTES = 8
@@ -243,7 +243,8 @@ class Manifest:
             "version": _NEWEST
             if self.widening
             or any(
-                layout.where or layout.masks or layout.body_schema or layout.key for layout in self.layouts
+                each.where or each.masks or each.body_schema or each.key or each.shapes
+                for each in self.layouts
             )
             else VERSION,
             "topic": self.topic,

@@ -9,7 +9,7 @@ is text, and the condition sees the text of its values.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ...filters.conditions import parse_path
+from ...filters.conditions import Path, parse_path
 from ...filters.masks import BodyMasks, Mask
 from ..schemas.column_types import ColumnType, JsonArray, JsonMap, JsonStruct, JsonType
 from .layout import JsonColumn, Layout, LayoutError
@@ -23,29 +23,39 @@ def masks_of(layout: Layout) -> BodyMasks | None:
 def with_types_of_masks(columns: Iterable[JsonColumn], layout: Layout) -> list[JsonColumn]:
     """Return columns whose types were inferred from the values themselves, with the types of masked values."""
     paths = BodyMasks((field, Mask(mask)) for field, mask in layout.masks).text_paths
-    whole, inside = {path[0] for path in paths if len(path) == 1}, {path[0] for path in paths}
-    return [
-        replace(column, type=JsonType.STRING)
-        if column.widens
-        and (column.field in whole or (column.field in inside and column.type is not JsonType.JSON))
-        else column
-        for column in columns
-    ]
+    found = []
+    for column in columns:
+        inner = [rest for path in paths for rest in _below(layout, column.field, path)]
+        if column.widens and (() in inner or (inner and column.type is not JsonType.JSON)):
+            column = replace(column, type=JsonType.STRING)
+        found.append(column)
+    return found
+
+
+def _below(layout: Layout, field: str, path: Path) -> list[Path]:
+    """Return where a masked path is in the values of a field's column; empty: it is in none of them."""
+    source = layout.path_of(field)
+    begins = {(source,), (parse_path(source) if source != field else (source,))}
+    return [path[len(begin) :] for begin in begins if path[: len(begin)] == begin]
 
 
 def check_masks(layout: Layout) -> None:
     """Check that masked values fit the columns. Raises LayoutError."""
     for field, mask in layout.masks:
-        if (field in layout.partition_fields and mask == Mask.NULL) or field == layout.event_time:
+        paths = {(field,), parse_path(field)}
+        columns = [
+            *(layout.partition_fields if mask == Mask.NULL else ()),
+            *filter(None, [layout.event_time]),
+        ]
+        if any(() in _below(layout, each, path) for each in columns for path in paths):
             raise LayoutError(
                 f"--mask hides the field {field}, which names the folders: leave out one of them"
             )
         if mask == Mask.NULL:
             continue
         for column in layout.json_columns:
-            for path in {(field,), parse_path(field)}:
-                kinds = _types_at(column.type, path[1:]) if column.field == path[0] else []
-                for kind in kinds:
+            for inner in (inner for path in paths for inner in _below(layout, column.field, path)):
+                for kind in _types_at(column.type, inner):
                     if kind not in (JsonType.STRING, JsonType.JSON):
                         raise LayoutError(
                             f"the field {field} has the type {kind}, and its mask {mask} is text: give it the type "

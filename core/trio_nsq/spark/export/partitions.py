@@ -1,14 +1,16 @@
-"""Partition folders by fields of JSON bodies, and by their own time: rows of a range are grouped, then written.
+"""Partition folders by fields of JSON bodies, and by their own time: rows of a range are grouped, sorted, then written.
 
 The names and the rows of a file depend on the messages of its range only: after a kill, the next attempt may find
 some of the files. So the rows of a range are collected first, beyond some size in a temporary file, and then written,
 one file after the other. Any number of partitions needs the same memory and one open file.
 """
 
+import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import date
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +20,8 @@ import pyarrow.compute as pc
 from ..schemas.arrow_types import arrow_type
 from ..schemas.column_types import ColumnType, JsonType, TimeType
 from .layout import JsonColumn, Layout, LayoutError, PartitionBy
+from .levels import Level, Transform, parse_level
+from .sorting import sorted_rows
 
 MAX_PARTITIONS = 10_000
 """The most partitions of a range: each is a file. With more, the values of the field are probably data."""
@@ -33,6 +37,21 @@ _TYPES = frozenset(
     )
 )
 """The types of columns whose values can name folders."""
+_NOT_TRANSFORMED = {
+    Transform.BUCKET: frozenset({JsonType.BOOLEAN}),
+    Transform.TRUNCATE: frozenset({JsonType.BOOLEAN, JsonType.DATE}),
+}
+_KINDS = {
+    Transform.BUCKET: pa.int32(),
+    Transform.YEAR: pa.int32(),
+    Transform.MONTH: pa.string(),
+    Transform.DAY: pa.date32(),
+    Transform.HOUR: pa.string(),
+}
+"""The types of the columns that readers take from the names of folders; others have that of the field."""
+_DATE_CHARS = {Transform.YEAR: 4, Transform.MONTH: 7, Transform.DAY: 10}
+_MAX_INT32 = 2**31 - 1
+_OPTION = "--partition-by"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAX_VALUE_BYTES = 100
 _MAX_FOLDER_BYTES = 255
@@ -49,7 +68,7 @@ class PartitionSorter:
     """Collects the rows of a range, and returns them by partition. Call `close` at the end.
 
     Args:
-        layout: It has levels of fields, or an event time.
+        layout: It has levels of fields, an event time, or an order of rows.
         memory_bytes: Keep about this many bytes of rows in memory, and others in a temporary file.
     """
 
@@ -98,14 +117,18 @@ class PartitionSorter:
         self._in_memory, self._bytes = {}, 0
 
     def parts(self) -> Iterator[tuple[str, Iterator[Any]]]:
-        """Yield the folder of each partition, and its rows as tables, in the order of the messages."""
+        """Yield the folder of each partition, and its rows as tables, in the order of the layout or of the messages."""
         reader: Any = None
         if self._writer is not None:
             self._writer.close()
             self._file.flush()
             reader = pa.ipc.open_file(self._stack.enter_context(pa.memory_map(self._file.name)))
         for values in list(dict.fromkeys([*self._spilled, *self._in_memory])):
-            yield _folder(self._names, values), self._rows(values, reader)
+            rows = self._rows(values, reader)
+            yield (
+                _folder(self._names, values),
+                sorted_rows(rows, self._layout) if self._layout.sort_by else rows,
+            )
 
     def _rows(self, values: Values, reader: Any) -> Iterator[Any]:
         for number in self._spilled.get(values, ()):
@@ -124,7 +147,10 @@ def split(table: Any, layout: Layout) -> Iterator[tuple[Values, Any]]:
     """Yield the values of each partition of a table, and its rows, in their order."""
     if not len(table):
         return
-    levels = [each for level in layout.levels for each in _level_texts(table, layout, level)]
+    levels = [each for level in _levels_of(layout) for each in _level_texts(table, layout, level)]
+    if not levels:
+        yield (), table
+        return
     codes: Any = None
     for texts in levels:
         encoded = texts.dictionary_encode()
@@ -139,15 +165,60 @@ def split(table: Any, layout: Layout) -> Iterator[tuple[Values, Any]]:
         start += run["counts"]
 
 
+def _levels_of(layout: Layout) -> Sequence[str]:
+    if layout.levels or layout.partition is PartitionBy.NONE:
+        return layout.levels
+    return [layout.partition]
+
+
 def _level_texts(table: Any, layout: Layout, level: str) -> Sequence[Any]:
     """Return the values of the folders of a level, as text: one array, and of `hour` that of the date, too."""
-    if level not in (PartitionBy.DATE, PartitionBy.HOUR):
-        return [_column(table, layout.column_of(level).name).cast(pa.string())]
-    times = _column(table, layout.time_column).cast(pa.timestamp("us"), safe=False)
-    dates = times.cast(pa.date32(), safe=False).cast(pa.string())
-    if level == PartitionBy.DATE:
-        return [dates]
-    return [dates, pc.utf8_lpad(pc.hour(times).cast(pa.string()), 2, "0")]
+    if level == layout.partition:
+        times = _times(_column(table, layout.time_column))
+        dates = times.cast(pa.date32(), safe=False).cast(pa.string())
+        if level == PartitionBy.DATE:
+            return [dates]
+        return [dates, pc.utf8_lpad(pc.hour(times).cast(pa.string()), 2, "0")]
+    found = parse_level(level)
+    return [transformed(_column(table, layout.column_of(found.field).name), found)]
+
+
+def _times(values: Any) -> Any:
+    return values.cast(pa.timestamp("us"), safe=False)
+
+
+def transformed(values: Any, level: Level) -> Any:
+    """Return the values of the folders of a level for those of its column, as an Arrow array of text.
+
+    Each kind of transform is Iceberg's. For `bucket`, the package mmh3 must be installed, see `check_levels`.
+    """
+    match level.transform:
+        case Transform.BUCKET:
+            encoded = values.dictionary_encode()
+            buckets = [_bucket(value, level.size) for value in encoded.dictionary.to_pylist()]
+            return pa.array(buckets, pa.string()).take(encoded.indices)
+        case Transform.TRUNCATE if pa.types.is_string(values.type):
+            return pc.utf8_slice_codeunits(values, 0, level.size)
+        case Transform.TRUNCATE:
+            encoded = values.dictionary_encode()
+            rounded = [str(value - value % level.size) for value in encoded.dictionary.to_pylist()]
+            return pa.array(rounded, pa.string()).take(encoded.indices)
+        case Transform.YEAR | Transform.MONTH | Transform.DAY | Transform.HOUR:
+            days = _times(values).cast(pa.date32(), safe=False).cast(pa.string())
+            if level.transform is Transform.HOUR:
+                hours = pc.utf8_lpad(pc.hour(_times(values)).cast(pa.string()), 2, "0")
+                return pc.binary_join_element_wise(days, hours, "-")
+            return pc.utf8_slice_codeunits(days, 0, _DATE_CHARS[level.transform])
+    return values.cast(pa.string())
+
+
+def _bucket(value: Any, buckets: int) -> str:
+    import mmh3
+
+    if isinstance(value, date):
+        value = (value - date(1970, 1, 1)).days
+    data = value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True)
+    return str((mmh3.hash(data) & _MAX_INT32) % buckets)
 
 
 def _column(table: Any, name: str) -> Any:
@@ -167,15 +238,25 @@ def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layou
     Raises:
         LayoutError: A field is not among the columns that were given, or has a type that cannot be used.
     """
-    for option, fields in (("--partition-by", layout.partition_fields), ("--key", layout.key)):
-        for field in fields:
-            column = _column_for(layout, field, JsonType.STRING, option)
-            if column.type not in _TYPES:
-                raise LayoutError(
-                    f"the field {field} has the type {column.type}, and {option} takes {', '.join(sorted(_TYPES))}: "
-                    "give its type with --columns, or choose another field"
-                )
-            layout = _with_column(layout, column)
+    for level in layout.field_levels:
+        is_time = level.transform.is_of_time
+        column = _column_for(layout, level.field, JsonType.TIMESTAMP if is_time else JsonType.STRING, _OPTION)
+        if is_time:
+            column = _time_column(column, JsonType.TIMESTAMP, str(level), level.transform)
+        elif column.type not in (types := _TYPES - _NOT_TRANSFORMED.get(level.transform, frozenset())):
+            raise LayoutError(
+                f"the field {level.field} has the type {column.type}, and {_OPTION} {_shown(level)}takes "
+                f"{', '.join(sorted(types))}: give its type with --columns, or choose another field"
+            )
+        layout = _with_column(layout, column)
+    for field in layout.key:
+        column = _column_for(layout, field, JsonType.STRING, "--key")
+        if column.type not in _TYPES:
+            raise LayoutError(
+                f"the field {field} has the type {column.type}, and --key takes {', '.join(sorted(_TYPES))}: give its "
+                "type with --columns, or choose another field"
+            )
+        layout = _with_column(layout, column)
     if layout.operation:
         column = _column_for(layout, layout.operation, JsonType.STRING, "--op")
         if column.type is not JsonType.STRING:
@@ -186,15 +267,27 @@ def with_partition_columns(layout: Layout, event_time_type: ColumnType) -> Layou
         layout = _with_column(layout, column)
     if layout.event_time:
         column = _column_for(layout, layout.event_time, event_time_type, "--event-time")
-        if column.widens:  # it was inferred, perhaps as a string or a number
-            column = replace(column, type=event_time_type)
-        if not isinstance(column.type, TimeType) and column.type is not JsonType.TIMESTAMP:
-            raise LayoutError(
-                f"the field {layout.event_time} has the type {column.type}, and --event-time takes times: timestamp, "
-                "or timestamp(ms) for numbers of milliseconds"
-            )
-        layout = _with_column(layout, column)
+        layout = _with_column(layout, _time_column(column, event_time_type, "--event-time"))
     return layout
+
+
+def _shown(level: Level) -> str:
+    return f"{level} " if level.suffix else ""
+
+
+def _time_column(
+    column: JsonColumn, kind: ColumnType, what: str, transform: Transform = Transform.HOUR
+) -> JsonColumn:
+    """Return the column of times; `kind` is its type if it was inferred. Raises LayoutError: it has no times."""
+    if column.widens:  # it was inferred, perhaps as a string or a number
+        column = replace(column, type=kind)
+    is_date = column.type is JsonType.DATE and transform is not Transform.HOUR
+    if not isinstance(column.type, TimeType) and column.type is not JsonType.TIMESTAMP and not is_date:
+        raise LayoutError(
+            f"the field {column.field} has the type {column.type}, and {what} takes times: timestamp, or timestamp(ms) "
+            "for numbers of milliseconds"
+        )
+    return column
 
 
 def _column_for(layout: Layout, field: str, kind: ColumnType, option: str) -> JsonColumn:
@@ -218,21 +311,29 @@ def _with_column(layout: Layout, column: JsonColumn) -> Layout:
 def partition_columns(layout: Layout) -> Any:
     """Return the columns of the partition folders, outermost first, as an Arrow schema."""
     fields = []
-    for level in layout.levels or (layout.partition,):
-        if level in (PartitionBy.DATE, PartitionBy.HOUR):
+    for text in _levels_of(layout):
+        if text == layout.partition:
             fields.append(pa.field("date", pa.date32()))
-        if level == PartitionBy.HOUR:
-            fields.append(pa.field("hour", pa.int32()))
-        elif level not in (PartitionBy.NONE, PartitionBy.DATE):
-            column = layout.column_of(level)
-            fields.append(pa.field(column.name, arrow_type(column.type)))
+            fields += [pa.field("hour", pa.int32())] if text == PartitionBy.HOUR else []
+            continue
+        level = parse_level(text)
+        kind = _KINDS.get(level.transform) or arrow_type(layout.column_of(level.field).type)
+        fields.append(pa.field(layout.level_name(level), kind))
     return pa.schema(fields)
 
 
 def check_levels(layout: Layout) -> None:
     """Check the names of the columns that name folders. Raises LayoutError."""
-    for field in layout.partition_fields:
-        name = layout.column_of(field).name
+    names: set[str] = set()
+    for level in layout.field_levels:
+        name, field = layout.level_name(level), level.field
+        if name in names:
+            raise LayoutError(
+                f"--partition-by has two levels with the folders {name}=: leave out one of them"
+            )
+        names.add(name)
+        if level.transform is Transform.BUCKET and importlib.util.find_spec("mmh3") is None:
+            raise LayoutError(f"--partition-by {level} needs mmh3, which is not installed: pip install mmh3")
         if name[:1] in ("_", "."):
             raise LayoutError(
                 f"--partition-by cannot have the field {field}: Spark and pyarrow ignore folders whose names begin "

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ...filters.exact_json import decode_object
 from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
@@ -23,8 +24,10 @@ from .layout import MAX_COLUMNS, BodyFormat, JsonColumn, Layout, LayoutError, Pa
 from .manifest import Manifest, manifest_path
 from .masks import check_masks, with_types_of_masks
 from .partitions import check_levels, with_partition_columns
+from .paths import type_at, with_paths
 from .request import ExportRequest
 from .selection import check_condition
+from .sorting import check_order, shown_order
 
 SAMPLE_MESSAGES = 10_000
 _PIECES = 20
@@ -44,11 +47,12 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
     layout = request.layout
     if request.schemas is not None:
         schema = request.schemas.reader(request.topic)
-        found = columns_of_schema(schema, request.json_fields)
+        found = columns_of_schema(schema, request.json_fields, layout)
         layout = replace(layout, json_columns=tuple(found), body_schema=schema)
     elif layout.body is BodyFormat.JSON:
         is_given = request.json_fields and all(kind is not None for _, kind in request.json_fields)
-        columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields)
+        decode = with_paths(decode_object, layout)
+        columns = infer_columns(() if is_given else sample_bodies(wanted), request.json_fields, decode)
         columns = with_types_of_masks(columns, layout)
         keep_rest = layout.keep_rest or not request.json_fields
         layout = replace(layout, json_columns=tuple(columns), keep_rest=keep_rest)
@@ -56,12 +60,13 @@ def new_layout(request: ExportRequest, wanted: Sequence[tuple[LogPlace, Span]]) 
         layout = with_partition_columns(layout, request.event_time_type).named()
         check_levels(layout)
         check_masks(layout)
+    check_order(layout)
     check_condition(layout, adds_columns=request.adds_columns)
     return layout
 
 
 def columns_of_schema(
-    schema: BodySchema, asked: Sequence[tuple[str, ColumnType | None]] = ()
+    schema: BodySchema, asked: Sequence[tuple[str, ColumnType | None]], layout: Layout
 ) -> list[JsonColumn]:
     """Return the columns of a schema, without names.
 
@@ -73,9 +78,8 @@ def columns_of_schema(
         BodySchemaError: The schema cannot be used.
     """
     there = dict(schema.columns())
+    there |= {field: type_at(there, layout.path_of(field)) for field, _ in asked}
     for field, kind in asked:
-        if field not in there:
-            raise LayoutError(f"the schema has no field {field}; it has {', '.join(there)}")
         if kind not in (None, there[field]):
             raise LayoutError(f"the field {field} is {there[field].value} in the schema, not {kind}")
     fields = [field for field, _ in asked] or list(there)
@@ -106,6 +110,8 @@ def check_layout(there: Layout, request: ExportRequest, place: str) -> None:
             "masks",
             "key",
             "operation",
+            "paths",
+            "sort_by",
         )
     )
     if same and request.json_fields:
@@ -176,9 +182,11 @@ def find_columns(request: ExportRequest, places: Sequence[LogPlace]) -> Sequence
             raise LayoutError(f"the folder {storage.shown} has files with {_describe(layout)}, and no schema")
         columns: Sequence[JsonColumn] = layout.json_columns
     elif request.schemas is not None:
-        columns = columns_of_schema(request.schemas.reader(request.topic), request.json_fields)
+        schema = request.schemas.reader(request.topic)
+        columns = columns_of_schema(schema, request.json_fields, request.layout)
     else:
-        columns = infer_columns(sample_bodies(_retained(request, places)), request.json_fields)
+        decode = with_paths(decode_object, request.layout)
+        columns = infer_columns(sample_bodies(_retained(request, places)), request.json_fields, decode)
         columns = with_types_of_masks(columns, request.layout)
     return [(column.field, column.type) for column in columns]
 
@@ -200,16 +208,18 @@ def _describe(layout: Layout) -> str:
     if layout.body is BodyFormat.TEXT:
         words.append("--text")
     if layout.body is BodyFormat.JSON:
-        columns = ",".join(f"{column.field}:{column.type}" for column in layout.json_columns)
+        columns = ",".join(f"{_as(layout, column.field)}:{column.type}" for column in layout.json_columns)
         words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
     if layout.body.has_schema:
         words.append(f"--body-format {layout.body}")
     if layout.keep_body:
         words.append("--keep-body")
     if layout.levels or layout.partition is not PartitionBy.NONE:
-        words.append(f"--partition-by {','.join(layout.levels or [layout.partition])}")
+        words.append(f"--partition-by {shlex.quote(','.join(layout.levels or [layout.partition]))}")
     if layout.event_time:
         words.append(f"--event-time {layout.event_time}:{layout.column_of(layout.event_time).type}")
+    if layout.sort_by:
+        words.append(f"--sort-by {shlex.quote(','.join(map(shown_order, layout.sort_by)))}")
     if layout.where:
         words.append(f"--where {shlex.quote(layout.where)}")
     if layout.masks:
@@ -219,6 +229,10 @@ def _describe(layout: Layout) -> str:
     if layout.operation:
         words.append(f"--op {layout.operation}")
     return " ".join(words) or "binary bodies and no partitions"
+
+
+def _as(layout: Layout, field: str) -> str:
+    return field if (path := layout.path_of(field)) == field else f"{path} AS {field}"
 
 
 # ---------------------------------------------------------------------- the sample

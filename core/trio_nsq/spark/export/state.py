@@ -23,6 +23,7 @@ from ..tables.table import Compacted
 from ..tables.target import TableOptions, TableTarget
 from .json_columns import common_json_type
 from .layout import Layout, LayoutError, files_prefix, is_file_of, safe_name, span_of_file
+from .levels import Transform
 from .manifest import Manifest, ManifestError, RangeResult, manifest_path, result_path, results_folder
 from .widening import columns_too_long, convert_file, exported_files
 
@@ -151,9 +152,9 @@ class ExportState:
 
     def _check_case(self, layout: Layout) -> None:
         """Check that the values `DE` and `de` have different folders. Raises LayoutError."""
-        texts = [
-            field for field in layout.partition_fields if layout.column_of(field).type is JsonType.STRING
-        ]
+        with_text = (Transform.IDENTITY, Transform.TRUNCATE)
+        fields = [level.field for level in layout.field_levels if level.transform in with_text]
+        texts = [field for field in fields if layout.column_of(field).type is JsonType.STRING]
         if not texts:
             return
         folder = self._path.rpartition("/")[0]

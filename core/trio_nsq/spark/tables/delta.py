@@ -292,7 +292,7 @@ class DeltaExportTable(Table):
             )  # merged, the rows would be back
         ]
 
-    def _replace(self, old: Sequence[TableFile], new: str) -> None:
+    def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
         assert self._table is not None
         now_ms = int(time.time() * 1000)
         actions: list[Any] = [self._add(new, now_ms, data_change=False)]

@@ -13,7 +13,6 @@ from pyiceberg import exceptions, types
 from pyiceberg.conversions import from_bytes
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.parser import parse
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table as LoadedTable
@@ -31,10 +30,12 @@ from pyiceberg.transforms import (
 from ...storage import Storage
 from ..export.columns import schema_of
 from ..export.layout import Layout, PartitionBy
+from ..export.levels import parse_level
 from .catalogs import explained, file_options, load
 from .columns import TableColumn
 from .compaction import TableFile
 from .iceberg_expiry import expire, history
+from .iceberg_files import add_files, data_file, sort_order, transform_of, transforms_of
 from .iceberg_types import can_promote, column_type, shown_type
 from .locations import table_location
 from .table import KEY, Table, key_of
@@ -155,12 +156,15 @@ class IcebergExportTable(Table):
         }[layout.partition]
         alike = {"topic", "broker"}
         if layout.keeps_levels:
-            alike |= {layout.column_of(field).name for field in layout.partition_fields}
+            alike |= {layout.level_name(level) for level in layout.field_levels if not level.suffix}
+        of_levels = transforms_of(layout)
         for field in table.spec().fields:
             column = table.schema().find_column_name(field.source_id)
             if (column == layout.time_column and field.transform in fine) or (
                 column in alike and field.transform == IdentityTransform()
             ):
+                continue
+            if any(each.column == column and field.transform == each.transform for each in of_levels):
                 continue
             raise TableError(
                 f"{self.shown} is partitioned by {field.transform} of {column}, and the files by {_levels_of(layout)}: "
@@ -209,13 +213,17 @@ class IcebergExportTable(Table):
                 ):  # as `add_files` does: files have no ids of columns
                     names_of = change.table_metadata.schema().name_mapping
                     change.set_properties({_NAME_MAPPING: names_of.model_dump_json()})
-                self._exchange(change, table, replaced, names, properties | {"qcli.topic": self._topic})
+                self._exchange(
+                    change, table, replaced, names, properties | {"qcli.topic": self._topic}, layout
+                )
                 return
             # Not checked for files that are there already: the number says so, also after a compaction.
-            change.add_files(
+            add_files(
+                change,
+                table.io,
                 [self._uri(name) for name in names],
-                snapshot_properties=properties | {"qcli.topic": self._topic},
-                check_duplicate_files=False,
+                layout,
+                properties | {"qcli.topic": self._topic},
             )
 
         self._change(table, append)
@@ -258,6 +266,7 @@ class IcebergExportTable(Table):
             schema,
             self._folder,
             partition_spec=spec,
+            sort_order=sort_order(schema, layout),
             properties=_PROPERTIES | _key_property(layout),
         )
 
@@ -291,12 +300,12 @@ class IcebergExportTable(Table):
             and each.file.spec_id == self._table.spec().spec_id
         ]
 
-    def _replace(self, old: Sequence[TableFile], new: str) -> None:
+    def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
         table = self._table
         assert table is not None
 
         properties = {"qcli.topic": self._topic, "qcli.compacted": str(len(old))}
-        self._change(table, lambda change: self._exchange(change, table, old, [new], properties))
+        self._change(table, lambda change: self._exchange(change, table, old, [new], properties, layout))
 
     def _exchange(
         self,
@@ -305,6 +314,7 @@ class IcebergExportTable(Table):
         old: Sequence[TableFile],
         new: Sequence[str],
         properties: dict[str, str],
+        layout: Layout,
     ) -> None:
         """Remove files and add others, in one snapshot; there is a snapshot also if there are none."""
         update = change.update_snapshot(snapshot_properties=properties)
@@ -316,9 +326,7 @@ class IcebergExportTable(Table):
             for file in old:
                 files.delete_data_file(file.entry)
             for name in new:
-                files.append_data_file(
-                    parquet_file_to_data_file(table.io, change.table_metadata, self._uri(name))
-                )
+                files.append_data_file(data_file(table.io, change.table_metadata, self._uri(name), layout))
 
     def _expire(self) -> None:
         """Expire old snapshots, and remove the files that only they need."""
@@ -346,12 +354,12 @@ def _levels_of(layout: Layout) -> str:
 def _partitions_of(layout: Layout) -> Iterator[tuple[str, Transform[Any, Any], str]]:
     """Yield the column, the transform and the name of each partition of a new table."""
     for level in layout.levels or [layout.partition]:
-        if level in _TRANSFORMS:
+        if level == layout.partition and level in _TRANSFORMS:
             end, transform = _TRANSFORMS[level]
             yield layout.time_column, transform, f"{layout.time_column}{end}"
         elif level != PartitionBy.NONE:
-            column = layout.column_of(level).name
-            yield column, IdentityTransform(), column
+            found = parse_level(level)
+            yield layout.column_of(found.field).name, transform_of(found), layout.level_name(found)
 
 
 def _missing(table: LoadedTable, layout: Layout) -> list[Any]:

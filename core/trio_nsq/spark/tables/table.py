@@ -269,7 +269,7 @@ class Table(ABC):
                 continue
             still_ours()
             try:
-                self._replace(group, name)
+                self._replace(group, name, layout)
             except TableBusy:
                 # Another writer was faster. The next round finds the merged file and tries again.
                 self._load()
@@ -352,7 +352,7 @@ class Table(ABC):
         """Return the files of the table that may be merged, of all topics in the export folder."""
 
     @abstractmethod
-    def _replace(self, old: Sequence[TableFile], new: str) -> None:
+    def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
         """Replace files by one with the same rows in one transaction, based on the loaded state. Raises TableBusy."""
 
     @abstractmethod
