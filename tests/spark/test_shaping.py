@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pyiceberg.expressions import EqualTo
 from pyiceberg.transforms import BucketTransform, TruncateTransform
 from pyiceberg.types import IntegerType, StringType
 
 from cli.support import Cli
-from spark.support import NOON_NS, column, export, parquet_files, rows, run_in_process, write_log
+from spark.support import NOON_NS, export, parquet_files, rows, run_in_process, write_log
 from spark.table_support import DELTA, ICEBERG, files_of, iceberg_table, table_rows, use_catalog
 from trio_nsq.spark.export.levels import Level, Transform, parse_level
 from trio_nsq.spark.export.partitions import transformed
@@ -102,7 +101,7 @@ def test_everything_sees_the_new_names(tmp_path: Path) -> None:
     )
     assert (said["filtered"], said["misfits"], said["masked"]) == (2, {"uid": 1}, {"user.mail": 4})
     assert folders(tmp_path / "out") == {f"uid={n}": 1 for n in (2, 3, 4, 5)} | {f"uid={NULL}": 1}
-    assert set(column(tmp_path / "out", "mail")) == {"***.org", None}
+    assert set(rows(tmp_path / "out", "mail")["mail"].to_pylist()) == {"***.org", None}
 
 
 def test_names_belong_to_the_folder(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_folders_of_transforms(tmp_path: Path, levels: str) -> None:
     has_n = "n" in pq.read_schema(tmp_path / "out" / parquet_files(tmp_path / "out")[0]).names
     assert has_n == (not levels.startswith("n,"))
     assert ds.dataset(tmp_path / "out", partitioning="hive", exclude_invalid_files=True).count_rows() == 4
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"SELECT count(*), sum(seq) FROM read_parquet('{tmp_path}/out/*/**/*.parquet')"
     ).fetchall()
     assert found == [(4, 6)]
@@ -215,6 +214,8 @@ numbers = st.integers(-(2**40), 2**40)
 def test_transforms_are_those_of_iceberg(
     words: list[str | None], counts: list[int | None], size: int
 ) -> None:
+    values: list[Any]
+    theirs: Any
     for kind, values, iceberg in (
         (pa.string(), words, StringType()),
         (pa.int64(), counts, IntegerType()),
@@ -282,16 +283,16 @@ def test_transforms_of_tables(target: TableTarget, tmp_path: Path, monkeypatch: 
     assert fields == [("n", "bucket[4]"), ("s", "truncate[6]"), ("at", "day")]
     for number in range(7):
         wanted = [at for at, value in enumerate(ordered) if value.get("n") == number]
-        scan = table.scan(row_filter=EqualTo("n", number))
+        scan = table.scan(row_filter=f"n = {number}")
         assert sorted(scan.to_arrow()["seq"].to_pylist()) == wanted
         planned = [task.file.partition[0] for task in scan.plan_files()]
         assert set(planned) == {BucketTransform(4).transform(IntegerType())(number)}  # others are not read
     for task in table.scan().plan_files():
-        found = pq.read_table(task.file.file_path, partitioning=None)
+        rows_there = pq.read_table(task.file.file_path, partitioning=None)
         for index, (name, _) in enumerate(fields):
             transform = table.spec().fields[index].transform.transform(table.schema().find_type(name))
-            values = found[name].cast(pa.int64()) if name == "at" else found[name]
-            assert {transform(value) for value in values.to_pylist()} == {task.file.partition[index]}
+            column = rows_there[name].cast(pa.int64()) if name == "at" else rows_there[name]
+            assert {transform(value) for value in column.to_pylist()} == {task.file.partition[index]}
     everything = table.scan().to_arrow()  # noqa: F841 (DuckDB reads the variable)
     for condition in (
         "n = 3",
@@ -301,9 +302,9 @@ def test_transforms_of_tables(target: TableTarget, tmp_path: Path, monkeypatch: 
         "n IS NULL",
     ):
         quoted = condition.replace("at ", '"at" ')
-        wanted = duckdb.sql(f"SELECT seq FROM everything WHERE {quoted} ORDER BY seq").fetchall()
+        expected = duckdb.execute(f"SELECT seq FROM everything WHERE {quoted} ORDER BY seq").fetchall()
         scanned = table.scan(row_filter=condition).to_arrow()["seq"].to_pylist()
-        assert [(seq,) for seq in sorted(scanned)] == wanted
+        assert [(seq,) for seq in sorted(scanned)] == expected
 
 
 # ---------------------------------------------------------------------- order of rows
