@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from ...framework.daemon import kinds
-from ...framework.daemon.setting import Setting
+from ...framework.daemon.setting import PROBLEMS, Setting
 
 if TYPE_CHECKING:
     from trio_nsq.console.oidc.options import OIDCOptions
@@ -115,12 +115,14 @@ def oidc_options(ctx: click.Context, values: dict[str, Any]) -> OIDCOptions | No
     url, client_id = values["oidc_issuer"], values["oidc_client_id"]
     grants = tuple(map(parse_group_grant, values["oidc_roles"]))
     if not url:
-        for setting in OIDC_SETTINGS:
-            if ctx.get_parameter_source(str(setting.name)) is not ParameterSource.DEFAULT:
-                raise click.UsageError(f"{setting.opts[0]} needs --oidc-issuer.", ctx)
-        return None
+        others = [setting.opts[0] for setting in OIDC_SETTINGS if _is_given(ctx, str(setting.name))]
+        if others and not _is_given(ctx, "oidc_issuer"):
+            raise click.UsageError(f"{others[0]} needs --oidc-issuer.", ctx)
+        return None  # or --check-config has found that the URL is wrong
     if not client_id:
         raise click.UsageError("--oidc-issuer needs --oidc-client-id.", ctx)
+    if not grants and ctx.meta.get(PROBLEMS) and _is_given(ctx, "oidc_roles"):
+        return None  # --check-config has found that a role is wrong
     if not grants:
         raise click.UsageError(
             "--oidc-issuer needs --oidc-role, such as --oidc-role ops=read+manage: without a role, no user can log in.",
@@ -145,3 +147,7 @@ def oidc_options(ctx: click.Context, values: dict[str, Any]) -> OIDCOptions | No
         values["oidc_redirect_url"],
         values["oidc_root_ca_file"],
     )
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT

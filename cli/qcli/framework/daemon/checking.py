@@ -67,6 +67,8 @@ def check_config(
         problems += [Problem(ExitCode.FAILURE, f"{text}.") for text in found]
     except Failure as failure:  # values contradict each other
         problems.append(Problem(failure.exit_code, failure.message))
+    except click.UsageError as error:  # or belong together
+        problems.append(Problem(ExitCode.USAGE, error.format_message()))
     for problem in dict.fromkeys(problems):
         print_diagnostic(f"Error: {problem.text}")
     if problems:

@@ -162,7 +162,7 @@ class OIDCLogins:
     def _unavailable(self, error: ProviderError) -> Refused:
         logger.error("OIDC: %s", error)
         return Refused(
-            503, "PROVIDER_UNAVAILABLE", f"{_capital(str(error))}. Try again, or log in with a token."
+            503, "PROVIDER_UNAVAILABLE", f"{_capital(str(error))}. Try again, or tell who runs this console."
         )
 
     def _without_role(self, user: User, has_groups: bool) -> Refused:
