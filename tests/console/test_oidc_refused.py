@@ -310,7 +310,8 @@ async def test_texts_of_a_link_are_not_shown_without_a_login(tmp_path: Path) -> 
     with scripted_provider() as provider:
         async with site_of(tmp_path, provider) as site, site.browser() as browser:
             query = "error=call_555&error_description=call_555_now"
-            assert "call_555" not in (await browser.get(f"/oidc/callback?{query}")).text
+            page = (await browser.get(f"/oidc/callback?{query}")).text
+            assert "call_555" not in page[page.index("<main") : page.index("</main>")]
             login = await begin(browser, provider)
             answer = await browser.get(login.back(error="bad<b>", error_description="call &\u202e me"))
             assert answer.status_code == 403
@@ -399,6 +400,14 @@ async def test_the_cookie_needs_https_behind_a_proxy_with_https(tmp_path: Path) 
                 in answer.headers["location"]
             )
             assert "Path=/nsq; HttpOnly; SameSite=Lax; Secure" in answer.headers["set-cookie"]
+            for wrong in (
+                "evil.example",
+                "nsq.example.com@evil.example",
+                "evil.example/nsq.example.com",
+                "a, b",
+            ):
+                answer = await browser.get("/oidc/login", {"X-Forwarded-Host": wrong})
+                assert (answer.status_code, "--oidc-redirect-url" in answer.text) == (403, True), wrong
 
 
 @pytest.mark.parametrize(

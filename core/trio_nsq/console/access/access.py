@@ -307,7 +307,7 @@ class Access:
         self, oidc: OIDCLogins, incoming: RequestHead, next_path: str
     ) -> tuple[str, str]:
         """Begin a login with the provider; returns its URL, and a `Set-Cookie` header. Raises Refused."""
-        url, cookie = await oidc.begin(self.url_of(incoming, CALLBACK), next_path)
+        url, cookie = await oidc.begin(oidc.redirect_url or self.url_of(incoming, CALLBACK), next_path)
         return url, self._login_header(incoming, cookie, LIFETIME_S)
 
     async def finish_with_provider(
@@ -331,9 +331,15 @@ class Access:
         return next_path, cookies
 
     def url_of(self, incoming: RequestHead, path: str) -> str:
-        """Return the URL by which the browser reaches a path below the base path."""
+        """Return the URL by which the browser reaches a path below the base path.
+
+        Raises Refused: a proxy names another host than those of the console. Some pass on what their client says.
+        """
         scheme = "https" if self.is_secure(incoming) else "http"
         host = self.proxies.host(incoming.host, incoming.headers)
+        if not self.hosts.allows(host):
+            text = f"{host[:100]} is not a name of this console: see --http-allowed-host and --oidc-redirect-url."
+            raise Refused(403, "HOST_NOT_ALLOWED", text)
         return f"{scheme}://{host}{self.base_path.rstrip('/')}{path}"
 
     # ------------------------------------------------------------------ cookies

@@ -21,6 +21,8 @@ logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
 _MAX_CODE_CHARACTERS = 4096
 _CANCELLED = "access_denied"
+_LOG_S = 60.0
+_MAX_LOGGED = 10
 
 
 class OIDCLogins:
@@ -33,6 +35,7 @@ class OIDCLogins:
 
     Attributes:
         name: The name of the provider for people.
+        redirect_url: Where the provider sends the browser back; empty: it depends on the host that was asked for.
         rights: What users may do.
 
     Raises:
@@ -55,6 +58,8 @@ class OIDCLogins:
         self._pending = PendingLogins(key)
         self._unix_time = unix_time
         self.name: str = options.shown_name
+        self.redirect_url: str = options.redirect_url
+        self._logged: dict[str, float] = {}  # when, by text
         self.rights: UserRights = UserRights(options)
 
     async def run(self) -> None:
@@ -62,7 +67,7 @@ class OIDCLogins:
         try:
             await self._provider.check()
         except ProviderError as exc:
-            logger.error("OIDC: %s", exc)
+            self._log(exc)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -72,7 +77,7 @@ class OIDCLogins:
         """Begin a login.
 
         Args:
-            redirect_url: Where the provider sends the browser back, if the options have no other.
+            redirect_url: Where the provider sends the browser back.
             next_path: The page that is shown after the login.
 
         Returns:
@@ -85,7 +90,6 @@ class OIDCLogins:
             metadata = await self._provider.metadata()
         except ProviderError as exc:
             raise self._unavailable(exc) from exc
-        redirect_url = self._options.redirect_url or redirect_url
         login, cookie = self._pending.begin(redirect_url, next_path, self._unix_time())
         query = {
             "response_type": "code",
@@ -136,7 +140,10 @@ class OIDCLogins:
         except ProviderError as exc:
             raise self._unavailable(exc) from exc
         except (CodeRefused, InvalidIDToken) as exc:
-            logger.warning("OIDC: a login failed: %s", exc)
+            if isinstance(
+                exc, InvalidIDToken
+            ):  # anybody can send a wrong code, but only the provider a token
+                logger.warning("OIDC: a login failed: %s", exc)
             raise _refused(str(exc)) from exc
         user = user_of(claims, self._options)
         if self.rights.of(user) == NOTHING:
@@ -156,11 +163,18 @@ class OIDCLogins:
         error, about = shown(query["error"]), shown(query.get("error_description", ""))
         if error == _CANCELLED:
             return _refused("it was cancelled at the provider, or you may not use this client there")
-        logger.warning("OIDC: %s has refused a login: %s %s", self._options.issuer, error, about)
         return _refused(f"the provider answered {error}" + (f": {about}" if about else ""))
 
+    def _log(self, error: ProviderError) -> None:
+        """Log why the provider cannot be used, each reason once a minute: strangers can begin logins."""
+        now_s, text = trio.current_time(), str(error)
+        self._logged = {known: at_s for known, at_s in self._logged.items() if now_s < at_s + _LOG_S}
+        if text not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged[text] = now_s
+            logger.error("OIDC: %s", text)
+
     def _unavailable(self, error: ProviderError) -> Refused:
-        logger.error("OIDC: %s", error)
+        self._log(error)
         return Refused(
             503, "PROVIDER_UNAVAILABLE", f"{_capital(str(error))}. Try again, or tell who runs this console."
         )

@@ -1,5 +1,7 @@
 """The pages to log in and out."""
 
+from contextlib import suppress
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -54,7 +56,8 @@ def login_view(request: Request, next_path: str, refused: Refused | None = None)
     access = console_of(request).access
     logout_url = ""
     if access.oidc is not None and request.query_params.get("ended") == "provider":
-        logout_url = access.oidc.logout_url(access.url_of(request.state.incoming, "/login"))
+        with suppress(Refused):  # then there is no way back
+            logout_url = access.oidc.logout_url(access.url_of(request.state.incoming, "/login"))
     context = {
         "next": next_path,
         "error": "" if refused is None else refused.text,
