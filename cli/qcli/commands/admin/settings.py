@@ -173,6 +173,7 @@ SETTINGS = under_headings(
         kinds.Kind(title, "TEXT"),
         "",
         help="Show this name of the fleet on every page, such as production; by default that of the context.",
+        brief=True,
     ),
     Setting(
         "title-color",
@@ -197,6 +198,7 @@ SETTINGS = under_headings(
         kinds.Kind(base_path, "PATH"),
         "/",
         help="Serve the pages below this path, for a reverse proxy that passes it on.",
+        brief=True,
     ),
     Setting("https-cert", kinds.FILE, help="Serve HTTPS, with the certificate and chain in this PEM file."),
     Setting("https-key", kinds.FILE, help="Read the certificate's key from this PEM file."),
