@@ -18,7 +18,8 @@ _SNAPPY_FRAME = b"\xff\x06\x00\x00sNaPpY"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """What decompression may keep in memory; the frames of `zstd -19` have this window."""
-_FIRST = b"\x1f\x28\x78\xff"
+FIRST_BYTES = b"\x1f\x28\x78\xff"
+"""What compressed bodies begin with, except a block of snappy."""
 _SNAPPY_PIECE = 64 * 1024
 
 
@@ -35,7 +36,7 @@ class Compression(StrEnum):
 
 def compression_of(body: bytes) -> Compression:
     """Return the compression that the first bytes of a body name; `NONE`: they name none."""
-    if body[:1] not in _FIRST or len(body) < 2:
+    if body[:1] not in FIRST_BYTES or len(body) < 2:
         return Compression.NONE
     if body.startswith(b"\x1f\x8b\x08"):
         return Compression.GZIP

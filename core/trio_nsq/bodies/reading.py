@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..filters.masks import BodyMasks, Mask
 from ..protocol.errors import NSQError
-from .compression import Compression, compression_of, decompress
+from .compression import FIRST_BYTES, Compression, compression_of, decompress
 from .errors import BodyError
 from .json_of import plain_value, text_of_value
 
@@ -80,6 +80,10 @@ class BodyReader:
         self._decoder = decoder
         self.masks: tuple[tuple[str, Mask], ...] = tuple(masks)
         self._masks = BodyMasks(self.masks) if masks else None
+        self._always_changes = bool(masks or decoder) or compression not in (
+            Compression.AUTO,
+            Compression.NONE,
+        )
 
     @property
     def is_masked(self) -> bool:
@@ -96,14 +100,11 @@ class BodyReader:
         return BodyReader(self._compression, self._decoder)
 
     def changes(self, body: bytes) -> bool:
-        """Whether a body may be shown as other bytes than its own. False is cheap."""
-        return (
-            self._masks is not None
-            or self._decoder is not None
-            or self._compression not in (Compression.AUTO, Compression.NONE)
-            or (self._compression is Compression.AUTO and compression_of(body) is not Compression.NONE)
-            or body.startswith(_AVRO_FILE)
-        )
+        """Whether a body may be shown as other bytes than its own. For most bodies, False is cheap."""
+        if self._always_changes or body[:1] not in _FIRST:
+            return self._always_changes
+        is_compressed = self._compression is Compression.AUTO and compression_of(body) is not Compression.NONE
+        return is_compressed or body.startswith(_AVRO_FILE)
 
     def content(self, body: bytes) -> bytes:
         """Return what a search looks at: the content of `read`."""
@@ -177,6 +178,7 @@ class BodyReader:
 PLAIN = BodyReader()
 """Reads bodies of which nothing is known."""
 _AVRO_FILE = b"Obj\x01"
+_FIRST = FIRST_BYTES + _AVRO_FILE[:1]
 _MAX_RECORDS = 100
 _NOT_MASKED = "It is no JSON object, or cannot be decoded, so its fields cannot be masked."
 _MAX_VALUES = 200_000
