@@ -206,12 +206,15 @@ def test_framing_of_a_registry(folder: Path, scripted: ScriptedRegistry) -> None
     assert "Schema not found" in reader.read(b"\0\0\0\0\x08x").problem
 
 
-def test_registry_that_does_not_answer_is_asked_once(folder: Path, scripted: ScriptedRegistry) -> None:
+@pytest.mark.parametrize(("status", "said"), [(503, "status 503"), (401, "refuses access (status 401)")])
+def test_registry_that_does_not_answer_is_asked_once(
+    folder: Path, scripted: ScriptedRegistry, status: int, said: str
+) -> None:
     """Otherwise each message of a page would wait for it."""
-    scripted.before = lambda path: (503, {})
+    scripted.before = lambda path: (status, {})
     reader = reader_of(folder, f'format = "avro"\nregistry = "{scripted.url}"')
     for number in b"\x07\x08\x09":
-        assert "status 503" in reader.read(b"\0\0\0\0" + bytes([number])).problem
+        assert said in reader.read(b"\0\0\0\0" + bytes([number])).problem
     assert len(scripted.requests) == 1
 
 

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from .avro import AvroSchema, avro_schema, read_value
 from .descriptors import file_of_schema, message_at, message_of, parse_set
-from .errors import BodyError, BodySchemaError, RegistryError, RegistryUnavailable
+from .errors import BodyError, BodySchemaError, RegistryError, SchemaNotFound
 from .framing import FINGERPRINT_END, SINGLE_OBJECT, message_indexes, schema_id
 from .protobuf_fields import decode_fields
 from .registry import RegistryAccess, SchemaRegistry
@@ -70,7 +70,9 @@ class PatientRegistry:
             self._failed = None
             try:
                 return ask()
-            except RegistryUnavailable as exc:
+            except SchemaNotFound:
+                raise  # the registry keeps such ids itself
+            except RegistryError as exc:
                 self._failed = self._clock(), exc
                 raise
 

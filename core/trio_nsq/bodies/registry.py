@@ -252,7 +252,7 @@ class SchemaRegistry:
         access = self.access
         url = access.url.rstrip("/") + path
         client = HTTPClient(
-            connect_timeout_s=CONNECT_TIMEOUT_S,
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, access.request_timeout_s),
             request_timeout_s=access.request_timeout_s,
             max_answer_bytes=_MAX_ANSWER_BYTES,
             tls=access.tls.context() if url.startswith("https:") else None,
