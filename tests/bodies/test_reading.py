@@ -160,6 +160,18 @@ def test_avro_with_a_schema(folder: Path) -> None:
     assert (found.content, found.problem) == (body + b"x", "The body is longer than a record of its schema.")
 
 
+def test_older_schemas_of_single_objects(folder: Path) -> None:
+    older = {"type": "record", "name": "Click", "fields": [{"name": "user", "type": "string"}]}
+    (folder / "older.avsc").write_text(json.dumps(older))
+    form = fastavro.schema.to_parsing_canonical_form(fastavro.parse_schema(older))
+    body = b"\xc3\x01" + bytes.fromhex(fastavro.schema.fingerprint(form, "CRC-64-AVRO"))
+    body += encoded(older, {"user": "u"})
+    text = 'format = "avro"\nschema = "click.avsc"'
+    assert reader_of(folder, text).read(body).problem
+    found = reader_of(folder, f'{text}\nwriter_schemas = ["older.avsc"]').read(body)
+    assert json.loads(found.content) == {"user": "u"}
+
+
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
 def test_avro_files_have_their_schema(codec: str) -> None:
     values = [{"user": f"u{n}", "at": None} for n in range(3)]
@@ -408,7 +420,7 @@ def test_dead_letters_are_read_as_in_their_topic(folder: Path) -> None:
         ('name = "t"\nmasks = ["a"]', "unknown key masks"),
         ('mask = ["a"]', "a pattern has 1 to 256 characters"),
         ('name = "t"\nmask = ["a=blur"]', "'blur' is not one of null, hide, sha256, last4"),
-        ('name = "t"\nmask = "a"', "mask is not a list of fields"),
+        ('name = "t"\nmask = "a"', "mask is not a list of strings"),
         ('name = "t"\nmask = ["a..b"]', "is not a field such as user.name"),
         ('name = "t"\nformat = "xml"', "'xml' is not one of auto, avro, protobuf, messagepack"),
         ('name = "t"\nformat = "avro"', "the format avro needs a schema or a registry"),

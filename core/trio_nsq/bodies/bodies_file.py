@@ -35,6 +35,7 @@ _KEYS = {
     "format",
     "compression",
     "schema",
+    "writer_schemas",
     "message",
     "registry",
     "registry_secret_file",
@@ -54,6 +55,7 @@ class BodySettings:
 
     Attributes:
         schema: A file with an Avro schema, or what `protoc --descriptor_set_out` wrote; None: none.
+        writer_schemas: Files with Avro schemas of older bodies, for those in the single-object encoding.
         message: The Protobuf message; empty: the only one of the schema.
         registry: The URL of a schema registry whose framing bodies have; empty: none.
         registry_secret_file: `USER:PASSWORD` or a bearer token for the registry; None: none.
@@ -63,6 +65,7 @@ class BodySettings:
     format: Format = Format.AUTO
     compression: Compression = Compression.AUTO
     schema: Path | None = None
+    writer_schemas: Sequence[Path] = ()
     message: str = ""
     registry: str = ""
     registry_secret_file: Path | None = None
@@ -78,6 +81,8 @@ class BodySettings:
             raise BodySchemaError("schema and registry exclude each other: the registry has the schemas")
         if self.format is Format.AVRO and not has_schema:
             raise BodySchemaError("the format avro needs a schema or a registry")
+        if self.writer_schemas and (self.format is not Format.AVRO or not self.schema):
+            raise BodySchemaError("writer_schemas are for the format avro with a schema")
         if self.message and (self.format is not Format.PROTOBUF or not self.schema):
             raise BodySchemaError("message is for the format protobuf with a schema")
         if (self.registry_secret_file or self.registry_ca_file) and not self.registry:
@@ -91,7 +96,7 @@ class BodySettings:
                 case Format.AVRO:
                     from .decoders import avro_bodies
 
-                    return avro_bodies(self.schema, self._access())
+                    return avro_bodies(self.schema, self.writer_schemas, self._access())
                 case Format.PROTOBUF:
                     from .decoders import protobuf_bodies
 
@@ -189,21 +194,22 @@ def _entry(table: object, folder: Path) -> tuple[Pattern, BodyReader]:
             format=_word(table, "format", Format),
             compression=_word(table, "compression", Compression),
             schema=_path(table, "schema", folder),
+            writer_schemas=[folder / each for each in _texts(table, "writer_schemas", '["old.avsc"]')],
             message=_text(table, "message"),
             registry=_text(table, "registry"),
             registry_secret_file=_path(table, "registry_secret_file", folder),
             registry_ca_file=_path(table, "registry_tls_root_ca_file", folder),
-            masks=parse_masks(_masks(table), Mask.HIDE),
+            masks=parse_masks(_texts(table, "mask", '["user.email"]'), Mask.HIDE),
         )
         return pattern, settings.reader()
     except (ValueError, NSQError) as exc:
         raise ValueError(f"topic {name!r}: {exc}") from exc
 
 
-def _masks(table: Mapping[str, Any]) -> list[str]:
-    found = table.get("mask", [])
+def _texts(table: Mapping[str, Any], key: str, example: str) -> list[str]:
+    found = table.get(key, [])
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ValueError('mask is not a list of fields such as ["user.email"]')
+        raise ValueError(f"{key} is not a list of strings such as {example}")
     return found
 
 

@@ -83,24 +83,31 @@ class AvroBodies:
     Args:
         schema: The schema of bodies without framing; None: they must have a registry's.
         registry: The registry whose framing bodies have; None: none.
+        writers: More schemas of single objects, which are found by their fingerprints.
     """
 
     format = "avro"
 
-    def __init__(self, schema: AvroSchema | None, registry: PatientRegistry | None) -> None:
+    def __init__(
+        self,
+        schema: AvroSchema | None,
+        registry: PatientRegistry | None,
+        writers: Sequence[AvroSchema] = (),
+    ) -> None:
         self._schema = schema
         self._registry = registry
-        self._fingerprint = b"" if schema is None else schema.fingerprint()
+        known = (*writers, *([] if schema is None else [schema]))
+        self._by_fingerprint = {each.fingerprint(): each for each in known}
 
     def value(self, body: bytes) -> Any:
         """Return the value of a body. Raises BodyError, BodySchemaError, RegistryError."""
         if self._registry is not None:
             return read_value(body, _AFTER_ID, self._registry.avro(schema_id(body)), max_values=MAX_VALUES)
         assert self._schema is not None
-        begin = 0
-        if body.startswith(SINGLE_OBJECT) and body[2:FINGERPRINT_END] == self._fingerprint:
-            begin = FINGERPRINT_END
-        return read_value(body, begin, self._schema, max_values=MAX_VALUES)
+        schema, begin = self._schema, 0
+        if body.startswith(SINGLE_OBJECT) and (known := self._by_fingerprint.get(body[2:FINGERPRINT_END])):
+            schema, begin = known, FINGERPRINT_END
+        return read_value(body, begin, schema, max_values=MAX_VALUES)
 
 
 class ProtobufBodies:
@@ -143,9 +150,10 @@ class ProtobufBodies:
             raise BodyError(f"the body is no {message.full_name}: {exc}") from exc
 
 
-def avro_bodies(file: Path | None, access: RegistryAccess | None) -> AvroBodies:
-    """Return a decoder with the schema of a file, or of a registry. Raises BodySchemaError: the file cannot be used."""
-    return AvroBodies(None if file is None else _of_file(file, _avro), _registry(access))
+def avro_bodies(file: Path | None, writers: Sequence[Path], access: RegistryAccess | None) -> AvroBodies:
+    """Return a decoder with the schemas of files, or of a registry. Raises BodySchemaError: a file cannot be used."""
+    schema = None if file is None else _of_file(file, _avro)
+    return AvroBodies(schema, _registry(access), [_of_file(each, _avro) for each in writers])
 
 
 def protobuf_bodies(file: Path | None, message: str, access: RegistryAccess | None) -> ProtobufBodies:
