@@ -127,7 +127,7 @@ def _reload_options(text: str) -> Decorator:
         "Roles": "publish; consume (subscribe to channels); read (messages without consuming them, statistics, "
         "settings); manage (create, delete, pause, empty, seek, settings, dead letters); admin (configuration and "
         "debugging of a server); register (topics with a discovery service, for brokers); replicate (a broker, for the "
-        "members of its cluster). No role includes another. "
+        "members of its cluster); unmask (fields that a web console masks). No role includes another. "
         "docs/how-to/secure-a-broker.md has examples.",
         "Auth file": "TOML. These commands keep its comments, order, mode and owner. It has hashes of the tokens, not "
         "the tokens. A running server reads it again at SIGHUP, or by PUT /config/auth_file.",
@@ -167,7 +167,8 @@ def command() -> None:
     type=Role(),
     required=True,
     metavar="ROLE",
-    help="publish, consume, read, manage, admin, register, replicate, or all. Several: with commas, or repeat it.",
+    help="publish, consume, read, manage, admin, register, replicate, unmask, or all. Several: with commas, or repeat "
+    "the option.",
 )
 @several(
     "What it allows",
