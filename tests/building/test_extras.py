@@ -17,7 +17,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 TIMEOUT_S = 60
 WITHOUT_SERVER = """
 import sys
-for name in ("click", "rich", "httptools", "OpenSSL", "cryptography", "prometheus_client", "re2", "zlib_ng"):
+for name in ("click", "rich", "httptools", "OpenSSL", "cryptography", "prometheus_client", "re2", "msgspec", "zlib_ng"):
     sys.modules[name] = None  # then, importing it raises ModuleNotFoundError
 """
 

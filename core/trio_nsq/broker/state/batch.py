@@ -171,21 +171,59 @@ class Batch:
         Returns:
             The FIN lines of the messages, FINISH_LINE_BYTES each, and their frames.
         """
-        if self._records is not None:
-            self._build(self._records)
-        frames, offsets = self._frames, self._offsets
-        if with_headers and self._headers:
-            if self._headers_bytes > MAX_KEPT_HEADERS_BYTES:
-                return self._take_with_headers(index, min(index + count, len(self)), max_bytes)
-            if self._frames_with_headers is None:
-                self._frames_with_headers = self._build_with_headers()
-            frames, offsets = self._frames_with_headers
+        layout = self._layout(with_headers)
+        if layout is None:
+            return self._take_with_headers(index, min(index + count, len(self)), max_bytes)
+        frames, offsets = layout
         end = min(index + count, len(offsets) - 1)
         start_byte = offsets[index]
         if offsets[end] - start_byte > max_bytes:
             end = max(index + 1, bisect_right(offsets, start_byte + max_bytes, index + 1, end) - 1)
         lines = self._lines[index * FINISH_LINE_BYTES : end * FINISH_LINE_BYTES]
         return lines, memoryview(frames)[start_byte : offsets[end]]
+
+    def _layout(self, with_headers: bool) -> tuple[bytes, list[int]] | None:
+        """Return the frames of all messages, and where each begins, and the last ends; None: they are too large."""
+        if self._records is not None:
+            self._build(self._records)
+        if not with_headers or not self._headers:
+            return self._frames, self._offsets
+        if self._headers_bytes > MAX_KEPT_HEADERS_BYTES:
+            return None
+        if self._frames_with_headers is None:
+            self._frames_with_headers = self._build_with_headers()
+        return self._frames_with_headers
+
+    def end_within(self, index: int, end: int, max_bytes: int, with_headers: bool = False) -> int:
+        """Return up to where the frames from `index` on have at most `max_bytes`: at most `end`, or less if unknown.
+
+        `index` itself: the first frame is larger.
+        """
+        layout = self._layout(with_headers)
+        if layout is None:
+            return index + (len(self._frame_with_headers(index)) <= max_bytes)
+        offsets = layout[1]
+        return bisect_right(offsets, offsets[index] + max_bytes, index, end + 1) - 1
+
+    def take_some(
+        self, indexes: Sequence[int], max_bytes: int, with_headers: bool = False, *, least: int = 1
+    ) -> tuple[bytes, bytes]:
+        """As `take`, for any messages in ascending order: as many as fit in `max_bytes`, but at least `least`."""
+        layout = self._layout(with_headers)
+        if layout is None:
+            parts = [self._frame_with_headers(index) for index in indexes]
+        else:
+            frames, offsets = layout
+            parts = [frames[offsets[index] : offsets[index + 1]] for index in indexes]
+        joined, fit = b"".join(parts), len(parts)
+        if len(joined) > max_bytes:
+            size = fit = 0
+            while fit < len(parts) and (fit < least or size + len(parts[fit]) <= max_bytes):
+                size += len(parts[fit])
+                fit += 1
+            joined = joined[:size]
+        text, width = self._lines, FINISH_LINE_BYTES
+        return b"".join([text[each * width : (each + 1) * width] for each in indexes[:fit]]), joined
 
     def _take_with_headers(self, index: int, end: int, max_bytes: int) -> tuple[bytes, memoryview]:
         """As `take`, for headers that take too much memory to be kept in frames."""

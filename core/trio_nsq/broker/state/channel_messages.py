@@ -89,6 +89,11 @@ class RequeuedMessages:
             self.entries.popleft()
         self._version.increment()
 
+    def replace_first(self, count: int, entries: list[Requeued]) -> None:
+        """Put these messages in the place of the first ones."""
+        self.remove_first(count)
+        self.entries.extendleft(reversed(entries))
+
     def put_first_last(self) -> None:
         """Move the first message to the end of the queue."""
         self.entries.rotate(-1)

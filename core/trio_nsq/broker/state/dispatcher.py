@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from ...log import LogReadError, ReadWouldWaitError
@@ -11,6 +12,7 @@ from ...protocol.bulk import FINISH_LINE_BYTES, MESSAGE_FRAME_BYTES
 from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import REGION, ZONE, Consumer
+from .deferred import Requeued
 from .in_flight import InFlightBatch
 from .key_order import KeyOrder
 from .rate_limit import RateLimit
@@ -23,9 +25,12 @@ MAX_GRANT_BYTES = 256 * 1024  # not Final: tests set it
 _CONSUMERS_AT_ONCE: Final = 16
 _REQUEUED_AT_ONCE: Final = 256
 """Limit on redeliveries per call: each costs Python work, and a call should take a few milliseconds at most."""
+_RELEASED_AT_ONCE: Final = 1024
+"""The same, for messages that were blocked by their keys: these are delivered together."""
 _PASSED_AT_ONCE: Final = 256
 """Limit on consecutive undeliverable records skipped per call, for the same reason."""
 
+_SEQUENCE: Final = itemgetter(0)
 _EXAMINED_AT_ONCE: Final = 4096
 _EXAMINED_BYTES_AT_ONCE: Final = 1024 * 1024
 """Limits on messages whose keys are read and compared per call, beyond those of the last batch."""
@@ -148,6 +153,7 @@ class Dispatcher:
         self._unserved = 0
         self._share = 0
         self._ahead_ns = 0  # argument of the last `dispatch`
+        self._passes_left = 0  # undeliverable batches that the present call may skip
 
     # ------------------------------------------------------------------ consumers
 
@@ -354,6 +360,12 @@ class Dispatcher:
 
     def _take_requeued(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         requeued, order = self._messages.requeued, self._messages.order
+        if (
+            order is not None
+            and order.has_released
+            and (payloads := self._take_released(order, consumer, count, now_ns))
+        ):
+            return payloads
         left: list[int] = []  # messages that leave the channel here
         frames: list[bytes] = []
         room = MAX_GRANT_BYTES
@@ -419,29 +431,79 @@ class Dispatcher:
                 self.budget_exhausted |= not frames  # these have not been looked at
         return [b"".join(frames)] if frames else []
 
+    def _take_released(self, order: KeyOrder, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        """As `_take_requeued`, for those at the head that were blocked until now: all of a batch at once.
+
+        Returns nothing if that is not possible.
+        """
+        requeued = self._messages.requeued
+        if self._topic.ttl_ns or consumer.sample is not None:
+            return []
+        head = order.first_released(requeued.entries, min(count, _RELEASED_AT_ONCE))
+        # So that messages which must be read do not wait for as long as others are in memory.
+        if not head or (head[0][2] is None and self._read_ahead.in_memory(head[0][0]) is None):
+            return []
+        taken_count = len(head)
+        head.sort(key=_SEQUENCE)
+        frames: list[bytes] = []
+        left: list[Requeued] = []
+        room, at = MAX_GRANT_BYTES, 0
+        while at < len(head) and room > 0:
+            first, _, held = head[at]
+            batch = self._read_ahead.in_memory(first) if held is None else held
+            if batch is None:
+                left.append(head[at])
+                at += 1
+                continue
+            base, end = batch.base_sequence, at
+            while end < len(head) and head[end][0] < batch.next_sequence:
+                end += 1
+            sequences = [each for each, _, _ in head[at:end]]
+            indexes = [each - base for each in sequences]
+            lines, run = batch.take_some(indexes, room, consumer.wants_headers, least=not frames)
+            fit = len(lines) // FINISH_LINE_BYTES
+            if fit:
+                order.send_released(lines, sequences[:fit])
+                self._put_some(consumer, batch, lines, indexes[:fit], now_ns)
+                frames.append(run)
+                room -= len(run)
+            at += fit
+            if at < end:
+                break
+        requeued.replace_first(taken_count, left + head[at:])
+        return [b"".join(frames)] if frames else []
+
     # ------------------------------------------------------------------ fresh messages
 
+    def _batch_at_cursor(self, now_ns: int, *, has_some: bool) -> Batch | None:
+        """Return the next batch that can be delivered; None at the end, or if `budget_exhausted`.
+
+        Raises LogReadError, unless the caller `has_some` messages already: the next call raises it again.
+        """
+        while True:
+            try:
+                batch = self._read_ahead.at_cursor()
+                if batch is None or not self._passes(batch, now_ns):
+                    return batch
+            except LogReadError:
+                if has_some:
+                    return None
+                raise
+            self._passes_left -= 1
+            if not self._passes_left:
+                self.budget_exhausted = True
+                return None
+
     def _take_fresh(self, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
+        self._passes_left = _PASSED_AT_ONCE
         if (order := self._messages.order) is not None:
             return self._take_by_key(order, consumer, count, now_ns)
         payloads: list[Payload] = []
         room = MAX_GRANT_BYTES
-        passes = _PASSED_AT_ONCE
         messages = self._messages
         cursor = messages.cursor
         while count > 0 and room > 0:
-            try:
-                batch = self._read_ahead.at_cursor()
-                if batch is not None and self._passes(batch, now_ns):
-                    passes -= 1
-                    if not passes:
-                        self.budget_exhausted = True
-                        break
-                    continue
-            except LogReadError:
-                if payloads:
-                    break
-                raise
+            batch = self._batch_at_cursor(now_ns, has_some=bool(payloads))
             if batch is None:
                 break
             first, limit = cursor.position, messages.limit
@@ -480,62 +542,64 @@ class Dispatcher:
             )
             at += same
 
+    def _put_some(
+        self, consumer: Consumer, batch: Batch, lines: bytes, indexes: list[int], now_ns: int
+    ) -> None:
+        """As `_put_run`, for any messages of a batch, in ascending order."""
+        base, count = batch.base_sequence, len(indexes)
+        if indexes[-1] - indexes[0] == count - 1:
+            self._put_run(consumer, batch, lines, base + indexes[0], now_ns)
+            return
+        held, deadline_ns = batch if self._topic.ephemeral else None, now_ns + consumer.msg_timeout_ns
+        at = 0
+        while at < count:
+            end, timestamp_ns = count, 0
+            if self._topic.e2e_window_ns:
+                end, timestamp_ns = at + 1, batch.timestamp_ns(indexes[at])
+                while end < count and batch.timestamp_ns(indexes[end]) == timestamp_ns:
+                    end += 1
+            run = lines[at * FINISH_LINE_BYTES : end * FINISH_LINE_BYTES]
+            sequences = [base + index for index in indexes[at:end]] if end - at > 1 else None
+            self._put_in_flight(
+                consumer,
+                InFlightBatch(run, base + indexes[at], 1, now_ns, deadline_ns, held, timestamp_ns, sequences),
+            )
+            at = end
+
     def _take_by_key(self, order: KeyOrder, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         """As `_take_fresh`, in a channel with an order: block the messages whose keys are held."""
         frames: list[Payload] = []
         room = MAX_GRANT_BYTES
-        passes, examined, examined_bytes = _PASSED_AT_ONCE, 0, 0
+        examined = examined_bytes = 0
         messages, cursor = self._messages, self._messages.cursor
         while count > 0 and room > 0 and not order.has_unread and not order.is_full:
             if examined >= _EXAMINED_AT_ONCE or examined_bytes >= _EXAMINED_BYTES_AT_ONCE:
                 self.budget_exhausted = True
                 break
-            try:
-                batch = self._read_ahead.at_cursor()
-                if batch is not None and self._passes(batch, now_ns):
-                    passes -= 1
-                    if not passes:
-                        self.budget_exhausted = True
-                        break
-                    continue
-            except LogReadError:
-                if frames:
-                    break
-                raise
+            batch = self._batch_at_cursor(now_ns, has_some=bool(frames))
             if batch is None:
                 break
             keys, base = order.keys_of(batch), batch.base_sequence
-            start = at = cursor.position - base
-            end = min(batch.next_sequence, messages.limit) - base
-            while at < end and not order.is_full:
-                wanted = 1 if consumer.sample is not None else count
-                stop = order.hold_run(keys, at, min(end, at + wanted))
-                if stop == at:
-                    order.block(keys[at], base + at, held=batch if self._topic.ephemeral else None)
-                    at += 1
-                    continue
-                if consumer.sample is not None and not consumer.sample():
-                    order.give_back(keys, at, stop)
-                    at += 1
-                    continue
-                lines, run = batch.take(at, stop - at, room, consumer.wants_headers)
-                if frames and len(run) > room and consumer.sample is None:  # each message is sampled once
-                    order.give_back(keys, at, stop)
-                    room = 0
-                    break
-                taken = len(lines) // FINISH_LINE_BYTES
-                order.give_back(keys, at + taken, stop)
-                order.send_run(lines, keys, at, at + taken)
-                self._put_run(consumer, batch, lines, base + at, now_ns)
-                frames.append(run)
-                at += taken
-                count -= taken
-                room -= len(run)
-                if count <= 0 or room <= 0:
-                    break
-            examined += at - start
-            examined_bytes += batch.size_bytes * (at - start) // len(batch)
-            cursor.move_to(base + at)
+            at, end = cursor.position - base, min(batch.next_sequence, messages.limit) - base
+            fit = batch.end_within(at, end, room, consumer.wants_headers)
+            if fit == at and frames:
+                break
+            end = max(fit, at + 1) if consumer.sample is None else at + 1  # each message is sampled once
+            indexes, stop = order.hold(keys, at, end, count, batch, is_only_in_memory=self._topic.ephemeral)
+            examined += stop - at
+            examined_bytes += batch.size_bytes * (stop - at) // len(batch)
+            cursor.move_to(base + stop)
+            if not indexes:
+                continue
+            if consumer.sample is not None and not consumer.sample():
+                order.give_back(keys[at])
+                continue
+            lines, run = batch.take_some(indexes, room, consumer.wants_headers)
+            order.send_fresh(lines, keys, indexes)
+            self._put_some(consumer, batch, lines, indexes, now_ns)
+            frames.append(run)
+            count -= len(indexes)
+            room -= len(run)
         return frames if len(frames) < 2 else [b"".join(frames)]
 
     def _passes(self, batch: Batch, now_ns: int) -> bool:

@@ -7,11 +7,13 @@ id, at about the cost of a dict. Messages sent singly are stored so from the sta
 
 A message that is not the next one of the oldest run is found by bisection, and only the run that holds it is split.
 Each message is split from a run at most once, so no order of answers is expensive. Unknown ids split no run.
+
+Messages that were sent together and are not consecutive, as those of other keys are left out, are never a run.
 """
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -32,7 +34,8 @@ class InFlightBatch:
 
     Args:
         lines: The FIN lines of the messages; their ids ascend.
-        first_sequence: The first message's sequence; the others are consecutive.
+        first_sequence: The first message's sequence; the others are consecutive, without `sequences`.
+        sequences: Of two or more messages that are not consecutive, ascending.
 
     Attributes:
         left: Number of messages still in flight. In a run, these are the last ones.
@@ -45,6 +48,7 @@ class InFlightBatch:
 
     __slots__ = (
         "_ids",
+        "_sequences",
         "attempts",
         "deadline_ns",
         "delivered_ns",
@@ -64,6 +68,7 @@ class InFlightBatch:
         deadline_ns: int,
         held: Batch | None = None,
         timestamp_ns: int = 0,
+        sequences: list[int] | None = None,
     ) -> None:
         count = len(lines) // FINISH_LINE_BYTES
         self.lines: bytes = lines
@@ -74,16 +79,29 @@ class InFlightBatch:
         self.deadline_ns: int = deadline_ns
         self.held: Batch | None = held
         self.timestamp_ns: int = timestamp_ns
-        self._ids: list[bytes] | None = None  # of the messages left when the run was split
+        # Of the messages left when the run was split, and of messages that never were a run.
+        self._ids: list[bytes] | None = None
+        self._sequences = sequences
+        if sequences is not None:
+            self.next_sequence = sequences[-1] + 1
+            self._ids = finish_line_ids(lines)
 
     @property
     def is_split(self) -> bool:
-        """Whether this was a run and is split."""
+        """Whether these are several messages that are stored by id, see `ids`: a run that was split, or never one."""
         return self._ids is not None
+
+    @property
+    def ids(self) -> list[bytes]:
+        """The ids of the messages, if they were no run when they were sent. Only then."""
+        assert self._ids is not None
+        return self._ids
 
     @property
     def begins_at(self) -> int:
         """A lower bound of the sequences left; in a run, the next message's sequence."""
+        if self._sequences is not None:
+            return self._sequences[0]
         return self.next_sequence - (self.left if self._ids is None else len(self._ids))
 
     def split(self) -> list[bytes]:
@@ -92,6 +110,8 @@ class InFlightBatch:
         return self._ids
 
     def id_of(self, sequence: int) -> bytes:
+        if self._sequences is not None:
+            return self.ids[bisect_left(self._sequences, sequence)]
         start = len(self.lines) - (self.next_sequence - sequence) * FINISH_LINE_BYTES
         return self.lines[start + FINISH_ID_AT : start + FINISH_LINE_BYTES - 1]
 
@@ -106,6 +126,8 @@ class InFlightBatch:
         """Return the sequence of one of these messages. Not for runs."""
         if self._ids is None:
             return self.next_sequence - 1
+        if self._sequences is not None:
+            return self._sequences[bisect_left(self._ids, message_id)]
         return self.next_sequence - len(self._ids) + bisect_left(self._ids, message_id)
 
     def touched(self, sequence: int, deadline_ns: int) -> "InFlightBatch":
@@ -114,6 +136,11 @@ class InFlightBatch:
         return InFlightBatch(
             line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
         )
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        """The sequences of the messages when they were sent or the run was split; in a run, of the messages left."""
+        return self._sequences if self._sequences is not None else range(self.begins_at, self.next_sequence)
 
     def returned(self, sequence: int, reason: Reason | None) -> WithdrawnMessage:
         return WithdrawnMessage(sequence, self.attempts, reason, self.held)
@@ -140,7 +167,7 @@ class InFlight:
         self._runs: deque[InFlightBatch] = deque()  # the runs among them, in the same order
         self._ascends = True  # ids ascend from run to run; False if the node id was changed in between
         self._by_id: dict[bytes, InFlightBatch] = {}  # messages of deliveries that are not runs
-        self._split_count = 0  # number of split runs
+        self._split_count = 0  # number of deliveries that are split
 
     def __len__(self) -> int:
         return self.count
@@ -158,7 +185,10 @@ class InFlight:
         self.version.increment()
         self._deliveries[delivery] = None
         self.count += delivery.left
-        if delivery.left > 1:
+        if delivery.is_split:
+            self._by_id.update(dict.fromkeys(delivery.ids, delivery))
+            self._split_count += 1
+        elif delivery.left > 1:
             runs = self._runs
             if not runs:
                 self._ascends = True
@@ -384,11 +414,10 @@ class InFlight:
 
     def _left_of(self, delivery: InFlightBatch) -> Iterator[int]:
         """Yield the sequences of a delivery that are in flight, ascending."""
-        begins_at = delivery.begins_at
         if not delivery.is_split:
-            yield from range(begins_at, begins_at + delivery.left)
+            yield from delivery.sequences
         else:
-            for sequence in range(begins_at, delivery.next_sequence):
+            for sequence in delivery.sequences:
                 if self._by_id.get(delivery.id_of(sequence)) is delivery:
                     yield sequence
 
@@ -397,11 +426,11 @@ class InFlight:
         """The lowest sequence of the first 1000 deliveries; None if there is none."""
         oldest: int | None = None
         for delivery in sorted(islice(self._deliveries, OLDEST_SEARCH_LIMIT), key=_BEGINS_AT):
-            # Sorted by lower bound, so later deliveries cannot have a lower sequence. One that begins below `oldest`
-            # is a single message taken from the split run before it, so its sequence is lower.
+            # Sorted by lower bound, so later deliveries cannot have a lower sequence.
             if oldest is not None and oldest <= delivery.begins_at:
                 break
-            oldest = next(self._left_of(delivery))
+            lowest = next(self._left_of(delivery))
+            oldest = lowest if oldest is None else min(oldest, lowest)
         return oldest
 
     def begun(self, msg_timeout_ns: int) -> list[tuple[int, InFlightBatch]]:

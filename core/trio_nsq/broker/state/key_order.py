@@ -118,28 +118,54 @@ class KeyOrder:
 
     # ------------------------------------------------------------------ fresh messages
 
-    def hold_run(self, keys: list[Key | None], start: int, end: int) -> int:
-        """Hold the keys [start, end) up to the first one that is held already; return its index, or `end`."""
+    def hold(
+        self,
+        keys: list[Key | None],
+        start: int,
+        end: int,
+        count: int,
+        batch: Batch,
+        *,
+        is_only_in_memory: bool,
+    ) -> tuple[list[int], int]:
+        """Hold the keys of up to `count` messages of [start, end), and block those whose keys are held already.
+
+        The caller changes the version.
+
+        Returns:
+            The messages that can be delivered, and up to where messages were held or blocked: `end`, or less after
+            `count` messages, or if no further one may be blocked.
+        """
         behind = self._behind
+        held = batch if is_only_in_memory else None
+        base = batch.base_sequence
+        found: list[int] = []
         for index in range(start, end):
             key = keys[index]
             if key is not None:
                 if key in behind:
-                    return index
+                    self.block(key, base + index, held=held)
+                    if self.is_full:
+                        return found, index + 1
+                    continue
+                if len(found) == count:
+                    return found, index
                 behind[key] = None
-        return end
+            elif len(found) == count:
+                return found, index
+            found.append(index)
+        return found, end
 
-    def give_back(self, keys: list[Key | None], start: int, end: int) -> None:
-        """Undo `hold_run` for the keys [start, end)."""
-        for index in range(start, end):
-            if (key := keys[index]) is not None:
-                del self._behind[key]
+    def give_back(self, key: Key | None) -> None:
+        """Undo `hold` for a message that leaves instead."""
+        if key is not None:
+            del self._behind[key]
 
-    def send_run(self, lines: bytes, keys: list[Key | None], start: int, end: int) -> None:
-        """Record that the messages of these FIN lines hold the keys [start, end) in flight."""
+    def send_fresh(self, lines: bytes, keys: list[Key | None], indexes: list[int]) -> None:
+        """Record that the messages of these FIN lines hold their keys in flight."""
         sent = self._sent
-        for message_id, key in zip(finish_line_ids(lines), keys[start:end], strict=True):
-            if key is not None:
+        for message_id, index in zip(finish_line_ids(lines), indexes, strict=True):
+            if (key := keys[index]) is not None:
                 sent[message_id] = key
 
     def block(self, key: Key, sequence: int, attempts: int = 0, held: Batch | None = None) -> None:
@@ -181,6 +207,22 @@ class KeyOrder:
         key = self._taken(sequence)
         if key is not None:
             self._sent[message_id] = key
+
+    def first_released(self, entries: Iterable[Requeued], count: int) -> list[Requeued]:
+        """Return up to `count` leading entries that were blocked before their first delivery, and are ready."""
+        released = self._released
+        found: list[Requeued] = []
+        for entry in entries:
+            if len(found) == count or entry[1] or entry[0] not in released:
+                break
+            found.append(entry)
+        return found
+
+    def send_released(self, lines: bytes, sequences: list[int]) -> None:
+        """As `send_fresh`, for messages that were blocked."""
+        sent, released = self._sent, self._released
+        for message_id, sequence in zip(finish_line_ids(lines), sequences, strict=True):
+            sent[message_id] = released.pop(sequence)
 
     def must_read(self, sequences: Iterable[int]) -> None:
         """Let no fresh message be delivered before the keys of these requeued messages are known."""

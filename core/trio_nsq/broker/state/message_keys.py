@@ -1,7 +1,10 @@
 """The keys of messages, for channels that deliver the messages of a key one after the other: see `key_order.py`."""
 
 import json
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from ...filters.conditions import Path, parse_path
 from ...protocol.go_json import refuse_constant
@@ -15,7 +18,6 @@ delays a message but breaks no order."""
 JSON_PREFIX: Final = "json:"
 HEADER_PREFIX: Final = "header:"
 _DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
-_scan = _DECODER.scan_once  # type: ignore[attr-defined]  # the type information lacks it
 _KEY_TYPES: Final = (str, int, float, bool)
 
 
@@ -32,14 +34,16 @@ class MessageKeys:
         ValueError: `order_by` is neither. The text says what is possible.
     """
 
-    __slots__ = ("_header", "_path", "order_by")
+    __slots__ = ("_decode", "_header", "_path", "order_by")
 
     def __init__(self, order_by: str) -> None:
         self.order_by: str = order_by
-        self._path: Path | None = None
+        self._decode: Callable[[bytes], Any] | None = None
+        self._path: Path = ()
         self._header = ""
         if order_by.startswith(JSON_PREFIX):
             self._path = parse_path(order_by.removeprefix(JSON_PREFIX))
+            self._decode = _decoder_of(self._path)
             return
         name = order_by.removeprefix(HEADER_PREFIX)
         if name == order_by or not is_header_name(name):
@@ -50,7 +54,7 @@ class MessageKeys:
 
     def of_all(self, batch: Batch) -> list[Key | None]:
         """Return the key of each message of a batch; None: the message has no key."""
-        if self._path is not None:
+        if self._decode is not None:
             return [self._in_body(body) for body in batch.bodies()]
         if not batch.has_headers:
             return [None] * len(batch)
@@ -58,24 +62,33 @@ class MessageKeys:
 
     def of(self, batch: Batch, index: int) -> Key | None:
         """As `of_all`, for one message."""
-        if self._path is not None:
+        if self._decode is not None:
             return self._in_body(batch.body(index))
         return self._in_headers(batch.headers(index))
 
     def _in_body(self, body: bytes) -> Key | None:
+        assert self._decode is not None
         try:
-            text = body.decode()
-            # Half of the time of `decode`, which skips space around the value.
-            value, end = _scan(text, 0) if text.startswith("{") else (None, -1)
-            if end != len(text):
-                value = _DECODER.decode(text)
-        except (ValueError, RecursionError, StopIteration):  # also of numbers with thousands of digits
+            value = self._decode(body)
+            for _ in self._path:
+                if value is None:
+                    return None
+                value = value.value
+        except (ValueError, RecursionError):
+            value = self._in_any_body(body)
+        return hash(value) if type(value) is str or type(value) in _KEY_TYPES else None
+
+    def _in_any_body(self, body: bytes) -> object:
+        """Return the member, also of what msgspec refuses: half a surrogate pair, numbers beyond a double's range."""
+        try:
+            value = _DECODER.decode(body.decode())
+        except (ValueError, RecursionError):  # also of numbers with thousands of digits
             return None
-        for name in self._path or ():
+        for name in self._path:
             if type(value) is not dict:
                 return None
             value = value.get(name)
-        return hash(value) if type(value) is str or type(value) in _KEY_TYPES else None
+        return value
 
     def _in_headers(self, text: str) -> Key | None:
         """Return the key in the text of headers, see `protocol/headers.py`."""
@@ -88,3 +101,11 @@ class MessageKeys:
         start += len(self._header)
         value = lines[start : lines.index("\n", start)]
         return hash(value) if value else None
+
+
+def _decoder_of(path: Path) -> Callable[[bytes], Any]:
+    """Return a decoder of only the members of this path, which takes a third of the time of `json`."""
+    kind: Any = object
+    for name in reversed(path):
+        kind = msgspec.defstruct("Object", [("value", kind, None)], rename={"value": name})
+    return msgspec.json.Decoder(kind).decode

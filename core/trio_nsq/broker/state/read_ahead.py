@@ -67,6 +67,7 @@ class ReadAhead:
         passed.append(batch.base_sequence)
         if len(passed) > 2 * _PASSED_BATCHES:
             del passed[:_PASSED_BATCHES]
+        self._store.reads_behind = True
         self._store.remember_read([batch])
 
     def _kept(self, sequence: int) -> Batch | None:
@@ -112,10 +113,11 @@ class ReadAhead:
         # If the first one is already read, deliver the messages read with it before reading more.
         if messages.requeued.entries and messages.requeued.first not in self._again:
             first = islice(messages.requeued.entries, _READ_AT_ONCE)
-            again = tuple([each for each, _, held in first if held is None and not self._in_memory(each)])
+            again = tuple([each for each, _, held in first if held is None and not self.in_memory(each)])
         return Wanted(ahead, again, self._since_ns)
 
-    def _in_memory(self, sequence: int) -> Batch | None:
+    def in_memory(self, sequence: int) -> Batch | None:
+        """As `holding`, without reading; None: it is not in memory."""
         batch = self._kept(sequence) if self._messages.order is not None else None
         return self._store.in_memory(sequence) if batch is None else batch
 
@@ -143,6 +145,7 @@ class ReadAhead:
         """Discard the batches: the last consumer has left."""
         self._batches.clear()
         self._passed.clear()
+        self._store.reads_behind = False
         self._again.clear()
 
     def clear(self) -> None:
