@@ -27,7 +27,17 @@ _PACKAGES = {
 """The packages of each extra, for code that was copied instead of installed, such as a bundle for Spark."""
 
 _SERVER_MODULES = frozenset(
-    {"click", "rich", "httptools", "OpenSSL", "cryptography", "prometheus_client", "re2", "msgspec", "zlib_ng"}
+    {
+        "click",
+        "rich",
+        "httptools",
+        "OpenSSL",
+        "cryptography",
+        "prometheus_client",
+        "re2",
+        "msgspec",
+        "zlib_ng",
+    }
 )
 """What the packages of the extra `server` are imported as."""
 
