@@ -1,5 +1,6 @@
 """Tests for the writer of one topic: what it commits to its sources."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import trio.testing
 
 from connectors.to_file.outputs import BROKER, NOON, TOPIC, numbered, open_output, settings
 from trio_nsq.connectors.source.batch import Position, SourceBatch
-from trio_nsq.connectors.to_file.topic_writer import TopicWriter, WriterLimits
+from trio_nsq.connectors.to_file.topic_writer import TopicWriter, WriteFailures, WriterLimits, retried
 
 
 class IdleLog:
@@ -80,3 +81,21 @@ async def test_lag_is_unknown_if_no_source_knows_it(
         writer.stop()
         await writer.run()
         nursery.cancel_scope.cancel()
+
+
+async def test_failed_attempts_are_counted(autojump_clock: trio.testing.MockClock) -> None:
+    """`/metrics` has their number, and `/healthz` the last error until an attempt succeeds."""
+    failures = WriteFailures()
+    seen: list[tuple[int, str]] = []
+
+    def work() -> str:
+        seen.append((failures.attempts, failures.error))
+        if len(seen) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return "done"
+
+    threads = trio.CapacityLimiter(1)
+    assert await retried(TOPIC, work, threads, trio.Event(), failures) == "done"
+    said = f"topic {TOPIC}: cannot write its files: No space left on device"
+    assert seen == [(0, ""), (1, said), (2, said)]
+    assert (failures.attempts, failures.error) == (2, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from .file_series import OutputSettings
 from .file_system import OutputFiles, make_folders
 from .names import DATETIME_FORMAT, FILENAME_FORMAT, NameFormat, host_identifier
 from .topic_output import OutputCounts, TopicOutput
-from .topic_writer import CannotWrite, TopicWriter, WriterLimits, retried
+from .topic_writer import CannotWrite, TopicWriter, WriteFailures, WriterLimits, retried
 
 SYNC_INTERVAL_S = 30.0
 
@@ -91,6 +92,7 @@ class ToFile:
         self._counts: dict[str, list[OutputCounts]] = {}  # by topic, also of writers that have ended
         self._last_lag: dict[str, int | None] = {}  # of writers that have ended
         self._failures: list[CannotWrite] = []
+        self._failed: dict[str, WriteFailures] = defaultdict(WriteFailures)  # by topic
         self._stopping = trio.Event()
 
     @property
@@ -105,7 +107,18 @@ class ToFile:
             counts = _sum(parts)
             writer = self._writers.get(topic)
             lag = self._last_lag.get(topic) if writer is None else writer.lag
-            found.append(TopicStatus(topic, counts.messages, counts.body_bytes, counts.files, lag=lag))
+            failed = self._failed[topic]
+            found.append(
+                TopicStatus(
+                    topic,
+                    counts.messages,
+                    counts.body_bytes,
+                    counts.files,
+                    failures=failed.attempts,
+                    error=failed.error,
+                    lag=lag,
+                )
+            )
         return found
 
     def log_brokers(self) -> list[str]:
@@ -196,6 +209,7 @@ class ToFile:
                     interval_s,
                     self._clock,
                     ends_when_idle=topic not in self._sources.topics,
+                    failures=self._failed[topic],
                 )
                 self._counts[topic] = [_sum(self._counts.get(topic, ())), self._writers[topic].counts]
                 self._writing.start_soon(self._write, self._writers[topic])
@@ -204,7 +218,8 @@ class ToFile:
     async def _open(self, topic: str) -> TopicOutput:
         options, channel = self._options, self._sources.channel
         open_output = partial(TopicOutput, options.output, options.names(topic), topic, channel, self._files)
-        return await retried(topic, open_output, self._limits.threads, self._stopping)
+        self._counts.setdefault(topic, [])  # its status says why it cannot be opened
+        return await retried(topic, open_output, self._limits.threads, self._stopping, self._failed[topic])
 
     async def _write(self, writer: TopicWriter) -> None:
         try:

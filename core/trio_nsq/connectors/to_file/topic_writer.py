@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
@@ -51,6 +52,19 @@ class WriterLimits:
         return max(self._LEAST_BYTES, self.unsynced_bytes // 4)
 
 
+@dataclass(slots=True)
+class WriteFailures:
+    """The failed attempts to write the files of a topic.
+
+    Attributes:
+        attempts: Their number.
+        error: Why the last attempt failed; empty: it succeeded.
+    """
+
+    attempts: int = 0
+    error: str = ""
+
+
 class TopicWriter:
     """Receives from the sources of a topic, and writes to its output.
 
@@ -59,6 +73,7 @@ class TopicWriter:
         sync_interval_s: How long messages may wait until they are synced.
         clock: Returns Unix seconds, for the names of files.
         ends_when_idle: Whether `run` returns when there was no source for one to two sync intervals.
+        failures: Counts failed attempts.
 
     Attributes:
         ended: Is set by the caller of `run`.
@@ -73,6 +88,7 @@ class TopicWriter:
         clock: Callable[[], float],
         *,
         ends_when_idle: bool = False,
+        failures: WriteFailures | None = None,
     ) -> None:
         self.topic = topic
         self._output = output
@@ -89,6 +105,7 @@ class TopicWriter:
         self._stopping = trio.Event()
         self._closes_file = False
         self._ends_when_idle = ends_when_idle
+        self._failures = failures or WriteFailures()
         self.ended: trio.Event = trio.Event()
 
     @property
@@ -240,7 +257,7 @@ class TopicWriter:
                 output.sync(now)
 
         try:
-            await retried(self.topic, work, self._limits.threads, self._stopping)
+            await retried(self.topic, work, self._limits.threads, self._stopping, self._failures)
         except CannotWrite:
             await self._requeue()
             raise
@@ -266,9 +283,16 @@ class TopicWriter:
 
 
 async def retried(
-    topic: str, work: Callable[[], _Result], threads: trio.CapacityLimiter, stopping: trio.Event
+    topic: str,
+    work: Callable[[], _Result],
+    threads: trio.CapacityLimiter,
+    stopping: trio.Event,
+    failures: WriteFailures,
 ) -> _Result:
     """Do work on the files of a topic in a thread, and repeat it while it raises OSError, with one warning.
+
+    Args:
+        failures: Counts the failed attempts.
 
     Raises:
         CannotWrite: It failed, and the program ends.
@@ -279,6 +303,8 @@ async def retried(
             result = await trio.to_thread.run_sync(work, limiter=threads)
         except OSError as error:
             text = f"topic {topic}: cannot write its files: {_reason(error)}"
+            failures.attempts += 1
+            failures.error = text
             if stopping.is_set():
                 raise CannotWrite(text) from error
             if not failed:
@@ -287,6 +313,7 @@ async def retried(
             with trio.move_on_after(RETRY_S):
                 await stopping.wait()
         else:
+            failures.error = ""
             if failed:
                 logger.info("topic %s: its files can be written again", topic)
             return result
