@@ -270,3 +270,25 @@ def test_no_two_topics_of_a_place_have_files_of_one_name(
                 assert refused or not same_names
                 # The state of an export is in a folder with the name of the topic.
                 assert not refused or same_names or safe_name(one[0]) == safe_name(other[0])
+
+
+def test_commits_to_a_table_with_a_key_have_about_a_million_messages(tmp_path: Path) -> None:
+    """The oldest come first; a round that was killed in between goes on."""
+    table, plain = ListTable(), LocalStorage(tmp_path)
+    table.storage = KillingStorage(tmp_path, 0, before=True)
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("k", JsonType.LONG, "k"),), key=("k",))
+    with plain.hold("lock", StorageError) as lease:
+        state = ExportState("t", plain, lease)
+        state.table = table
+        state.start(layout, ["b:1"]).plan("b:1", Span(0, 1_500_000), 300_000)
+        state.save()
+        results = [save_result(plain, Span(first, first + 300_000)) for first in range(0, 1_500_000, 300_000)]
+        assert len(state.reconcile(results)) == 4
+        assert state.has_more
+        again = ExportState("t", plain, lease)
+        again.table = table
+        found = again.reconcile(results)
+        again.commit()
+        assert (len(found), again.has_more, again.reconcile(results)) == (1, False, [])
+    firsts = [f"{first}.parquet" for first in range(0, 1_500_000, 300_000)]
+    assert table.commits == [tuple(firsts[:4]), tuple(firsts[4:])]

@@ -2,9 +2,11 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -13,14 +15,16 @@ from hypothesis import strategies as st
 
 from spark.kills import Killed
 from spark.support import NOON_NS
-from spark.table_support import DELTA, ICEBERG, catalog_environment, table_rows, write_changes
+from spark.table_support import DELTA, ICEBERG, catalog_environment, table_rows, use_catalog, write_changes
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
 from trio_nsq.spark.export.manifest import RangeResult
 from trio_nsq.spark.schemas.column_types import JsonType
 from trio_nsq.spark.tables.opening import open_table
+from trio_nsq.spark.tables.table import Table
 from trio_nsq.spark.tables.target import TableTarget
 from trio_nsq.storage import LocalStorage, NewFile
 
+DEADLINE_S = 60.0
 BROKERS = ("a:4151", "b:4151")
 KEYS: dict[JsonType, Sequence[Any]] = {
     JsonType.STRING: ["", "x", "X", "ü", "1"],
@@ -190,3 +194,53 @@ def test_rows_of_an_iceberg_table_are_those_of_the_ledger(case: Case) -> None:
             patch.setenv(name, value)
         commit_with_kills(case, ICEBERG, Path(folder) / "f")
         assert rows_of(ICEBERG, Path(folder) / "f") == expected(case)
+
+
+@pytest.mark.parametrize("target", [DELTA, ICEBERG], ids=["delta", "iceberg"])
+def test_commits_of_two_processes(
+    target: TableTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes believe that they export to the folder; another export changes the table, too."""
+    use_catalog(monkeypatch, tmp_path)
+    folder, begin = tmp_path / "f", Barrier(3)
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("k", JsonType.LONG, "k"),), key=("k",))
+    tables = [open_table(target, LocalStorage(folder), topic, topic) for topic in ("t", "t", "u")]
+
+    def commit(table: Table, number: int, result: RangeResult) -> None:
+        begin.wait(DEADLINE_S)
+        table.commit(number, [result], layout)
+
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(1, 5):
+            times = NOON_NS + 10 * number
+            ours = write_changes(
+                folder, layout, "a", 3 * number, [(times + n, {"k": n % 2}) for n in range(3)]
+            )
+            others = write_changes(
+                folder, layout, "a", 3 * number, [(times + 5 - n, {"k": n}) for n in range(3)], "u"
+            )
+            for done in [
+                threads.submit(commit, table, number, result)
+                for table, result in zip(tables, (ours, ours, others), strict=True)
+            ]:
+                done.result(DEADLINE_S)
+            rows = table_rows(target, folder).select(["k", "topic", "seq"]).to_pylist()
+            # Of key 0, the other topic has the message that was published last; of key 1 also, of key 2 the only one.
+            assert sorted((row["k"], row["topic"], row["seq"] - 3 * number) for row in rows) == [
+                (0, "u", 0),
+                (1, "u", 1),
+                (2, "u", 2),
+            ]
+
+
+def test_clock_that_was_set_back(tmp_path: Path) -> None:
+    """Of one log, the sequence counts; of another one, the time."""
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("k", JsonType.LONG, "k"),), key=("k",))
+    table = open_table(DELTA, LocalStorage(tmp_path), "t", "e")
+    late = write_changes(tmp_path, layout, "a", 5, [(NOON_NS - 100, {"k": 1}), (NOON_NS - 100, {"k": 2})])
+    early = write_changes(tmp_path, layout, "a", 0, [(NOON_NS, {"k": 1}), (NOON_NS, {"k": 2})])
+    other = write_changes(tmp_path, layout, "b", 0, [(NOON_NS - 200, {"k": 1}), (NOON_NS - 50, {"k": 2})])
+    for number, result in enumerate((late, early, other), 1):
+        table.commit(number, [result], layout)
+    rows = table_rows(DELTA, tmp_path).select(["k", "broker", "seq"]).to_pylist()
+    assert rows == [{"k": 1, "broker": "a", "seq": 5}, {"k": 2, "broker": "b", "seq": 1}]

@@ -1,14 +1,28 @@
 """`to-parquet --key` and `--op`: one row per key in Delta and Iceberg tables."""
 
 import json
+import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.support import Cli
-from spark.support import bodies_in, export, run_in_process
-from spark.table_support import DELTA, ICEBERG, table_rows, use_catalog
+from interop.peers import Broker
+from spark.support import bodies_in, export, run_in_process, until
+from spark.table_support import (
+    DELTA,
+    ICEBERG,
+    catalog_environment,
+    delete_delta_rows,
+    duckdb_counts,
+    table_rows,
+    use_catalog,
+)
+from storage.stores import Store
+from trio_nsq.spark.places import storage_at
+from trio_nsq.spark.tables.catalogs import load
 from trio_nsq.spark.tables.target import TableTarget
 
 KINDS = pytest.mark.parametrize("target", [DELTA, ICEBERG], ids=["delta", "iceberg"])
@@ -206,3 +220,150 @@ def test_key_belongs_to_the_table(target: TableTarget, qcli: Cli, topic: str, tm
     arguments[:2] = [f"{topic}2", str(folder if target == DELTA else tmp_path / "other")]
     result = run_in_process(qcli, "to-parquet", *arguments)
     assert (result.code, "has the key user, and the export none: give --key user" in result.err) == (1, True)
+
+
+@KINDS
+def test_killed_follow(target: TableTarget, broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Rows are replaced and deleted all the time, and small files are merged. The rows are those of a ledger."""
+    chance, ledger, folder = random.Random(1), dict[int, int](), tmp_path / "t"
+    broker.create(topic, "lake")
+    arguments = [
+        "to-parquet",
+        topic,
+        str(folder),
+        *str(target).split(),
+        "--channel",
+        "lake",
+        "--compact",
+        "--json",
+    ]
+    arguments += [
+        "--columns",
+        "user:long,n:long,op:string",
+        "--key",
+        "user",
+        "--op",
+        "op",
+        "--engine",
+        "inline",
+        "-q",
+    ]
+    environment = Cli(qcli.tcp_address, qcli.http_address, catalog_environment(tmp_path))
+    published = 0
+
+    def publish_some() -> None:
+        nonlocal published
+        bodies = []
+        for published in range(published + 1, published + 31):  # noqa: B020 (goes on)
+            user, op = chance.randrange(40), chance.choice("ud")
+            bodies.append({"user": user, "n": published, "op": op})
+            ledger.pop(user, None)
+            if op == "u":
+                ledger[user] = published
+        publish(qcli, topic, *bodies)
+
+    for _ in range(2):
+        files = {path.name for path in folder.rglob("*-merged-*")}
+        with environment.running(*arguments, "--follow", "--every", "20ms") as running:
+
+            def has_more(files: set[str] = files) -> bool:
+                assert running.process.poll() is None
+                publish_some()
+                return len({path.name for path in folder.rglob("*-merged-*")} - files) >= 5
+
+            until(has_more)
+            time.sleep(chance.uniform(0, 0.15))
+            running.process.kill()
+            running.process.wait()
+    assert run_in_process(qcli, *arguments).code == 0
+    assert by_key(target, folder, "user", "n") == ledger
+    assert duckdb_counts(target, folder)[0] == len(ledger)
+    assert not list((folder / "_nsq" / topic / "changes").rglob("*.parquet"))
+
+
+@KINDS
+def test_table_in_a_bucket(
+    target: TableTarget, moto_s3: Store, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    place = moto_s3.new_place()
+    arguments = [
+        "to-parquet",
+        topic,
+        place,
+        *str(target).split(),
+        "--json",
+        "--key",
+        "user",
+        "--op",
+        "op",
+        "-q",
+    ]
+    with moto_s3.here(**catalog_environment(tmp_path)):
+        for number in range(3):
+            changes = [{"user": f"u{n}", "n": number, "op": "u"} for n in range(3)]
+            publish(qcli, topic, *changes, {"user": f"u{number}", "op": "d"})
+            assert run_in_process(qcli, *arguments).code == 0
+        if target == DELTA:
+            from deltalake import DeltaTable
+
+            from trio_nsq.spark.tables.delta import delta_options
+
+            found = DeltaTable(place, storage_options=delta_options(storage_at(place))).to_pyarrow_table()
+        else:
+            found = load(target.catalog, storage_at(place)).load_table(target.name).scan().to_arrow()
+        assert sorted(found.select(["user", "n"]).to_pylist(), key=str) == [
+            {"user": "u0", "n": 2},
+            {"user": "u1", "n": 2},
+        ]
+
+
+@KINDS
+def test_columns_that_evolve(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Rows of files with fewer columns, and narrower types, are written again."""
+    folder = tmp_path / "t"
+    fields = [{"name": name, "type": "int"} for name in ("user", "n")]
+    (tmp_path / "users.avsc").write_text(json.dumps({"type": "record", "name": "user", "fields": fields}))
+    arguments = [
+        *str(target).split(),
+        "--schema",
+        str(tmp_path / "users.avsc"),
+        "--schema-contract",
+        "evolve",
+    ]
+    arguments += ["--key", "user"]
+    wide = 2**40 if target == ICEBERG else 7
+    for changes in (
+        [{"user": 1, "n": 1}, {"user": 2, "n": 2}],
+        [{"user": 1, "n": wide, "late": "x"}],
+        [{"user": 2, "n": 3, "late": "y"}, {"user": 3, "n": 4}],
+    ):
+        publish(qcli, topic, *changes)
+        assert export(qcli, topic, folder, *arguments)["misfits"] == {}
+    assert by_key(target, folder, "user", "n") == {1: wide, 2: 3, 3: 4}
+    assert by_key(target, folder, "user", "late")[2] == "y"
+
+
+def test_configuration_file(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    publish(
+        qcli,
+        topic,
+        {"user": "a", "n": 1, "op": "c"},
+        {"user": "b", "n": 2, "op": "c"},
+        {"user": "a", "op": "d"},
+    )
+    section = f'[{topic}]\nfolder = "{tmp_path}/t"\ndelta = true\njson = true\nkey = ["user"]\nop = "op"\n'
+    (tmp_path / "pipeline.toml").write_text(section)
+    assert run_in_process(qcli, "to-parquet", "--config", str(tmp_path / "pipeline.toml"), "-q").code == 0
+    assert by_key(DELTA, tmp_path / "t", "user", "n") == {"b": 2}
+
+
+def test_rows_that_were_deleted_without_rewriting_files(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    arguments = ["to-parquet", topic, str(folder), "--delta", "--json", "--key", "user"]
+    publish(qcli, topic, *({"user": n} for n in range(10)))
+    assert run_in_process(qcli, *arguments).code == 0
+    delete_delta_rows(folder, [1, 2])
+    publish(qcli, topic, {"user": 1})
+    result = run_in_process(qcli, *arguments)
+    assert result.code != 0
+    assert "has 1 file that --key cannot change" in result.err

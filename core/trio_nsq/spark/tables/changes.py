@@ -73,8 +73,12 @@ def read_changes(storage: Storage, names: Sequence[str], layout: Layout) -> Chan
         return Changes(
             _no_rows(layout), pa.table({FILE: pa.array([], pa.int32()), ROW: pa.array([], pa.int64())}), 0
         )
-    reduced = _newest_of_logs(pa.concat_tables(newest), keys)
-    return Changes(_last(reduced, keys, ["ts_ns", "topic", "broker"]), pa.concat_tables(keyless), messages)
+    reduced = pa.concat_tables(newest)
+    if waiting:
+        reduced = _newest_of_logs(reduced, keys)
+    if len(pc.unique(reduced["broker"])) > 1:
+        reduced = _last(reduced, keys, ["ts_ns", "topic", "broker"])
+    return Changes(reduced, pa.concat_tables(keyless), messages)
 
 
 def _no_rows(layout: Layout) -> Any:

@@ -267,17 +267,13 @@ class DeltaExportTable(Table):
 
     # ------------------------------------------------------------------ compaction
 
-    def _count_files(self) -> int:
-        assert self._table is not None
-        return len(self._table.file_uris())
-
-    def _files(self) -> list[TableFile]:
+    def _files(self) -> tuple[list[TableFile], int]:
         if self._table is None:
-            return []
+            return [], 0
         with explained(self.shown, "read"):
             found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
             partly_deleted = files_with_deleted_rows(self._table)
-        return [
+        files = [
             TableFile(
                 # The log has URLs: it escapes what the names of folders have escaped.
                 name := unquote(each["path"]),
@@ -291,6 +287,7 @@ class DeltaExportTable(Table):
                 url.endswith(f"/{each['path']}") for url in partly_deleted
             )  # merged, the rows would be back
         ]
+        return files, len(found) - len(files)
 
     def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
         assert self._table is not None

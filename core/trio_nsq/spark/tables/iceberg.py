@@ -275,17 +275,12 @@ class IcebergExportTable(Table):
 
     # ------------------------------------------------------------------ compaction
 
-    def _count_files(self) -> int:
-        assert self._table is not None
-        with explained(self.shown, "read"):
-            return sum(1 for _ in self._table.scan().plan_files())
-
-    def _files(self) -> list[TableFile]:
+    def _files(self) -> tuple[list[TableFile], int]:
         if self._table is None:
-            return []
+            return [], 0
         with explained(self.shown, "read"):
             found = list(self._table.scan().plan_files())
-        return [
+        files = [
             TableFile(
                 each.file.file_path.removeprefix(f"{self._folder}/"),
                 each.file.file_size_in_bytes,
@@ -299,6 +294,7 @@ class IcebergExportTable(Table):
             and not each.delete_files
             and each.file.spec_id == self._table.spec().spec_id
         ]
+        return files, len(found) - len(files)
 
     def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
         table = self._table

@@ -218,14 +218,12 @@ class Table(ABC):
 
     def _files_to_merge(self) -> list[TableFile]:
         """Return the files of the table. Raises TableError: the rows of a file cannot be written again."""
-        if not self._is_there:
-            return []
-        files = self._files()
-        if len(files) < (count := self._count_files()):
+        files, others = self._files()
+        if others:
             raise TableError(
-                f"{self.shown} has {count_of(count - len(files), 'file')} that --key cannot change: outside of "
-                f"{self._storage.shown}, or with rows that another program has deleted without rewriting the file. "
-                "Rewrite them there"
+                f"{self.shown} has {count_of(others, 'file')} that --key cannot change: outside of "
+                f"{self._storage.shown}, of earlier partitions of the table, or with rows that another program has "
+                "deleted without rewriting the file. Rewrite them with that program"
             )
         return files
 
@@ -262,7 +260,7 @@ class Table(ABC):
         self._load()
         schema = file_schema(layout)
         replaced = written = 0
-        ours = [file for file in self._files() if is_file_of(file.name, self._topic, brokers)]
+        ours = [file for file in self._files()[0] if is_file_of(file.name, self._topic, brokers)]
         for group in small_files(ours):
             name = merge_files(self._storage, self._topic, group, schema, self._options)
             if name is None:
@@ -344,12 +342,11 @@ class Table(ABC):
         """
 
     @abstractmethod
-    def _count_files(self) -> int:
-        """Return the number of all files of the table; it may be more than `_files` returns."""
+    def _files(self) -> tuple[list[TableFile], int]:
+        """Return the files that may be written again, of all topics in the export folder, and the number of others.
 
-    @abstractmethod
-    def _files(self) -> list[TableFile]:
-        """Return the files of the table that may be merged, of all topics in the export folder."""
+        The table may be missing.
+        """
 
     @abstractmethod
     def _replace(self, old: Sequence[TableFile], new: str, layout: Layout) -> None:
