@@ -218,6 +218,19 @@ def test_framing_of_a_registry(folder: Path, scripted: ScriptedRegistry) -> None
     assert "Schema not found" in reader.read(b"\0\0\0\0\x08x").problem
 
 
+def test_protobuf_of_a_registry(folder: Path, scripted: ScriptedRegistry) -> None:
+    """The body names the schema, and the message in it: here the second one of the file."""
+    scripted.add(1, protos.SOURCE, "PROTOBUF")
+    reader = reader_of(folder, f'format = "protobuf"\nregistry = "{scripted.url}"')
+    item = protos.message_class(folder / "order.desc", "shop.Item")(sku="a", flags=[True, False])
+    body = b"\0\0\0\0\1" + b"\x02\x02" + item.SerializeToString()
+    found = reader.read(body)
+    assert json.loads(found.content) == {"sku": "a", "flags": [True, False]}
+    assert (found.formats, found.problem) == (("protobuf",), "")
+    assert reader.read(b"\0\0\0\0\1\x02\x7f" + item.SerializeToString()).problem
+    assert len(scripted.requests) == 1
+
+
 @pytest.mark.parametrize(("status", "said"), [(503, "status 503"), (401, "refuses access (status 401)")])
 def test_registry_that_does_not_answer_is_asked_once(
     folder: Path, scripted: ScriptedRegistry, status: int, said: str
