@@ -46,9 +46,10 @@ class _Plain:
             return [self.convert(each, depth + 1) for each in value]
         if isinstance(value, str):
             return self._taken(value)
-        self._take(8)
         if value is None or isinstance(value, bool | int):
+            self._take(6 if value is None else 2 + value.bit_length() // 3)  # with the separator
             return value
+        self._take(8)
         return self._taken(_scalar(value)) if not isinstance(value, float) else _float(value)
 
     def _taken(self, text: str) -> str:
