@@ -1,7 +1,8 @@
 """Finds topics, channels, nodes, pages, fleets and actions by what the viewer types. Ctrl-K shows it over any page."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -25,18 +26,21 @@ _CHANNEL_PAGES = {
 _TOPIC_PAGES = {"messages": "messages", "settings": "topic_settings"}
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Something that can be opened.
+class Found(NamedTuple):
+    """Something that can be opened. A tuple, because there is one for each topic and channel.
 
     Attributes:
         kind: What it is, for the viewer.
-        path: Below the base path.
+        path: Its path; empty for a topic or channel that may not be shown: to build it takes longer than to match the
+            name.
     """
 
     text: str
     kind: str
-    path: str
+    path: str = ""
+
+
+_text = attrgetter("text")
 
 
 async def find(request: Request) -> View:
@@ -44,16 +48,27 @@ async def find(request: Request) -> View:
     typed = request.query_params.get("q", "")[:MAX_TYPED]
     found = [
         *_of_words(request, typed),
-        *best_matches(typed, _everything(request), lambda each: each.text, MOST),
+        *best_matches(typed, _everything(request), _text, MOST),
     ]
-    return View("find.html", {"typed": typed, "found": list(dict.fromkeys(found))[:MOST]})
+    shown = dict.fromkeys(
+        each if each.path else each._replace(path=_path(request, each.text)) for each in found
+    )
+    return View("find.html", {"typed": typed, "found": list(shown)[:MOST]})
+
+
+def _path(request: Request, place: str) -> str:
+    """Return the path of a topic or channel."""
+    topic, _, channel = place.partition("/")
+    if channel:
+        return path_of(request, "channel", topic=topic, channel=channel)
+    return path_of(request, "topic", topic=topic)
 
 
 def _everything(request: Request) -> Iterator[Found]:
     """Yield what has a name: of equally good results, the first ones are shown first."""
     favourites = [each for each in preferences_of(request).favourites if _sees(request, each)]
     for name in favourites:
-        yield Found(name, "topic", path_of(request, "topic", topic=name))
+        yield Found(name, "topic")
     root = console_of(request).options.root.rstrip("/")
     for _, links in navigation("", existing_pages(request)):
         for link in links:
@@ -72,14 +87,12 @@ def _everything(request: Request) -> Iterator[Found]:
 
 def _places(request: Request) -> Iterator[Found]:
     """Yield topics and channels."""
+    viewer = viewer_of(request)
     for name, topic in snapshot_of(request).topics.items():
-        if not _sees(request, name):
-            continue
-        yield Found(name, "topic", path_of(request, "topic", topic=name))
-        for channel in topic.channels:
-            yield Found(
-                f"{name}/{channel}", "channel", path_of(request, "channel", topic=name, channel=channel)
-            )
+        if viewer.sees(name):
+            yield Found(name, "topic")
+            for channel in topic.channels:
+                yield Found(f"{name}/{channel}", "channel")
 
 
 def _of_words(request: Request, typed: str) -> Iterator[Found]:
@@ -89,7 +102,7 @@ def _of_words(request: Request, typed: str) -> Iterator[Found]:
         rest = " ".join(words[:number] + words[number + 1 :])
         if len(word) < 2 or not any(verb.startswith(word.casefold()) for verb in _VERBS):
             continue
-        for place in best_matches(rest, _places(request), lambda each: each.text, _MOST_PLACES):
+        for place in best_matches(rest, _places(request), _text, _MOST_PLACES):
             topic, _, channel = place.text.partition("/")
             for verb, path in _pages_of(request, topic, channel):
                 if verb.startswith(word.casefold()):
