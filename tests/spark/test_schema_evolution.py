@@ -413,3 +413,17 @@ def test_types_that_a_table_does_not_have(
     assert "table has no type" in result.err
     assert "that of the column a: choose another type" in result.err
     export(qcli, topic, tmp_path / "files", *arguments[:2])
+
+
+def test_new_column_of_a_file_with_many_rows(tmp_path: Path) -> None:
+    """Its values are decoded some rows at a time."""
+    count = 40_001
+    values = [{"a": 1, "b": n} for n in range(count)] + [{"a": 1, "b": -1}]
+    write_log(tmp_path / "data", "t", [(NOON_NS, bodies(*values))])
+    source = ("--from-segments", f"b={tmp_path / 'data'}", "--schema", schema_file(tmp_path, a="int"))
+    export(Cli("", ""), "t", tmp_path / "out", *source, "--until", str(count))
+    said = export(Cli("", ""), "t", tmp_path / "out", *source, *EVOLVE)
+    assert said["new_columns"] == {"b": "long"}
+    found = rows(tmp_path / "out", "seq", "b", "rest")
+    assert found["b"].to_pylist() == [*range(count), -1]
+    assert found["rest"].null_count == count + 1
