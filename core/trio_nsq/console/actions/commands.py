@@ -77,6 +77,12 @@ def seek(addresses: Sequence[str], topic: str, channel: str, to: str) -> str:
     return line("channel", "seek", f"{topic}/{channel}", "--to", to, "--yes", *on(addresses))
 
 
+def disconnect(addresses: Sequence[str], topic: str, channel: str, client: str | None) -> str:
+    """Disconnect the consumers of a channel, or those with an id or address."""
+    which = ["--all"] if client is None else ["--client", client]
+    return line("channel", "disconnect", f"{topic}/{channel}", *which, *on(addresses))
+
+
 def dead_letters(
     addresses: Sequence[str],
     verb: str,

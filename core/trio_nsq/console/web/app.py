@@ -29,6 +29,7 @@ from .pages import (
     counter,
     dead_letters,
     deferred,
+    disconnect,
     find,
     health,
     jobs,
@@ -51,6 +52,7 @@ from .pages import (
 from .paths import name_of, reserved_segments
 from .rendering import render
 from .site import Site
+from .table_files import table_file
 
 logger: logging.Logger = logging.getLogger("trio_nsq.console")
 
@@ -69,6 +71,7 @@ PAGES: tuple[Page, ...] = (
     *changes.PAGES,
     *node_changes.PAGES,
     *seek.PAGES,
+    *disconnect.PAGES,
     *dead_letters.PAGES,
     *deferred.PAGES,
     *settings.PAGES,
@@ -133,6 +136,8 @@ def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
         found = await page.handler(request)
         if isinstance(found, View) and found.only_asks:
             note_nothing_changed(request)
+        if isinstance(found, View) and (file := table_file(request, found)) is not None:
+            return file
         return _response(request, found, live=page.live) if isinstance(found, View) else found
 
     return answer

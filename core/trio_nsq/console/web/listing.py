@@ -25,6 +25,8 @@ class Listing(Generic[_T]):
         number, pages: The number of this page, from 1, and how many there are.
         total: Rows on all pages.
         rows: Those of this page.
+        every: Those of all pages.
+        name: Names a row.
         kept: Further parameters of its links.
     """
 
@@ -36,6 +38,8 @@ class Listing(Generic[_T]):
     number: int
     total: int
     rows: Sequence[_T]
+    every: Sequence[_T] = field(repr=False)
+    name: Callable[[_T], str] = field(repr=False)
     columns: Mapping[str, "Column[_T]"] = field(repr=False)
     default: str
     kept: Mapping[str, str]
@@ -58,6 +62,10 @@ class Listing(Generic[_T]):
     def at(self, number: int) -> dict[str, Any]:
         """Return the query of another page of the same table."""
         return self._query(self.sort, self.descending) | {"page": number if number > 1 else None}
+
+    def as_file(self, form: str) -> dict[str, Any]:
+        """Return the query of all pages as a file: `csv` or `json`."""
+        return self.at(1) | {"format": form}
 
     def sorted_by(self, key: str) -> dict[str, Any]:
         """Return the query that sorts by a column; the other way round if it is sorted by it."""
@@ -135,6 +143,8 @@ def listing(
         at,
         len(found),
         shown,
+        found,
+        name,
         columns,
         default,
         {each: query[each] for each in kept if each in query},
