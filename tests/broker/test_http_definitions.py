@@ -20,7 +20,7 @@ async def test_definitions_have_what_is_set(tmp_path: Path) -> None:
             await api.post("/channel/create", topic="t", channel=channel)
         await api.send("PUT", "/topic/settings?topic=t", body=b'{"ttl_ms": 5, "max_bytes": 0}')
         await api.send("PUT", "/channel/settings?topic=t&channel=c", body=b'{"max_attempts": 3}')
-        await api.post("/channel/pause", **CHANNEL)
+        await api.post("/channel/pause", topic="t", channel="c")
         await api.post("/topic/pause", topic="a")
         assert (await api.get("/definitions")).json() == {
             "topics": [
@@ -99,5 +99,8 @@ async def test_all_consumers_are_disconnected(tmp_path: Path) -> None:
             assert await disconnect(api) == (200, ["same", "same"])
             assert [await first.frame(), await second.frame()] == [None, None]
         assert await disconnect(api) == (200, [])
-        assert await api.post("/channel/disconnect", **CHANNEL, client="same") == (404, "CLIENT_NOT_FOUND")
+        assert await api.post("/channel/disconnect", topic="t", channel="c", client="same") == (
+            404,
+            "CLIENT_NOT_FOUND",
+        )
         assert await api.post("/channel/disconnect", topic="t", channel="d") == (404, "CHANNEL_NOT_FOUND")

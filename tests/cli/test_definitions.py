@@ -96,7 +96,7 @@ def test_changes_as_json(one: Cli) -> None:
         "version": 1,
         "topics": {"clicks": {"settings": {"retention_time": "default", "ttl": "1h"}}, "new": {}},
     }
-    common = {"channel": None, "settings": {}, "messages": 0}
+    common: dict[str, Any] = {"channel": None, "settings": {}, "messages": 0}
     changes = [
         {"action": "create", "topic": "new", **common},
         {
