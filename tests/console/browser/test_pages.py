@@ -22,9 +22,9 @@ ALIKE = re.compile(
 """Pages that ask before an action, as `delete_topic` does; the tests of actions use them."""
 SHOWN = sorted(
     {page.name for page in PAGES if "GET" in page.methods and not ALIKE.fullmatch(page.name)}
-    - {"login", "clusters", *DOWNLOADS}
+    - {"login", "oidc_login", "oidc_callback", "clusters", *DOWNLOADS}
 )
-"""The pages that links lead to; `login` is for consoles that need one, `clusters` for a fleet that has one."""
+"""The pages that links lead to; those of logins are for consoles that need one, `clusters` for a fleet that has one."""
 INTERESTING = (
     "/clicks/archive",
     "/payments/charge",
