@@ -91,7 +91,7 @@ def read_id_token(
         nonce={"essential": True, "value": nonce},
     )
     try:
-        claims = jwt.decode(token, keys, algorithms=algorithms, registry=registry).claims
+        claims = jwt.decode(token, keys, registry=registry).claims
         registered.validate(claims)
     except InvalidKeyIdError as exc:
         raise UnknownKey("the ID token is signed with a key that the provider does not list") from exc
