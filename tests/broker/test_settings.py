@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trio_nsq.broker.state.settings import ChannelSettings, SettingsError, TopicSettings, change
+from trio_nsq.protocol.tables import DeclaredTable
 
 
 def test_missing_keys_do_not_change() -> None:
@@ -51,6 +52,20 @@ def test_json_round_trip(settings: Any) -> None:
         (TopicSettings(), {"ttl_ms": "1"}, "whole number"),
         (TopicSettings(), {"when_full": "drop"}, "when_full is 'drop'; it must be reject or drop-oldest"),
         (TopicSettings(), {"when_full": ["reject"]}, "must be reject"),
+        (TopicSettings(), {"table": 5}, "table is 5; it must be a string"),
+        (
+            TopicSettings(),
+            {"table": "orc:/a"},
+            "it must be delta:URL, iceberg:CATALOG/NAMESPACE.TABLE or parquet:URL",
+        ),
+        (TopicSettings(), {"table": "delta:"}, "it must be delta:URL"),
+        (TopicSettings(), {"table": "delta:clicks"}, "the folder must be an absolute path or a URL"),
+        (TopicSettings(), {"table": "iceberg:prod/clicks"}, "is not CATALOG/NAMESPACE.TABLE"),
+        (TopicSettings(), {"table": "parquet:s3://key:secret@bucket/a"}, "no secrets and no options"),
+        (TopicSettings(), {"table": "parquet:s3://bucket/a?sas=secret"}, "no secrets and no options"),
+        (TopicSettings(), {"table": "delta:/a b"}, "a blank or a control character"),
+        (TopicSettings(), {"table": "delta:/a\n"}, "a blank or a control character"),
+        (TopicSettings(), {"table": "delta:/" + "a" * 1024}, "the maximum is 1024 characters"),
         (ChannelSettings(), {"max_attempts": 65536}, "max_attempts is 65536; the maximum is 65535"),
         (ChannelSettings(), {"dead_letter_topic": "a|b"}, "must be the name of a topic"),
         (ChannelSettings(), {"dead_letter_topic": 5}, "must be the name of a topic"),
@@ -60,6 +75,22 @@ def test_json_round_trip(settings: Any) -> None:
 def test_invalid_settings(settings: Any, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         change(settings, {}, changes)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "delta:/srv/tables/clicks",
+        "delta:s3://bucket/clicks",
+        "parquet:abfss://container@account.dfs.core.windows.net/clicks",
+        "iceberg:prod/events.clicks",
+        "iceberg:prod/a.b.clicks",
+    ],
+)
+def test_tables(table: str) -> None:
+    assert change(TopicSettings(), {}, {"table": table})[0] == TopicSettings(table=table)
+    assert not table or str(DeclaredTable.parse(table)) == table
 
 
 def test_unlimited() -> None:

@@ -362,7 +362,7 @@ GAP = {"topic": "t", "gap": "retention", "first_sequence": 1, "next_sequence": 2
 COUNT = {"topic": "t", "channel": "c", "reason": "requeued", "count": 1, "first_ns": 1, "last_ns": 1}
 SETTINGS = {
     "retention_time_ms": 1, "retention_bytes": 1, "ttl_ms": 1, "max_messages": 1, "max_bytes": 1, "when_full": "reject",
-    "max_attempts": 1, "dead_letter_topic": "d", "dropped": 0,
+    "table": "", "max_attempts": 1, "dead_letter_topic": "d", "dropped": 0,
 }  # fmt: skip
 SOUGHT = {
     "topic": "t", "channel": "c", "from_sequence": 1, "to_sequence": 2, "delivered_again": 0, "skipped": 0,

@@ -32,6 +32,7 @@ def test_topic_settings(qcli: Cli, topic: str) -> None:
         "max_bytes=0",
         "when_full=drop-oldest",
         "expire_idle=0",
+        "table=",
     ]
     (record,) = qcli("topic", "settings", topic, "--format", "json").records
     assert (record["retention_time_ms"], record["retention_bytes"]) == (7 * 24 * 3_600_000, 10 * 2**30)

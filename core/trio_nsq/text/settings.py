@@ -92,6 +92,15 @@ _FOR_TOPICS = (
         *_EXPIRE_IDLE,
         "delete the topic when it was idle for this long: no publish, no consumer, no waiting message",
     ),
+    Setting(
+        "table",
+        "table",
+        str,
+        str,
+        "the table that 'qcli pipeline run' keeps for the topic: delta:URL, iceberg:CATALOG/NAMESPACE.TABLE or "
+        "parquet:URL; empty (table=): none",
+        may_be_empty=True,
+    ),
 )
 _FOR_CHANNELS = (
     Setting(

@@ -32,6 +32,7 @@ _SET_EXAMPLES = {
         "when_full=drop-oldest",
         "delete the topic when nothing has used it for a week": "qcli topic set clicks expire_idle=7d",
         "use the broker's default": "qcli topic set clicks retention_time=default",
+        "declare the table that 'qcli pipeline run' keeps": "qcli topic set clicks table=delta:s3://bucket/clicks",
     },
     "channel": {
         "dead-letter messages after five attempts": "qcli channel set clicks/archive max_attempts=5 "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from ...protocol import NSQError, is_valid_name
+from ...protocol.tables import DeclaredTable
 from .message_keys import MessageKeys
 
 WhenFull = Literal["reject", "drop-oldest"]
@@ -33,6 +34,8 @@ class TopicSettings:
             or drop the oldest messages (`drop-oldest`).
         expire_idle_ms: How long the topic may be idle before it is deleted: without a publish, a consumer, or a message
             that waits.
+        table: The table that `qcli pipeline run` keeps for the topic, see `DeclaredTable`; empty: none. The broker does
+            not write it.
     """
 
     retention_time_ms: int = 0
@@ -42,6 +45,7 @@ class TopicSettings:
     max_bytes: int = 0
     when_full: WhenFull = "reject"
     expire_idle_ms: int = 0
+    table: str = ""
 
     @property
     def expires_after_ms(self) -> int:
@@ -149,6 +153,17 @@ def _check_order(value: Any) -> None:
         MessageKeys(value)
 
 
+def _check_table(value: Any) -> None:
+    """Raise ValueError if this is not the form of a table."""
+    if not isinstance(value, str):
+        raise ValueError("it must be a string")
+    if value:
+        DeclaredTable.parse(value)
+
+
+_CHECKS = {"order_by": _check_order, "table": _check_table}
+
+
 def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(default, int):
         least = UNLIMITED if name in _MAY_BE_UNLIMITED else 0
@@ -159,9 +174,9 @@ def _checked(name: str, value: Any, default: object) -> Any:
     elif name == "when_full":
         if value not in get_args(WhenFull):
             raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")
-    elif name == "order_by":
+    elif name in _CHECKS:
         try:
-            _check_order(value)
+            _CHECKS[name](value)
         except ValueError as exc:
             raise SettingsError(f"{name} is {value!r}; {exc}") from exc
     elif not isinstance(value, str) or (value and not is_valid_name(value)):

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from ...platform.extras import install_hint
 from ...protocol.errors import NSQError
+from ...protocol.tables import iceberg_name
 
 
 class TableError(NSQError):
@@ -57,10 +58,7 @@ class TableTarget:
     @classmethod
     def iceberg(cls, text: str) -> "TableTarget":
         """Parse `CATALOG/NAMESPACE.TABLE`. Raises ValueError."""
-        catalog, slash, name = text.partition("/")
-        if not catalog or not slash or not all(name.split(".")) or "." not in name or "/" in name:
-            raise ValueError(f"{text!r} is not CATALOG/NAMESPACE.TABLE, such as prod/events.clicks")
-        return cls(TableKind.ICEBERG, catalog, name)
+        return cls(TableKind.ICEBERG, *iceberg_name(text))
 
 
 @dataclass(frozen=True, slots=True)
