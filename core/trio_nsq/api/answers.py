@@ -101,10 +101,12 @@ class TopicStats(QueueStats, total=False):
         first_sequence: Where its log begins; of topics that keep messages, or have some only in the archive.
         disk_first_sequence, archived_bytes: Where the messages on the disk begin, and the size of what only the
             archive has; if there is some.
+        table: The table that the topic declares; only if it does.
     """
 
     topic_name: Required[str]
     moving_to: str
+    table: str
     first_sequence: int
     disk_first_sequence: int
     archived_bytes: int

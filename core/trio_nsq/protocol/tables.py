@@ -32,6 +32,8 @@ class DeclaredTable(NamedTuple):
             raise ValueError(f"the maximum is {MAX_TABLE} characters")
         if not text.isprintable() or " " in text:
             raise ValueError("it has a blank or a control character")
+        if "{" in text or "}" in text:
+            raise ValueError("it has braces: write the name of the table of this topic in full")
         kind, _, target = text.partition(":")
         if kind not in _FORMATS or not target:
             raise ValueError(f"it must be {_FORMS}, or empty")

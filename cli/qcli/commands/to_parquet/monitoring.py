@@ -24,13 +24,14 @@ class Monitoring:
 
     Args:
         name: What people call the job.
+        kind: The command.
 
     Attributes:
         progress: Messages written so far; without a total if the export goes on until it is stopped.
         status: What the rounds of a continuous export did.
     """
 
-    def __init__(self, options: ToParquetOptions, name: str) -> None:
+    def __init__(self, options: ToParquetOptions, name: str, kind: str = "to-parquet") -> None:
         self.progress = JobProgress()
         self.status = ExportStatus(
             without_secrets(name),
@@ -40,6 +41,7 @@ class Monitoring:
             None if options.max_lag_ms is None else options.max_lag_ms / 1000,
             (options.max_age_ms or 0) / 1000,
             knows_lag=not options.consume,
+            kind=kind,
         )
         self._options = options
 

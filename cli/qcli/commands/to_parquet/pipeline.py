@@ -57,31 +57,42 @@ _NOT_IN_FILES = frozenset(
         TCP_OPTION,
     )
 )
+OTHER_TOPICS = ""
+"""The name of the section for all topics that no other section has."""
+_DECLARED = {
+    **dict.fromkeys(
+        ("delta", "iceberg"),
+        "the topic declares its table: qcli topic set TOPIC table=delta:URL, iceberg:CATALOG/NAMESPACE.TABLE or "
+        "parquet:URL",
+    ),
+    "from-segments": "tables are written from brokers; qcli to-parquet reads archives.",
+}
+"""Keys that a file for declared tables must not have, and why."""
 _SOURCES = frozenset((HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION, "--from-segments"))
 _PIPELINE = "qcli.pipeline"
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class CommandWords:
     """A part of a command line: the words of each option, by its first name, and the arguments."""
 
     options: dict[str, list[str]] = field(default_factory=dict)
     topics: tuple[str, ...] | None = None
     folder: str | None = None
 
-    def over(self, others: _Words) -> _Words:
+    def over(self, others: CommandWords) -> CommandWords:
         """Return both; these words win. An address of any kind replaces those of all kinds."""
         kept = others.options
         if self.options.keys() & _SOURCES:
             kept = {name: words for name, words in kept.items() if name not in _SOURCES}
-        return _Words(
+        return CommandWords(
             {**kept, **self.options},
             others.topics if self.topics is None else self.topics,
             others.folder if self.folder is None else self.folder,
         )
 
-    def only(self, is_wanted: Callable[[str], bool]) -> _Words:
-        return _Words({name: words for name, words in self.options.items() if is_wanted(name)})
+    def only(self, is_wanted: Callable[[str], bool]) -> CommandWords:
+        return CommandWords({name: words for name, words in self.options.items() if is_wanted(name)})
 
     def line(self) -> list[str]:
         options = [word for words in self.options.values() for word in words]
@@ -98,7 +109,7 @@ class Pipeline:
     """
 
     path: Path
-    sections: dict[str, _Words]
+    sections: dict[str, CommandWords]
     with_own_folder: frozenset[str]
 
     def open(self, ctx: click.Context) -> list[TopicSection]:
@@ -114,7 +125,7 @@ class Pipeline:
                 named[topic] = section.name
         return found
 
-    def _open(self, ctx: click.Context, name: str, words: _Words) -> TopicSection:
+    def _open(self, ctx: click.Context, name: str, words: CommandWords) -> TopicSection:
         from .topic_finder import TopicSection  # not above: the help needs no library
 
         if words.folder is None:
@@ -146,13 +157,13 @@ class Pipeline:
         return [f"[{name}] {shlex.join(words)}" for name, words in lines.items()]
 
 
-def _shown(words: _Words) -> _Words:
+def _shown(words: CommandWords) -> CommandWords:
     from ..shared.places import without_secrets
 
     shown = {name: [_word_without_secrets(word) for word in given] for name, given in words.options.items()}
     hidden = {"--auth-secret": ["--auth-secret=***"]} if "--auth-secret" in shown else {}
     folder = None if words.folder is None else without_secrets(words.folder)
-    return _Words({**shown, **hidden}, words.topics, folder)
+    return CommandWords({**shown, **hidden}, words.topics, folder)
 
 
 def _word_without_secrets(word: str) -> str:
@@ -170,8 +181,8 @@ class PipelineCommand(DocumentedCommand):
         if not ctx.resilient_parsing:
             typed = self.typed(ctx, args)
             if typed.get("config") is not None:
-                words = _typed_words(ctx, typed)
-                pipeline, general = _read(ctx, Path(typed["config"]), words)
+                words = typed_words(ctx, typed)
+                pipeline, general = read_pipeline(ctx, Path(typed["config"]), words)
                 ctx.meta[_PIPELINE] = pipeline
                 check = ["--check-config"] if typed.get("check_config") else []
                 args = ["--config", typed["config"], *check, *words.over(general).line()]
@@ -184,7 +195,7 @@ def pipeline_of(ctx: click.Context) -> Pipeline | None:
     return found
 
 
-def _typed_words(ctx: click.Context, typed: Mapping[str, Any]) -> _Words:
+def typed_words(ctx: click.Context, typed: Mapping[str, Any]) -> CommandWords:
     """Return the words of a parsed command line."""
     if any(isinstance(typed.get(name), str | tuple | list) and typed[name] for name in (TOPICS, FOLDER)):
         raise click.UsageError("--config has the topics and the folders: leave them out.")
@@ -197,7 +208,7 @@ def _typed_words(ctx: click.Context, typed: Mapping[str, Any]) -> _Words:
         ):
             options |= _words_of(param, typed[param.name or ""])
     options.pop("--check-config", None)
-    return _Words(options)
+    return CommandWords(options)
 
 
 def _words_of(param: click.Option, value: Any) -> dict[str, list[str]]:
@@ -210,8 +221,16 @@ def _words_of(param: click.Option, value: Any) -> dict[str, list[str]]:
     return {name: [f"{name}={each}" for each in values]}
 
 
-def _read(ctx: click.Context, path: Path, typed: _Words) -> tuple[Pipeline, _Words]:
+def read_pipeline(
+    ctx: click.Context, path: Path, typed: CommandWords, *, of_declared_tables: bool = False
+) -> tuple[Pipeline, CommandWords]:
     """Read a file. Return its sections, and what is for the whole command.
+
+    Args:
+        ctx: Of `to-parquet`.
+        typed: What the command line has.
+        of_declared_tables: The topics declare their tables, so the file has only options: it needs no section, its last
+            section, `OTHER_TOPICS`, is for all other topics, and all have the same channel.
 
     Raises:
         Failure: It cannot be read.
@@ -224,12 +243,12 @@ def _read(ctx: click.Context, path: Path, typed: _Words) -> tuple[Pipeline, _Wor
     except ValueError as error:  # TOMLDecodeError or UnicodeDecodeError
         raise click.UsageError(f"--config: {path} is not valid TOML: {error}.") from error
     tables = {name: value for name, value in data.items() if isinstance(value, dict)}
-    if not tables:
+    if not tables and not of_declared_tables:
         raise click.UsageError(f"--config: {path} has no section: write [TOPIC], and its options below.")
-    reader = _Reader(ctx, path)
+    reader = _Reader(ctx, path, of_declared_tables=of_declared_tables)
     top = reader.words({name: value for name, value in data.items() if name not in tables}, "")
     general = top.only(reader.is_of_the_command)
-    sections: dict[str, _Words] = {}
+    sections: dict[str, CommandWords] = {}
     own: set[str] = set()
     for name, table in tables.items():
         words = reader.words(table, name)
@@ -241,17 +260,20 @@ def _read(ctx: click.Context, path: Path, typed: _Words) -> tuple[Pipeline, _Wor
                 raise click.UsageError(
                     f"--config: {path}: [{name}]: this is no name of a topic: give {TOPICS} or topic-pattern."
                 )
-            merged = _Words(merged.options, (name,), merged.folder)
+            merged = CommandWords(merged.options, (name,), merged.folder)
         sections[name] = merged
+    if of_declared_tables:
+        sections[OTHER_TOPICS] = typed.over(top)
     return Pipeline(path, sections, frozenset(own)), general
 
 
 class _Reader:
     """Converts the tables of a file."""
 
-    def __init__(self, ctx: click.Context, path: Path) -> None:
+    def __init__(self, ctx: click.Context, path: Path, *, of_declared_tables: bool) -> None:
         self._ctx = ctx
         self._path = path
+        self._refused = _DECLARED if of_declared_tables else {}
         self._options = {
             name.removeprefix("--"): param
             for param in ctx.command.get_params(ctx)
@@ -262,14 +284,16 @@ class _Reader:
         self._general = {
             param.opts[0]
             for param in self._options.values()
-            if param.section == CONNECTION_OPTIONS or param.opts[0] in _OF_THE_COMMAND
+            if param.section == CONNECTION_OPTIONS
+            or param.opts[0] in _OF_THE_COMMAND
+            or (of_declared_tables and param.opts[0] == "--channel")
         }
 
     def is_of_the_command(self, name: str) -> bool:
         """Whether an option is for the whole command, not for a section."""
         return name in self._general
 
-    def words(self, table: Mapping[str, Any], section: str) -> _Words:
+    def words(self, table: Mapping[str, Any], section: str) -> CommandWords:
         """Return the words of a section, or of what is above the first one. Raises UsageError."""
         options: dict[str, list[str]] = {}
         topics: tuple[str, ...] | None = None
@@ -285,10 +309,12 @@ class _Reader:
             except click.BadParameter as error:
                 where = f"[{section}]: " if section else ""
                 raise click.UsageError(f"--config: {self._path}: {where}{key}: {error.message}") from error
-        return _Words(options, topics, folder)
+        return CommandWords(options, topics, folder)
 
     def _option(self, key: str, value: Any, section: str) -> dict[str, list[str]]:
         param = self._options.get(key)
+        if key in self._refused:
+            raise click.BadParameter(self._refused[key])
         if param is None:
             near = alike(key, [*self._options, TOPICS, FOLDER])
             raise click.BadParameter("there is no such key." + (f" Did you mean {near}?" if near else ""))

@@ -74,10 +74,9 @@ class TopicFinder:
         # The brokers of a list of addresses, in this call of `find`.
         self._asked: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    @property
-    def used_sections(self) -> list[TopicSection]:
-        """The sections that have topics."""
-        return [section for section in self._sections if section in self.sections.values()]
+    def options_of(self, topic: str) -> ToParquetOptions:
+        """Return the options of a topic that was found."""
+        return self.sections[topic].options
 
     def find(self) -> list[TopicSource]:
         """Return the topics, with those that are new since the last time.

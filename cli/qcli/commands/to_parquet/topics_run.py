@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import click
 
 from trio_nsq.client.errors import BrokerUnreachable
 from trio_nsq.client.http.job_reporter import JobReporter
 from trio_nsq.protocol.errors import NSQError
+from trio_nsq.spark.export.backoff import Backoff
 from trio_nsq.spark.export.request import ExportResult
 from trio_nsq.spark.export.topics import TopicOutcome, TopicsExport, TopicSource
 from trio_nsq.spark.logs import BrokerPlace
@@ -58,7 +59,7 @@ def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection], n
     Raises Failure: the export is incomplete.
     """
     with library_errors(when_refused), ExitStack() as stack:
-        run = TopicsRun(options, sections, stack, name)
+        run = TopicsRun(options, TopicFinder(sections), stack, Monitoring(options, name))
         reports = job_reports((), "to-parquet", "", run.monitoring.reported, name=name)
         try:
             with run.monitoring.serving(), reports as run.reporter:
@@ -70,8 +71,26 @@ def export_topics(options: ToParquetOptions, sections: Sequence[TopicSection], n
             return ExitCode.INTERRUPTED if isinstance(stop, KeyboardInterrupt) else ExitCode.TERMINATED
 
 
+class Finder(Protocol):
+    """Finds the topics of a run, each time anew; see `TopicFinder`."""
+
+    failures: dict[str, Failure]
+    without_broker: list[str]
+
+    def find(self) -> list[TopicSource]:
+        """Return the topics. Raises as `TopicFinder.find`."""
+
+    def options_of(self, topic: str) -> ToParquetOptions:
+        """Return the options of a topic that was found."""
+
+
 class TopicsRun:
     """One run of the command; the caller closes the stack at its end.
+
+    Args:
+        check: Supervise the topics: go on also if all of them fail, leave out those that fail again and again, and
+            begin a round as soon as the topics change. It is called before each round and each search for topics, and
+            ends the run with the error that it raises. None: do not.
 
     Attributes:
         monitoring: Counts what it does.
@@ -81,12 +100,23 @@ class TopicsRun:
     reporter: JobReporter
 
     def __init__(
-        self, options: ToParquetOptions, sections: Sequence[TopicSection], stack: ExitStack, name: str
+        self,
+        options: ToParquetOptions,
+        finder: Finder,
+        stack: ExitStack,
+        monitoring: Monitoring,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        self.monitoring = Monitoring(options, name)
+        self.monitoring = monitoring
         self._options = options
         self._stack = stack
-        self._finder = TopicFinder(sections)
+        self._finder = finder
+        self._check = check
+        self._backoff = Backoff(options.every_ms / 1000)
+        self._sources: list[TopicSource] = []
+        self._find_s = 0.0  # when to look for topics again
+        self._problems: list[str] = []  # of the last search for topics
+        self._warnings_of: dict[str, dict[str, str]] = {}  # of each topic, in the last round that had it
         self._engine: Engine | None = None
         self._engine_name = ""
         self._begun_s = self._round_s = time.monotonic()
@@ -118,26 +148,19 @@ class TopicsRun:
 
         Raises Failure: nothing can be exported, and waiting does not help.
         """
-        sources: list[TopicSource] = []
-        find_s = 0.0
         told: dict[str, str] = {}
-        problems: list[str] = []  # of the last search for topics
         while True:
             begun_s = time.monotonic()
-            if begun_s >= find_s or not sources:
-                find_s = begun_s + self._options.topic_refresh_ms / 1000
-                try:
-                    sources = self._finder.find()
-                    problems = [each.brief for each in self._finder.failures.values()]
-                except (Failure, NSQError, OSError) as error:
-                    if isinstance(error, Failure) and error.exit_code is not ExitCode.UNREACHABLE:
-                        raise
-                    problems = [failure_from(error, when_refused).brief]
-            self._warnings = dict.fromkeys(problems, "")
+            self._check_supervision()
+            if begun_s >= self._find_s or not self._sources:
+                self._find()
+            sources = self._sources
+            self._warnings = dict.fromkeys(self._problems, "")
             self._round(sources)
-            self.monitoring.status.end_round(time.monotonic(), time.time(), problems)
+            self.monitoring.status.end_round(time.monotonic(), time.time(), self._problems)
             failures = [end for end in self._ends.values() if isinstance(end, Failure)]
-            if failures and len(failures) == len(sources) and not self._temporary and not self._has_worked:
+            has_failed = bool(failures) and len(failures) == len(sources) and not self._temporary
+            if has_failed and not self._has_worked and self._check is None:
                 raise combined(failures, partial=False)
             for text, broker in told.items():
                 if broker and text not in self._warnings and broker not in self._warnings.values():
@@ -146,8 +169,37 @@ class TopicsRun:
                 print_diagnostic(f"Warning: {text.rstrip('.')}; retrying.")
             told = dict(self._warnings)
             is_failing = bool(self._warnings) and (not sources or len(failures) == len(sources))
-            pause_s = min(every_s, RETRY_S) if is_failing else every_s
-            time.sleep(max(0.0, begun_s + pause_s - time.monotonic()))
+            self._pause(begun_s + (min(every_s, RETRY_S) if is_failing else every_s))
+
+    def _find(self) -> None:
+        """Look for topics; if nothing answers, the known ones remain. Raises Failure: waiting does not help."""
+        self._find_s = time.monotonic() + self._options.topic_refresh_ms / 1000
+        try:
+            self._sources = self._finder.find()
+            self._problems = [each.brief for each in self._finder.failures.values()]
+        except (Failure, NSQError, OSError) as error:
+            if isinstance(error, Failure) and error.exit_code is not ExitCode.UNREACHABLE:
+                raise
+            self._problems = [failure_from(error, when_refused).brief]
+
+    def _pause(self, until_s: float) -> None:
+        """Wait for the next round; under supervision, it begins when the topics or their places have changed."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._check is None:
+                time.sleep(left_s)
+                return
+            time.sleep(max(0.0, min(left_s, self._find_s - time.monotonic())))
+            if time.monotonic() < self._find_s:
+                continue
+            self._check()
+            before, problems = {_key(source) for source in self._sources}, self._problems
+            self._find()
+            if before != {_key(source) for source in self._sources} or problems != self._problems:
+                return
+
+    def _check_supervision(self) -> None:
+        if self._check is not None:
+            self._check()
 
     def conclude(self) -> None:
         """Report the total after an interruption, and say how to continue."""
@@ -161,6 +213,7 @@ class TopicsRun:
         self._ends, self._temporary = {}, set()
         self._round_s = time.monotonic()
         self.monitoring.status.begin_round((source.request.topic for source in sources), self._round_s)
+        sources = self._due(sources)
         addresses = {
             source.request.topic: [place.address for place in source.places if isinstance(place, BrokerPlace)]
             for source in sources
@@ -178,6 +231,17 @@ class TopicsRun:
                 raise incomplete([error]) from error
             raise
 
+    def _due(self, sources: Sequence[TopicSource]) -> Sequence[TopicSource]:
+        """Leave out the topics that fail again and again; their warnings remain."""
+        if self._check is None:
+            return sources
+        due = [source for source in sources if self._backoff.is_due(_key(source), self._round_s)]
+        names = {source.request.topic for source in due}
+        for topic in {source.request.topic for source in sources} - names:
+            self._warnings |= self._warnings_of.get(topic, {})
+            self.monitoring.status.leave_out(topic)
+        return due
+
     def _note_channels(self, sources: Sequence[TopicSource]) -> None:
         """Note the first time that a topic's channel begins after its messages: not of logs that came later."""
         addresses = {
@@ -188,15 +252,15 @@ class TopicsRun:
                 and (not source.memory.has_planned or place.where in source.memory.seen)
             ]
             for source in sources
+            if source.request.topic not in self._noted and source.request.has_position_of_channel
         }
-        for section in self._finder.used_sections:
-            new = {
-                topic: found
-                for topic, found in addresses.items()
-                if topic not in self._noted and self._finder.sections[topic] is section
-            }
-            note_new_channel(section.options, new)
-            self._noted.update(new)
+        by_channel: dict[str, tuple[ToParquetOptions, dict[str, list[str]]]] = {}
+        for topic, found in addresses.items():
+            options = self._finder.options_of(topic)
+            by_channel.setdefault(options.channel or "", (options, {}))[1][topic] = found
+        for options, new in by_channel.values():
+            note_new_channel(options, new)
+        self._noted.update(addresses)
 
     def _choose(self, planned_bytes: int, ranges: int) -> Engine:
         if self._engine is None:
@@ -213,6 +277,7 @@ class TopicsRun:
             waiting=outcome.waiting,
         )
         end = self._ends[topic] = self._end_of(outcome)
+        self._note_failure(outcome)
         self._has_worked |= bool(result.ranges) or not isinstance(end, Failure)
         is_news = bool(result.ranges or result.missing)
         if is_news or topic not in self._total:
@@ -264,6 +329,19 @@ class TopicsRun:
             return Failure(f"{topic}: interrupted", ExitCode.PARTIAL)
         return loss_code(result)
 
+    def _note_failure(self, outcome: TopicOutcome) -> None:
+        key, topic = _key(outcome.source), outcome.topic
+        self._warnings_of[topic] = {
+            text: self._warnings[text]
+            for error in outcome.errors
+            if (text := self._brief(topic, error)) in self._warnings
+        }
+        # A broker that does not answer says nothing about the topic, and costs one question.
+        if any(not isinstance(error, BrokerUnreachable) for error in outcome.errors):
+            self._backoff.failed(key, self._round_s)
+        else:
+            self._backoff.succeeded(key)
+
     def _brief(self, topic: str, error: Exception) -> str:
         """Return an error of a topic; of a broker that does not answer, it is the same for all topics."""
         brief = failure_from(error, when_refused).brief
@@ -299,3 +377,9 @@ class TopicsRun:
         if result.damaged or result.unread:
             return "damaged"
         return "missing" if result.missing else "exported" if result.ranges else "nothing new"
+
+
+def _key(source: TopicSource) -> tuple[str, str, str]:
+    """Identify a topic and where it goes."""
+    request = source.request
+    return request.topic, request.place, str(request.table)

@@ -250,15 +250,17 @@ class ExportJob:
         )  # fails if the topic does not exist: `open_channel` would create it
         self._check_same_log(place, log, bounds)
         channel_at = 0
-        if request.channel is not None:
+        if request.channel is not None and request.has_position_of_channel:
             first = channel_at = self._open_channel(place, request.channel, bounds.first)
         elif place.label in self._memory.next:
             first = self._memory.next[place.label]
         else:
             _, first = resolve(log, request.first)
         ranges = self._state.ranges_of(place.label)
-        if request.channel is None and request.first == "earliest" and ranges.planned:
+        if not request.has_position_of_channel and request.first == "earliest" and ranges.planned:
             first = min(first, ranges.end)  # retention may have deleted messages since the last run
+        if request.channel is not None and request.channel_only_keeps:
+            channel_at = self._keep_from(place, request.channel, max(first, bounds.first))
         bounds = bounds._replace(at=min(bounds.at, end))  # it may be before the oldest retained message
         waiting = 0
         if request.max_age_s is not None:
@@ -278,6 +280,14 @@ class ExportJob:
             log.move_channel(channel, oldest)
             at = oldest
         return at
+
+    def _keep_from(self, place: LogPlace, channel: str, sequence: int) -> int:
+        """Have the channel keep the messages from a sequence on, and return its position."""
+        log = _with_channels(place)
+        at = log.open_channel(channel)
+        if at > sequence:
+            log.move_channel(channel, sequence)
+        return min(at, sequence)
 
     def _check_same_log(self, place: LogPlace, log: Log, bounds: Bounds) -> None:
         """Check that the messages in the folder are from this log.

@@ -25,6 +25,9 @@ class ExportRequest:
             ignored: the channel has a position.
         channel: Export the messages that this channel has not consumed, then move the channel past them; None: no
             channel.
+        channel_only_keeps: The channel has no position of its own: it keeps messages from retention until they are in
+            the place. What is exported is what the place does not have, from `first` on, so that a new place gets all
+            retained messages.
         layout: The layout of the files. `json_columns` is ignored: the columns are those of `json_fields`. With
             `keep_rest` these are a schema: other fields are in the column `rest`, and may become columns.
         json_fields: Fields of JSON bodies that become columns. A type of None is inferred from a sample. If empty, all
@@ -51,6 +54,7 @@ class ExportRequest:
     first: str = "earliest"
     end: str = "latest"
     channel: str | None = None
+    channel_only_keeps: bool = False
     layout: Layout = field(default_factory=Layout)
     json_fields: Sequence[tuple[str, ColumnType | None]] = ()
     contract: SchemaContract | None = None
@@ -65,6 +69,11 @@ class ExportRequest:
     schemas: SchemaSource | None = None
     table: TableTarget | None = None
     compact: bool = False
+
+    @property
+    def has_position_of_channel(self) -> bool:
+        """Whether the export begins where its channel is."""
+        return self.channel is not None and not self.channel_only_keeps
 
     @property
     def evolves(self) -> bool:

@@ -43,6 +43,7 @@ class ExportStatus:
         max_age_s: How long messages may wait for others, so that files are large; 0: they do not wait.
         knows_lag: A round exports all messages that were published before it; False: it consumes a channel, which may
             have more.
+        kind: The command.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ExportStatus:
     max_lag_s: float | None = None
     max_age_s: float = 0.0
     knows_lag: bool = True
+    kind: str = "to-parquet"
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _round_s: float = 0.0
@@ -71,6 +73,12 @@ class ExportStatus:
             }
             for each in self._topics.values():
                 each.has_failed, each.waiting = False, 0
+
+    def leave_out(self, topic: str) -> None:
+        """Note that this round leaves out a topic that has failed before: its error stays."""
+        with self._lock:
+            if (found := self._topics.get(topic)) is not None:
+                found.has_failed = True
 
     def note_backlog(self, topic: str, messages: int) -> None:
         """Note how many messages of a topic are planned and not written yet."""
@@ -142,7 +150,7 @@ class ExportStatus:
             if since_s > self.every_s + STALLED_S:
                 problems.append(f"for {since_s:.0f} s, no message was written and no round has ended")
             return JobStatus(
-                "to-parquet",
+                self.kind,
                 self.name,
                 self.started_at,
                 topics,

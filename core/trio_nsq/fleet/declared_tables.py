@@ -1,0 +1,75 @@
+"""The tables that topics declare with the setting `table`, on all brokers that have them. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..protocol.tables import DeclaredTable
+
+
+@dataclass(slots=True)
+class DeclaredTables:
+    """The tables of topics.
+
+    Attributes:
+        tables: Those of topics that can be written, by topic.
+        problems: Why others cannot, a sentence with the topic each, by topic.
+    """
+
+    tables: dict[str, DeclaredTable] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def declared_tables(
+    settings: Mapping[str, Mapping[str, str]], current: Mapping[str, DeclaredTable]
+) -> DeclaredTables:
+    """Return the table of each topic.
+
+    A topic has the table that one of its brokers declares, also of the brokers that declare none: they may have created
+    the topic later. Two topics cannot have the same table.
+
+    Args:
+        settings: The setting `table` of each topic that a broker has, empty without one, by the broker's address.
+        current: The tables that are being written: of several topics with the same table, the one that has it keeps it.
+    """
+    found = DeclaredTables()
+    for topic, texts in _by_topic(settings).items():
+        if len(texts) > 1:
+            where = " and ".join(f"{text} on {broker}" for text, broker in sorted(texts.items()))
+            found.problems[topic] = (
+                f"{topic}: its brokers declare different tables: {where}. Set the same one on all: "
+                f"qcli topic set {topic} table=TABLE"
+            )
+            continue
+        (text,) = texts
+        try:
+            found.tables[topic] = DeclaredTable.parse(text)
+        except ValueError as exc:
+            found.problems[topic] = f"{topic}: the table {text!r} cannot be used: {exc}"
+    _leave_out_shared(found, current)
+    return found
+
+
+def _by_topic(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Return the tables that each topic declares, each with a broker that has it."""
+    found: dict[str, dict[str, str]] = {}
+    for broker, topics in sorted(settings.items()):
+        for topic, text in topics.items():
+            if text:
+                found.setdefault(topic, {}).setdefault(text, broker)
+    return dict(sorted(found.items()))
+
+
+def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable]) -> None:
+    topics_of: dict[DeclaredTable, list[str]] = {}
+    for topic, table in found.tables.items():
+        topics_of.setdefault(table, []).append(topic)
+    for table, topics in topics_of.items():
+        for topic in topics if len(topics) > 1 else ():
+            if current.get(topic) == table:
+                continue
+            others = " and ".join(each for each in topics if each != topic)
+            found.problems[topic] = (
+                f"{topic}: its table {table} is that of {others}, too. Each topic needs its own: "
+                f"qcli topic set {topic} table=TABLE"
+            )
+            del found.tables[topic]
