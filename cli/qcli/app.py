@@ -44,6 +44,7 @@ _MODULES = {
     "to-parquet": "qcli.commands.to_parquet.command",
     "to-http": "qcli.commands.to_http.command",
     "to-nsq": "qcli.commands.to_nsq.command",
+    "pipeline": "qcli.commands.pipeline.command",
     "spark": "qcli.commands.spark",
     "stat": "qcli.commands.stat.command",
     "bench": "qcli.commands.bench.command",

@@ -40,7 +40,7 @@ def test_commands_and_options(nowhere: Cli) -> None:
 
 def test_topics_of_help(nowhere: Cli) -> None:
     assert names(nowhere, "qcli help ex") == ["exit-codes"]
-    assert names(nowhere, "qcli help p") == ["pub", "peek", "positions"]
+    assert names(nowhere, "qcli help p") == ["pub", "peek", "pipeline", "positions"]
     assert names(nowhere, "qcli help channel se") == ["seek", "set", "settings"]
     assert names(nowhere, "qcli help pub ") == []
     assert ["plain", "connection", "TLS, AUTH and compression"] in ask(nowhere, "qcli help ")

@@ -99,7 +99,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         for channel in ("a", "b"):
             running.create("t", channel)
         http.ask(
-            api.settings("t", None, {"ttl_ms": 3_600_000, "max_messages": 100, "when_full": "drop-oldest"})
+            api.settings(
+                "t",
+                None,
+                {"ttl_ms": 3_600_000, "max_messages": 100, "when_full": "drop-oldest", "table": "delta:/t"},
+            )
         )
         http.ask(
             api.settings("t", "a", {"max_attempts": 1, "dead_letter_topic": "t.dead", "order_by": "json:key"})

@@ -28,8 +28,8 @@ def test_the_unit_runs_a_command_that_is_understood(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_connectors_of_the_unit_are_commands_that_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = re.findall(r"ARGUMENTS=(to-[^']*?)'?(?: >.*)?$", CONNECTOR, re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["to-file", "to-http", "to-nsq", "to-parquet"]
+    lines = re.findall(r"ARGUMENTS=((?:to-|pipeline )[^']*?)'?(?: >.*)?$", CONNECTOR, re.MULTILINE)
+    assert [line.split()[0] for line in lines] == ["to-file", "to-http", "to-nsq", "to-parquet", "pipeline"]
     for line in lines:
         check_command(shlex.split(line.replace("@/etc/trio-nsq/hook-headers", "X-Key: 1")), monkeypatch)
 

@@ -15,6 +15,7 @@ from interop.build import go_module
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 DEPLOYED = "brokers", "cluster"
+FOLDERS = "lookupd", "brokers", "cluster", "console", "tables"
 ALL = sorted(FOLDER.rglob("*.yaml"))
 
 
@@ -30,9 +31,7 @@ def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-WORKLOADS = [
-    each for each in objects("lookupd", "brokers", "cluster", "console") if "template" in each["spec"]
-]
+WORKLOADS = [each for each in objects(*FOLDERS) if "template" in each["spec"]]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_names_and_ports_agree(workload: dict[str, Any]) -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         how = container.get(probe, container["readinessProbe"])
         assert (how.get("httpGet") or how["tcpSocket"])["port"] in ports
-    folder = next(each for each in ("lookupd", "brokers", "cluster", "console") if workload in objects(each))
+    folder = next(each for each in FOLDERS if workload in objects(each))
     others = objects(folder)
     services = [
         each

@@ -1,0 +1,1 @@
+"""`qcli pipeline`: keeps the tables that topics declare."""

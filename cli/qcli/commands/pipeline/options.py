@@ -1,0 +1,32 @@
+"""Options that commands of `qcli pipeline` share."""
+
+import click
+
+from ...framework import params
+from ...framework.options import Decorator, option
+
+TABLES = "Tables"
+MONITORING = "Monitoring"
+CHANNEL = "tables"
+"""The default of `--channel`."""
+
+
+def _channel(text: str) -> str:
+    channel = params.source(f"topic/{text}").channel
+    if channel is None or channel.endswith("#ephemeral"):
+        raise click.BadParameter(f"{text!r} is no durable channel: it would not keep messages.")
+    return channel
+
+
+channel_option = option(
+    TABLES,
+    "--channel",
+    type=_channel,
+    default=CHANNEL,
+    metavar="NAME",
+    help="The channel that keeps messages until they are in the table.",
+)
+
+
+def status_address_option(text: str) -> Decorator:
+    return option(MONITORING, "--http-address", metavar="ADDRESS", help=text)

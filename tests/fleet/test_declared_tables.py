@@ -1,0 +1,43 @@
+"""Which tables the settings of topics declare, on several brokers. No IO."""
+
+import pytest
+
+from trio_nsq.fleet.declared_tables import declared_tables
+from trio_nsq.protocol.tables import DeclaredTable
+
+A, B = DeclaredTable("delta", "/a"), DeclaredTable("delta", "/b")
+
+
+def test_one_broker_declares_the_table_of_a_topic_for_all() -> None:
+    """A broker that has created the topic later has no settings."""
+    found = declared_tables(
+        {"x": {"t": str(A), "u": ""}, "y": {"t": "", "v": str(B)}, "z": {"t": str(A)}}, {}
+    )
+    assert (found.tables, found.problems) == ({"t": A, "v": B}, {})
+
+
+def test_brokers_that_differ_are_a_problem_of_the_topic_alone() -> None:
+    found = declared_tables({"x": {"t": str(A), "u": "delta:/u"}, "y": {"t": str(B)}}, {"t": A})
+    assert list(found.tables) == ["u"]
+    assert found.problems == {
+        "t": "t: its brokers declare different tables: delta:/a on x and delta:/b on y. Set the same one on all: "
+        "qcli topic set t table=TABLE"
+    }
+
+
+def test_unknown_form() -> None:
+    """Of a newer broker, or of a server that answers anything."""
+    found = declared_tables({"x": {"t": "orc:/a"}}, {})
+    assert found.tables == {}
+    assert "t: the table 'orc:/a' cannot be used: it must be delta:URL" in found.problems["t"]
+
+
+@pytest.mark.parametrize(
+    ("current", "written"), [({}, set()), ({"t": A}, {"t"}), ({"u": A}, {"u"}), ({"t": B}, set())]
+)
+def test_topics_with_the_same_table(current: dict[str, DeclaredTable], written: set[str]) -> None:
+    found = declared_tables({"x": {"t": str(A), "u": str(A)}}, current)
+    assert found.tables.keys() == written
+    assert found.problems.keys() == {"t", "u"} - written
+    for topic, text in found.problems.items():
+        assert text.startswith(f"{topic}: its table delta:/a is that of {'u' if topic == 't' else 't'}, too.")
