@@ -120,6 +120,8 @@ async def body(request: Request) -> Response:
     """The body of one message as it was published, for a download; if fields are masked, for the audit log."""
     topic, sequence = request.path_params["topic"], _sequence(request)
     viewer = require(request, "read", topic)
+    if request.method == "POST":  # the button of a message with masked fields
+        require(request, UNMASK, topic)
     log, _ = await log_of(request, viewer, topic)
     readers = console_of(request).bodies.readers
     single = await read_single(log, sequence, shown_bodies(request, topic, WHOLE, as_published=True))
