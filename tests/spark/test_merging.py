@@ -178,7 +178,7 @@ def plain(value: object) -> object:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(cases())
 def test_rows_of_a_delta_table_are_those_of_the_ledger(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def test_rows_of_a_delta_table_are_those_of_the_ledger(case: Case) -> None:
         assert rows_of(DELTA, Path(folder)) == expected(case)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(cases())
 def test_rows_of_an_iceberg_table_are_those_of_the_ledger(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -146,8 +146,9 @@ def test_partition_in_the_key(target: TableTarget, qcli: Cli, topic: str, tmp_pa
         "country",
         "--compact",
     ]
-    for number in range(9):
-        more = {"late": number} if number > 4 else {}
+    rounds = 9 if target == DELTA else 4
+    for number in range(rounds):
+        more = {"late": number} if number else {}
         publish(
             qcli,
             topic,
@@ -156,8 +157,8 @@ def test_partition_in_the_key(target: TableTarget, qcli: Cli, topic: str, tmp_pa
         )
         export(qcli, topic, folder, *arguments)
     rows = by_key(target, folder, "country", "user", "n")
-    assert rows == {("de", "a"): 8} | {("fr", f"b{number}"): None for number in range(9)}
-    assert by_key(target, folder, "country", "user", "late")["fr", "b8"] == 8
+    assert rows == {("de", "a"): rounds - 1} | {("fr", f"b{number}"): None for number in range(rounds)}
+    assert by_key(target, folder, "country", "user", "late")["fr", f"b{rounds - 1}"] == rounds - 1
 
 
 def test_several_topics(qcli: Cli, topic: str, tmp_path: Path) -> None:
@@ -197,6 +198,7 @@ def test_several_topics(qcli: Cli, topic: str, tmp_path: Path) -> None:
             "has the type double, and --key takes boolean, byte,",
         ),
         (["--delta", "--json", "--op", "n"], "has the type long, and --op takes a string"),
+        (["--delta", "--json", "--sort-by", "n"], "--key and --sort-by exclude each other"),
         (["--delta", "--json", "--consume", "--channel", "c"], "--key needs the order of a log"),
     ],
 )
@@ -262,14 +264,14 @@ def test_killed_follow(target: TableTarget, broker: Broker, qcli: Cli, topic: st
                 ledger[user] = published
         publish(qcli, topic, *bodies)
 
-    for _ in range(2):
+    for _ in range(2 if target == DELTA else 1):
         files = {path.name for path in folder.rglob("*-merged-*")}
         with environment.running(*arguments, "--follow", "--every", "20ms") as running:
 
             def has_more(files: set[str] = files) -> bool:
                 assert running.process.poll() is None
                 publish_some()
-                return len({path.name for path in folder.rglob("*-merged-*")} - files) >= 5
+                return len({path.name for path in folder.rglob("*-merged-*")} - files) >= 3
 
             until(has_more)
             time.sleep(chance.uniform(0, 0.15))
@@ -299,7 +301,7 @@ def test_table_in_a_bucket(
         "-q",
     ]
     with moto_s3.here(**catalog_environment(tmp_path)):
-        for number in range(3):
+        for number in range(2):
             changes = [{"user": f"u{n}", "n": number, "op": "u"} for n in range(3)]
             publish(qcli, topic, *changes, {"user": f"u{number}", "op": "d"})
             assert run_in_process(qcli, *arguments).code == 0
@@ -312,8 +314,8 @@ def test_table_in_a_bucket(
         else:
             found = load(target.catalog, storage_at(place)).load_table(target.name).scan().to_arrow()
         assert sorted(found.select(["user", "n"]).to_pylist(), key=str) == [
-            {"user": "u0", "n": 2},
-            {"user": "u1", "n": 2},
+            {"user": "u0", "n": 1},
+            {"user": "u2", "n": 1},
         ]
 
 
@@ -341,6 +343,26 @@ def test_columns_that_evolve(target: TableTarget, qcli: Cli, topic: str, tmp_pat
         assert export(qcli, topic, folder, *arguments)["misfits"] == {}
     assert by_key(target, folder, "user", "n") == {1: wide, 2: 3, 3: 4}
     assert by_key(target, folder, "user", "late")[2] == "y"
+
+
+@KINDS
+def test_renamed_fields_and_buckets(target: TableTarget, qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """A row stays in the bucket of its key, and its files lie where Iceberg finds them."""
+    folder = tmp_path / "t"
+    arguments = [
+        *str(target).split(),
+        "--json",
+        "--columns",
+        "user.id AS who,n,meta.op AS what",
+        "--key",
+        "who",
+    ]
+    arguments += ["--op", "what", "--partition-by", "bucket(4,who)"]
+    for number, op in ((1, "c"), (2, "u")):
+        publish(qcli, topic, *({"user": {"id": f"u{n}"}, "n": number, "meta": {"op": op}} for n in range(6)))
+        publish(qcli, topic, {"user": {"id": f"u{number}"}, "meta": {"op": "d"}})
+        export(qcli, topic, folder, *arguments)
+    assert by_key(target, folder, "who", "n") == {f"u{n}": 2 for n in (0, 1, 3, 4, 5)}
 
 
 def test_configuration_file(qcli: Cli, topic: str, tmp_path: Path) -> None:
