@@ -29,7 +29,7 @@ def topics(broker: Broker, topic: str) -> str:
 
 
 def test_commands_and_options(nowhere: Cli) -> None:
-    assert names(nowhere, "qcli d") == ["drain", "dlq", "deferred"]
+    assert names(nowhere, "qcli d") == ["definitions", "drain", "dlq", "deferred"]
     assert names(nowhere, "qcli channel de") == ["delete"]
     assert names(nowhere, "qcli serve --sync-") == ["--sync-every", "--sync-timeout"]
     assert names(nowhere, "qcli tail --format j") == ["json"]
@@ -154,7 +154,7 @@ def bash(qcli: Cli, line: str) -> list[str]:
 
 
 def test_bash(qcli: Cli, topics: str) -> None:
-    assert sorted(bash(qcli, "qcli d")) == ["deferred", "dlq", "drain"]
+    assert sorted(bash(qcli, "qcli d")) == ["deferred", "definitions", "dlq", "drain"]
     assert bash(qcli, f"qcli tail {topics}.a/") == [f"{topics}.a/c1", f"{topics}.a/c2#ephemeral"]
     assert bash(qcli, f"cat x | qcli pub {topics}") == []  # bash cuts the line at the cursor
     # bash treats the part after `=` as the word
