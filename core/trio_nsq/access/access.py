@@ -94,6 +94,11 @@ class Access:
         found = self.policy.find_token(secret, now_s) if secret else None
         return found or self.policy.find_certificate(subject, now_s)
 
+    @property
+    def anonymous(self) -> Identity | None:
+        """The identity of clients without credentials, for requests that the auth file allows them; None for none."""
+        return self.policy.anonymous if self.policy is not None else None
+
     def renew(self, identity: Identity) -> Identity | None:
         """Return the current entry of an identity; None if it was removed or has expired."""
         if identity.key in self._trusted:

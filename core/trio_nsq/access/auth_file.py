@@ -1,4 +1,4 @@
-"""The auth file: tokens and certificates, with their grants.
+"""The auth file: tokens and certificates, with their grants; and what clients without credentials see.
 
 [[token]]
 name = "web"
@@ -13,6 +13,9 @@ grants = [
 name = "backup"
 subject = "CN=backup,O=Example"  # RFC 4514, as `openssl x509 -subject -nameopt RFC2253` prints it
 grants = [{ roles = ["read"] }]
+
+[anonymous]                      # clients without credentials
+topics = ["clicks"]              # of which they may request statistics
 """
 
 import math
@@ -36,17 +39,23 @@ NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-_HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(["']?)(token|certificate)\1[ \t]*\]\][ \t]*(?:#.*)?""")
+_HEADER = re.compile(
+    r"""[ \t]*(?:\[\[[ \t]*(["']?)(token|certificate)\1[ \t]*\]\]|\[[ \t]*(["']?)(anonymous)\3[ \t]*\])[ \t]*(?:#.*)?"""
+)
+
+Kind = Literal["token", "certificate"]
 
 
 class AuthFileError(NSQError):
     """The auth file cannot be used. The text names the file, the line or entry, and the reason."""
 
 
-def header_lines(text: str) -> list[tuple[int, Literal["token", "certificate"]]]:
-    """Return the lines that look like the beginning of an entry, as index and kind. Text in quotes may look so, too."""
+def header_lines(text: str) -> list[tuple[int, Kind | Literal["anonymous"]]]:
+    """Return the lines that look like the beginning of a table, as index and kind. Text in quotes may look so, too."""
     found = ((index, _HEADER.fullmatch(line)) for index, line in enumerate(text.split("\n")))
-    return [(index, "token" if match[2] == "token" else "certificate") for index, match in found if match]
+    return [
+        (index, cast(Kind | Literal["anonymous"], match[2] or match[4])) for index, match in found if match
+    ]
 
 
 def read_auth_file(path: Path) -> Policy:
@@ -73,7 +82,7 @@ def read_auth_file(path: Path) -> Policy:
 def parse_auth_file(text: str) -> Policy:
     """Parse the contents of an auth file. Raises ValueError, with the reason."""
     data = tomllib.loads(text)
-    _refuse_unknown(data, {"token", "certificate"}, "the file")
+    _refuse_unknown(data, {"token", "certificate", "anonymous"}, "the file")
     tokens: dict[str, Identity] = {}
     certificates: dict[str, Identity] = {}
     names: set[str] = set()
@@ -86,12 +95,30 @@ def parse_auth_file(text: str) -> Policy:
                 if len(lines) != len(data[kind]):  # the entries are not written as [[...]], or not only
                     raise
                 raise ValueError(f"line {lines[number - 1]}: {exc}") from None
-    return Policy(tokens, certificates)
+    return Policy(tokens, certificates, _anonymous(data))
+
+
+def _anonymous(data: Mapping[str, Any]) -> Identity | None:
+    """Return the identity of clients without credentials: it has no role, and sees topics."""
+    table, where = data.get("anonymous"), "anonymous"
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise ValueError("the file: anonymous is not a table")
+    _refuse_unknown(table, {"topics"}, where)
+    topics = _texts(table, "topics", (), where)
+    if not topics:
+        raise ValueError('anonymous needs topics, such as ["clicks", "orders-*"]')
+    try:
+        seen = Grant(frozenset(), tuple(map(compile_glob, topics)), (compile_glob(ALL),))
+    except ValueError as exc:
+        raise ValueError(f"{where}: {exc}") from None
+    return Identity("anonymous", "anonymous", (seen,))
 
 
 def _add(
     entry: Mapping[str, Any],
-    kind: Literal["token", "certificate"],
+    kind: Kind,
     number: int,
     entries: dict[str, Identity],
     names: set[str],

@@ -2,7 +2,7 @@
 
 Entries are edited as text, from one `[[token]]` or `[[certificate]]` line to the next, because libraries that keep
 comments reorder tables of both kinds that are mixed. Before a change is written, the new text is parsed: it must have
-exactly the entries it should have.
+exactly the entries it should have, and the same `[anonymous]`.
 """
 
 import os
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..platform.edit_file import edit_file, read_text
-from .auth_file import MAX_FILE_BYTES, NAME, AuthFileError, header_lines, parse_auth_file
+from .auth_file import MAX_FILE_BYTES, NAME, AuthFileError, Kind, header_lines, parse_auth_file
 from .patterns import ALL
 from .policy import token_digest
 
@@ -26,7 +26,6 @@ TOKEN_PREFIX = "nsq_"
 _TOKEN_BYTES = 32
 _NEW_FILE = "# Tokens and certificates of clients. A running server reads this file at SIGHUP.\n"
 
-Kind = Literal["token", "certificate"]
 _KINDS: tuple[Kind, ...] = ("token", "certificate")
 
 
@@ -125,7 +124,7 @@ def add_token(text: str, name: str, token: str, grant: GrantText, expires: datet
     changed = text + gap + "\n".join(lines) + "\n"
     new = Entry(name, "token", "", (grant,), expires)
     tokens, certificates = ([entry for entry in before if entry.kind == kind] for kind in _KINDS)
-    return _checked(changed, [*tokens, new, *certificates])
+    return _checked(text, changed, [*tokens, new, *certificates])
 
 
 def remove_entries(text: str, names: Sequence[str]) -> str:
@@ -144,7 +143,7 @@ def remove_entries(text: str, names: Sequence[str]) -> str:
     order = {kind: iter([entry for entry in before if entry.kind == kind]) for kind in _KINDS}
     removed: set[int] = set()
     for (begin, kind), (end, _) in pairwise(headers):
-        entry = next(order[kind], None)
+        entry = next(order[kind], None) if kind != "anonymous" else None
         if entry is not None and entry.name in names:
             while lines[end - 1].strip()[:1] in ("", "#"):
                 end -= 1  # blank lines and comments belong to the next entry
@@ -152,18 +151,19 @@ def remove_entries(text: str, names: Sequence[str]) -> str:
                 begin -= 1  # one of the blank lines around the entry
             removed.update(range(begin, end))
     changed = "\n".join(line for index, line in enumerate(lines) if index not in removed)
-    return _checked(changed, [entry for entry in before if entry.name not in names])
+    return _checked(text, changed, [entry for entry in before if entry.name not in names])
 
 
-def _checked(text: str, entries: list[Entry]) -> str:
-    """Return a changed text. Raises ValueError unless it has exactly these entries."""
+def _checked(before: str, changed: str, entries: list[Entry]) -> str:
+    """Return a changed text. Raises ValueError unless it has exactly these entries, and `[anonymous]` as before."""
     try:
-        found = entries_of(text)
+        found = entries_of(changed)
     except ValueError as exc:
         raise ValueError(f"the change would make it invalid ({exc}): edit it by hand") from exc
-    if found != entries:
+    kept = tomllib.loads(changed).get("anonymous") == tomllib.loads(before).get("anonymous")
+    if found != entries or not kept:
         raise ValueError("its entries are not written as [[token]] and [[certificate]]: edit it by hand")
-    return text
+    return changed
 
 
 def _keys(grant: GrantText) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -17,8 +17,9 @@ fields of bodies that a web console masks, for someone who may `read`. No role i
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
-Source = Literal["token", "certificate", "auth server", "proxy", "oidc"]
-"""`proxy`: a reverse proxy has named the client of a web console."""
+Source = Literal["token", "certificate", "auth server", "proxy", "oidc", "anonymous"]
+"""`proxy`: a reverse proxy has named the client of a web console. `anonymous`: no credentials, and the auth file allows
+some requests without."""
 
 _SHOWN = 100
 """Characters of a name in an error message: a request can have a name of 64 KiB."""
@@ -90,8 +91,13 @@ class Identity:
         return any(role in grant.roles for grant in self.grants)
 
     def sees(self, topic: str) -> bool:
-        """Whether the client has any role on a topic, and so may know that it exists."""
-        return any(grant.roles and grant.covers(topic, None) for grant in self.grants)
+        """Whether the client may know that a topic exists: it has any role on it.
+
+        An anonymous client has no roles: its grant has the topics that it sees.
+        """
+        return any(
+            (grant.roles or self.source == "anonymous") and grant.covers(topic, None) for grant in self.grants
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +108,13 @@ class Rule:
         role: The role; None: any authenticated client may send it, and sees only topics that it has a role on.
         scope: Where the role is needed: on the request's topic, on its channel, or on the whole server.
         open: No authentication is needed.
+        anonymous: Clients without credentials may send it, too, if the auth file has topics that they see.
     """
 
     role: Role | None = None
     scope: Literal["topic", "channel", "server"] = "server"
     open: bool = False
+    anonymous: bool = False
 
     def allows(self, identity: Identity, query: Mapping[str, str]) -> bool:
         """Whether a client may send a request.
@@ -138,10 +146,12 @@ class Policy:
     Attributes:
         tokens: Identities by the digest of their token: `token_digest`.
         certificates: Identities by the subject of their certificate (RFC 4514).
+        anonymous: The identity of clients without credentials, where a rule is `anonymous`; None: they need some.
     """
 
     tokens: Mapping[str, Identity] = field(default_factory=dict)
     certificates: Mapping[str, Identity] = field(default_factory=dict)
+    anonymous: Identity | None = None
 
     def find_token(self, secret: bytes, unix_s: float) -> Identity | None:
         """Return the identity of a token; None if it is unknown or has expired.
@@ -157,6 +167,8 @@ class Policy:
 
     def renew(self, identity: Identity, unix_s: float) -> Identity | None:
         """Return the entry that an identity of an earlier policy has here; None if it is gone or has expired."""
+        if identity.source == "anonymous":
+            return self.anonymous
         entries = self.tokens if identity.source == "token" else self.certificates
         return _unexpired(entries.get(identity.key), unix_s)
 

@@ -87,6 +87,8 @@ class Guard:
             return ALLOW if refusal is None else self._refuse(request, refusal)
         token = token_of(request.headers)
         identity = self._access.find(token, self._subject)
+        if identity is None and token is None and route is not None and route.rule and route.rule.anonymous:
+            identity = self._access.anonymous
         if identity is None and token and self._access.service is not None:
             identity = self._access.known_answer(**self._question(request, token))
             if identity is None and self._needs_identity(request, route):
@@ -147,7 +149,7 @@ class Guard:
         self, request: Request, route: Route | None, token: bytes | None, identity: Identity | None
     ) -> Allow | Deny:
         request.identity = identity
-        if identity is None or identity.source == "certificate":
+        if identity is None or identity.source in ("certificate", "anonymous"):
             refusal = self._check_page(request, route)  # browsers send certificates by themselves
         elif is_bearer(request.headers):
             refusal = None

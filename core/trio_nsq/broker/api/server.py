@@ -192,7 +192,7 @@ def log_unless_publish(request: Request, status: int, elapsed_s: float) -> None:
 # ---------------------------------------------------------------------- routes
 
 _OPEN = Rule(open=True)
-_ANY_ROLE = Rule()
+_ANY_ROLE, _SEEN = Rule(), Rule(anonymous=True)
 _PUBLISH = Rule("publish", "topic")
 _READ_TOPIC, _READ_CHANNEL, _READ_ALL = Rule("read", "topic"), Rule("read", "channel"), Rule("read")
 _MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
@@ -280,7 +280,7 @@ def broker_routes(server: Server, bound: BoundAddresses) -> Iterator[Route]:
         Route("GET", "/ping", status.ping, plain=True, rule=_OPEN),
         Route("GET", "/info", status.info, rule=_ANY_ROLE),
         Route("GET", "/access", status.access, rule=_ANY_ROLE),
-        Route("GET", "/stats", status.stats, rule=_ANY_ROLE, limiter=limiter),
+        Route("GET", "/stats", status.stats, rule=_SEEN, limiter=limiter),
         Route(
             "GET", "/metrics", status.metrics, plain=True, rule=metrics_rule(server.options), limiter=limiter
         ),

@@ -41,6 +41,7 @@ _NEVER_NS = -6795364578871345152
 """Go's zero time, which nsqlookupd sends for an unset time."""
 
 _OPEN, _ANY_ROLE, _ADMIN = Rule(open=True), Rule(), Rule("admin")
+_SEEN = Rule(anonymous=True)
 _MANAGE_TOPIC, _MANAGE_CHANNEL = Rule("manage", "topic"), Rule("manage", "channel")
 
 
@@ -66,7 +67,7 @@ def make_router(
             Route("GET", "/access", api.access, rule=_ANY_ROLE),
             Route("GET", "/topics", api.topics, rule=_ANY_ROLE, limiter=limiter),
             Route("GET", "/channels", api.channels, rule=_ANY_ROLE, limiter=limiter),
-            Route("GET", "/lookup", api.lookup, rule=_ANY_ROLE, limiter=limiter),
+            Route("GET", "/lookup", api.lookup, rule=_SEEN, limiter=limiter),
             Route("GET", "/nodes", api.nodes, rule=_ANY_ROLE, limiter=limiter),
             Route("GET", "/debug", api.debug, rule=_ADMIN, limiter=limiter),
             Route("POST", "/topic/create", api.create_topic, rule=_MANAGE_TOPIC),
