@@ -67,6 +67,7 @@ async def test_a_verb_finds_the_actions_of_a_place() -> None:
         assert (await found(client, "unpause orders/archive"))[0][2] == "/topics/orders/archive/unpause"
         assert (await found(client, "seek billing"))[0][2] == "/topics/orders/billing/seek"
         assert (await found(client, "publish clicks"))[0][2] == "/topics/clicks/publish"
+        assert await found(client, "pause " * 30 + "orders") == []
         for _, _, path in await found(client, "orders de"):
             assert (await client.get(path)).status_code == 200, path
 
@@ -130,6 +131,20 @@ def test_matches_have_the_characters_in_order(typed: str, names: list[str], most
         assert got[0] == typed
     elif begins := [name for name in names if name.startswith(typed)]:
         assert got[0] in begins
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("a" * 6 + "b", "a" * 64),
+        ("ordersordersx", "production.orders.orders-dead.orders/orders-archive-orders"),
+    ],
+)
+def test_repeated_characters_take_no_time(typed: str, name: str) -> None:
+    """All ways to find them were tried, one after the other: a viewer could stop the console."""
+    began_s = time.process_time()
+    assert best_matches(typed, [name], str, 20) == []
+    assert time.process_time() - began_s < 1.0
 
 
 @pytest.mark.parametrize("typed", ["topic-9999", "t9999ch", "zzz"])

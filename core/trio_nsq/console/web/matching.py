@@ -23,7 +23,8 @@ def best_matches(typed: str, items: Iterable[_T], name: Callable[[_T], str], mos
     wanted = "".join(typed[:MAX_TYPED].split()).casefold()
     if not wanted:
         return [item for _, item in zip(range(most), items, strict=False)]
-    scattered = re.compile(".*?".join(map(re.escape, wanted)), re.DOTALL)
+    # Each character is searched for up to its first place only: without `*+`, the time would grow exponentially.
+    scattered = re.compile("".join(f"[^{char}]*+{char}" for char in map(re.escape, wanted)))
 
     def ranked() -> Iterator[tuple[tuple[int, int, int], int, _T]]:
         for number, item in enumerate(items):
@@ -40,5 +41,5 @@ def _rank(wanted: str, scattered: re.Pattern[str], name: str) -> tuple[int, int,
         return (0 if len(name) == len(wanted) else 1, 0, len(name))
     if at > 0:
         return (3 if name[at - 1].isalnum() else 2, 0, len(name))
-    found = scattered.search(name)
-    return None if found is None else (4, found.end() - found.start(), len(name))
+    found = scattered.match(name)
+    return None if found is None else (4, found.end() - name.index(wanted[0]), len(name))

@@ -17,6 +17,8 @@ from ..rendering import existing_pages, path_of
 MOST = 20
 _MOST_PLACES = 5
 """Topics and channels whose pages and actions are offered: `pause orders`."""
+_MOST_WORDS = 4
+"""Of what was typed, for pages and actions: each word may name them, and the others are searched for."""
 _CHANNEL_PAGES = {
     "messages": "channel_messages",
     "deferred": "deferred",
@@ -98,7 +100,7 @@ def _places(request: Request) -> Iterator[Found]:
 def _of_words(request: Request, typed: str) -> Iterator[Found]:
     """Yield the pages and actions of topics and channels, if one of several words is their name: `pause orders`."""
     words = typed.split()
-    for number, word in enumerate(words if len(words) > 1 else ()):
+    for number, word in enumerate(words if 1 < len(words) <= _MOST_WORDS else ()):
         rest = " ".join(words[:number] + words[number + 1 :])
         if len(word) < 2 or not any(verb.startswith(word.casefold()) for verb in _VERBS):
             continue
