@@ -168,7 +168,7 @@ etcds: $(READY) ## the tests of coordination, and a failover, with other version
 			tests/cluster/test_faults_etcd.py -k etcd $(ARGS) || exit 1; \
 	done
 
-generate: $(READY) ## write completions/ and man/, the references of HTTP and Python, and the list of top-level domains
+generate: $(READY) ## write completions/ and man/, the references of JSON, HTTP and Python, and the list of top-level domains
 	$(BIN)/python -m qcli.generate
 	$(BIN)/python docs/_ext/http_api.py
 	$(BIN)/python docs/_ext/python_api.py

@@ -37,6 +37,7 @@ from urllib.parse import quote
 
 import pytest
 
+from cli.schemas import check_records
 from processes import popen
 from qcli.app import run
 from trio_nsq.client import RequestRefused
@@ -105,6 +106,7 @@ class Cli:
             except BaseException:
                 process.kill()
                 raise
+        check_records(args, out)
         return Result(process.returncode, out, err.decode())
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, at_once: int = 5000) -> None:
@@ -215,6 +217,7 @@ def run_in_process(
     with patch.dict(os.environ, environment, clear=True), standard_input(stdin):
         code = run(args)
     out, err = capture.readouterr()
+    check_records(args, out)
     return Result(code, out, err.decode())
 
 

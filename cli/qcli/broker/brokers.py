@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -124,9 +124,13 @@ class Brokers:
         """Return the end of a report about one of several brokers; empty if there is only one."""
         return f" on {address}" if self.is_fleet else ""
 
-    def records(self, records: Iterable[dict[str, Any]], address: str) -> list[dict[str, Any]]:
+    def records(self, records: Iterable[Mapping[str, Any]], address: str) -> list[dict[str, Any]]:
         """Return records with the broker's address as `broker`; unchanged if there is only one broker."""
-        return [{"broker": address, **record} for record in records] if self.is_fleet else list(records)
+        return (
+            [{"broker": address, **record} for record in records]
+            if self.is_fleet
+            else list(map(dict, records))
+        )
 
     def nodes(self) -> list[Node]:
         """Return the brokers that the discovery services list, on allowed hosts.

@@ -1,7 +1,5 @@
 """`qcli channel`: create, delete, empty, pause, unpause, seek and list channels, and disconnect their consumers."""
 
-from typing import Any
-
 import click
 
 from trio_nsq.api import broker as api
@@ -20,6 +18,7 @@ from ..framework.options import option, output_format
 from ..framework.output import json_lines, report_none, write, write_lines
 from ..framework.params import Source, channel_source, topic_name
 from ..framework.positions import POSITIONS_NOTE, BrokerPosition, refuse_sequence
+from ..records.topics import ChannelRecord, DisconnectedRecord, SeekRecord
 from ..terminal.confirm import UNCONFIRMED, confirm
 from .shared.admin_action import Action, action_command
 from .shared.stored_settings import settings_commands
@@ -110,6 +109,7 @@ for _command in settings_commands("channel"):
     "text: TOPIC/CHANNEL per line. json: an object per line: topic, channel, paused (on at least one broker).",
     "text",
     "json",
+    records=[ChannelRecord],
 )
 def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
     """List all channels, or those of a topic, by name.
@@ -129,7 +129,7 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
         for channel in each["channels"]
         if channel["paused"]
     }
-    records: list[dict[str, Any]] = [
+    records: list[ChannelRecord] = [
         {"topic": name, "channel": channel, "paused": Source(name, channel) in paused}
         for name, channels in channels_by_topic(topics).items()
         for channel in channels
@@ -170,7 +170,9 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
 @broker_http_options
 @option("Options", "--client", metavar="ID", help="Disconnect the consumers with this id or address.")
 @option("Options", "--all", "every", is_flag=True, help="Disconnect all consumers.")
-@output_format("text: for people. json: an object per consumer.", "text", "json")
+@output_format(
+    "text: for people. json: an object per consumer.", "text", "json", records=[DisconnectedRecord]
+)
 def disconnect(wanted: Source, brokers: Brokers, client: str | None, every: bool, form: str) -> None:
     """Disconnect consumers of a channel: those of --client, or --all."""
     if (client is None) is not every:
@@ -178,10 +180,10 @@ def disconnect(wanted: Source, brokers: Brokers, client: str | None, every: bool
 
     def report(address: str, consumers: list[Disconnected]) -> None:
         if form == "json":
-            records = [
+            records: list[DisconnectedRecord] = [
                 {
                     "topic": wanted.topic,
-                    "channel": wanted.channel,
+                    "channel": wanted.channel or "",
                     "address": each["remote_address"],
                     "client_id": each["client_id"],
                 }
@@ -251,7 +253,7 @@ def _disconnect(address: str, wanted: Source, client: str | None) -> list[Discon
 )
 @option("Where to", "--dry-run", is_flag=True, help="Only report the effect.")
 @option("Where to", "--yes", "-y", is_flag=True, help="Skip messages without confirmation.")
-@output_format("text: for people. json: write an object.", "text", "json")
+@output_format("text: for people. json: write an object.", "text", "json", records=[SeekRecord])
 def seek(
     wanted: Source,
     brokers: Brokers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -18,6 +18,7 @@ from ..framework.command import DocumentedCommand
 from ..framework.errors import ExitCode
 from ..framework.options import option, output_format
 from ..framework.params import Source, duration, source
+from ..records.brokers import ClientRecord
 from ..terminal.figures import age, short_count
 from ..terminal.fitted_table import Column, fitted_table, output_width
 
@@ -25,14 +26,7 @@ if TYPE_CHECKING:
     from ..broker.admin_client import AdminClient
 
 FORMATS = ("table", "json", "csv", "tsv")
-KEYS = (
-    *("kind", "broker", "topic", "channel", "address", "client_id", "hostname", "agent"),
-    *("tls", "tls_version", "compression", "identity"),
-    *("in_flight", "ready", "messages", "finished", "requeued", "rate", "connect_time", "connected_s"),
-)
-"""The keys of a record. What does not apply to a kind of client is null."""
-
-Record = dict[str, Any]
+KEYS = tuple(ClientRecord.__annotations__)
 
 
 @click.command(
@@ -70,7 +64,9 @@ Record = dict[str, Any]
 )
 @broker_http_options
 @output_format(
-    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.", *FORMATS
+    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.",
+    *FORMATS,
+    records=[ClientRecord],
 )
 @option(
     "Output",
@@ -107,12 +103,12 @@ class _Key(NamedTuple):
     connect_time: int
 
 
-def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Record]:
+def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[ClientRecord]:
     """Return the records of a broker's clients, with rates over the interval. Raises Failure."""
     from ..broker.admin_client import AdminClient
 
     broker = AdminClient(address)
-    before: dict[_Key, Record] = {}
+    before: dict[_Key, ClientRecord] = {}
     before_s = time.monotonic()
     if interval_s:
         before = _clients(broker, wanted)
@@ -121,13 +117,17 @@ def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Rec
     now = _clients(broker, wanted)
     elapsed_s = time.monotonic() - before_s
     for key, record in now.items():
-        count = "finished" if key.kind == "consumer" else "messages"
         if key in before and elapsed_s > 0:
-            record["rate"] = round(max(0, record[count] - before[key][count]) / elapsed_s, 1)
+            record["rate"] = round(max(0, _done(record) - _done(before[key])) / elapsed_s, 1)
     return list(now.values())
 
 
-def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, Record]:
+def _done(record: ClientRecord) -> int:
+    """Return the messages that count for the rate: those that a consumer finished, or a producer published."""
+    return record["messages"] if record["finished"] is None else record["finished"]
+
+
+def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, ClientRecord]:
     """Return the clients: consumers by channel, then producers. Raises NotFound: the broker lacks topic or channel."""
     stats = broker.stats(*(wanted or (None, None)), clients=True)
     found, has_wanted = _of_stats(stats, broker.address, wanted)
@@ -136,10 +136,10 @@ def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, Record]:
     return found
 
 
-def _of_stats(stats: Stats, broker: str, wanted: Source | None) -> tuple[dict[_Key, Record], bool]:
+def _of_stats(stats: Stats, broker: str, wanted: Source | None) -> tuple[dict[_Key, ClientRecord], bool]:
     """Return the clients, and whether the broker has the topic or channel."""
     channels = [(topic["topic_name"], channel) for topic in stats["topics"] for channel in topic["channels"]]
-    found: dict[_Key, Record] = {}
+    found: dict[_Key, ClientRecord] = {}
     for topic, channel in channels:
         for client in channel["clients"]:
             key, record = _record("consumer", broker, topic, channel["channel_name"], client)
@@ -147,7 +147,8 @@ def _of_stats(stats: Stats, broker: str, wanted: Source | None) -> tuple[dict[_K
     if wanted is None or wanted.channel is None:
         for topic, count, client in _published(stats["producers"], wanted):
             key, record = _record("producer", broker, topic, None, client)
-            found[key] = record | {"messages": count}
+            record["messages"] = count
+            found[key] = record
     return found, bool(channels if wanted is not None and wanted.channel is not None else stats["topics"])
 
 
@@ -162,13 +163,19 @@ def _published(
 
 
 def _record(
-    kind: str, broker: str, topic: str, channel: str | None, client: ClientStats
-) -> tuple[_Key, Record]:
-    compression = "snappy" if client.get("snappy") else "deflate" if client.get("deflate") else None
+    kind: Literal["consumer", "producer"],
+    broker: str,
+    topic: str,
+    channel: str | None,
+    client: ClientStats,
+) -> tuple[_Key, ClientRecord]:
+    compression: Literal["snappy", "deflate"] | None = None
+    if client.get("snappy") or client.get("deflate"):
+        compression = "snappy" if client.get("snappy") else "deflate"
     consumes = kind == "consumer"
     connect_time = client.get("connect_ts") or 0
     address = client.get("remote_address") or ""
-    record: Record = {
+    record: ClientRecord = {
         "kind": kind,
         "broker": broker,
         "topic": topic,
@@ -193,7 +200,9 @@ def _record(
     return _Key(kind, topic, channel, address, connect_time), record
 
 
-def _tables(records: Sequence[Record], wanted: Source | None, width: int | None, *, with_broker: bool) -> str:
+def _tables(
+    records: Sequence[ClientRecord], wanted: Source | None, width: int | None, *, with_broker: bool
+) -> str:
     texts = []
     for kind in ("consumer", "producer"):
         if rows := [record for record in records if record["kind"] == kind]:
@@ -201,13 +210,13 @@ def _tables(records: Sequence[Record], wanted: Source | None, width: int | None,
     return "\n".join(texts)
 
 
-def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column[Record]]:
-    names = [Column[Record](kind, lambda row: row["address"], is_name=True)]
+def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column[ClientRecord]]:
+    names = [Column[ClientRecord](kind, lambda row: row["address"], is_name=True)]
     if wanted is None:
         heading = "channel" if kind == "consumer" else "topic"
         names.append(Column(heading, lambda row: str(Source(row["topic"], row["channel"])), is_name=True))
     elif wanted.channel is None and kind == "consumer":
-        names.append(Column("channel", lambda row: row["channel"], is_name=True))
+        names.append(Column("channel", lambda row: row["channel"] or "", is_name=True))
     names.append(Column("agent", lambda row: row["agent"] or row["client_id"] or "", is_name=True))
     if with_broker:
         names.append(Column("broker", lambda row: row["broker"], is_name=True))
@@ -215,13 +224,13 @@ def _columns(kind: str, wanted: Source | None, with_broker: bool) -> list[Column
         Column("tls", lambda row: row["tls_version"] or ("yes" if row["tls"] else "no"), is_name=True)
     )
     counts = [
-        Column[Record]("in flight", lambda row: _count(row["in_flight"]), short="inflt"),
-        Column[Record]("ready", lambda row: _count(row["ready"])),
-        Column[Record](
+        Column[ClientRecord]("in flight", lambda row: _count(row["in_flight"]), short="inflt"),
+        Column[ClientRecord]("ready", lambda row: _count(row["ready"])),
+        Column[ClientRecord](
             "published", lambda row: _count(row["messages"]) if kind == "producer" else "", short="pub"
         ),
-        Column[Record]("rate", lambda row: "" if row["rate"] is None else output.rate(row["rate"])),
-        Column[Record]("connected", lambda row: age(row["connected_s"] * 1000), rank=1),
+        Column[ClientRecord]("rate", lambda row: "" if row["rate"] is None else output.rate(row["rate"])),
+        Column[ClientRecord]("connected", lambda row: age(row["connected_s"] * 1000), rank=1),
     ]
     return [*names, *counts]
 

@@ -19,6 +19,7 @@ from ..framework.options import count_option, output_format
 from ..framework.output import RawOutput, json_lines, print_diagnostic, report_none, write
 from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
+from ..records.messages import PeekedRecord
 from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
 from .shared.messages import message_table
 
@@ -63,7 +64,10 @@ def command() -> None:
     "Which messages", "List at most N messages, those that are due first.", most=10_000, default=100
 )
 @output_format(
-    "table: shorten bodies on a terminal; times are UTC. json: write an object per line.", "table", "json"
+    "table: shorten bodies on a terminal; times are UTC. json: write an object per line.",
+    "table",
+    "json",
+    records=[PeekedRecord],
 )
 @format_string_option("Output")
 def list_deferred(

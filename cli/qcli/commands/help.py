@@ -17,9 +17,11 @@ from ..framework.command import (
 )
 from ..framework.description import describe
 from ..framework.errors import ExitCode
-from ..framework.options import CONNECTION_OPTIONS, output_format
+from ..framework.json_schema import schema_of
+from ..framework.options import CONNECTION_OPTIONS, option, output_format
 from ..framework.output import write
 from ..framework.positions import POSITIONS_NOTE
+from ..records.commands import CommandRecord
 from .shared.format_string import LETTERS
 
 _SHORTEST_SEARCHED = 3
@@ -162,6 +164,7 @@ def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
         "the options for TLS, AUTH and compression": "qcli help connection",
         "environment variables": "qcli help environment",
         "all commands, for programs": "qcli help --format json",
+        "the JSON Schema of what a command prints": "qcli help topic list --schema",
     },
     exits={ExitCode.USAGE: "There is no such command or topic."},
     details={title: " ".join(paragraphs) for title, paragraphs, rows in _TOPICS.values() if rows is None},
@@ -171,17 +174,25 @@ def _find(top: click.Context, words: tuple[str, ...]) -> click.Context | None:
     "text: help for people. json: an object with the command, all commands below it, their arguments, options, types, "
     "exit codes and examples, and whether a command only reads.",
     *("text", "json"),
+    records=[CommandRecord],
+)
+@option(
+    "Output",
+    "--schema",
+    is_flag=True,
+    help="Print the JSON Schema of each line that the command prints with --format json.",
 )
 @click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...], form: str) -> None:
+def command(ctx: click.Context, words: tuple[str, ...], form: str, schema: bool) -> None:
     """Show the help of a command, or of a topic that several commands share.
 
     Topics: connection, environment, positions, format-strings, durations, exit-codes.
     """
     top = ctx.find_root()
     if len(words) == 1 and words[0] in _TOPICS:
-        if form == "json":
-            raise click.UsageError(f"--format json describes commands, and '{words[0]}' is a topic.")
+        if form == "json" or schema:
+            flag = "--schema" if schema else "--format json"
+            raise click.UsageError(f"{flag} describes commands, and '{words[0]}' is a topic.")
         write(_text(top, _TOPICS[words[0]]))
         return
     found = _find(top, words)
@@ -193,7 +204,21 @@ def command(ctx: click.Context, words: tuple[str, ...], form: str) -> None:
         if not hint and (mentioning := _commands_about(top, words[-1])):
             text += f" Commands about it: {', '.join(mentioning)}."
         raise click.UsageError(f"{text} The topics are {', '.join(_TOPICS)}.")
+    if schema:
+        write(_schema(found))
+        return
     write((json.dumps(describe(found, _READ_ONLY)) if form == "json" else found.get_help()) + "\n")
+
+
+def _schema(ctx: click.Context) -> str:
+    """Return the JSON Schema of what a command prints. Raises UsageError: it prints no JSON."""
+    schema = schema_of(ctx.command_path, ctx.command)
+    if schema is None:
+        raise click.UsageError(
+            f"'{ctx.command_path}' has no --format json that it writes. The key schema_command of "
+            "'qcli help --format json' says which commands have one."
+        )
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def _commands_about(top: click.Context, word: str) -> list[str]:

@@ -19,6 +19,7 @@ from ..framework.options import count_option, option
 from ..framework.output import RawOutput, json_lines, report_none, write
 from ..framework.params import Source, source
 from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, refuse_sequence, short_time
+from ..records.messages import PeekedRecord
 from .shared.body_options import body_options, decoded_bodies
 from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
 from .shared.messages import body_of, message_table
@@ -69,7 +70,7 @@ STATES = ("requeued", "fresh", "deferred")
     multiple=True,
     help="Show only messages of a channel in this state. May be repeated.",
 )
-@message_formats(OUTPUT)
+@message_formats(OUTPUT, PeekedRecord)
 @body_options(OUTPUT)
 def command(
     wanted: Source,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from ..framework.errors import ExitCode, Failure, OutputClosed
 from ..framework.options import Decorator, all_of, option, output_format, several
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import long_duration, parsed
+from ..records.brokers import TokenRecord
 
 if TYPE_CHECKING:
     from trio_nsq.access.auth_file_editor import Entry
@@ -265,6 +265,7 @@ def create(
     "topics, channels), expires, expired.",
     "text",
     "json",
+    records=[TokenRecord],
 )
 def list_entries(auth_file: Path, form: str) -> None:
     """List tokens and certificates, with what they allow."""
@@ -279,15 +280,20 @@ def list_entries(auth_file: Path, form: str) -> None:
         write(plain_table([head, *rows], len(head)))
 
 
-def _record(entry: Entry, now: datetime) -> dict[str, Any]:
-    return {
+def _record(entry: Entry, now: datetime) -> TokenRecord:
+    record: TokenRecord = {
         "name": entry.name,
         "kind": entry.kind,
-        **({"subject": entry.subject} if entry.subject else {}),
-        "grants": [asdict(grant) for grant in entry.grants],
+        "grants": [
+            {"roles": [*each.roles], "topics": [*each.topics], "channels": [*each.channels]}
+            for each in entry.grants
+        ],
         "expires": f"{entry.expires:%Y-%m-%dT%H:%M:%SZ}" if entry.expires else None,
         "expired": entry.has_expired(now),
     }
+    if entry.subject:
+        record["subject"] = entry.subject
+    return record
 
 
 def _rows(entry: Entry, now: datetime) -> list[tuple[str, ...]]:

@@ -1,7 +1,5 @@
 """`qcli topic`: create, delete, empty, pause, unpause and list topics."""
 
-from typing import Any
-
 import click
 
 from ..broker.brokers import Brokers, broker_http_options
@@ -9,6 +7,7 @@ from ..framework.command import DocumentedGroup
 from ..framework.errors import ExitCode
 from ..framework.options import output_format
 from ..framework.output import json_lines, plain_table, report_none, write
+from ..records.topics import TopicRecord
 from .shared.admin_action import Action, action_command
 from .shared.stored_settings import settings_commands
 
@@ -97,6 +96,7 @@ for _command in settings_commands("topic"):
     "least one broker).",
     "text",
     "json",
+    records=[TopicRecord],
 )
 def list_topics(brokers: Brokers, form: str) -> None:
     """List topics with their channels, by name.
@@ -108,7 +108,7 @@ def list_topics(brokers: Brokers, form: str) -> None:
     answers = brokers.read(lambda address: AdminClient(address).stats()["topics"])
     topics = [topic for found in answers.results.values() for topic in found]
     paused = {topic["topic_name"] for topic in topics if topic["paused"]}
-    records: list[dict[str, Any]] = [
+    records: list[TopicRecord] = [
         {"topic": topic, "channels": channels, "paused": topic in paused}
         for topic, channels in channels_by_topic(topics).items()
     ]

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .command import DocumentedCommand, subcommands
+from .json_schema import record_types
 from .options import OTHER_OPTIONS
 from .params import CountOrWord
 
@@ -35,7 +36,14 @@ def describe(ctx: click.Context, read_only: Collection[str]) -> dict[str, Any]:
         "options": [_option(ctx, param) for param in params if isinstance(param, click.Option)],
         "exit_codes": {str(code.value): meaning for code, meaning in command.exits.items()},
         "examples": [{"about": about, "line": line} for about, line in command.examples.items()],
+        "schema_command": _schema_command(ctx) if record_types(command) else None,
     }
+
+
+def _schema_command(ctx: click.Context) -> str:
+    """Return the command that prints the JSON Schema of the records of a command."""
+    program, _, names = ctx.command_path.partition(" ")
+    return f"{program} help {names} --schema"
 
 
 def _argument(ctx: click.Context, param: click.Argument) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import functools
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -46,6 +46,7 @@ class GroupedOption(click.Option):
         alone: The value of an option that is given without one. Then a value is accepted after `=` only, and the
             command must be a `GoFlagsCommand`. None: the option needs a value, or is one of click's flags.
         brief: Whether `--help` only names the option, and leaves the explanation to the manual page.
+        records: Of `--format`: the types of the records that are written as JSON.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GroupedOption(click.Option):
         section: str = OTHER_OPTIONS,
         alone: str | None = None,
         brief: bool = False,
+        records: tuple[type, ...] = (),
         **kwargs: Any,
     ) -> None:
         kind = kwargs.get("type")
@@ -66,6 +68,7 @@ class GroupedOption(click.Option):
         self.section = section
         self.alone = alone
         self.brief = brief
+        self.records = records
 
     def variables(self, ctx: click.Context) -> tuple[str, ...]:
         """Return the environment variables that set this option of a command; the first one that is set counts."""
@@ -189,10 +192,17 @@ def given_flags(*names: str) -> list[str]:
     return [param.opts[0] for param in params if param.name in typed]
 
 
-def output_format(text: str, *formats: str) -> Decorator:
-    """`--format`; the first of the formats is the default."""
+def output_format(text: str, *formats: str, records: Sequence[type]) -> Decorator:
+    """`--format`; the first of the formats is the default.
+
+    Args:
+        text: The help.
+        records: The types of the records of `json`, from `qcli.records`.
+    """
     choice = click.Choice(formats)
-    return option("Output", "--format", "form", type=choice, default=formats[0], help=text)
+    return option(
+        "Output", "--format", "form", type=choice, default=formats[0], help=text, records=tuple(records)
+    )
 
 
 def verbose_option(text: str) -> Decorator:

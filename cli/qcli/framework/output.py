@@ -16,7 +16,7 @@ from trio_nsq.text.wording import printable
 
 from .errors import Failure, OutputClosed
 
-_SUFFIX = "_ns"
+TIME_SUFFIX = "_ns"
 
 
 def with_times(record: Mapping[str, object]) -> dict[str, object]:
@@ -27,8 +27,8 @@ def with_times(record: Mapping[str, object]) -> dict[str, object]:
     result: dict[str, object] = {}
     for name, value in record.items():
         result[name] = with_times(value) if isinstance(value, dict) else value
-        if name.endswith(_SUFFIX):
-            result[name.removesuffix(_SUFFIX)] = rfc3339(value) if isinstance(value, int) else None
+        if name.endswith(TIME_SUFFIX):
+            result[name.removesuffix(TIME_SUFFIX)] = rfc3339(value) if isinstance(value, int) else None
     return result
 
 

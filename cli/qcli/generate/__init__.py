@@ -1,4 +1,4 @@
-"""Writes `completions/` and `man/` from the commands: `python -m qcli.generate [--check]`.
+"""Writes `completions/`, `man/` and `docs/reference/json/` from the commands: `python -m qcli.generate [--check]`.
 
 The text is laid out without click, so the files do not depend on the width of the terminal, the environment or the
 version of click. A test checks that the files match the commands.
@@ -6,17 +6,20 @@ version of click. A test checks that the files match the commands.
 
 from pathlib import Path
 
+from .json_schemas import FOLDER as SCHEMAS
+from .json_schemas import json_schemas
 from .manpages import man_pages
 from .scripts import completion_scripts
 
-FOLDERS = ("completions", "man")
+FOLDERS = ("completions", "man", SCHEMAS)
 
 
 def generated_files() -> dict[str, str]:
     """The text of every generated file, by its path within the repository."""
     scripts = {f"completions/{name}": text for name, text in completion_scripts().items()}
     pages = {f"man/{name}": text for name, text in man_pages().items()}
-    return scripts | pages
+    schemas = {f"{SCHEMAS}/{name}": text for name, text in json_schemas().items()}
+    return scripts | pages | schemas
 
 
 def stale_files(root: Path) -> list[str]:
@@ -35,7 +38,7 @@ def write_files(root: Path) -> None:
     """Write missing and outdated files, and remove files without a command."""
     wanted = generated_files()
     for folder in FOLDERS:
-        (root / folder).mkdir(exist_ok=True)
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for name in stale_files(root):
         if name in wanted:
             (root / name).write_bytes(wanted[name].encode())

@@ -1,4 +1,4 @@
-"""`python -m qcli.generate`: write `completions/` and `man/`; `--check`: only say whether they are current."""
+"""`python -m qcli.generate`: write the files of `FOLDERS`; `--check`: only say whether they are current."""
 
 import sys
 from pathlib import Path

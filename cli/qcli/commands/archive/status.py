@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +10,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, size, write
+from ...records.files import CheckpointRecord
 from .places import archive_errors, storage_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ _LEFT_COLUMNS = 3
     },
 )
 @click.argument("archive", metavar="ARCHIVE")
-@output_format("text: a table. json: write an object per checkpoint.", "text", "json")
+@output_format(
+    "text: a table. json: write an object per checkpoint.", "text", "json", records=[CheckpointRecord]
+)
 def command(archive: str, form: str) -> int:
     """Show the checkpoints of an archive, and between which times the broker can be restored.
 
@@ -63,7 +66,7 @@ def command(archive: str, form: str) -> int:
     return ExitCode.DAMAGED if any(damage) else ExitCode.OK
 
 
-def _record(extent: CheckpointExtent) -> dict[str, Any]:
+def _record(extent: CheckpointExtent) -> CheckpointRecord:
     checkpoint = extent.checkpoint
     return {
         "checkpoint": checkpoint.id,

@@ -11,6 +11,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, size, write, write_lines
+from ...records.files import ArchiveFindingRecord
 from ...terminal.progress import byte_progress
 from .places import BytesRead, archive_errors, storage_of
 
@@ -43,7 +44,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Check older checkpoints, too, and read all archived segments.",
 )
-@output_format("text: a line per finding, and a summary. json: write an object per finding.", "text", "json")
+@output_format(
+    "text: a line per finding, and a summary. json: write an object per finding.",
+    "text",
+    "json",
+    records=[ArchiveFindingRecord],
+)
 def command(archive: str, all_checkpoints: bool, form: str) -> int:
     """Read an archive, and check that all objects are there and intact.
 

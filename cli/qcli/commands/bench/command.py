@@ -18,6 +18,7 @@ from ...framework.options import (
     output_format,
 )
 from ...framework.params import Integer, Number, channel_source, positive_duration, topic_name
+from ...records.jobs import BenchRecord
 from .options import BenchOptions
 
 LOAD, TOPIC = "Load", "Topic"
@@ -68,7 +69,7 @@ def _load(*more: Decorator) -> Decorator:
         option(
             TOPIC, "--keep", is_flag=True, help="Keep the topic that the command creates when none is named."
         ),
-        output_format("text: a report with charts. json: one object.", "text", "json"),
+        output_format("text: a report with charts. json: one object.", "text", "json", records=[BenchRecord]),
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from ...framework.output import rate, size
+from ...records.jobs import BenchRecord, BenchSubject, BenchTimes
 from ...terminal.figures import sparkline
 from .histogram import Histogram
 from .measurement import Measurement
@@ -20,10 +21,11 @@ MAX_WIDTH = 100
 _VERBS = {"pub": "Published", "sub": "Consumed", "latency": "Published and received"}
 
 
-def as_record(about: Mapping[str, object], measured: Measurement) -> dict[str, Any]:
+def as_record(about: BenchSubject, measured: Measurement) -> BenchRecord:
     """Return the figures as a JSON object, after the fields of `about`."""
     messages = measured.messages
-    return dict(about) | {
+    return {
+        **about,
         "interrupted": measured.interrupted,
         "messages": messages,
         "bytes": measured.body_bytes,
@@ -47,16 +49,14 @@ def as_record(about: Mapping[str, object], measured: Measurement) -> dict[str, A
     }
 
 
-def _as_record(times: Histogram) -> dict[str, Any]:
+def _as_record(times: Histogram) -> BenchTimes:
     classes = [
         {"up_to_ms": limit if limit < math.inf else None, "count": count} for limit, count in times.coarse()
     ]
-    return {
-        "count": times.count,
-        "mean_ms": round(1000 * times.mean_s, 4),
-        **{f"{name}_ms": value for name, value in times.figures_ms().items()},
-        "histogram": classes,
-    }
+    figures = {f"{name}_ms": value for name, value in times.figures_ms().items()}
+    mean_ms = round(1000 * times.mean_s, 4)
+    # The type names the percentiles, which mypy cannot know of the dict.
+    return cast(BenchTimes, {"count": times.count, "mean_ms": mean_ms, **figures, "histogram": classes})
 
 
 def as_text(kind: str, place: str, measured: Measurement, width: int) -> str:

@@ -14,6 +14,7 @@ from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.output import is_terminal, print_diagnostic, silence_library, write
 from ...framework.params import Source
+from ...records.jobs import BenchSubject
 from .consume import Consuming
 from .latency import Latency
 from .link import Link, open_links
@@ -189,12 +190,12 @@ class _Run:
 
     def _report(self, measured: Measurement) -> str:
         if self.options.form == "json":
-            about = {
+            about: BenchSubject = {
                 "benchmark": self.kind,
-                "brokers": tcp_addresses(self.targets),
+                "brokers": [*tcp_addresses(self.targets)],
                 "topic": self.source.topic,
                 "channel": self.source.channel,
-                "settings": self.settings,
+                "settings": dict(self.settings),
             }
             return json.dumps(as_record(about, measured)) + "\n"
         width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 80

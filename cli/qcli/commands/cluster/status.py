@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +24,7 @@ from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
+from ...records.brokers import ClusterRecord, SeenCluster
 from ...terminal.figures import age, short_count, short_size
 from ...terminal.fitted_table import Column, fitted_table, output_width
 from ..shared.archives import note_of_archive
@@ -76,7 +77,9 @@ _MS_PER_S = 1000
     },
 )
 @broker_http_options
-@output_format("table: for people. json: write an object per cluster.", "table", "json")
+@output_format(
+    "table: for people. json: write an object per cluster.", "table", "json", records=[ClusterRecord]
+)
 def status(brokers: Brokers, form: str) -> int:
     """Show the members of a cluster, who leads it, and what is wrong."""
     from .views import views_of
@@ -99,20 +102,26 @@ def _problems(view: View) -> list[str]:
     return [f"there is no leader: {view.reason}"] if view.cluster is None else list(problems_of(view.cluster))
 
 
-def _record(view: View) -> dict[str, Any]:
+def _record(view: View) -> ClusterRecord:
     member, cluster = view.member, view.cluster
+    about: SeenCluster
     if cluster is not None:
         about = {**cluster, "reason": None}
     else:
         state = "following" if member.get("is_following") else "disconnected"
-        itself = {key: member.get(key) for key in ("id", "addresses", "in_sync")}
+        itself: ClusterMember = {
+            "id": member["id"],
+            "addresses": member.get("addresses", []),
+            "state": state,
+            "in_sync": member.get("in_sync", False),
+        }
         about = {
             "cluster": view.name,
             "epoch": view.epoch,
             "leader": None,
             "coordinator": member.get("coordinator"),
             "coordinator_error": member.get("coordinator_error"),
-            "members": [{**itself, "state": state}],
+            "members": [itself],
             "reason": view.reason,
         }
     diverged = {each["id"]: each["diverged"] for each in view.itself if each.get("diverged")}

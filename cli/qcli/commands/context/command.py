@@ -11,6 +11,7 @@ from ...framework.command import DocumentedGroup
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, write
+from ...records.brokers import ContextRecord
 from .save import report_use, save
 from .show import show
 
@@ -72,6 +73,7 @@ def command() -> None:
     "current, and its keys as in the file.",
     "text",
     "json",
+    records=[ContextRecord],
 )
 def list_contexts(form: str) -> None:
     """List the contexts."""

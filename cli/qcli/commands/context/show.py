@@ -19,6 +19,7 @@ from ...contexts.context import option_of
 from ...framework.command import DocumentedCommand
 from ...framework.options import CONNECTION_OPTIONS, GroupedOption, output_format
 from ...framework.output import plain_table, print_diagnostic, write
+from ...records.brokers import UsedContextRecord
 
 
 @click.command(
@@ -44,7 +45,10 @@ from ...framework.output import plain_table, print_diagnostic, write
 @lookupd_addresses("As of other commands.")
 @tcp_connection
 @output_format(
-    "text: a table. json: an object: context, chosen_by, options (name, value, from).", "text", "json"
+    "text: a table. json: an object: context, chosen_by, options (name, value, from).",
+    "text",
+    "json",
+    records=[UsedContextRecord],
 )
 @click.pass_context
 def show(ctx: click.Context, /, form: str, **_addresses: Any) -> None:

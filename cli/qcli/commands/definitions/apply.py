@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +19,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, reason_of
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, write
+from ...records.topics import DefinitionChangeRecord, SettingChange
 from ...terminal.confirm import UNCONFIRMED, confirm
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ _AT_ONCE = 8
 @option("Options", "--dry-run", is_flag=True, help="Only show the changes.")
 @option("Options", "--delete", is_flag=True, help="Delete topics and channels that the file does not name.")
 @option("Options", "--yes", "-y", is_flag=True, help="Delete and drop messages without confirmation.")
-@output_format("text: a change per line. json: an object per line.", "text", "json")
+@output_format(
+    "text: a change per line. json: an object per line.", "text", "json", records=[DefinitionChangeRecord]
+)
 def command(file: str, brokers: Brokers, dry_run: bool, delete: bool, yes: bool, form: str) -> ExitCode:
     """Make brokers as a file of definitions says, or as standard input says if FILE is -.
 
@@ -245,7 +248,7 @@ def _detail(change: DefinitionChange) -> str:
     return ", ".join(details)
 
 
-def _settings(change: DefinitionChange) -> dict[str, dict[str, str | int]]:
+def _settings(change: DefinitionChange) -> dict[str, SettingChange]:
     from trio_nsq.fleet.definitions.document import shown_value
 
     return {
@@ -260,7 +263,7 @@ def _settings(change: DefinitionChange) -> dict[str, dict[str, str | int]]:
 
 def _write_json(outcomes: Mapping[str, _Outcome], brokers: Brokers) -> None:
     for address, outcome in outcomes.items():
-        records: list[dict[str, Any]] = [
+        records: list[DefinitionChangeRecord] = [
             {
                 "action": change.verb,
                 "topic": change.topic,

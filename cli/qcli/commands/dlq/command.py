@@ -19,6 +19,7 @@ from ...framework.options import count_option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic, report_none, write
 from ...framework.params import Source, topic_name
 from ...framework.positions import short_time
+from ...records.messages import LetterCountRecord, LetterRecord
 from ...terminal.fitted_table import Column, fitted_table, output_width
 from ..shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
 from ..shared.messages import body_of, message_table
@@ -72,7 +73,12 @@ def command() -> None:
     "topic", metavar="[TOPIC]", required=False, type=topic_name, shell_complete=complete_dead_letter_topic
 )
 @broker_http_options
-@output_format("table: for people; times are UTC. json: write an object per line.", "table", "json")
+@output_format(
+    "table: for people; times are UTC. json: write an object per line.",
+    "table",
+    "json",
+    records=[LetterCountRecord],
+)
 def list_letters(topic: str | None, brokers: Brokers, form: str) -> None:
     """Count dead letters by origin and reason."""
 
@@ -145,7 +151,7 @@ _PAGE = 1000
 @broker_http_options
 @selection_options
 @count_option(SELECTION, "Show at most N dead letters, the oldest; 0: all.", least=0, default=DEFAULT_COUNT)
-@message_formats("Output")
+@message_formats("Output", LetterRecord)
 def show(form: str, format_string: FormatString | None, **selected: Any) -> None:
     """Show dead letters with their origin, the oldest first. They stay in the dead-letter topic.
 

@@ -19,6 +19,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, Terminated
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, print_diagnostic, write
+from ...records.brokers import DrainRecord
 from ..shared.job_reports import job_reports
 from .advice import check_broker_is_named, stop_command
 from .remaining import Remaining, named
@@ -103,7 +104,9 @@ _force = option(
 @option("Options", "--stop", is_flag=True, help="End the drain mode and moves: accept and deliver again.")
 @_force
 @option("Output", "--quiet", "-q", is_flag=True, help="Show no progress.")
-@output_format("text: progress on standard error. json: an object per report.", "text", "json")
+@output_format(
+    "text: progress on standard error. json: an object per report.", "text", "json", records=[DrainRecord]
+)
 def command(
     nsqd_http_address: str,
     move_to: str | None,

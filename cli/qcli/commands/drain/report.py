@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from ...framework.output import (
     is_live_terminal,
@@ -18,6 +18,7 @@ from ...framework.output import (
     rate,
     write,
 )
+from ...records.brokers import DrainRecord
 from ...terminal.progress import RecentRate
 from .remaining import Remaining, named
 
@@ -99,24 +100,33 @@ class Progress:
             text += f"; no consumer: {named(stuck)}"
         return text
 
-    def record(self, state: str) -> dict[str, Any]:
+    def record(self, state: Literal["draining", "moving", "empty", "timeout"]) -> DrainRecord:
         """Return the progress for JSON output; `state` is `draining`, `moving`, `empty` or `timeout`."""
         seconds = self.seconds_left
-        found: dict[str, Any] = {
+        found: DrainRecord = {
             "broker": self.address,
             "state": state,
             "messages": self.messages,
             "per_second": None if self.per_second is None else round(self.per_second, 1),
             "seconds_left": None if seconds is None else round(seconds, 1),
+            "left": [
+                {
+                    "topic": row.topic,
+                    "channel": row.channel,
+                    "depth": row.depth,
+                    "in_flight": row.in_flight,
+                    "deferred": row.deferred,
+                    "clients": row.clients,
+                }
+                for row in self.left.rows
+            ],
+            "unavailable": list(self.left.unavailable),
         }
         if self.moved is not None:
             found["moved"] = self.moved
         if self.waits_for:
             found["waits_for"] = self.waits_for
-        return found | {
-            "left": [asdict(row) for row in self.left.rows],
-            "unavailable": list(self.left.unavailable),
-        }
+        return found
 
     def table(self) -> str:
         head = ("TOPIC/CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS")
@@ -159,7 +169,7 @@ def reporter(form: str, quiet: bool) -> Iterator[Show]:
         yield _lines()
 
 
-def _state(progress: Progress) -> str:
+def _state(progress: Progress) -> Literal["draining", "moving"]:
     return "draining" if progress.moved is None else "moving"
 
 

@@ -13,6 +13,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, size, write
+from ...records.files import ArchivedTopicRecord
 from ...terminal.progress import byte_progress
 from ..shared.engine import library_errors
 from ..shared.places import without_secrets
@@ -65,7 +66,12 @@ _LEFT_COLUMNS = 2
     help="Copy the last segment of each topic, too, up to its last message. Without this it is copied when the broker "
     "has begun another one.",
 )
-@output_format("text: a table, and a line per finding. json: write an object per topic.", "text", "json")
+@output_format(
+    "text: a table, and a line per finding. json: write an object per topic.",
+    "text",
+    "json",
+    records=[ArchivedTopicRecord],
+)
 def command(path: Path, archive: str, tail: bool, form: str) -> int:
     """Copy the closed segments of a data folder, or of one topic, into an archive on a disk or in a bucket.
 

@@ -17,6 +17,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import count_option, delimiter_of, delimiter_options, option, output_format
 from ...framework.output import RawOutput, json_lines, print_diagnostic
 from ...framework.positions import NOTHING_BETWEEN, Position, from_option, moment, position, to_option
+from ...records.messages import LogMessageRecord, RecordBatchRecord
 from ..shared.messages import log_records
 from .findings import describe, shown
 from .paths import NOT_A_LOG, Place, places
@@ -70,7 +71,12 @@ _WRITE_BYTES = 256 * 1024
 @from_option(SELECTION, "Begin at this position: a sequence, a time, or how long ago.", position)
 @to_option(SELECTION, "End before this position.", position)
 @count_option(SELECTION, "End after N messages (or record batches) over all topics.")
-@output_format("raw: write bodies unchanged. json: write an object per line.", "raw", "json")
+@output_format(
+    "raw: write bodies unchanged. json: write an object per line.",
+    "raw",
+    "json",
+    records=[LogMessageRecord, RecordBatchRecord],
+)
 @delimiter_options(OUTPUT, "Write this text after each body", "for xargs -0")
 @option(OUTPUT, "--print-topic", is_flag=True, help="Write the topic and ' | ' before each body.")
 @option(
@@ -223,7 +229,7 @@ def _json_messages(place: Place, batch: RecordBatch, indexes: range) -> bytes:
 
 def _json_header(place: Place, found: ScannedRecord, _begins_file: bool) -> bytes:
     header = found.header
-    record = {
+    record: RecordBatchRecord = {
         "topic": place.topic,
         "file": shown(found.path),
         "offset": found.offset,

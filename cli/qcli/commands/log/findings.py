@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...framework.output import is_live_terminal, styled
+from ...records.files import FindingRecord
 
 if TYPE_CHECKING:
     from trio_nsq.log.inspection.findings import Finding
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _STYLES = {"damage": "red", "torn": "yellow", "note": ""}
 
 
-def finding_record(finding: Finding) -> dict[str, Any]:
+def finding_record(finding: Finding) -> FindingRecord:
     return {
         "kind": finding.kind,
         "file": shown(finding.path),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +14,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, translate
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, report_none, size, write
+from ...records.files import ImportedRecord, ImportFindingsRecord
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record
 from .paths import is_data_folder
@@ -83,7 +84,12 @@ _LEFT_COLUMNS = 4
     "delete them with their messages.",
 )
 @option("Import", "--dry-run", is_flag=True, help="Read everything and report, and change nothing.")
-@output_format("text: a table, and a line per finding. json: write an object per topic.", "text", "json")
+@output_format(
+    "text: a table, and a line per finding. json: write an object per topic.",
+    "text",
+    "json",
+    records=[ImportedRecord, ImportFindingsRecord],
+)
 def command(nsqd_data_path: Path, data_path: Path, if_exists: str, dry_run: bool, form: str) -> int:
     """Import the data folder of a stopped nsqd 1.3.0.
 
@@ -159,7 +165,7 @@ def _import(
 
 
 def _json(source: NsqdFolder, reports: Sequence[TopicReport]) -> str:
-    records: list[dict[str, Any]] = [
+    records: list[ImportedRecord | ImportFindingsRecord] = [
         {
             "topic": report.name,
             "outcome": report.outcome,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -11,6 +11,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import output_format
 from ...framework.output import json_lines, plain_table, report_none, size, write
+from ...records.files import VerifiedRecord
 from ...terminal.progress import byte_progress
 from .findings import finding_lines, finding_record, shown
 from .paths import NOT_A_LOG, Place, is_data_folder, places, total_bytes
@@ -53,7 +54,12 @@ _LEFT_COLUMNS = 2
     },
 )
 @click.argument("path", metavar="PATH", type=click.Path(exists=True, path_type=Path))
-@output_format("text: a table, and a line per finding. json: write an object per topic.", "text", "json")
+@output_format(
+    "text: a table, and a line per finding. json: write an object per topic.",
+    "text",
+    "json",
+    records=[VerifiedRecord],
+)
 def command(path: Path, form: str) -> int:
     """Check every header and checksum of a data folder, of one topic, or of one segment file.
 
@@ -98,13 +104,13 @@ def _folder_reports(path: Path, problems: Sequence[tuple[Path, str]]) -> list[tu
     return [(None, LogReport(path, findings=findings))] if findings else []
 
 
-def _state(report: LogReport) -> str:
+def _state(report: LogReport) -> Literal["ok", "torn", "damaged"]:
     if report.damaged:
         return "damaged"
     return "torn" if any(finding.kind == "torn" for finding in report.findings) else "ok"
 
 
-def _record(topic: str | None, report: LogReport) -> dict[str, Any]:
+def _record(topic: str | None, report: LogReport) -> VerifiedRecord:
     return {
         "topic": topic,
         "path": shown(report.path),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -15,6 +15,7 @@ from trio_nsq.text.numbers import parse_decimal
 
 from ...framework.output import size
 from ...framework.params import Source, byte_size
+from ...records.brokers import ProblemRecord
 from ...terminal.figures import age
 from .survey import Survey
 
@@ -65,8 +66,7 @@ class Limits:
     brokers: int | None = None
 
 
-KEYS = ("check", "address", "about", "problem")
-"""The keys of a problem's record."""
+KEYS = tuple(ProblemRecord.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Problem:
     text: str
     about: str = ""
 
-    def record(self) -> dict[str, Any]:
-        values = (self.check, self.address, self.about, self.text)
-        return dict(zip(KEYS, values, strict=True))
+    def record(self) -> ProblemRecord:
+        return {"check": self.check, "address": self.address, "about": self.about, "problem": self.text}
 
     def line(self) -> str:
         address = "" if self.address in self.text else self.address

@@ -14,6 +14,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import given, given_flags, option, output_format
 from ...framework.params import Integer, long_duration
+from ...records.brokers import NodeRecord, ProblemRecord
 from ...terminal.fitted_table import output_width
 from . import checks, rows
 from .checks import Limits, Problem, Space, space
@@ -69,7 +70,9 @@ _DEFAULT_FREE = "5%"
 )
 @broker_http_options
 @output_format(
-    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.", *FORMATS
+    "table: for people. json: write an object per line. csv, tsv: write a line of headings first.",
+    *FORMATS,
+    records=[NodeRecord, ProblemRecord],
 )
 @option(
     "Checks",

@@ -9,21 +9,14 @@ from trio_nsq.fleet.snapshot import BrokerState, LookupdState
 from trio_nsq.text.wording import printable
 
 from ...framework.errors import ExitCode, Failure
+from ...records.brokers import NodeRecord
 from ...terminal.figures import age, short_count, short_size
 from ...terminal.fitted_table import Column, fitted_table
 from .survey import Survey
 
 Record = dict[str, Any]
 
-KEYS = (
-    *("kind", "address", "status", "reason", "version", "health", "draining"),
-    *("hostname", "broadcast_address", "tcp_port", "http_port", "start_time", "uptime_s"),
-    *("topics", "channels", "clients", "depth", "in_flight", "deferred", "messages", "oldest_message_age_ms"),
-    *("disk_used_bytes", "disk_free_bytes", "disk_total_bytes"),
-    *("configured", "registered_at", "not_registered_at", "tombstones", "brokers"),
-    *("cluster", "epoch", "role"),
-)
-"""The keys of a record. What a server does not tell is null."""
+KEYS = tuple(NodeRecord.__annotations__)
 
 
 def records_of(survey: Survey, now_s: float) -> list[Record]:

@@ -12,6 +12,7 @@ from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
 from ...framework.options import option
+from ...records.jobs import ExportRecord
 from ..shared.consuming import SOURCE
 from ..shared.engine import check_extra, engine_options
 from ..to_parquet.pipeline import CommandWords, read_pipeline, typed_words
@@ -152,6 +153,7 @@ class RunCommand(DocumentedCommand):
     "The tables and the brokers",
     "summary",
     "Each writes one range of messages at a time. Default: 1 for every two cores if there are 512 MiB or more.",
+    records=[ExportRecord],
 )
 @http_connection
 def run(config: Path | None, lease: str | None, **_: object) -> int:

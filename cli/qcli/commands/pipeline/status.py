@@ -24,6 +24,7 @@ from ...framework import output
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import output_format
+from ...records.topics import PipelineTableRecord
 from ...terminal.figures import age, short_count
 from ...terminal.fitted_table import Column, fitted_table, output_width
 from .options import channel_option, status_address_option
@@ -58,7 +59,9 @@ _MS_PER_S = 1000
 @broker_http_options
 @channel_option
 @status_address_option("Ask the 'qcli pipeline run' with this --http-address, too.")
-@output_format("table: for people. json: write an object per topic.", "table", "json")
+@output_format(
+    "table: for people. json: write an object per topic.", "table", "json", records=[PipelineTableRecord]
+)
 def status(brokers: Brokers, channel: str, http_address: str | None, form: str) -> int:
     """Show the tables that topics declare, and how far they are."""
     answers = brokers.read(lambda address: AdminClient(address).stats()["topics"])
@@ -77,7 +80,7 @@ def status(brokers: Brokers, channel: str, http_address: str | None, form: str) 
 
 def _records(
     topics_of: Mapping[str, Sequence[TopicStats]], channel: str, known: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+) -> list[PipelineTableRecord]:
     """Return what is known of each topic that declares a table."""
     settings = {
         broker: {topic["topic_name"]: topic.get("table", "") for topic in topics}
@@ -87,7 +90,7 @@ def _records(
         topic: text for topics in settings.values() for topic, text in topics.items() if topic in known
     }
     declared = declared_tables(settings, _parsed(written))
-    records = []
+    records: list[PipelineTableRecord] = []
     for topic in sorted({*declared.tables, *declared.problems}):
         told = known.get(topic, {})
         table = declared.tables.get(topic)
@@ -145,7 +148,7 @@ def _status_of(address: str) -> dict[str, Mapping[str, Any]]:
         raise Failure(f"--http-address {address} is not that of 'qcli pipeline run'.") from error
 
 
-def _columns(now_s: float) -> tuple[Column[dict[str, Any]], ...]:
+def _columns(now_s: float) -> tuple[Column[PipelineTableRecord], ...]:
     def ago(since_s: float | None) -> str:
         return "" if since_s is None else f"{age(max(0.0, now_s - since_s) * _MS_PER_S)} ago"
 

@@ -18,6 +18,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import count_option, max_msg_size_option, option, options_as, rate_option
 from ...framework.params import Integer, topic_name
 from ...framework.positions import POSITIONS_NOTE, BrokerPosition, range_options
+from ...records.jobs import FilesReplayRecord, TopicReplayRecord
 from ..shared.engine import engine_options
 from .options import Pattern, ReplayOptions, Speed, complete_replayed, destination, job_name, replayed
 
@@ -214,7 +215,12 @@ TABLES = "Tables"
     metavar="TIME",
     help="Publish the version of the table that was current at this time: 2026-11-21T12:00, or 2h for two hours ago.",
 )
-@engine_options("the files and the broker", "report", "Each publishes one piece at a time. Default: 1.")
+@engine_options(
+    "the files and the broker",
+    "report",
+    "Each publishes one piece at a time. Default: 1.",
+    records=[TopicReplayRecord, FilesReplayRecord],
+)
 @options_as(ReplayOptions)
 def command(options: ReplayOptions) -> int:
     """Publish messages of a topic, from its log, or of Parquet files, to another topic.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -28,6 +27,7 @@ from ...framework import output
 from ...framework.errors import ExitCode, Failure
 from ...framework.params import without_scheme
 from ...framework.signals import at_first_signal, run_trio
+from ...records.jobs import TopicReplayRecord
 from ..shared.job_reports import job_reports
 from .options import ReplayOptions
 from .publish import TopicReplay, TopicReplayResult
@@ -223,7 +223,7 @@ def _conclude(options: ReplayOptions, route: _Route, result: TopicReplayResult, 
     return ExitCode.DAMAGED if result.damaged else ExitCode.OK
 
 
-def _result_as_json(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> dict[str, Any]:
+def _result_as_json(options: ReplayOptions, result: TopicReplayResult, elapsed_s: float) -> TopicReplayRecord:
     return {
         "source": options.source,
         "topic": options.topic,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,14 @@ PROCESSES_WORTH_BYTES = 512 * 1024**2
 WORK = "Engine"
 
 
-def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
+def engine_options(reachable: str, report: str, jobs_note: str, records: Sequence[type]) -> Decorator:
     """Return the options of a command that can run on Spark: the engine, and the report.
 
     Args:
         reachable: The places that Spark's workers must be able to reach.
         report: The name of the report that `--quiet` leaves out, with the progress.
         jobs_note: Sentences of the help of `--jobs`: what a process does, and the default.
+        records: The types of the records of the report as JSON.
     """
     return all_of(
         option(
@@ -67,6 +68,7 @@ def engine_options(reachable: str, report: str, jobs_note: str) -> Decorator:
             "text: report on stderr. json: write an object to stdout.",
             "text",
             "json",
+            records=records,
         ),
         option(
             "Output", "--quiet", "-q", is_flag=True, help=f"Show errors only, no progress and no {report}."

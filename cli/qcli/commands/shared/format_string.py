@@ -189,13 +189,15 @@ def format_string_option(section: str) -> Decorator:
     )
 
 
-def message_formats(section: str) -> Decorator:
-    """`--format` and `--format-string` of a command that shows messages."""
+def message_formats(section: str, record: type) -> Decorator:
+    """`--format` and `--format-string` of a command that shows messages, as records of this type."""
     about = (
         "table: shorten bodies on a terminal; times are UTC. json: write an object per line. raw: write bodies "
         "unchanged, with line feeds."
     )
-    return all_of(output_format(about, "table", "json", "raw"), format_string_option(section))
+    return all_of(
+        output_format(about, "table", "json", "raw", records=[record]), format_string_option(section)
+    )
 
 
 def refuse_other_formats(*names: str) -> None:

@@ -17,6 +17,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import Decorator, all_of, option, output_format
 from ...framework.output import json_lines, write, write_lines
 from ...framework.params import Source
+from ...records.topics import ChannelSettingsRecord, TopicSettingsRecord
 from ...terminal.confirm import UNCONFIRMED, confirm
 from .admin_action import name_argument
 
@@ -53,6 +54,9 @@ _SETTINGS_EXAMPLES = {
         "copy them to another channel": "qcli channel set clicks/alerts $(qcli channel settings clicks/archive)",
     },
 }
+
+
+_RECORDS = {"topic": TopicSettingsRecord, "channel": ChannelSettingsRecord}
 
 
 class Assignment(click.ParamType[tuple[str, Any]]):
@@ -178,6 +182,7 @@ def _format(kind: str) -> Decorator:
         f"text: NAME=VALUE per line, as '{kind} set' takes it. json: an object, times in milliseconds.",
         "text",
         "json",
+        records=[_RECORDS[kind]],
     )
 
 

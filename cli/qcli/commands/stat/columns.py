@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ...framework.output import rate
+from ...records.brokers import StatRecord
 from ...terminal.figures import age, short_age, short_count, short_rate
 
 
@@ -84,14 +85,7 @@ LEFT_OUT_FIRST = (
     *("in/s", "in flight", "out/s", "age"),
 )
 """The headings of columns that a very narrow screen leaves out, in this order."""
-RECORD_KEYS = (
-    *("time", "topic", "channel"),
-    OWN_DEPTH,
-    *(column.key for column in COUNTS if column is not DEPTH),
-    "paused",
-    *(column.key for column in (*RATES, *RARE_COUNTS)),
-    *("unavailable", AGE.key, "broker", DEPTH.key),
-)
+RECORD_KEYS = tuple(StatRecord.__annotations__)
 
 _BY_NAME = {
     text: each for each in COLUMNS for text in (each.name, each.heading, each.key, each.short_heading)

@@ -18,6 +18,7 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option, output_format
 from ...framework.params import Integer, positive_duration
+from ...records.brokers import StatRecord
 from ...terminal.figures import speaks_unicode
 from .columns import COLUMNS, LEFT_OUT_FIRST, Column, ColumnName
 from .reports import Reports, check_names, print_reports, rows_of
@@ -115,6 +116,7 @@ FORMATS = ("table", "json", "csv", "tsv")
 @output_format(
     "table: for people. json: write an object per line. csv, tsv: write a line of headings first.",
     *FORMATS,
+    records=[StatRecord],
 )
 @option("Output", "--once", is_flag=True, help="Print one report, also on a terminal.")
 @option(

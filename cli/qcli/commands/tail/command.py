@@ -22,6 +22,7 @@ from ...framework.options import (
 )
 from ...framework.params import positive_duration, source
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
+from ...records.messages import MessageRecord
 from ..shared.body_options import body_options
 from ..shared.format_string import format_string_option
 from .options import TAKE_BACKLOG, TailOptions
@@ -97,7 +98,9 @@ OUTPUT, RECEIVING, HISTORY = "Output", "Receiving", "Which messages"
 @from_option(HISTORY, "Begin at this position in the topic's log: see 'qcli help positions'.")
 @tcp_connection
 @to_option(HISTORY, "End before this position.")
-@output_format("raw: write bodies unchanged. json: write an object per line.", "raw", "json")
+@output_format(
+    "raw: write bodies unchanged. json: write an object per line.", "raw", "json", records=[MessageRecord]
+)
 @format_string_option(OUTPUT)
 @delimiter_options(OUTPUT, "Write this text after each body", "for xargs -0")
 @body_options(OUTPUT)

@@ -9,6 +9,7 @@ from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import delimiter_options, option, options_as
 from ...framework.params import Boolean, Integer, duration, positive_duration
+from ...records.messages import MessageRecord
 from ..shared.consuming import consuming_options
 from .options import COMPRESSIONS, FileCommand, file_size
 
@@ -166,6 +167,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=click.Choice(["raw", "json"]),
     default="raw",
     help="raw: write bodies unchanged. json: write an object per line, as 'qcli tail' does.",
+    records=(MessageRecord,),
 )
 @option(
     FORMAT,

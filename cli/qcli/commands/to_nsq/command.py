@@ -6,6 +6,7 @@ from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import option, options_as, output_format, several
 from ...framework.params import Integer, duration, http_address, tcp_address, topic_name
+from ...records.jobs import CopyRecord
 from ..shared.client_options import producer_option
 from ..shared.consuming import consuming_options
 from .options import DESTINATION_OPTION, MODES, NOT_JSON, NsqCommand, condition, fields, pattern
@@ -205,6 +206,7 @@ DESTINATION, FILTERS, OUTPUT = "Where to", "Filters", "Output"
     "text: write the status to standard error. json: write it to standard output, an object per topic and broker.",
     "text",
     "json",
+    records=[CopyRecord],
 )
 @option(
     OUTPUT,

@@ -11,6 +11,7 @@ import trio
 from trio_nsq.text.wording import count_of, printable
 
 from ...framework.output import json_lines, no_color, print_diagnostic, rate, size, with_counts, write
+from ...records.jobs import CopyRecord
 from ...terminal.progress import RecentRate, show_live_text
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ class Status:
         for (topic, broker), record in zip(self.progress.sources, records, strict=True):
             lag = record["lag"]
             print_diagnostic(
-                f"{topic} from {broker or 'all brokers'}: {count_of(int(str(record['copied'])), 'message')} copied, "
-                f"{rate(float(str(record['per_second'])))} messages/s"
+                f"{topic} from {broker or 'all brokers'}: {count_of(record['copied'], 'message')} copied, "
+                f"{rate(record['per_second'])} messages/s"
                 + (f", {record['dropped']:,} left out" if record["dropped"] else "")
                 + (f", {record['not_json']:,} not JSON" if record["not_json"] else "")
                 + (f", lag {lag:,}" if lag is not None else "")
             )
 
 
-def _record(each: SourceProgress, per_second: float) -> dict[str, object]:
+def _record(each: SourceProgress, per_second: float) -> CopyRecord:
     return {
         "time_ns": time.time_ns(),
         "topic": each.topic,

@@ -22,6 +22,7 @@ from ...framework.errors import ExitCode
 from ...framework.options import max_in_flight_option, option, options_as, several
 from ...framework.params import Integer, parsed, topic_name
 from ...framework.positions import POSITIONS_NOTE, range_options
+from ...records.jobs import ExportRecord
 from ..shared.consuming import SOURCE, pattern_options
 from ..shared.engine import engine_options
 from .bodies import FILES, format_options, schema_options
@@ -487,6 +488,7 @@ def iceberg_table(text: str) -> TableTarget:
     "summary",
     "Each writes one range of --target-file-size at a time. Default: 1 for every two cores if there are 512 MiB or "
     "more.",
+    records=[ExportRecord],
 )
 @options_as(ToParquetOptions)
 def command(options: ToParquetOptions) -> int:
