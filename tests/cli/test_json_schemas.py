@@ -57,6 +57,24 @@ def test_fields_of_a_base_are_described() -> None:
     assert fields["due_ns"]["type"] == ["integer", "null"]
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"paused": None}, "None is not of type 'boolean'"),
+        ({"channels": ["c", 1]}, "1 is not of type 'string'"),
+        ({"age": 1}, "'age' was unexpected"),
+        ({}, "'topic' is a required property"),
+    ],
+)
+def test_the_check_of_outputs_is_strict(change: dict[str, object], problem: str) -> None:
+    args = ("topic", "list", *FORMAT)
+    record = {"topic": "t", "channels": ["c"], "paused": False}
+    assert check_records(args, json.dumps(record).encode()) == 1
+    bad = record | change if change else {"channels": ["c"], "paused": False}
+    with pytest.raises(AssertionError, match=re.escape(problem)):
+        check_records(args, json.dumps(bad).encode())
+
+
 @pytest.mark.parametrize("words", [("pub",), ("topic",), ("positions",)])
 def test_what_prints_no_json_has_no_schema(nowhere: Cli, run_here: Run, words: tuple[str, ...]) -> None:
     result = run_here(nowhere, "help", *words, "--schema")
