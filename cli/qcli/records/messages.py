@@ -8,6 +8,7 @@ from .brokers import OfBroker
 class _MessageParts(OfBroker, total=False):
     sequence: int
     due_ns: int | None
+    channel: str | None
     headers: dict[str, str]
     body: str
     body_base64: str
@@ -24,6 +25,7 @@ class MessageRecord(_MessageParts):
         attempts: How often it was delivered; 0 if it was read from the log.
         sequence: Its position in the topic; absent if a consumer took it.
         due_ns: When it may be delivered, Unix nanoseconds; null: at once.
+        channel: The channel that it waits in; absent or null if it was read from the topic.
         headers: Absent if it has none.
     """
 
@@ -37,11 +39,9 @@ class PeekedRecord(MessageRecord, total=False):
     """A message of a topic or channel.
 
     Attributes:
-        channel: The channel that it waits in; absent if it was read from the topic.
         state: Its state in the channel, such as fresh, requeued or deferred.
     """
 
-    channel: str
     state: str
 
 
