@@ -1,6 +1,6 @@
 """Tests for the JSON Schemas of `--format json`: all commands have one, and print what it says.
 
-`cli.support` checks the output of every command that a test runs with `--format json`, too.
+`cli.support` also checks the output of every command that a test runs with `--format json` in its own process.
 """
 
 import json
