@@ -16,6 +16,7 @@ from ...filters.exact_json import decode_object, json_text
 from ..schemas.column_types import ColumnType, JsonType, parse_type
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
+from .bulk_columns import BulkColumns
 from .column_arrays import ColumnArrays
 from .json_values import is_milliseconds, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
@@ -114,6 +115,9 @@ class JsonParser:
         self._key = [layout.column_of(field) for field in layout.key]
         self._operation = layout.operation
         self._bodies = bodies or BodyReader()
+        self._bulk: BulkColumns | None = None
+        if self._bodies.decode is decode_object and not self._key:
+            self._bulk = BulkColumns(self._columns, self._folders, refuses_unknown=self._keep_rest)
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return Arrow arrays: the columns, `rest` if the layout has it, and `unparsed`.
@@ -121,6 +125,29 @@ class JsonParser:
         Raises:
             RowRefused: A body does not fit, and the contract forbids it.
         """
+        if self._bulk is None:
+            return self._parse_each(bodies)
+        pieces = list(self._bulk.pieces(bodies))
+        left = [row for rows, arrays in pieces if arrays is None for row in rows]
+        try:
+            found = self._parse_each([bodies[row] for row in left])
+        except RowRefused as exc:
+            raise RowRefused(left[exc.row], exc.reason) from None
+        self.refused_rows = {left[row]: reason for row, reason in self.refused_rows.items()}
+        if len(left) == len(bodies):
+            return found
+        begin, parts = 0, []
+        for rows, arrays in pieces:
+            if arrays is None:
+                arrays = [each.slice(begin, len(rows)) for each in found]
+                begin += len(rows)
+            else:
+                arrays += [pa.nulls(len(rows), each.type) for each in found[len(arrays) :]]
+            parts.append(arrays)
+        return [pa.concat_arrays(each) for each in zip(*parts, strict=True)]
+
+    def _parse_each(self, bodies: Sequence[bytes]) -> list[Any]:
+        """Parse bodies one by one. Returns and raises as `parse`."""
         objects: list[Mapping[str, Any]] = []
         rows, self._reasons = _Rows(), {}
         decode = self._bodies.decode
