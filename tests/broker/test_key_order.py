@@ -625,6 +625,16 @@ def test_paths() -> None:
     assert (nested, plain) == (hash("x"), hash("y"))
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\tb", "a\x00", "é", "\U0001f600", "\u2028", " "])
+def test_any_name_of_a_member(name: str) -> None:
+    order_by = f"json:{name}.id".replace("\\", r"\\")
+    Fixture().channel().configure({"order_by": order_by})
+    bodies = [
+        json.dumps({"x": 1, name: {"id": "k"}}, ensure_ascii=ascii_).encode() for ascii_ in (True, False)
+    ]
+    assert keys(order_by, *bodies) == [hash("k")] * 2
+
+
 @pytest.mark.parametrize(
     "order_by",
     ["json:", "json:a..b", "header:", "header:Upper", "header:a b", "user", "json", 5, "json:" + "a" * 2000],

@@ -104,8 +104,18 @@ class MessageKeys:
 
 
 def _decoder_of(path: Path) -> Callable[[bytes], Any]:
-    """Return a decoder of only the members of this path, which takes a third of the time of `json`."""
+    """Return a decoder of only the members of this path, which takes a third of the time of `json`.
+
+    It raises ValueError for bodies that it cannot decode; for all, if msgspec does not support one of the names.
+    """
     kind: Any = object
-    for name in reversed(path):
-        kind = msgspec.defstruct("Object", [("value", kind, None)], rename={"value": name})
+    try:
+        for name in reversed(path):
+            kind = msgspec.defstruct("Object", [("value", kind, None)], rename={"value": name})
+    except ValueError:  # the name has a quotation mark, a backslash or a control character
+        return _refuse
     return msgspec.json.Decoder(kind).decode
+
+
+def _refuse(body: bytes) -> Any:
+    raise ValueError
