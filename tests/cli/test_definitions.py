@@ -150,6 +150,17 @@ def test_messages_are_deleted_only_if_that_is_confirmed(one: Cli, pair: tuple[Br
     assert json.loads(export(one))["topics"] == {"full": {"channels": {"c": {}}, "settings": {"ttl": "1ms"}}}
 
 
+@pytest.mark.parametrize("delete", [False, True])
+def test_dead_letter_topics_change_places(one: Cli, delete: bool) -> None:
+    def to(topic: str) -> dict[str, Any]:
+        return {"channels": {"c": {"settings": {"dead_letter_topic": topic}}}}
+
+    assert apply(one, {"version": 1, "topics": {"a": to("b"), "b": to("")}})[0] == 0
+    wanted = {"a": {} if delete else to("default"), "b": to("a")}
+    code, _, err = apply(one, {"version": 1, "topics": wanted}, *(["--delete"] if delete else []))
+    assert (code, err) == (0, "2 changes made.\n")
+
+
 @pytest.mark.parametrize(
     ("topics", "message"),
     [

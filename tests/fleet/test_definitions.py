@@ -3,16 +3,25 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleet.definitions import documents
-from trio_nsq.fleet.definitions.changes import DefinitionChange, changes_to
+from trio_nsq.fleet.definitions.changes import DefinitionChange, changes_to, rounds
 from trio_nsq.fleet.definitions.differences import together
 from trio_nsq.fleet.definitions.document import matching, to_text
-from trio_nsq.fleet.definitions.model import Defined, DefinedTopic, DefinitionsError, Topics, of_broker
+from trio_nsq.fleet.definitions.model import (
+    Defined,
+    DefinedTopic,
+    DefinitionsError,
+    Topics,
+    cycles_of,
+    of_broker,
+)
 from trio_nsq.fleet.definitions.parsing import from_text, parse
 
 
@@ -132,6 +141,42 @@ def test_dead_letter_topics_that_change_places_make_no_cycle() -> None:
     for cycle in ({"a": channel("b"), "b": channel("a")}, {"a": channel("a")}):
         with pytest.raises(DefinitionsError, match="end up in it again"):
             wanted(**cycle)
+
+
+_CHAINS = st.permutations("abcd").flatmap(
+    lambda names: st.tuples(
+        *(
+            st.dictionaries(st.sampled_from("xy"), st.sampled_from(["", *names[place + 1 :]]))
+            for place in range(len(names))
+        )
+    ).map(
+        lambda channels: wanted(
+            **{
+                name: {
+                    "channels": {each: {"settings": {"dead_letter_topic": to}} for each, to in its.items()}
+                }
+                for name, its in zip(names, channels, strict=True)
+            }
+        )
+    )
+)
+"""Topics whose channels have dead-letter topics, without a cycle."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(_CHAINS, _CHAINS, st.booleans(), st.randoms(use_true_random=False))
+def test_no_step_makes_a_cycle(before: Topics, after: Topics, delete: bool, rng: Random) -> None:
+    """A broker makes the changes of a round in any order, and refuses each that makes a cycle."""
+    found = applied({}, changes_to(before, {}))
+    try:
+        changes = changes_to(after, found, delete=delete)
+    except DefinitionsError:
+        assert not delete  # channels that stay make a cycle with those of the document
+        return
+    for places in rounds(changes):
+        for place in rng.sample(places, len(places)):
+            found = applied(found, [changes[place]])
+            assert cycles_of(found) == []
 
 
 def test_dead_letter_topics_are_not_deleted() -> None:

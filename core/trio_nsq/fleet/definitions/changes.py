@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from itertools import groupby
 from typing import Any, Literal
 
@@ -10,7 +11,15 @@ from ...api.request import Procedure, Request, ask
 from .. import dead_letters
 from ..changes import Change, removed_by
 from ..stats import TopicStats, parse_topics
-from .model import Defined, DefinedTopic, DefinitionsError, Topics, cycles_of, dead_letter_topics
+from .model import (
+    Defined,
+    DefinedTopic,
+    DefinitionsError,
+    Topics,
+    cycles_of,
+    dead_letter_topics,
+    dead_letter_topics_of,
+)
 
 Verb = Literal["create", "set", "pause", "unpause", "delete"]
 _NOTHING = DefinedTopic()
@@ -24,6 +33,7 @@ class DefinitionChange:
         settings: The new values by the broker's keys, None for the default; for `set`.
         before: The values of these settings that are set now; None: the default.
         messages: How many messages it deletes or drops.
+        turn: Of new dead-letter topics: the number of its round. Another order could make a cycle meanwhile.
     """
 
     verb: Verb
@@ -32,6 +42,7 @@ class DefinitionChange:
     settings: Mapping[str, Any] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
     messages: int = 0
+    turn: int = 0
 
     @property
     def kind(self) -> str:
@@ -43,19 +54,23 @@ class DefinitionChange:
         """`TOPIC` or `TOPIC/CHANNEL`."""
         return f"{self.topic}/{self.channel}" if self.channel else self.topic
 
-    def request(self, *, dry_run: bool = False) -> Request[Any]:
-        """Return the request; with `dry_run`, one that only tells the effect of new settings."""
+    def request(self) -> Request[Any]:
         channel = self.channel or None
         if self.verb == "set":
-            return api.settings(self.topic, channel, self.settings, dry_run=dry_run)
+            return api.settings(self.topic, channel, self.settings)
         return api.act(self.verb, self.topic, channel)
+
+    def trial(self, *, left_out: Container[str] = ()) -> Request[Any]:
+        """Return a request that only tells the effect of the new settings, without those `left_out`."""
+        settings = {key: value for key, value in self.settings.items() if key not in left_out}
+        return api.settings(self.topic, self.channel or None, settings, dry_run=True)
 
 
 def changes_to(wanted: Topics, found: Topics, *, delete: bool = False) -> list[DefinitionChange]:
     """Return the changes that make a broker, which has `found`, as `wanted`; empty: it is so already.
 
-    Topics are created first, then channels; channels get their settings after all topics, and old dead-letter topics
-    are replaced before new ones are set, so that no step makes a cycle.
+    Topics are created first, then channels; channels get their settings after all topics. No step makes a cycle of
+    dead-letter topics: a topic gets its own ones after those have theirs, and unwanted channels with one go first.
 
     Args:
         delete: Delete the topics and channels that are not wanted. Dead-letter topics of wanted channels stay.
@@ -69,9 +84,11 @@ def changes_to(wanted: Topics, found: Topics, *, delete: bool = False) -> list[D
         if name in found and found[name].unavailable
     ]
     kept = _kept(wanted, found) if delete else found
-    problems = problems or cycles_of(_merged(wanted, kept))
+    merged = _merged(wanted, kept)
+    problems = problems or cycles_of(merged)
     if problems:
         raise DefinitionsError(problems)
+    turns = _turns(merged)
     pairs = [
         (DefinitionChange("create", name), topic, found.get(name)) for name, topic in sorted(wanted.items())
     ]
@@ -81,14 +98,40 @@ def changes_to(wanted: Topics, found: Topics, *, delete: bool = False) -> list[D
         for name, channel in sorted(topic.channels.items())
     ]
     every = [*pairs, *channels]
-    sets = [change for each in channels for change in _set(*each)]
+    sets = [
+        replace(change, turn=turns[change.topic]) if "dead_letter_topic" in change.settings else change
+        for each in channels
+        for change in _set(*each)
+    ]
+    deletions = list(_deletions(kept, found)) if delete else []
+    first: list[DefinitionChange] = []
+    if any(each.settings.get("dead_letter_topic") for each in sets):
+        first = [each for each in deletions if _frees(each, found)]
     return [
         *(create for create, _, before in every if before is None),
         *(change for each in pairs for change in _set(*each)),
-        *sorted(sets, key=lambda each: not each.before.get("dead_letter_topic")),
+        *first,
+        *sorted(sets, key=lambda each: each.turn),
         *(change for each in every for change in _pause(*each)),
-        *(_deletions(kept, found) if delete else ()),
+        *(change for change in deletions if change not in first),
     ]
+
+
+def _turns(topics: Topics) -> Mapping[str, int]:
+    """Return for each topic how many others follow in its longest chain of dead-letter topics. There are no cycles."""
+    following = {name: dead_letter_topics_of(topic) for name, topic in topics.items()}
+    turns: dict[str, int] = {}
+    for name in TopologicalSorter(following).static_order():
+        turns[name] = max((turns[to] + 1 for to in following.get(name, ())), default=0)
+    return turns
+
+
+def _frees(change: DefinitionChange, found: Topics) -> bool:
+    """Whether a channel has a dead-letter topic that it loses by a change."""
+    if change.verb == "set":
+        return bool(change.before.get("dead_letter_topic"))
+    channel = found[change.topic].channels.get(change.channel) if change.verb == "delete" else None
+    return channel is not None and bool(channel.settings.get("dead_letter_topic"))
 
 
 def _set(create: DefinitionChange, wanted: Defined, found: Defined | None) -> Iterator[DefinitionChange]:
@@ -153,8 +196,7 @@ def rounds(changes: list[DefinitionChange]) -> list[list[int]]:
 def _step(change: DefinitionChange) -> tuple[str, ...]:
     if change.verb == "delete":
         return (change.verb,)
-    had = "had dead letters" if change.before.get("dead_letter_topic") else ""
-    return change.verb.removeprefix("un"), change.kind, had
+    return change.verb.removeprefix("un"), change.kind, str(change.turn)
 
 
 # ---------------------------------------------------------------------- requests
@@ -163,15 +205,18 @@ def _step(change: DefinitionChange) -> tuple[str, ...]:
 def effects_of(changes: list[DefinitionChange], found: Topics) -> Procedure[list[DefinitionChange]]:
     """Return the changes with the messages that they delete or drop. The broker checks the new settings that it can.
 
-    Settings of what does not exist yet cannot be checked by it, and drop nothing.
+    Settings of what does not exist yet cannot be checked by it, and drop nothing. Nor can new dead-letter topics while
+    other channels have old ones that they lose: together they may be a cycle.
     """
     stats: Mapping[str, TopicStats] | None = None
+    freeing = [each for each in changes if _frees(each, found)]
     counted = []
     for change in changes:
         topic = found.get(change.topic)
         exists = topic is not None and (not change.channel or change.channel in topic.channels)
         if change.verb == "set" and exists:
-            answer = yield from ask(change.request(dry_run=True))
+            others = change.settings.get("dead_letter_topic") and freeing not in ([], [change])
+            answer = yield from ask(change.trial(left_out=("dead_letter_topic",) if others else ()))
             change = replace(change, messages=answer.get("dropped", 0))
         elif change.verb == "delete":
             if stats is None:

@@ -1,6 +1,6 @@
 """What is defined on a broker, or wanted there: topics, channels and their settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,26 +88,23 @@ def of_stats(stats: Stats) -> Topics:
 
 def dead_letter_topics(topics: Topics) -> set[str]:
     """Return the topics that channels have as their dead-letter topics."""
-    return {to for _, to in _dead_letter_ways(topics)}
+    return {to for topic in topics.values() for to in dead_letter_topics_of(topic)}
+
+
+def dead_letter_topics_of(topic: DefinedTopic) -> set[str]:
+    """As `dead_letter_topics`, of one topic."""
+    return {to for each in topic.channels.values() if (to := each.settings.get("dead_letter_topic"))}
 
 
 def cycles_of(topics: Topics) -> list[str]:
     """Return a sentence for each topic whose dead letters end up in it again: a broker refuses that."""
-    following: dict[str, set[str]] = {}
-    for topic, to in _dead_letter_ways(topics):
-        following.setdefault(topic, set()).add(to)
+    ways = {name: dead_letter_topics_of(topic) for name, topic in topics.items()}
+    following = {name: to for name, to in ways.items() if to}
     return [
         f'topic "{topic}": its dead letters end up in it again.'
         for topic in following
         if topic in _reached(topic, following)
     ]
-
-
-def _dead_letter_ways(topics: Topics) -> Iterator[tuple[str, str]]:
-    for name, topic in topics.items():
-        for channel in topic.channels.values():
-            if to := channel.settings.get("dead_letter_topic"):
-                yield name, to
 
 
 def _reached(start: str, following: Mapping[str, set[str]]) -> set[str]:
