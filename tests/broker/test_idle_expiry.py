@@ -17,10 +17,13 @@ from trio.testing import MockClock
 
 from broker.api import DONE, OK, Api, address, running_api
 from broker.audit_lines import lines_of
+from broker.letters import fail, letters
 from broker.state import Fixture
 from broker.support import HeldFiles, connected, settle
+from trio_nsq.broker.moved_groups import MovedGroup
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.log import Files
+from trio_nsq.protocol.messages import pack_messages
 
 DAY_MS = 86_400_000
 MINUTE = 60
@@ -141,7 +144,11 @@ async def test_default_holds_for_topics_and_channels_unless_they_have_their_own(
 
 
 @pytest.mark.parametrize(
-    "use", ["a message waits", "a message is deferred", "a consumer", "a message in flight", "paused", "off"]
+    "use",
+    [
+        *("a message waits", "a message is deferred", "a consumer", "a message in flight", "paused", "off"),
+        *("a message waits in the paused topic", "a deferred one waits in the paused topic"),
+    ],
 )
 @pytest.mark.parametrize("what", ["topic", "channel"])
 async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use: str, what: str) -> None:
@@ -159,6 +166,10 @@ async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use
             await client.message()
         elif use == "paused":
             assert await api.post(f"/{what}/pause", topic="t", channel="c") == DONE
+        elif use.endswith("in the paused topic"):
+            assert await api.post("/topic/pause", topic="t") == DONE
+            later = {"defer": 100_000} if use.startswith("a deferred") else {}
+            assert await api.post("/pub", b"m", topic="t", **later) == OK
         else:
             await put(api, f"/{what}/settings?topic=t&channel=c", expire_idle_ms=0)
         for _ in range(18):
@@ -166,6 +177,9 @@ async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use
                 await client.send(b"NOP\n")
             await trio.sleep(5)
         assert await names(api) == {"t": ["c"]}
+        if use.endswith("in the paused topic"):
+            assert await api.post("/topic/unpause", topic="t") == DONE
+            assert await consume(api) == [b"m"]
 
 
 async def test_each_use_begins_the_time_anew(autojump_clock: MockClock, tmp_path: Path) -> None:
@@ -310,6 +324,55 @@ async def test_what_comes_during_a_deletion_waits(
                 return
         if client != "/channel/create":
             assert await consume(api) == [b"m"]
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+@pytest.mark.parametrize("request_", ["/channel/pub", "/dead_letters/requeue", "/topic/move/store"])
+async def test_message_for_a_channel_that_is_being_deleted_is_refused(
+    autojump_clock: MockClock, tmp_path: Path, what: str, request_: str
+) -> None:
+    """It waits for the end, and must not be acknowledged then: no channel would get it."""
+    files = HeldFiles()
+    times = (MINUTE, 0) if what == "topic" else (0, MINUTE)
+    async with broker_with(tmp_path, *times, files=files, checkpoint_interval_ms=100 * DAY_MS) as api:
+        settings = {"max_attempts": 1, "dead_letter_topic": "dead"}
+        await put(api, "/channel/settings?topic=t&channel=c", **settings)
+        assert await api.post("/pub", b"m", topic="t") == OK
+        async with connected(address(api)) as client:
+            await client.subscribe("t", "c", 1)
+            await fail(client, 1)
+            while (await names(api)).get("dead") != ["dead-letters"] or not await letters(api):
+                await trio.sleep(0.1)
+        await trio.sleep(MINUTE - 1)
+        files.hold("rename" if what == "topic" else "replace")
+        await files.reached()
+        group = MovedGroup(5, 5, pack_messages([b"moved"]), channel="c").encode()
+        path, body, expected = {
+            "/channel/pub": ("?topic=t&channel=c", b"m", (404, "CHANNEL_NOT_FOUND")),
+            "/dead_letters/requeue": ("?topic=dead", b"", (200, "there is no channel t/c")),
+            "/topic/move/store": (
+                "?topic=t&producer=p",
+                group,
+                (409, "NO_CHANNEL: create channel t/c first"),
+            ),
+        }[request_]
+        async with trio.open_nursery() as nursery:
+            answers: list[tuple[int, str]] = []
+
+            async def send() -> None:
+                answer = await api.send("POST", request_ + path, body=body)
+                answers.append((answer.status_code, answer.text))
+
+            nursery.start_soon(send)
+            await settle()
+            assert not answers
+            files.release()
+        ((status, text),) = answers
+        assert status == expected[0]
+        assert expected[1] in text
+        await settle()
+        assert (await names(api)).get("t") == (None if what == "topic" else [])
+        assert len(await letters(api)) == 1
 
 
 async def test_publish_under_way_keeps_the_topic(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ class TopicFull(PublishRefused):
     """A publish was refused because of a limit of the topic, which the text names. Nothing of it was stored."""
 
 
+class NoChannel(PublishRefused):
+    """A message for one channel was refused, because the channel does not exist. Nothing of it was stored."""
+
+    def __init__(self, topic: str, channel: str) -> None:
+        super().__init__(f"there is no channel {topic}/{channel}")
+        self.channel = channel
+
+
 class NotLeading(PublishRefused):
     """This member of a cluster no longer leads. What was asked for may have been done, and may be lost."""
 

@@ -52,12 +52,7 @@ class IdleExpiry:
         interval_s = _LONGEST_S
         while True:
             await trio.sleep(interval_s)
-            try:
-                shortest_ms = await self._examine()
-            except Exception:
-                # A defect in the broker must not end the expiry of other topics.
-                logger.exception("looking for idle topics failed")
-                continue
+            shortest_ms = await self._examine()
             interval_s = _LONGEST_S
             if shortest_ms:
                 interval_s = min(_LONGEST_S, max(_SHORTEST_S, shortest_ms / 1000 / _EXAMINATIONS))
@@ -75,12 +70,19 @@ class IdleExpiry:
             if topic.ephemeral or not any(times_ms) or not self.broker.serves(topic):
                 continue
             shortest_ms = min(filter(None, [shortest_ms, *times_ms]))
-            topic.examine_use(self.clock.now_ns())
-            if await self._expire_topic(topic):
-                continue
+            try:
+                await self._expire(topic)
+            except Exception:
+                # A defect in the broker must not end the expiry of other topics.
+                logger.exception("topic %s: looking for what is idle failed", topic.name)
+        return shortest_ms
+
+    async def _expire(self, topic: Topic) -> None:
+        """Delete a topic, or some of its channels, if they have been idle for long enough."""
+        topic.examine_use(self.clock.now_ns())
+        if not await self._expire_topic(topic):
             for channel in list(topic.channels.values()):
                 await self._expire_channel(topic, channel)
-        return shortest_ms
 
     async def _expire_topic(self, topic: Topic) -> bool:
         """Delete a topic if it has been idle for long enough; returns whether it has."""

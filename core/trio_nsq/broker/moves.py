@@ -20,7 +20,7 @@ from ..log.record_metadata import IN_SEQUENCE_NS, metadata_for_moved
 from ..log.records import split_batch
 from .clock import BrokerClock
 from .delivery import Deliverer
-from .errors import DeletedError, MoveRefused, SaveError
+from .errors import DeletedError, MoveRefused, NoChannel, SaveError
 from .ingest.idempotent import refuse_unless_remembered
 from .ingest.publication import Publication
 from .ingest.write_path import WritePath
@@ -342,8 +342,7 @@ class MovedMessages:
                 if new or close:
                     refuse_unless_remembered(topic, _closed(producer) if close else producer)
                 for at in range(0, len(new), _GROUPS_AT_ONCE):
-                    some = [self._publication(producer, each) for each in new[at : at + _GROUPS_AT_ONCE]]
-                    await self.topics.publish(topic.name, some)
+                    await self._publish(topic, producer, new[at : at + _GROUPS_AT_ONCE])
                 # Also without new ones: an earlier request may have been cut off before the sync.
                 await self.topics.sync_durably(topic.name)
                 if close:
@@ -360,7 +359,7 @@ class MovedMessages:
             raise MoveRefused("SAME_BROKER: this broker is the source of the move")
         for group in groups:
             if group.channel is not None and group.channel not in topic.channels:
-                raise MoveRefused(f"NO_CHANNEL: create channel {topic.name}/{group.channel} first")
+                raise self._no_channel(topic, group.channel)
         if groups and topic.producers.number_of(_closed(producer)) is not None:
             raise MoveRefused("CLOSED: the move is being ended. Complete that with qcli drain --stop")
         number = topic.producers.number_of(producer)
@@ -368,6 +367,18 @@ class MovedMessages:
         if new and number is not None and new[0].first <= number:
             raise MoveRefused(f"OVERLAP: messages up to {number} of this stream are stored")
         return new
+
+    def _no_channel(self, topic: Topic, channel: str) -> MoveRefused:
+        return MoveRefused(f"NO_CHANNEL: create channel {topic.name}/{channel} first")
+
+    async def _publish(self, topic: Topic, producer: str, groups: Sequence[MovedGroup]) -> None:
+        channels = dict.fromkeys(group.channel for group in groups if group.channel is not None)
+        try:
+            await self.topics.publish(
+                topic.name, [self._publication(producer, each) for each in groups], channels=channels
+            )
+        except NoChannel as exc:  # it was just deleted
+            raise self._no_channel(topic, exc.channel) from exc
 
     def _publication(self, producer: str, group: MovedGroup) -> Publication:
         due_ns = group.due_ns

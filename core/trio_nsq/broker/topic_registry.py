@@ -1,7 +1,7 @@
 """Creates, uses and deletes topics and channels for clients. A topic or channel is saved before a client can use it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from ..log import LogError
 from ..protocol import is_ephemeral
 from .clock import BrokerClock
 from .delivery import Deliverer
-from .errors import DeletedError, Draining, LimitReached, NotLeading, PublishRefused, SaveError
+from .errors import DeletedError, Draining, LimitReached, NoChannel, NotLeading, PublishRefused, SaveError
 from .ingest.publication import Publication
 from .ingest.write_path import WritePath
 from .options import BrokerOptions
@@ -70,14 +70,26 @@ class TopicRegistry:
     # ------------------------------------------------------------------ publishing
 
     async def publish(
-        self, topic_name: str, publications: Sequence[Publication], *, internal: bool = False
+        self,
+        topic_name: str,
+        publications: Sequence[Publication],
+        *,
+        internal: bool = False,
+        channels: Iterable[str] = (),
     ) -> None:
-        """Store publications as `WritePath.publish`; create the topic if needed. Raises PublishRefused.
+        """Store publications as `WritePath.publish`; create the topic if needed.
 
         Args:
             internal: The broker moves messages that it has already. It does so while it drains, too.
+            channels: The only channels that get some of the messages. Each must exist: it may just have been deleted.
+
+        Raises:
+            PublishRefused: Nothing was stored. NoChannel, if a channel does not exist.
         """
         topic = await self.until_publishable(topic_name, internal=internal)
+        if missing := [name for name in channels if name not in topic.channels]:
+            self.forget_new_soon(topic)
+            raise NoChannel(topic_name, missing[0])
         await self.write_path.publish(topic, publications)
 
     async def until_publishable(self, name: str, *, internal: bool = False) -> Topic:
@@ -110,10 +122,15 @@ class TopicRegistry:
             raise Draining
 
     async def publish_durably(
-        self, topic_name: str, publication: Publication, *, internal: bool = False
+        self,
+        topic_name: str,
+        publication: Publication,
+        *,
+        internal: bool = False,
+        channels: Iterable[str] = (),
     ) -> None:
-        """Store a publication as `publish`, and sync it whatever the sync mode. Raises PublishRefused."""
-        await self.publish(topic_name, [publication], internal=internal)
+        """Store a publication as `publish`, and sync it whatever the sync mode; arguments and errors as there."""
+        await self.publish(topic_name, [publication], internal=internal, channels=channels)
         await self.sync_durably(topic_name)
 
     async def sync_durably(self, topic_name: str) -> None:

@@ -23,7 +23,7 @@ from ...log.interface import READ_BYTES
 from ...log.record_metadata import Reason, headers_in, metadata_for_channel, origins
 from ...protocol import pack_messages
 from ..dead_letters import DEAD_LETTERS
-from ..errors import PublishRefused, SaveError
+from ..errors import NoChannel, PublishRefused, SaveError
 from ..ingest.publication import Publication, fit_with_headers
 from ..server import Server
 from ..state.channel import Channel
@@ -216,7 +216,10 @@ async def _requeue(
         elif not whole_topic and (target is None or name not in target.channels):
             kept[f"there is no channel {topic}/{name}"] += len(group)
         else:
-            done += await _requeue_to(server, topic, None if whole_topic else name, channel, group)
+            try:
+                done += await _requeue_to(server, topic, None if whole_topic else name, channel, group)
+            except NoChannel as exc:  # it was just deleted
+                kept[str(exc)] += len(group)
     return done
 
 
@@ -236,7 +239,7 @@ async def _requeue_to(
     publication = Publication(sets, due_ns, metadata, headers)
     try:
         with trio.CancelScope(shield=True):  # waits only for the disk; stored letters must be dropped here
-            await server.topics.publish_durably(topic, publication)
+            await server.topics.publish_durably(topic, publication, channels=() if name is None else [name])
     except BaseException:
         server.delivery.put_back(channel, taken.values())
         raise

@@ -17,7 +17,7 @@ from ...protocol import CommandError, MessageSet, pack_messages
 from ...protocol.headers import MAX_HPUB_MESSAGES, MAX_PREFIX_BYTES, encode_headers, split_prefixes
 from ...protocol.messages import walk_messages
 from ...protocol.names import is_valid_producer
-from ..errors import PublishRefused
+from ..errors import NoChannel, PublishRefused
 from ..ingest.publication import Publication, SetsForRecords, fit_with_headers
 from ..server import Server
 from ..state.producers import BatchNumber
@@ -103,7 +103,10 @@ class Publishing:
         due_ns = self._due_ns(request) or self._server.clock.now_ns()
         headers = _for_all(request, [messages])
         publication = Publication([messages], due_ns, metadata_for_channel(channel.name), headers)
-        await self._server.topics.publish(channel.topic.name, [publication])
+        try:
+            await self._server.topics.publish(channel.topic.name, [publication], channels=[channel.name])
+        except NoChannel as exc:
+            raise HTTPError(404, "CHANNEL_NOT_FOUND") from exc
         return _OK
 
     # ------------------------------------------------------------------ storing

@@ -33,3 +33,8 @@ class TopicView:
     is_limited: bool = False
     waiting: WaitingMessages = field(default_factory=WaitingMessages)
     channel_defaults: ChannelSettings = ChannelSettings()  # noqa: RUF009 - immutable
+
+    @property
+    def has_undistributed(self) -> bool:
+        """Whether messages wait that the channels do not have yet, also deferred ones."""
+        return self.high_watermark < self.end or bool(self.waiting)
