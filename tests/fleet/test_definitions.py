@@ -143,7 +143,7 @@ def test_dead_letter_topics_that_change_places_make_no_cycle() -> None:
             wanted(**cycle)
 
 
-_CHAINS = st.permutations("abcd").flatmap(
+_CHAINS: st.SearchStrategy[Topics] = st.permutations("abcd").flatmap(
     lambda names: st.tuples(
         *(
             st.dictionaries(st.sampled_from("xy"), st.sampled_from(["", *names[place + 1 :]]))
