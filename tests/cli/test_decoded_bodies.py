@@ -100,9 +100,16 @@ def test_auto_decompresses(qcli: Cli, topic: str) -> None:
     ("options", "code", "said"),
     [
         (("--schema", "click.avsc"), 2, "--schema is for --body-format avro or protobuf."),
-        (("--body-format", "avro"), 1, "The format avro needs a schema or a registry."),
+        (("--body-format", "avro"), 2, "--body-format avro needs --schema or --registry."),
+        (
+            ("--body-format", "auto", "--schema", "click.avsc"),
+            2,
+            "--schema is for --body-format avro or protobuf.",
+        ),
         (("--body-format", "avro", "--schema", "bodies.toml"), 1, "the Avro schema is not valid"),
-        (("--bodies-file", "click.avsc"), 1, "click.avsc is not valid"),
+        (("--bodies-file", "click.avsc"), 1, "Error: --bodies-file: "),
+        (("--bodies-file", "unnamed.toml"), 1, "a [[topic]] has no name: give a topic, or a pattern such as"),
+        (("--bodies-file", "misspelt.toml"), 1, "unknown key masks; the keys are name, format, "),
         (
             ("--bodies-file", "bodies.toml", "--body-format", "auto"),
             2,
@@ -114,7 +121,10 @@ def test_auto_decompresses(qcli: Cli, topic: str) -> None:
 def test_options_that_cannot_be_used(
     qcli: Cli, topic: str, schema: Path, command: str, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    files = {each: str(schema.with_name(each)) for each in ("click.avsc", "bodies.toml")}
+    names = ("click.avsc", "bodies.toml", "unnamed.toml", "misspelt.toml")
+    files = {each: str(schema.with_name(each)) for each in names}
+    schema.with_name("unnamed.toml").write_text('[[topic]]\nmask = ["user"]\n')
+    schema.with_name("misspelt.toml").write_text('[[topic]]\nname = "t"\nmasks = ["user"]\n')
     qcli.publish(topic, [b"x"])
     where = ("--from", "0", "--to", "1") if command == "tail" else ()
     result = qcli(command, topic, *where, *(files.get(each, each) for each in options))

@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Bro
 def one(pair: tuple[Broker, Broker], run_here: Run) -> Cli:
     """Runs commands with the first broker, which is empty."""
     cli = CliHere("", pair[0].http_address, run=run_here)
-    assert apply(cli, {"version": 1}, "--delete", "--yes")[0] == 0
+    assert apply(cli, {"version": 1, "topics": {}}, "--delete", "--yes")[0] == 0
     return cli
 
 
@@ -50,7 +50,7 @@ def one(pair: tuple[Broker, Broker], run_here: Run) -> Cli:
 def both(pair: tuple[Broker, Broker], run_here: Run) -> Cli:
     """Runs commands with both brokers, which are empty."""
     cli = CliHere("", ",".join(each.http_address for each in pair), run=run_here)
-    assert apply(cli, {"version": 1}, "--delete", "--yes")[0] == 0
+    assert apply(cli, {"version": 1, "topics": {}}, "--delete", "--yes")[0] == 0
     return cli
 
 
@@ -87,6 +87,10 @@ def test_a_document_is_applied_once(one: Cli) -> None:
         assert apply(one, DOCUMENT, *flags) == (0, "", "Nothing to change.\n")
     assert json.loads(export(one)) == DOCUMENT
     assert list(json.loads(export(one, "--topic", "*.d[a-f]ad"))["topics"]) == ["clicks.dead"]
+    none = one("definitions", "export", "--topic", "clickz*")
+    assert (none.code, json.loads(none.out)["topics"]) == (0, {})
+    assert none.err == "Note: no topic matches clickz*.\n"
+    assert one("definitions", "apply", "").err == "Error: '': no such file or directory.\n"
     assert one("topic", "settings", "clicks").out.startswith(b"retention_time=7d\n")
 
 
@@ -126,7 +130,7 @@ def test_an_export_brings_everything_back(one: Cli, document: Mapping[str, Any])
     assert apply(one, document, "--delete")[0] == 0
     before = export(one)
     assert apply(one, document, "--delete")[2] == "Nothing to change.\n"
-    assert apply(one, {"version": 1}, "--delete")[0] == 0
+    assert apply(one, {"version": 1, "topics": {}}, "--delete")[0] == 0
     assert apply(one, before)[0] == 0
     assert export(one) == before
 
@@ -270,9 +274,12 @@ def test_consumers_are_disconnected(both: Cli, one: Cli, pair: tuple[Broker, Bro
     unknown = both("channel", "disconnect", "t/c", "--client", "nobody")
     assert (unknown.code, unknown.out) == (1, b"")
     assert 'Channel "t/c" has no consumer "nobody" on' in unknown.err
-    for flags in ((), ("--all", "--client", "x")):
+    for flags, said in (
+        ((), "Say which consumers: --client ID or --all."),
+        (("--all", "--client", "x"), "--client and --all exclude each other."),
+    ):
         usage = one("channel", "disconnect", "t/c", *flags)
-        assert (usage.code, "Say which consumers: --client ID or --all." in usage.err) == (2, True)
+        assert (usage.code, said in usage.err) == (2, True)
     with consumer.running("tail", "t/c"):
         while not (found := one("clients", "t/c", "--format", "json", "--interval", "0").records):
             pass

@@ -200,8 +200,9 @@ def test_dead_letter_topics_are_not_deleted() -> None:
         ("[]", "The document: this is not a JSON object."),
         ("[" * 100_000, "The document has too many levels."),
         ("\ud800", "The document is not JSON"),
-        ("{}", "The version of the document is None; this version reads 1."),
-        ('{"version": true}', "The version of the document is True"),
+        ("{}", 'The document has no "version".'),
+        ('{"version": 1}', 'The document has no "topics".'),
+        ('{"version": true, "topics": {}}', "The version of the document is true"),
         ('{"version": 2, "topics": {}}', "The version of the document is 2"),
         ('{"version": 1, "topic": {}}', "The document: 'topic' is unknown; there are version, topics."),
         ('{"version": 1, "topics": {"t": {}, "t": {}}}', "The document has 't' twice in one object."),
@@ -211,6 +212,11 @@ def test_documents_that_are_none(text: str, problem: str) -> None:
     with pytest.raises(DefinitionsError) as refused:
         from_text(text.encode("utf-8", "surrogatepass"))
     assert problem in str(refused.value)
+
+
+def test_document_in_another_encoding() -> None:
+    with pytest.raises(DefinitionsError, match="The document is not UTF-8 text"):
+        from_text('{"version": "é"}'.encode("latin-1"))
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,20 @@ def test_ephemeral_channel_is_refused() -> None:
     assert (found.code, "is no durable channel" in found.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--http-address", ""), "'--http-address': '' is not host:port"),
+        (("run", "--lease", ""), "'--lease': it is empty: name a folder or a URL"),
+        (("status", "--http-address", ""), "'--http-address': '' is not host:port"),
+        (("status", "--http-address", "localhost"), "'--http-address': 'localhost' is not host:port"),
+    ],
+)
+def test_wrong_addresses_and_leases(arguments: tuple[str, ...], said: str) -> None:
+    found = run_in_process(NOWHERE, "pipeline", *arguments)
+    assert (found.code, said in " ".join(found.err.split())) == (2, True), found.err
+
+
 def test_iceberg_needs_a_folder(own: Broker, qcli: Cli, tmp_path: Path) -> None:
     own.create("clicks")
     declare(own, "clicks", "iceberg:local/events.clicks")

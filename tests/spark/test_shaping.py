@@ -116,6 +116,7 @@ def test_names_belong_to_the_folder(tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (("--columns", "a AS b,b"), "'b' is given twice"),
+        (("--columns", "a AS "), "'a AS' has no name after AS"),
         (("--columns", ".a AS b"), "'.a' is not a field such as user.name"),
         (
             ("--columns", "user.id AS id:long", "--mask", "user.id=sha256"),

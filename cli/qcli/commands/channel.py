@@ -175,7 +175,9 @@ def list_channels(topic: str | None, brokers: Brokers, form: str) -> None:
 )
 def disconnect(wanted: Source, brokers: Brokers, client: str | None, every: bool, form: str) -> None:
     """Disconnect consumers of a channel: those of --client, or --all."""
-    if (client is None) is not every:
+    if client is not None and every:
+        raise click.UsageError("--client and --all exclude each other.")
+    if client is None and not every:
         raise click.UsageError("Say which consumers: --client ID or --all.")
 
     def report(address: str, consumers: list[Disconnected]) -> None:

@@ -30,18 +30,20 @@ from .errors import BodySchemaError
 from .reading import PLAIN, BodyReader, Decoder, Format
 
 MAX_FILE_BYTES = 1024 * 1024
-_KEYS = {
-    "name",
-    "format",
-    "compression",
-    "schema",
-    "writer_schemas",
-    "message",
-    "registry",
-    "registry_secret_file",
-    "registry_tls_root_ca_file",
-    "mask",
-}
+_KEYS = dict.fromkeys(
+    (
+        "name",
+        "format",
+        "compression",
+        "schema",
+        "writer_schemas",
+        "message",
+        "registry",
+        "registry_secret_file",
+        "registry_tls_root_ca_file",
+        "mask",
+    )
+)
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -174,7 +176,7 @@ def read_bodies_file(file: Path) -> TopicReaders:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         found = tomllib.loads(data.decode())
-        _refuse_unknown(found, {"topic"})
+        _refuse_unknown(found, {"topic": None})
         tables = found.get("topic", [])
         if not isinstance(tables, list):
             raise ValueError("topic is not a list: write [[topic]]")
@@ -187,6 +189,8 @@ def _entry(table: object, folder: Path) -> tuple[Pattern, BodyReader]:
     if not isinstance(table, Mapping):
         raise ValueError("topic is not a list of tables: write [[topic]]")
     name = _text(table, "name")
+    if not name:
+        raise ValueError('a [[topic]] has no name: give a topic, or a pattern such as name = "orders-*"')
     try:
         _refuse_unknown(table, _KEYS)
         pattern = compile_glob(name)
@@ -231,7 +235,7 @@ def _word(table: Mapping[str, Any], key: str, words: type[_Word]) -> _Word:
         raise ValueError(f"{found!r} is not one of {', '.join(words)}") from None
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: set[str]) -> None:
+def _refuse_unknown(table: Mapping[str, Any], known: Mapping[str, None]) -> None:
     # A misspelt mask must not mask nothing.
-    if unknown := sorted(table.keys() - known):
-        raise ValueError(f"unknown key {unknown[0]}")
+    if unknown := sorted(table.keys() - known.keys()):
+        raise ValueError(f"unknown key {unknown[0]}; the keys are {', '.join(known)}")

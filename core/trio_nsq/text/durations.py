@@ -53,14 +53,11 @@ def parse_long_duration_ms(text: str, besides: str = "") -> int:
         ValueError: It is not such a duration.
     """
     _refuse_number(text, "ms, m, h, d")
-    days = re.match(r"([0-9]{1,9})d", text)
+    days = re.match(r"([0-9]{1,18})d", text)
     rest = text[days.end() :] if days else text
-    try:
-        rest_ms = parse_duration_ms(rest) if rest or not days else 0
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a duration such as 500ms, 1m30s, 12h, 7d or 1d12h{besides}"
-        ) from None
+    if (rest or not days) and rest != "0" and not _DURATION.fullmatch(rest):
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 1m30s, 12h, 7d or 1d12h{besides}")
+    rest_ms = parse_duration_ms(rest) if rest else 0
     total_ms = rest_ms + (int(days[1]) * _MS_PER_DAY if days else 0)
     _refuse_too_long(text, total_ms)
     return total_ms

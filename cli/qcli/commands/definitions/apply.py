@@ -117,7 +117,7 @@ def _read(path: str) -> Topics:
     from trio_nsq.fleet.definitions.model import DefinitionsError
     from trio_nsq.fleet.definitions.parsing import from_text
 
-    name = "standard input" if path == "-" else path
+    name = "standard input" if path == "-" else path or "''"
     try:
         with click.open_file(path, "rb") as file:
             text = file.read(_MOST_BYTES + 1)

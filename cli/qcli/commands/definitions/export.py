@@ -73,6 +73,8 @@ def command(brokers: Brokers, patterns: tuple[str, ...]) -> None:
         text = to_text(found.topics)
     except DefinitionsError as error:
         raise Failure("\n  ".join(error.problems)) from error
+    if patterns and not found.topics:
+        print_diagnostic(f"Note: no topic matches {' or '.join(patterns)}.")
     for sentence in found.lacking:
         print_diagnostic(f"Note: {sentence}")
     write(text)

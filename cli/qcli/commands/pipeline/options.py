@@ -1,5 +1,7 @@
 """Options that commands of `qcli pipeline` share."""
 
+from collections.abc import Callable
+
 import click
 
 from ...framework import params
@@ -28,5 +30,5 @@ channel_option = option(
 )
 
 
-def status_address_option(text: str) -> Decorator:
-    return option(MONITORING, "--http-address", metavar="ADDRESS", help=text)
+def status_address_option(text: str, check: Callable[[str], str]) -> Decorator:
+    return option(MONITORING, "--http-address", type=check, metavar="ADDRESS", help=text)

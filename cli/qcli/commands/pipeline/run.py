@@ -25,6 +25,12 @@ _OWN = frozenset(("--config", "--lease", "--iceberg-folder", TCP_OPTION))
 _SECTIONS = "qcli.table_sections"
 
 
+def _lease_folder(text: str) -> str:
+    if not text:  # an unset variable: the lease would be in the current folder
+        raise click.BadParameter("it is empty: name a folder or a URL, such as s3://bucket/pipeline.")
+    return text
+
+
 class RunCommand(DocumentedCommand):
     """The command with the keys of its file that are for the whole command."""
 
@@ -136,11 +142,13 @@ class RunCommand(DocumentedCommand):
 @option(
     TABLES,
     "--lease",
+    type=_lease_folder,
     metavar="FOLDER",
     help="Write only while this process has the lease in FOLDER, a path or a URL; wait for it otherwise.",
 )
 @status_address_option(
-    "Serve /healthz, /metrics (Prometheus) and /stats here: HOST:PORT, :PORT, or a unix socket."
+    "Serve /healthz, /metrics (Prometheus) and /stats here: HOST:PORT, :PORT, or a unix socket.",
+    params.listen_address,
 )
 @option(
     MONITORING,

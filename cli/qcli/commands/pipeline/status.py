@@ -20,7 +20,7 @@ from trio_nsq.text.wording import printable
 from ...broker.admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, AdminClient
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.failures import reason_unreachable
-from ...framework import output
+from ...framework import output, params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import output_format
@@ -58,7 +58,7 @@ _MS_PER_S = 1000
 )
 @broker_http_options
 @channel_option
-@status_address_option("Ask the 'qcli pipeline run' with this --http-address, too.")
+@status_address_option("Ask the 'qcli pipeline run' with this --http-address, too.", params.http_address)
 @output_format(
     "table: for people. json: write an object per topic.", "table", "json", records=[PipelineTableRecord]
 )

@@ -115,6 +115,10 @@ def decoded_bodies(
     from trio_nsq.bodies.errors import BodySchemaError
     from trio_nsq.bodies.reading import Format
 
+    if body_format == "avro" and not given_flags("schema", "registry"):
+        raise click.UsageError("--body-format avro needs --schema or --registry.")
+    if body_format in ("auto", "messagepack") and (given := given_flags("schema", "message", "registry")):
+        raise click.UsageError(f"{given[0]} is for --body-format avro or protobuf.")
     try:
         if bodies_file is not None:
             return DecodedBodies(read_bodies_file(bodies_file))
@@ -122,6 +126,8 @@ def decoded_bodies(
             format=Format(body_format or "auto"), schema=schema, message=message, registry=registry
         )
         return DecodedBodies(TopicReaders([(compile_glob(ALL), settings.reader())]))
-    except (BodiesFileError, BodySchemaError) as error:
+    except BodiesFileError as error:
+        raise Failure(f"--bodies-file: {error}.") from error
+    except BodySchemaError as error:
         text = str(error)
         raise Failure(f"{text[:1].upper()}{text[1:]}.") from error

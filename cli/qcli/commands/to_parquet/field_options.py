@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TIME_LEVELS = ("date", "hour")
 _AS = re.compile(r"(.+?)\s+AS\s+(.+)", re.IGNORECASE | re.DOTALL)
+_AS_NOTHING = re.compile(r"\sAS$", re.IGNORECASE)
 _ORDER = re.compile(r"(.+?)(?:\s+(ASC|DESC))?", re.IGNORECASE | re.DOTALL)
 
 
@@ -48,6 +49,8 @@ def column_list(text: str) -> list[Column]:
         if renamed := _AS.fullmatch(name):
             path, name = renamed.groups()
             parsed(parse_path, path)
+        elif _AS_NOTHING.search(name):
+            raise click.BadParameter(f"{part.strip()!r} has no name after AS.")
         if not name:
             raise click.BadParameter(f"{text!r} contains an empty name.")
         if any(name == each.field for each in found):

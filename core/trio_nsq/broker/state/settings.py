@@ -167,10 +167,11 @@ _CHECKS = {"order_by": _check_order, "table": _check_table}
 def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(default, int):
         least = UNLIMITED if name in _MAY_BE_UNLIMITED else 0
-        if type(value) is not int or not least <= value <= _MAX_VALUE:
+        if type(value) is not int or value < least:
             raise SettingsError(f"{name} is {value!r}; it must be a whole number, {least} or more")
-        if name == "max_attempts" and value > _MAX_ATTEMPTS:
-            raise SettingsError(f"{name} is {value}; the maximum is {_MAX_ATTEMPTS}")
+        most = _MAX_ATTEMPTS if name == "max_attempts" else _MAX_VALUE
+        if value > most:
+            raise SettingsError(f"{name} is {value}; the maximum is {most}")
     elif name == "when_full":
         if value not in get_args(WhenFull):
             raise SettingsError(f"{name} is {value!r}; it must be {' or '.join(get_args(WhenFull))}")

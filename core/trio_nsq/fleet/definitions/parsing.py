@@ -23,6 +23,8 @@ def from_text(text: str | bytes) -> Topics:
         document = json.loads(text, object_pairs_hook=_without_repeated)
     except RecursionError as error:
         raise DefinitionsError(["The document has too many levels."]) from error
+    except UnicodeDecodeError as error:
+        raise DefinitionsError(["The document is not UTF-8 text."]) from error
     except ValueError as error:
         if isinstance(error, DefinitionsError):
             raise
@@ -48,12 +50,16 @@ def parse(document: Any) -> Topics:
     top = _object("The document", document, ("version", "topics"), problems)
     if problems:
         raise DefinitionsError(problems)
-    version = top.get("version")
+    if missing := [name for name in ("version", "topics") if name not in top]:  # topics: it may be cut off
+        raise DefinitionsError([f'The document has no "{name}".' for name in missing])
+    version = top["version"]
     if type(version) is not int or version != VERSION:
-        raise DefinitionsError([f"The version of the document is {version!r}; this version reads {VERSION}."])
+        raise DefinitionsError(
+            [f"The version of the document is {json.dumps(version)}; this trio-nsq reads version {VERSION}."]
+        )
     topics = {
         name: _parsed_topic(name, value, problems)
-        for name, value in _object("topics", top.get("topics", {}), None, problems).items()
+        for name, value in _object("topics", top["topics"], None, problems).items()
     }
     problems += cycles_of(topics)
     if problems:
@@ -82,7 +88,7 @@ def _parsed(
     """Return the settings and whether it is to be paused."""
     paused = fields.get("paused")
     if paused is not None and not isinstance(paused, bool):
-        problems.append(f"{where}: paused is {paused!r}; it must be true or false.")
+        problems.append(f"{where}: paused is {json.dumps(paused)}; it must be true or false.")
     known = {setting.name: setting for setting in SETTINGS[kind]}
     given = _object(f"settings of {where}", fields.get("settings", {}), tuple(known), problems)
     settings: dict[str, Any] = {}
