@@ -214,6 +214,21 @@ def test_sections_have_the_options_of_topics(own: Broker, qcli: Cli, tmp_path: P
     assert "card" not in deltalake.DeltaTable(tmp_path / "raw").to_pyarrow_table().column_names
 
 
+def test_key_of_all_topics(own: Broker, qcli: Cli, tmp_path: Path) -> None:
+    """Only a table of files cannot have it."""
+    for name, kind in (("clicks", "delta"), ("files", "parquet")):
+        own.create(name)
+        declare(own, name, f"{kind}:{tmp_path / name}")
+        qcli.publish(name, [b'{"user": "a"}', b'{"user": "a"}'])
+    config = tmp_path / "pipeline.toml"
+    config.write_text('json = true\nkey = "user"\ncompact = true\n')
+    with pipeline(qcli, "--config", str(config)) as running:
+        until(lambda: seqs_of_delta(str(tmp_path / "clicks")) == [1])
+        assert "files: --config: " in hear(running, "--key replaces and removes rows of a table")
+        stop(running)
+    assert seqs_in(tmp_path / "files") == []
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

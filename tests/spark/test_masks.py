@@ -125,10 +125,20 @@ def test_errors_of_the_condition_hide_the_values(tmp_path: Path, mask: Mask) -> 
             "the field a, which names the folders",
         ),
         (["--mask", "a", "--partition-by", "a"], "the field a, which names the folders"),
+        *(
+            (["--delta", "--key", "k", "--op", "o", "--columns", "a.k AS k,a.o AS o", "--mask", mask], reason)
+            for mask, reason in (
+                ("a.k=hide", "hides the field k of --key or --op, so different keys would be one"),
+                ("a.k=last4", "hides the field k of"),
+                ("a.k", "hides the field k of"),
+                ("a=sha256", "hides the field k of"),
+                ("a.o=sha256", "hides the field o of"),
+            )
+        ),
     ],
 )
 def test_masks_that_fit_no_column(tmp_path: Path, arguments: list[str], reason: str) -> None:
-    """Otherwise no message would fit."""
+    """Otherwise no message would fit, or different keys would be one."""
     write_log(tmp_path / "data", "t", [(NOON_NS, [b'{"a": 1}'])])
     place = ["t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json"]
     result = run_in_process(Cli("", ""), "to-parquet", *place, *arguments)

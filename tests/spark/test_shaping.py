@@ -230,6 +230,32 @@ def test_transforms_are_those_of_iceberg(
             assert found == [None if value is None else str(theirs(value)) for value in values]
 
 
+@pytest.mark.parametrize("target", [None, DELTA, ICEBERG], ids=["folder", "delta", "iceberg"])
+@pytest.mark.parametrize(
+    ("kind", "least", "size"), [("byte", -(2**7), 10), ("long", -(2**63), 10), ("int", -(2**31), 2**31 - 1)]
+)
+def test_numbers_that_cannot_be_rounded_down(
+    target: TableTarget | None,
+    kind: str,
+    least: int,
+    size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their folder would have a number that the type has not, and a table with it cannot be read."""
+    use_catalog(monkeypatch, tmp_path)
+    lowest = least + -least % size
+    numbers = [least, lowest - 1 if lowest > least else least, lowest, 0]
+    table = [] if target is None else str(target).split()
+    columns = ["--columns", f"n:{kind}", "--partition-by", f"truncate({size},n)"]
+    found = exported(tmp_path, lines(*({"n": n} for n in numbers)), *columns, *table)
+    assert found["misfits"] == {"n": 2}
+    out = tmp_path / "out"
+    written = rows(out, "seq", "n")["n"] if target is None else table_rows(target, out)["n"]
+    assert sorted(written.to_pylist(), key=str) == sorted([None, None, lowest, 0], key=str)
+    assert set(folders(out)) == {f"n_trunc={value}" for value in (NULL, lowest, 0)}
+
+
 @given(st.sampled_from(Transform), st.text(min_size=1, max_size=5).map(str.strip), st.integers(1, 2**31 - 1))
 def test_text_of_a_level_can_be_parsed_again(transform: Transform, field: str, size: int) -> None:
     level = Level(transform, field, size if transform.has_size else 0)

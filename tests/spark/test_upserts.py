@@ -224,6 +224,14 @@ def test_key_belongs_to_the_table(target: TableTarget, qcli: Cli, topic: str, tm
     assert (result.code, "has the key user, and the export none: give --key user" in result.err) == (1, True)
 
 
+def test_hash_as_key(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Equal keys have equal hashes."""
+    publish(qcli, topic, {"user": "a", "n": 1}, {"user": "b", "n": 2}, {"user": "a", "n": 3})
+    export(qcli, topic, tmp_path / "t", "--delta", "--json", "--key", "user", "--mask", "user=sha256")
+    hashes = by_key(DELTA, tmp_path / "t", "user", "n")
+    assert (sorted(hashes.values()), {len(each) for each in hashes}) == ([2, 3], {64})
+
+
 @KINDS
 def test_killed_follow(target: TableTarget, broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """Rows are replaced and deleted all the time, and small files are merged. The rows are those of a ledger."""

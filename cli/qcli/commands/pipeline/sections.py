@@ -61,7 +61,7 @@ class TableSections:
     @property
     def options(self) -> ToParquetOptions:
         """The options of the whole command, as those of an export of all topics."""
-        return self._export(OTHER_TOPICS, "parquet")[0]
+        return self._export(OTHER_TOPICS, "delta")[0]
 
     def check(self) -> None:
         """Raises UsageError: a section is wrong."""
@@ -77,7 +77,7 @@ class TableSections:
             patterns = [word.removeprefix(f"{_PATTERN}=") for word in words.options.get(_PATTERN, ())]
             pattern = "." if name == OTHER_TOPICS else patterns[0] if patterns else None
             self._choices[name] = TopicChoice(words.topics or (), pattern, named.__contains__)
-            self._export(name, "parquet" if name == OTHER_TOPICS else "delta")
+            self._export(name, "delta")  # options for tables, such as `key`, may be for all topics
 
     def options_of(self, topic: str, table: DeclaredTable) -> ToParquetOptions:
         """Return the options of a topic. Raises UsageError."""

@@ -63,6 +63,12 @@ class BodyReader:
     refuses_unknown: bool = False
 
 
+def _least_rounded(kind: Any, size: int) -> int:
+    """Return the least value of a whole type that has a multiple of `size` at or below it, which the type has too."""
+    values: int = 1 << (kind.bit_width - 1)  # below zero
+    return -(values // size) * size
+
+
 class JsonParser:
     """Parses bodies into the columns of a layout, and counts what does not fit.
 
@@ -116,7 +122,12 @@ class JsonParser:
         self._operation = layout.operation
         self._bodies = bodies or BodyReader()
         self._bulk: BulkColumns | None = None
-        if self._bodies.decode is decode_object and not self._key:
+        rounds = any(  # `_column` checks these numbers
+            level.transform is Transform.TRUNCATE
+            and layout.column_of(level.field).type is not JsonType.STRING
+            for level in layout.field_levels
+        )
+        if self._bodies.decode is decode_object and not self._key and not rounds:
             self._bulk = BulkColumns(self._columns, self._folders, refuses_unknown=self._keep_rest)
 
     def parse(self, bodies: Sequence[bytes]) -> list[Any]:
@@ -235,7 +246,15 @@ class JsonParser:
                 ):
                     misfit(row, field, column.type, value)
                     values[row] = None
-        return arrays.build(column.type, values, field)
+        found = arrays.build(column.type, values, field)
+        if field in self._folders and pa.types.is_integer(found.type):
+            least = max(_least_rounded(found.type, size or 1) for _, size in self._folders[field])
+            too_small = pc.less(found, pa.scalar(least, found.type))
+            if pc.any(too_small).as_py():
+                for row in pc.indices_nonzero(too_small).to_pylist():
+                    misfit(row, field, column.type, values[row])
+                found = pc.if_else(too_small, pa.scalar(None, found.type), found)
+        return found
 
     def _widen(self, column: JsonColumn, value: object) -> None:
         """Note the type that a column needs for a value, if it may have it."""

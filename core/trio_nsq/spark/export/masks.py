@@ -34,15 +34,31 @@ def with_types_of_masks(columns: Iterable[JsonColumn], layout: Layout) -> list[J
 
 def _below(layout: Layout, field: str, path: Path) -> list[Path]:
     """Return where a masked path is in the values of a field's column; empty: it is in none of them."""
+    return [path[len(begin) :] for begin in _paths_of(layout, field) if path[: len(begin)] == begin]
+
+
+def _paths_of(layout: Layout, field: str) -> set[Path]:
+    """Return where bodies may have the values of a field's column."""
     source = layout.path_of(field)
-    begins = {(source,), (parse_path(source) if source != field else (source,))}
-    return [path[len(begin) :] for begin in begins if path[: len(begin)] == begin]
+    return {(source,), (parse_path(source) if source != field else (source,))}
 
 
 def check_masks(layout: Layout) -> None:
-    """Check that masked values fit the columns. Raises LayoutError."""
+    """Check that masked values fit the columns, and leave different keys different. Raises LayoutError."""
     for field, mask in layout.masks:
         paths = {(field,), parse_path(field)}
+        for each in filter(None, [*layout.key, layout.operation]):
+            is_distinct = mask == Mask.SHA256 and each != layout.operation
+            begins = _paths_of(layout, each)
+            if any(
+                begin[: len(path)] == path and not (is_distinct and begin == path)
+                for begin in begins
+                for path in paths
+            ):
+                raise LayoutError(
+                    f"--mask {field}={mask} hides the field {each} of --key or --op, so different keys would be one, "
+                    "or none: leave out one of them, or choose the mask sha256 for a key"
+                )
         columns = [
             *(layout.partition_fields if mask == Mask.NULL else ()),
             *filter(None, [layout.event_time]),
