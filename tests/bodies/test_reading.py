@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,14 @@ def test_compressed_bodies_say_what_they_are(kind: str, body: bytes) -> None:
 def test_what_decompresses_to_more_is_cut(kind: str) -> None:
     found = PLAIN.read(COMPRESS[kind](bytes(64 * MAX_BYTES)))
     assert (len(found.content), found.is_complete) == (MAX_BYTES, False)
+
+
+def test_many_members_of_gzip() -> None:
+    """Their bytes are copied once, not once for each member before them."""
+    body = gzip.compress(b"") * 20_000 + b"".join(gzip.compress(b"%d," % n) for n in range(1000))
+    assert PLAIN.read(body).content == b"".join(b"%d," % n for n in range(1000))
+    assert "ends early" in PLAIN.read(body[:-5]).problem
+    assert "is not valid gzip" in PLAIN.read(body + b"more").problem
 
 
 def test_block_of_snappy(tmp_path: Path) -> None:
@@ -310,7 +319,8 @@ BEGINNINGS = st.sampled_from(
 @given(beginning=BEGINNINGS, rest=st.binary(max_size=300))
 @settings(max_examples=40)
 def test_any_bytes(folder: Path, kind: str, masked: bool, beginning: bytes, rest: bytes) -> None:
-    reader = reader_of(folder, FORMATS[kind] + ('\nmask = ["user"]' if masked else ""))
+    field = "1" if kind == "fields" else "user"
+    reader = reader_of(folder, FORMATS[kind] + (f'\nmask = ["{field}"]' if masked else ""))
     found = reader.read(beginning + rest)
     assert len(found.content) <= MAX_BYTES
     assert found.is_masked == (masked and bool(beginning + rest))
@@ -400,6 +410,41 @@ def test_records_of_a_file_are_masked() -> None:
     assert json.loads(found.content) == [{"user": "***", "at": None}] * 2
 
 
+def test_limits_of_a_file_are_for_all_its_records() -> None:
+    """A file of 500 bytes has 100 records of 199,000 values each, which take no bytes."""
+    nulls = {
+        "type": "record",
+        "name": "N",
+        "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}],
+    }
+    records = (encoded({"type": "long"}, 199_000) + b"\0") * 100
+    data = zlib.compress(records.ljust(250_000, b"\0"), 9)[2:-4]
+    empty = container(nulls, [], "deflate")
+    body = empty + encoded({"type": "long"}, 100) + encoded({"type": "bytes"}, data) + empty[-16:]
+    began_s = time.process_time()
+    assert "has more than 1048576 characters" in PLAIN.read(body).problem
+    assert time.process_time() - began_s < 2.0  # 0.1 s here
+
+
+def test_names_that_are_bytes_are_masked(tmp_path: Path) -> None:
+    """Python's msgpack writes the names of `{b"card": ...}` so."""
+    reader = reader_of(tmp_path, 'format = "messagepack"\nmask = ["card"]')
+    body = b"\x82\xc4\x04card" + msgspec.msgpack.encode(SECRET) + b"\xc4\x01\xff\x01"
+    assert json.loads(reader.read(body).content) == {"card": "***", "/w==": 1}
+
+
+def test_numbers_of_fields_are_masked_by_number(folder: Path) -> None:
+    """Without a schema, a mask by name would mask nothing: also that of the topic that a dead letter comes from."""
+    found = readers_of(
+        folder,
+        '[[topic]]\nname = "raw"\nformat = "protobuf"\nmask = ["1"]\n[[topic]]\nname = "t"\nmask = ["user"]',
+    )
+    body = b"\x0a\x09" + SECRET.encode()
+    assert found.of("raw").read(body).content == b'{"1": "***"}'
+    assert found.of("t", "raw").read(body).content == b"withheld: 11 bytes"
+    assert found.of("raw", "t").read(body).content == b"withheld: 11 bytes"
+
+
 def test_last_characters_stay() -> None:
     found = BodyReader(masks=[("card", Mask.LAST4)]).read(b'{"card": 4111111111111111, "n": 1.10}')
     assert found.content == b'{"card":"***1111","n":1.10}'
@@ -427,6 +472,21 @@ def test_dead_letters_are_read_as_in_their_topic(folder: Path) -> None:
     assert found.of("dead").read(body).content == body
 
 
+def test_dead_letters_have_the_format_of_their_topic(folder: Path) -> None:
+    """Other topics have another one, in which the masked field has another name."""
+    (folder / "other.avsc").write_text(json.dumps(CLICK).replace('"user"', '"note"'))
+    avro = 'format = "avro"\nschema = '
+    found = readers_of(
+        folder,
+        f'[[topic]]\nname = "t"\n{avro}"click.avsc"\nmask = ["user"]\n'
+        f'[[topic]]\nname = "d"\n{avro}"other.avsc"\n[[topic]]\nname = "*"\nmask = ["password"]',
+    )
+    body = encoded(CLICK, {"user": SECRET, "at": None})
+    for topic in "d", "another":
+        assert json.loads(found.of(topic, "t").read(body).content) == {"user": "***", "at": None}
+    assert found.of_unknown_origin("d").read(body).content == b"withheld: %d bytes" % len(body)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -444,6 +504,10 @@ def test_dead_letters_are_read_as_in_their_topic(folder: Path) -> None:
             "cannot be used: the Avro schema is not valid",
         ),
         ('name = "t"\nformat = "avro"\nregistry = "ftp://x"', "the URL of the registry cannot be used"),
+        (
+            'name = "t"\nformat = "protobuf"\nmask = ["user.email"]',
+            "the fields of Protobuf bodies have numbers: write masks such as 2.1",
+        ),
         ('name = "t"\nmessage = "M"', "message is for the format protobuf with a schema"),
         ("name = ", "is not valid: "),
     ],

@@ -22,8 +22,15 @@ from broker.support import PATIENCE_S, running_broker
 from console.access_support import guarded_broker, running_console
 from console.message_support import PageText, browsing, http_address
 from console.message_support import running_console as plain_console
+from trio_nsq.bodies.bodies_file import TopicReaders
+from trio_nsq.bodies.reading import PLAIN, BodyReader
+from trio_nsq.console.messages.bodies import PageBodies, TopicBodies
+from trio_nsq.console.messages.message import matching
 from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.console.server import serve
+from trio_nsq.filters.masks import Mask
+from trio_nsq.log.records import RecordBatch
+from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.errors import StartupError
 
 SECRET = "4111-9999-tops3cret"
@@ -193,6 +200,59 @@ async def test_dead_letters_keep_their_masks(tmp_path: Path) -> None:
                 assert "***" in answer.text or "No match" in answer.text, path
                 assert "9999" not in answer.text, path
             assert (await site.get("/topics/dead/messages/0/body")).status_code == 403
+
+
+async def test_download_has_all_bodies(tmp_path: Path) -> None:
+    """However large they are when they are decompressed."""
+    large = json.dumps({"card": SECRET, "text": "x" * 900_000}).encode()
+    async with masked_site(tmp_path, [gzip.compress(large)] * 6) as (site, _), site.browser() as web:
+        await web.log_in("reader")
+        answer = await web.get("/topics/clicks/messages.ndjson?from=0&until=6")
+        assert answer.status_code == 200
+        bodies = [json.loads(line)["body"] for line in answer.text.splitlines()]
+        assert [json.loads(body)["card"] for body in bodies] == ["***"] * 6
+
+
+def test_page_without_time_leaves_bodies() -> None:
+    """Any body may take a second, and a page has a hundred. What is masked is withheld then."""
+    page, masked = PageBodies(0.0), BodyReader(masks=[("card", Mask.HIDE)])
+    assert (
+        page.read(PLAIN, gzip.compress(BODY)).problem == "It is not decoded in this list: open the message."
+    )
+    assert page.read(PLAIN, BODY).content == BODY
+    assert page.read(masked, BODY).content == b"withheld: %d bytes" % len(BODY)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.booleans(), st.data())
+@settings(max_examples=50)
+def test_search_without_time_continues(sizes: list[int], backwards: bool, data: st.DataObject) -> None:
+    """It looks at one body at least, says how far it came, and finds the same."""
+    records: list[RecordBatch] = []
+    end = 0
+    for size in sizes:
+        bodies = [gzip.compress(b"%d" % (end + index)) for index in range(size)]
+        records.append(RecordBatch(end, 1 + end, 1, 0, pack_messages(bodies)))
+        end += size
+    shown = TopicBodies(TopicReaders(), "t")
+    found: list[int] = []
+    at, rounds = (end if backwards else 0), 0
+    while at != (0 if backwards else end):
+        first, until = (0, at) if backwards else (at, end)
+        part = [each for each in records if each.next_sequence > first and each.base_sequence < until]
+        hits, at = matching(
+            "b",
+            part,
+            first,
+            until,
+            shown,
+            lambda body: int(body) % 2 == 0,
+            backwards=backwards,
+            goes_on=lambda: data.draw(st.booleans()),
+        )
+        found += [each.sequence for each in hits]
+        rounds += 1
+    assert rounds <= end
+    assert found == sorted(range(0, end, 2), reverse=backwards)
 
 
 NAMES = st.sampled_from(["card", "user", "email", "other"])

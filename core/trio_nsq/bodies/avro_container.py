@@ -5,6 +5,7 @@ block:   number of values, number of bytes (both zigzag varints), the values, th
 """
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from .avro import AvroSchema, read_prefix
@@ -23,13 +24,10 @@ _MARKER_BYTES = 16
 _CRC_BYTES = 4
 
 
-def decode_container(
-    body: bytes, most_values: int, most_bytes: int, max_values: int
-) -> tuple[list[Any], bool]:
-    """Return the first values of a file, and whether these are all.
+def decode_container(body: bytes, most_bytes: int, max_values: int) -> Iterator[Any]:
+    """Yield the values of a file.
 
     Args:
-        most_values: How many values to return.
         most_bytes: How many bytes of a block to decompress.
         max_values: How many values that take no bytes each value may have.
 
@@ -43,20 +41,16 @@ def decode_container(
         schema = AvroSchema(meta.get("avro.schema", b"").decode())
     except (BodySchemaError, UnicodeDecodeError) as exc:
         raise BodyError(f"the schema in the file cannot be used: {exc}") from exc
-    values: list[Any] = []
-    while at < len(body) and len(values) < most_values:
+    while at < len(body):
         block, at = read_prefix(body, at, _BLOCK, max_values=max_values)
         if body[at : at + _MARKER_BYTES] != marker:
             raise BodyError("a block of the file does not end with its marker")
         at += _MARKER_BYTES
         data = _block(block["data"], meta.get("avro.codec", b"null"), most_bytes)
         begin = 0
-        for _ in range(min(block["count"], most_values - len(values))):
+        for _ in range(block["count"]):
             value, begin = read_prefix(data, begin, schema, max_values=max_values)
-            values.append(value)
-        if len(values) == most_values and begin < len(data):
-            return values, False
-    return values, at >= len(body)
+            yield value
 
 
 def _block(data: bytes, codec: bytes, most_bytes: int) -> bytes:

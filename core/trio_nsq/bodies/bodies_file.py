@@ -90,7 +90,12 @@ class BodySettings:
         if (self.registry_secret_file or self.registry_ca_file) and not self.registry:
             raise BodySchemaError("the files of a registry need its URL")
         check_packages(self.compression)
-        return BodyReader(self.compression, self._decoder(), self.masks)
+        found = BodyReader(self.compression, self._decoder(), self.masks)
+        if not found.finds_masked:
+            raise BodySchemaError(
+                "without a schema or registry, the fields of Protobuf bodies have numbers: write masks such as 2.1"
+            )
+        return found
 
     def _decoder(self) -> Decoder | None:
         try:
@@ -150,16 +155,21 @@ class TopicReaders:
             origin: The topic that a dead letter comes from: its fields are masked in the dead-letter topic, too.
         """
         own, there = self._entry(topic), self._entry(origin) if origin else None
-        if there is None:
-            return own or PLAIN
-        return there if own is None else own.masked_also_by(there.masks)
+        if own is None or there is None:
+            return there or own or PLAIN
+        # Its body is the one that it was there: another schema could give the masked field another name.
+        return there.masked_also_by(own.masks) if there.has_format else own.masked_also_by(there.masks)
 
     def of_unknown_origin(self, topic: str) -> BodyReader:
-        """Return what reads bodies that may come from any topic: it masks the fields of all."""
-        found = self.of(topic)
+        """Return what reads bodies that may come from any topic: it masks the fields of all.
+
+        If other topics have masks, bodies are not decoded: the schema of one topic could give the masked field of
+        another one another name.
+        """
+        found = own = self.of(topic)
         for _, reader in self._entries:
             found = found.masked_also_by(reader.masks)
-        return found
+        return found if found is own else BodyReader(masks=found.masks)
 
     def _entry(self, topic: str) -> BodyReader | None:
         return next((reader for pattern, reader in self._entries if pattern.fullmatch(topic)), None)

@@ -21,6 +21,8 @@ _ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 FIRST_BYTES = b"\x1f\x28\x78\xff"
 """What compressed bodies begin with, except a block of snappy."""
 _SNAPPY_PIECE = 64 * 1024
+_INFLATE_PIECE = 4 * 1024
+"""What a member of gzip leaves unused is copied: the rest of a piece, not that of the body."""
 
 
 class Compression(StrEnum):
@@ -76,16 +78,21 @@ def check_packages(compression: Compression) -> None:
 
 def _inflate(window_bits: int) -> Callable[[bytes, int], bytes]:
     def inflate(body: bytes, most_bytes: int) -> bytes:
-        found = b""
-        while body:  # gzip has members, one after the other
-            inflater = zlib.decompressobj(window_bits)
-            found += inflater.decompress(body, most_bytes + 1 - len(found))
-            if len(found) > most_bytes:
-                return found
-            if not inflater.eof:
-                raise EOFError("it ends early")
-            body = inflater.unused_data if window_bits > zlib.MAX_WBITS else b""
-        return found
+        found, inflater = bytearray(), zlib.decompressobj(window_bits)
+        for start in range(0, len(body), _INFLATE_PIECE):
+            piece = body[start : start + _INFLATE_PIECE]
+            while piece:
+                if inflater.eof and window_bits <= zlib.MAX_WBITS:
+                    return bytes(found)
+                if inflater.eof:  # gzip has members, one after the other
+                    inflater = zlib.decompressobj(window_bits)
+                found += inflater.decompress(piece, most_bytes + 1 - len(found))
+                if len(found) > most_bytes:
+                    return bytes(found)
+                piece = inflater.unused_data
+        if not inflater.eof:
+            raise EOFError("it ends early")
+        return bytes(found)
 
     return inflate
 

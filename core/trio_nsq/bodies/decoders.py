@@ -87,6 +87,7 @@ class AvroBodies:
     """
 
     format = "avro"
+    names_fields = True
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class ProtobufBodies:
     def __init__(self, message: Descriptor | None, registry: PatientRegistry | None) -> None:
         self._message = message
         self._registry = registry
+        self.names_fields: bool = message is not None or registry is not None
 
     def value(self, body: bytes) -> Any:
         """Return the value of a body. Raises BodyError, BodySchemaError, RegistryError."""

@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -17,7 +17,7 @@ MAX_CHARACTERS = 1024 * 1024
 
 
 def plain_value(value: object) -> Any:
-    """Return a decoded value with the types of JSON only.
+    """Return a decoded value with the types of JSON only. An iterator becomes a list, and is read within the limits.
 
     Bytes become base64, times ISO 8601; decimals and numbers that JSON lacks become text.
 
@@ -40,8 +40,9 @@ class _Plain:
         if depth > MAX_DEPTH:
             raise BodyError(f"the body is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
+            self._take(2)
             return {self._taken(_name(name)): self.convert(each, depth + 1) for name, each in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
+        if isinstance(value, list | tuple | set | frozenset | Iterator):
             self._take(2)
             return [self.convert(each, depth + 1) for each in value]
         if isinstance(value, str):
@@ -65,8 +66,11 @@ class _Plain:
 def _name(name: object) -> str:
     if isinstance(name, str):
         return name
-    if isinstance(name, bytes):
-        return base64.b64encode(name).decode()
+    if isinstance(name, bytes):  # of MessagePack: a mask of `card` counts for b"card", too
+        try:
+            return name.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(name).decode()
     return str(name)
 
 

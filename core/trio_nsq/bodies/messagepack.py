@@ -11,6 +11,7 @@ class MessagePackBodies:
     """Decodes MessagePack bodies."""
 
     format = "messagepack"
+    names_fields = True
 
     def value(self, body: bytes) -> Any:
         """Return the value of a body. An extension becomes an object with its type and its bytes. Raises BodyError."""

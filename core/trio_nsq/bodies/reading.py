@@ -3,11 +3,12 @@
 What cannot be decoded stays as it is, with the reason; if fields are masked, only its size stays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
+from ..filters.conditions import parse_path
 from ..filters.masks import BodyMasks, Mask
 from ..protocol.errors import NSQError
 from .compression import FIRST_BYTES, Compression, compression_of, decompress
@@ -34,9 +35,11 @@ class Decoder(Protocol):
 
     Attributes:
         format: Its name.
+        names_fields: Whether fields have names; else they have numbers.
     """
 
     format: str
+    names_fields: bool
 
     def value(self, body: bytes) -> Any:
         """Return the value of a body. Raises BodyError, RegistryError."""
@@ -59,6 +62,10 @@ class ReadBody:
     formats: tuple[str, ...] = ()
     problem: str = ""
     is_masked: bool = False
+
+
+ReadsBody = Callable[[bytes], ReadBody]
+"""What reads the bodies of a list."""
 
 
 class BodyReader:
@@ -89,6 +96,18 @@ class BodyReader:
     def is_masked(self) -> bool:
         """Whether fields are masked."""
         return self._masks is not None
+
+    @property
+    def has_format(self) -> bool:
+        """Whether bodies do not say themselves what they are."""
+        return self._decoder is not None or self._compression is not Compression.AUTO
+
+    @property
+    def finds_masked(self) -> bool:
+        """Whether the decoder gives fields the kind of names that the masks have."""
+        if self._decoder is None or self._decoder.names_fields:
+            return True
+        return all(part.isdigit() for field, _ in self.masks for part in parse_path(field))
 
     def masked_also_by(self, masks: Sequence[tuple[str, Mask]]) -> "BodyReader":
         """Return a reader that masks more fields."""
@@ -145,6 +164,8 @@ class BodyReader:
         """Return the value of a decompressed body, and its format; None: it is not decoded. Raises as a decoder."""
         if self._decoder is None and not data.startswith(_AVRO_FILE):
             return None, None
+        if not self.finds_masked:
+            raise BodyError("it has no names of fields, so they cannot be masked")
         if not is_complete or len(data) > DECODED_BYTES:
             raise BodyError(f"it has more than {DECODED_BYTES // 1024} KiB, so it is not decoded")
         if data.startswith(_AVRO_FILE):
@@ -160,7 +181,7 @@ class BodyReader:
                 records = [self._masks.masked_value(each) for each in (plain if is_file else [plain])]
                 plain = records if is_file else records[0]
             return ReadBody(text_of_value(plain), True, formats, is_masked=self.is_masked)
-        except (BodyError, ValueError, RecursionError) as exc:
+        except (NSQError, ValueError, RecursionError) as exc:
             return self._undecoded(ReadBody(data, True, formats[:-1], _sentence(exc)), size)
 
     def _undecoded(self, found: ReadBody, size: int) -> ReadBody:
@@ -184,11 +205,15 @@ _NOT_MASKED = "It is no JSON object, or cannot be decoded, so its fields cannot 
 _MAX_VALUES = 200_000
 
 
-def _avro_file(data: bytes) -> Any:
+def _avro_file(data: bytes) -> Iterator[Any]:
+    """Yield the records of a file. Each is decoded when it is read, so that the limits of `plain_value` are for all."""
     from .avro_container import decode_container
 
-    values, is_complete = decode_container(data, _MAX_RECORDS, DECODED_BYTES, _MAX_VALUES)
-    return values if is_complete else [*values, {"": f"only the first {_MAX_RECORDS} records are shown"}]
+    for number, value in enumerate(decode_container(data, DECODED_BYTES, _MAX_VALUES)):
+        if number == _MAX_RECORDS:
+            yield {"": f"only the first {_MAX_RECORDS} records are shown"}
+            return
+        yield value
 
 
 def _sentence(exc: Exception) -> str:

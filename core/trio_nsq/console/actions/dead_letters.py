@@ -145,9 +145,9 @@ def _letters(address: str, lines: Sequence[Mapping[str, Any]], shown: TopicBodie
 def _letter(address: str, line: Mapping[str, Any], shown: TopicBodies) -> DeadLetter:
     raw = line.get("origin")
     if raw is None:
-        return DeadLetter(listed_message(address, line, shown.reader()), None, "", 0, 0)
+        return DeadLetter(listed_message(address, line, shown.read), None, "", 0, 0)
     origin = LetterGroup(raw["topic"], raw["channel"], raw["reason"])
-    message = listed_message(address, line, shown.reader(origin.topic or ""))
+    message = listed_message(address, line, partial(shown.read, origin=origin.topic or ""))
     return DeadLetter(message, origin, raw["id"], raw["attempts"], raw["timestamp_ns"] / 1e9)
 
 

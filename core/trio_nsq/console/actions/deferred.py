@@ -10,10 +10,10 @@ import trio
 
 from ...api import broker as api
 from ...api.answers import DeferredCounts
-from ...bodies.reading import BodyReader
+from ...bodies.reading import BodyReader, ReadsBody
 from ...fleet.deferred import Cancelled, cancel_all
 from ...fleet.deferred import cancel as cancel_some
-from ..messages.bodies import DECODING
+from ..messages.bodies import DECODING, PageBodies
 from ..upstream.client import Results, Upstream
 from ..upstream.json_lines import read_lines
 from .listed_message import ListedMessage, listed_message
@@ -107,17 +107,18 @@ async def messages(
 ) -> Results[list[ListedMessage]]:
     """Return the deferred messages of a channel that are due first, on each broker; `reader` reads their bodies."""
     request = api.deferred(topic, channel, at_most)
+    read = partial(PageBodies().read, reader)
 
     async def ask(address: str) -> list[ListedMessage]:
         lines = await read_lines(upstream, address, request, at_most=at_most)
-        listed = partial(_listed, address, lines.objects, reader)
+        listed = partial(_listed, address, lines.objects, read)
         return await trio.to_thread.run_sync(listed, limiter=DECODING)
 
     return await upstream.on_all(addresses, ask)
 
 
-def _listed(address: str, lines: Sequence[Mapping[str, Any]], reader: BodyReader) -> list[ListedMessage]:
-    return [listed_message(address, line, reader) for line in lines]
+def _listed(address: str, lines: Sequence[Mapping[str, Any]], read: ReadsBody) -> list[ListedMessage]:
+    return [listed_message(address, line, read) for line in lines]
 
 
 def first(lists: Mapping[str, list[ListedMessage]], at_most: int) -> list[ListedMessage]:

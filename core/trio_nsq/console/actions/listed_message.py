@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...bodies.reading import PLAIN, BodyReader
+from ...bodies.reading import PLAIN, ReadsBody
 from ...fleet.stats import number, text
 
 _SHOWN_CHARACTERS = 2000
@@ -27,8 +27,8 @@ class Body:
     is_cut: bool = False
 
 
-def body_of(line: Mapping[str, Any], reader: BodyReader = PLAIN) -> Body:
-    """Return the body of a message as a reader shows it, or of a gap."""
+def body_of(line: Mapping[str, Any], read: ReadsBody = PLAIN.read) -> Body:
+    """Return the body of a message, as it is read, or of a gap."""
     data: bytes | None = None
     is_text = False
     if isinstance(found := line.get("body"), str):
@@ -39,13 +39,13 @@ def body_of(line: Mapping[str, Any], reader: BodyReader = PLAIN) -> Body:
         except ValueError:
             return Body("", is_binary=True)
     if data is not None:
-        shown = reader.read(data).content
+        shown = read(data).content
         try:
             text = shown.decode()
         except UnicodeDecodeError:
             is_text = False
         else:
-            if is_text or shown is not data:  # it is what a reader has made of bytes
+            if is_text or shown is not data:  # it is what was made of bytes
                 return Body(text[:_SHOWN_CHARACTERS], is_cut=len(text) > _SHOWN_CHARACTERS)
         return Body(shown[:_SHOWN_BYTES].hex(" "), is_binary=True, is_cut=len(shown) > _SHOWN_BYTES)
     gap = line.get("gap")
@@ -71,10 +71,10 @@ class ListedMessage:
     body: Body
 
 
-def listed_message(broker: str, line: Mapping[str, Any], reader: BodyReader = PLAIN) -> ListedMessage:
-    """Return a line of a broker's answer, with the body as a reader shows it."""
+def listed_message(broker: str, line: Mapping[str, Any], read: ReadsBody = PLAIN.read) -> ListedMessage:
+    """Return a line of a broker's answer, with the body as it is read."""
     sequence = number(line, "sequence") if "sequence" in line else number(line, "first_sequence")
     times = (number(line, "timestamp_ns") / 1e9, number(line, "due_ns") / 1e9)
     return ListedMessage(
-        broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line, reader)
+        broker, text(line, "id")[:16], sequence, number(line, "attempts"), *times, body_of(line, read)
     )

@@ -1,5 +1,7 @@
 """How the bodies of a topic are shown: decoded, masked and cut."""
 
+import math
+import time
 from pathlib import Path
 
 import trio
@@ -12,8 +14,8 @@ DECODING = trio.CapacityLimiter(2)
 """The threads that decode bodies and search them, so that they do not delay pages without messages."""
 WHOLE = 2**31
 """Keeps every body whole."""
-_PAGE_BYTES = 4 * 1024 * 1024
-"""The most bytes that are decompressed or decoded for one page, about."""
+PAGE_S = 3.0
+"""How long bodies are decompressed, decoded and masked for one page, about. A small body can take a second."""
 
 
 class Bodies:
@@ -48,6 +50,28 @@ def read_readers(file: Path | None) -> TopicReaders:
         raise StartupError(f"--bodies-file: {exc}") from exc
 
 
+class PageBodies:
+    """Reads bodies for one page, as long as the page has time for it.
+
+    Args:
+        limit_s: The time; infinite: as long as it takes.
+    """
+
+    def __init__(self, limit_s: float = PAGE_S) -> None:
+        self._left_s = limit_s
+
+    def read(self, reader: BodyReader, body: bytes) -> ReadBody:
+        """Read a body; it stays unread if there is no time left."""
+        if not reader.changes(body):
+            return ReadBody(body)
+        if self._left_s <= 0:
+            return reader.unread(body)
+        began_s = time.monotonic()
+        found = reader.read(body)
+        self._left_s -= time.monotonic() - began_s
+        return found
+
+
 class TopicBodies:
     """How one page shows the bodies of a topic.
 
@@ -57,6 +81,7 @@ class TopicBodies:
         keep_bytes: Keep this much of each body.
         masks: Whether fields are masked; False: the viewer may see them.
         as_published: Whether bodies stay as they are, without masks.
+        limit_s: As of `PageBodies`.
 
     Attributes:
         topic, keep_bytes: As given.
@@ -70,17 +95,25 @@ class TopicBodies:
         *,
         masks: bool = True,
         as_published: bool = False,
+        limit_s: float = PAGE_S,
     ) -> None:
         self.topic = topic
         self.keep_bytes: int = keep_bytes
         self._readers = readers
         self._masks = masks
         self._as_published = as_published
-        self._left = _PAGE_BYTES
+        self._page = PageBodies(limit_s)
 
-    def for_next_page(self) -> "TopicBodies":
-        """Return the same, with the time of another page."""
-        return TopicBodies(self._readers, self.topic, self.keep_bytes, masks=self._masks)
+    def without_limit(self) -> "TopicBodies":
+        """Return the same, with as much time as it takes."""
+        return TopicBodies(
+            self._readers,
+            self.topic,
+            self.keep_bytes,
+            masks=self._masks,
+            as_published=self._as_published,
+            limit_s=math.inf,
+        )
 
     def reader(self, origin: str = "") -> BodyReader:
         """Return what reads bodies; `origin` is the topic that a dead letter comes from."""
@@ -91,9 +124,4 @@ class TopicBodies:
         """Read a body, as long as the page has time for it."""
         if self._as_published:
             return ReadBody(body)
-        reader = self.reader(origin)
-        if self._left <= 0 and reader.changes(body):
-            return reader.unread(body)
-        found = reader.read(body)
-        self._left -= max(len(body), len(found.content)) if reader.changes(body) else 0
-        return found
+        return self._page.read(self.reader(origin), body)

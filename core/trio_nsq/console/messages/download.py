@@ -1,7 +1,9 @@
 """Download a range of a broker's log as JSON lines: as the broker sends them, or with bodies as they are shown."""
 
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -18,6 +20,9 @@ _T = TypeVar("_T")
 MAX_MESSAGES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 SILENCE_S = 30.0
+_LINES_BYTES = 1024 * 1024
+_LINES_S = 0.5
+"""At about so many bytes, or after this time, lines are sent, and other pages can have their bodies decoded."""
 _SILENT = f"no answer within {SILENCE_S:g} s"
 
 
@@ -62,6 +67,7 @@ async def download_shown(
     Raises as `download`.
     """
     begun, count, size = False, 0, 0
+    shown = shown.without_limit()
     try:
         end = min(end, (await _in_time(log.bounds())).end)
         while first < end and count < MAX_MESSAGES and size < MAX_BYTES:
@@ -69,11 +75,11 @@ async def download_shown(
                 begun = True
                 yield b""
             piece = await _in_time(log.read(first, end))
-            shown = shown.for_next_page()
             rows = rows_of(log.address, piece.records, first, piece.end, piece.kept_from, shown)
-            lines = await trio.to_thread.run_sync(_lines, log.topic, rows, limiter=DECODING)
+            next_lines = partial(_next_lines, log.topic, rows)
+            while lines := await trio.to_thread.run_sync(next_lines, limiter=DECODING):
+                yield lines
             count, size, first = count + piece.end - first, size + piece.size, piece.end
-            yield lines
         if not begun:
             yield b""
     except UpstreamError as exc:
@@ -88,8 +94,14 @@ async def _in_time(waiting: Awaitable[_T]) -> _T:
     raise CutOff(_SILENT)
 
 
-def _lines(topic: str, rows: Iterable[Row]) -> bytes:
-    return json_lines(_record(topic, row) for row in rows).encode("utf-8", "surrogatepass")
+def _next_lines(topic: str, rows: Iterator[Row]) -> bytes:
+    """Return the next lines: small bodies can become large ones, and take long. Empty: there are no more."""
+    found, until_s = bytearray(), time.monotonic() + _LINES_S
+    for row in rows:
+        found += json_lines([_record(topic, row)]).encode("utf-8", "surrogatepass")
+        if len(found) >= _LINES_BYTES or time.monotonic() >= until_s:
+            break
+    return bytes(found)
 
 
 def _record(topic: str, row: Row) -> dict[str, object]:

@@ -112,20 +112,33 @@ def matching(
     end: int,
     shown: TopicBodies,
     matches: Callable[[bytes], bool],
-) -> list[Message]:
-    """Return the messages in a range whose body, as it is shown, matches, in order."""
+    *,
+    backwards: bool,
+    goes_on: Callable[[], bool],
+) -> tuple[list[Message], int]:
+    """Search a range for messages whose body, as it is shown, matches.
+
+    Args:
+        backwards: Search from the end to the first one.
+        goes_on: Whether to decode one more body. At least one message is looked at.
+
+    Returns:
+        The messages in the order of the search, and how far that came.
+    """
     found: list[Message] = []
-    for record in records:
+    has_begun, step = False, -1 if backwards else 1
+    for record in records[::step]:
         start = max(first - record.base_sequence, 0)
         stop = min(end - record.base_sequence, record.count)
         bodies, letters = record.messages.bodies(), _of_metadata(record)[1]
-        reader = shown.reader()
-        for index in range(start, stop):
-            if index < len(letters):
-                reader = shown.reader(letters[index]["topic"])
+        for index in range(start, stop)[::step]:
+            reader = shown.reader(letters[index]["topic"] if index < len(letters) else "")
+            if has_begun and reader.changes(bodies[index]) and not goes_on():
+                return found, record.base_sequence + index + backwards
+            has_begun = True
             if matches(reader.content(bodies[index])):
                 found += _messages(broker, record, range(index, index + 1), shown)
-    return found
+    return found, first if backwards else end
 
 
 def _missing(broker: str, found: Sequence[Gap]) -> Iterator[MissingMessages]:

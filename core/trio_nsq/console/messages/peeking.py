@@ -9,10 +9,10 @@ from typing import Any
 import trio
 
 from ...api import broker as api
-from ...bodies.reading import BodyReader
+from ...bodies.reading import BodyReader, ReadsBody
 from ..upstream.client import Upstream
 from ..upstream.json_lines import read_lines
-from .bodies import DECODING
+from .bodies import DECODING, PageBodies
 from .paging import KEEP_BYTES, READ_BYTES
 
 STATES = ("requeued", "fresh", "deferred")
@@ -76,14 +76,15 @@ async def peek(
     states: Sequence[str] = STATES,
 ) -> Peek:
     """Ask each broker for the next `count` messages of a channel; `reader` reads their bodies."""
-    request = api.peek(topic, channel, count, states)
+    request, page = api.peek(topic, channel, count, states), PageBodies()
+    read = partial(page.read, reader)
     cut: dict[str, str] = {}
 
     async def ask(address: str) -> list[Waiting]:
         lines = await read_lines(upstream, address, request, at_most=count, max_bytes=READ_BYTES)
         if lines.is_cut and len(lines.objects) < count:
             cut[address] = f"its messages are large: the page has only the first {len(lines.objects)}"
-        waiting = partial(_waiting_messages, address, lines.objects, reader, states)
+        waiting = partial(_waiting_messages, address, lines.objects, read, states)
         return await trio.to_thread.run_sync(waiting, limiter=DECODING)
 
     results = await upstream.on_all(brokers, ask)
@@ -91,17 +92,17 @@ async def peek(
 
 
 def _waiting_messages(
-    broker: str, lines: Sequence[Mapping[str, Any]], reader: BodyReader, states: Sequence[str]
+    broker: str, lines: Sequence[Mapping[str, Any]], read: ReadsBody, states: Sequence[str]
 ) -> list[Waiting]:
-    return [_waiting(broker, line, reader, states) for line in lines]
+    return [_waiting(broker, line, read, states) for line in lines]
 
 
-def _waiting(broker: str, found: Mapping[str, Any], reader: BodyReader, states: Sequence[str]) -> Waiting:
+def _waiting(broker: str, found: Mapping[str, Any], read: ReadsBody, states: Sequence[str]) -> Waiting:
     if "gap" in found:
         return Waiting(broker, found["first_sequence"], found.get("state", states[0]), gap=found["gap"][:20])
     encoded = found.get("body_base64")
     body = b64decode(encoded) if encoded is not None else found["body"].encode()
-    shown = reader.read(body)
+    shown = read(body)
     return Waiting(
         broker,
         found["sequence"],

@@ -1,7 +1,9 @@
 """Search the bodies of a topic's messages, with bounded work for each request."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import trio
@@ -20,6 +22,8 @@ SEARCH_MESSAGES = 200_000
 SEARCH_BYTES = 64 * 1024 * 1024
 """The most messages and bytes that one request searches, over all brokers, about."""
 MAX_PATTERN = 1000
+_DECODING_SHARE = 0.5
+"""Of the limit of a request: then no more bodies are decoded, and the viewer can continue from there."""
 Kind = Literal["text", "regex", "json"]
 KINDS: tuple[Kind, ...] = ("text", "regex", "json")
 Matches = Callable[[bytes], bool]
@@ -156,24 +160,26 @@ class _Scan:
     wanted: int
     found: list[Message]
     time_ns: int | None = None
+    is_late: bool = False
 
     async def run(self, position: str, share: int, deadline_s: float, errors: dict[str, str]) -> Progress:
         """Search. What fails after the beginning goes to `errors`. Raises UpstreamError."""
         address = self.log.address
         walk: Walk | None = None
         reached = 0
+        decodes_until_s = time.monotonic() + deadline_s * _DECODING_SHARE
         with trio.move_on_after(deadline_s) as scope:
             try:
                 bounds = await self.log.bounds(position)
                 walk = Walk(self.log, bounds, bounds.at, backwards=self.backwards)
                 reached = bounds.at
-                while not walk.is_done and len(self.found) < self.wanted:
+                while not walk.is_done and len(self.found) < self.wanted and not self.is_late:
                     if (
                         abs(reached - bounds.at) >= SEARCH_MESSAGES // share
                         or walk.size >= SEARCH_BYTES // share
                     ):
                         break
-                    reached = await self._next(walk)
+                    reached = await self._next(walk, decodes_until_s)
             except UpstreamError as exc:
                 if walk is None:
                     raise
@@ -185,10 +191,10 @@ class _Scan:
         left = reached - bounds.first if self.backwards else bounds.end - reached
         return Progress(reached, abs(reached - bounds.at), max(0, left), self.time_ns)
 
-    async def _next(self, walk: Walk) -> int:
+    async def _next(self, walk: Walk, decodes_until_s: float) -> int:
         """Search the next piece, and return how far that came."""
         piece = await walk.next(PIECE_MESSAGES)
-        hits = await trio.to_thread.run_sync(
+        search_piece = partial(
             matching,
             self.log.address,
             piece.records,
@@ -196,17 +202,17 @@ class _Scan:
             piece.end,
             self.shown,
             self.matches,
-            limiter=DECODING,
-            abandon_on_cancel=True,
+            backwards=self.backwards,
+            goes_on=lambda: time.monotonic() < decodes_until_s,
         )
+        hits, reached = await trio.to_thread.run_sync(search_piece, limiter=DECODING, abandon_on_cancel=True)
+        self.is_late = reached != (piece.first if self.backwards else piece.end)
         if piece.records:
             self.time_ns = piece.records[0 if self.backwards else -1].timestamp_ns
-        if self.backwards:
-            hits.reverse()
         room = self.wanted - len(self.found)
         self.found += hits[:room]
         if len(hits) > room or (len(hits) == room and hits):
             last = hits[room - 1]
             self.time_ns = last.timestamp_ns
             return last.first_sequence if self.backwards else last.next_sequence
-        return piece.first if self.backwards else piece.end
+        return reached
