@@ -96,6 +96,7 @@ def test_workers_and_kills(app: Celery, ledger: Ledger, env: dict[str, str], tmp
                 )
                 receiver.capture(limit=1, timeout=PATIENCE_S)
             assert events == ["first@host"]
+            assert ledger.lines().count("done soon") == 1
             for word in ("l1", "l2"):
                 app.send_task("late", [word, str(gate)])
             ledger.wait_for("begin l1", "begin l2")
@@ -112,7 +113,6 @@ def test_workers_and_kills(app: Celery, ledger: Ledger, env: dict[str, str], tmp
             assert second.stop() == 0
         assert counts(broker) == (0, 0, 1)
     assert "done in ten hours" not in ledger.lines()
-    assert ledger.lines().count("done soon") == 1
 
 
 KILLS = int(os.environ.get("FAULT_KILLS", "0"))

@@ -354,15 +354,15 @@ def test_body_of_a_schema_that_cannot_be_read_is_refused(
     assert {path for path, _ in scripted.requests} == {"/schemas/ids/1", "/schemas/ids/77"}  # ids are signed
 
 
-def test_schema_that_was_unknown_once_is_asked_for_again_by_the_next_decoder(
+def test_schema_that_was_unknown_once_is_asked_for_again_by_the_next_registry(
     scripted: ScriptedRegistry,
 ) -> None:
-    registry = SchemaRegistry(RegistryAccess(scripted.url))
-    reader = AvroSchema(json.dumps(NEW))
+    access, reader = RegistryAccess(scripted.url), AvroSchema(json.dumps(NEW))
     with pytest.raises(BodyError):
-        AvroDecoder(reader, registry=registry).decode(framed(1, OLD, {"a": 5}))
+        AvroDecoder(reader, registry=SchemaRegistry(access)).decode(framed(1, OLD, {"a": 5}))
     scripted.add(1, json.dumps(OLD))
-    assert AvroDecoder(reader, registry=registry).decode(framed(1, OLD, {"a": 5})) == {"b": "none", "a": 5}
+    decoder = AvroDecoder(reader, registry=SchemaRegistry(access))
+    assert decoder.decode(framed(1, OLD, {"a": 5})) == {"b": "none", "a": 5}
 
 
 def test_references_are_read_before_the_schema_that_uses_them(scripted: ScriptedRegistry) -> None:

@@ -11,13 +11,11 @@ import click
 
 from trio_nsq.api.answers import TopicStats
 from trio_nsq.client import BrokerUnreachable, RequestRefused
-from trio_nsq.client.http.broker_http import BrokerHTTP
 from trio_nsq.fleet.declared_tables import declared_tables
 from trio_nsq.protocol.tables import DeclaredTable
 from trio_nsq.protocol.untrusted_json import decode_json
 from trio_nsq.text.wording import printable
 
-from ...broker.admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, AdminClient
 from ...broker.brokers import Brokers, broker_http_options
 from ...broker.failures import reason_unreachable
 from ...framework import output, params
@@ -64,6 +62,8 @@ _MS_PER_S = 1000
 )
 def status(brokers: Brokers, channel: str, http_address: str | None, form: str) -> int:
     """Show the tables that topics declare, and how far they are."""
+    from ...broker.admin_client import AdminClient
+
     answers = brokers.read(lambda address: AdminClient(address).stats()["topics"])
     known = {} if http_address is None else _status_of(http_address)
     records = _records(answers.results, channel, known)
@@ -135,6 +135,10 @@ def _number(value: Any) -> float | None:
 
 def _status_of(address: str) -> dict[str, Mapping[str, Any]]:
     """Ask a `pipeline run` for its status by topic. Raises Failure."""
+    from trio_nsq.client.http.broker_http import BrokerHTTP
+
+    from ...broker.admin_client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
+
     http = BrokerHTTP(address, connect_timeout_s=CONNECT_TIMEOUT_S, answer_timeout_s=REQUEST_TIMEOUT_S)
     try:
         answer = decode_json(http.request("GET", "/stats", {}, b""))
