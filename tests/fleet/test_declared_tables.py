@@ -41,3 +41,9 @@ def test_topics_with_the_same_table(current: dict[str, DeclaredTable], written: 
     assert found.problems.keys() == {"t", "u"} - written
     for topic, text in found.problems.items():
         assert text.startswith(f"{topic}: its table delta:/a is that of {'u' if topic == 't' else 't'}, too.")
+
+
+def test_a_slash_makes_no_other_table() -> None:
+    found = declared_tables({"x": {"t": str(A), "u": f"{A}/"}}, {"t": A})
+    assert found.tables == {"t": A}
+    assert found.problems["u"].startswith("u: its table delta:/a/ is that of t, too.")

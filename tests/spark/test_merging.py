@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from spark.table_support import DELTA, ICEBERG, catalog_environment, table_rows,
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
 from trio_nsq.spark.export.manifest import RangeResult
 from trio_nsq.spark.schemas.column_types import JsonType
+from trio_nsq.spark.tables.changes import key_names, keyed_rows
 from trio_nsq.spark.tables.opening import open_table
 from trio_nsq.spark.tables.table import Table
 from trio_nsq.spark.tables.target import TableTarget
@@ -244,3 +247,18 @@ def test_clock_that_was_set_back(tmp_path: Path) -> None:
         table.commit(number, [result], layout)
     rows = table_rows(DELTA, tmp_path).select(["k", "broker", "seq"]).to_pylist()
     assert rows == [{"k": 1, "broker": "a", "seq": 5}, {"k": 2, "broker": "b", "seq": 1}]
+
+
+def test_bounds_of_a_field_with_the_same_path_do_not_matter(tmp_path: Path) -> None:
+    """Statistics are found by path, and the field `id` of the struct `user` has the same as the column `user.id`."""
+    version = {"topic": ["t"], "broker": ["b"], "seq": [1], "ts_ns": [0]}
+    pq.write_table(pa.table({"user": [{"id": 100}], "user.id": [1], **version}), tmp_path / "f.parquet")
+    layout = Layout(
+        PartitionBy.NONE,
+        BodyFormat.JSON,
+        (JsonColumn("user.id", JsonType.LONG, "user.id"),),
+        key=("user.id",),
+    )
+    (name,) = key_names(1)
+    (found,) = keyed_rows(LocalStorage(tmp_path), "f.parquet", layout, {name: (1, 1)})
+    assert found[name].to_pylist() == [1]

@@ -60,11 +60,12 @@ def _by_topic(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
 
 
 def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable]) -> None:
-    topics_of: dict[DeclaredTable, list[str]] = {}
+    topics_of: dict[tuple[str, str], list[str]] = {}
     for topic, table in found.tables.items():
-        topics_of.setdefault(table, []).append(topic)
-    for table, topics in topics_of.items():
+        topics_of.setdefault((table.format, table.target.rstrip("/")), []).append(topic)
+    for topics in topics_of.values():
         for topic in topics if len(topics) > 1 else ():
+            table = found.tables[topic]
             if current.get(topic) == table:
                 continue
             others = " and ".join(each for each in topics if each != topic)

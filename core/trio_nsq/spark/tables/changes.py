@@ -150,15 +150,13 @@ def keyed_rows(
 
 def _may_have(group: Any, column: str, least: Any, greatest: Any) -> bool:
     """Whether a row group may have a value between two others in a column; also if nothing says that it has not."""
-    for number in range(group.num_columns):
-        found = group.column(number)
-        if found.path_in_schema != column:
-            continue
-        bounds = found.statistics
-        if bounds is None or not bounds.has_min_max or type(bounds.min) is not type(least):
-            return True
-        return bool(bounds.min <= greatest and least <= bounds.max)
-    return True
+    # Statistics are those of leaves: `a.b` may be a column, and also a field of the struct `a`.
+    leaves = [group.column(number) for number in range(group.num_columns)]
+    found = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
+    bounds = found[0] if len(found) == 1 else None
+    if bounds is None or not bounds.has_min_max or type(bounds.min) is not type(least):
+        return True
+    return bool(bounds.min <= greatest and least <= bounds.max)
 
 
 def bounds_of(changes: Any, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
