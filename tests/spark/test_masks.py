@@ -125,6 +125,11 @@ def test_errors_of_the_condition_hide_the_values(tmp_path: Path, mask: Mask) -> 
             "the field a, which names the folders",
         ),
         (["--mask", "a", "--partition-by", "a"], "the field a, which names the folders"),
+        (
+            ["--mask", "a.x=hide", "--partition-by", "date", "--event-time", "a"],
+            "the field a.x, which names the folders",
+        ),
+        (["--mask", "card=hide", "--columns", "a.k AS card"], "write --mask a.k=hide"),
         *(
             (["--delta", "--key", "k", "--op", "o", "--columns", "a.k AS k,a.o AS o", "--mask", mask], reason)
             for mask, reason in (
@@ -132,6 +137,8 @@ def test_errors_of_the_condition_hide_the_values(tmp_path: Path, mask: Mask) -> 
                 ("a.k=last4", "hides the field k of"),
                 ("a.k", "hides the field k of"),
                 ("a=sha256", "hides the field k of"),
+                ("a.k.x=hide", "hides the field k of"),
+                ("a.o.x", "hides the field o of"),
                 ("a.o=sha256", "hides the field o of"),
             )
         ),

@@ -301,3 +301,20 @@ def test_the_rest_of_a_folder_that_has_it_as_a_condition(tmp_path: Path) -> None
         Cli("", ""), "to-parquet", *place, "--where", "rest IS NULL", "--schema-contract", "evolve"
     )
     assert (result.code, "--where cannot have rest" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--partition-by", "country"],
+        ["--partition-by", "truncate(1,country)"],
+        ["--partition-by", "truncate(10,m)"],
+        ["--delta", "--key", "country"],
+    ],
+)
+def test_condition_without_the_fields_of_folders_and_keys(tmp_path: Path, more: list[str]) -> None:
+    bodies = [b'{"n":1,"m":5,"country":"de"}', b'{"n":2,"m":15,"country":"fr"}']
+    write_log(tmp_path / "data", "t", [(NOON_NS, bodies)])
+    place = ["t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json", *more]
+    result = run_in_process(Cli("", ""), "to-parquet", *place, "--where", "n > 1", "--format", "json")
+    assert (result.code, result.records[0]["messages"]) == (0, 1), result.err

@@ -32,6 +32,8 @@ _JSON_SPACE = b" \t\r\n"
 _BEGIN = r"[:,\[ \t\r\n]-?"
 """What is before a number. Inside of strings it may be found, too: then the bodies are not converted here."""
 _CONSTANT = _BEGIN + "(?:NaN|Inf)"
+_MANY_DIGITS = "[0-9]{1000}"
+"""Python reads no whole number with more than 4,300 digits; 1,000 is the highest repetition of RE2."""
 _LONG_NUMBER = _BEGIN + r"(?:[0-9.]{16}|[0-9.]+[eE])"
 _LONG_NUMBERS = re.compile(rb"[:,\[ \t\r\n](-?(?:[0-9.]{16,}|[0-9.]+(?=[eE]))[0-9.eE+-]*)")
 _EXACT_DIGITS = 15
@@ -126,7 +128,9 @@ class BulkColumns:
     def _is_exact(self, bodies: Sequence[bytes], data: bytes) -> bool:
         """Whether Arrow reads all numbers, and the fields that it ignores, as Python does. Raises ValueError."""
         if not self._refuses_unknown and (
-            _has(data, _CONSTANT) or any(body.count(b"[") + body.count(b"{") > _MAX_DEPTH for body in bodies)
+            _has(data, _CONSTANT)
+            or _has(data, _MANY_DIGITS)
+            or any(body.count(b"[") + body.count(b"{") > _MAX_DEPTH for body in bodies)
         ):
             return False
         if not self._has_fractions or not _has(data, _LONG_NUMBER):

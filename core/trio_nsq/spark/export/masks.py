@@ -43,15 +43,28 @@ def _paths_of(layout: Layout, field: str) -> set[Path]:
     return {(source,), (parse_path(source) if source != field else (source,))}
 
 
+def _overlap(one: Path, other: Path) -> bool:
+    """Whether one path begins with the other. A mask below a value hides that, too, if it is no object."""
+    return one[: len(other)] == other or other[: len(one)] == one
+
+
 def check_masks(layout: Layout) -> None:
     """Check that masked values fit the columns, and leave different keys different. Raises LayoutError."""
+    renamed = dict(layout.paths)
     for field, mask in layout.masks:
         paths = {(field,), parse_path(field)}
+        if (source := renamed.get(field)) is not None and not any(
+            begin[: len(path)] == path for begin in _paths_of(layout, field) for path in paths
+        ):
+            raise LayoutError(
+                f"--mask {field} names a column, and its values have the path {source} in the bodies: write "
+                f"--mask {source}={mask}"
+            )
         for each in filter(None, [*layout.key, layout.operation]):
             is_distinct = mask == Mask.SHA256 and each != layout.operation
             begins = _paths_of(layout, each)
             if any(
-                begin[: len(path)] == path and not (is_distinct and begin == path)
+                _overlap(begin, path) and not (is_distinct and begin == path)
                 for begin in begins
                 for path in paths
             ):
@@ -63,7 +76,9 @@ def check_masks(layout: Layout) -> None:
             *(layout.partition_fields if mask == Mask.NULL else ()),
             *filter(None, [layout.event_time]),
         ]
-        if any(() in _below(layout, each, path) for each in columns for path in paths):
+        if any(
+            _overlap(begin, path) for each in columns for begin in _paths_of(layout, each) for path in paths
+        ):
             raise LayoutError(
                 f"--mask hides the field {field}, which names the folders: leave out one of them"
             )

@@ -65,7 +65,10 @@ class RowSelection:
         """Parse only what the condition needs: the whole layout for the columns that depend on all others."""
         columns = [each for each in layout.json_columns if self._uses(each.name)]
         if not (self._uses(REST) and layout.keep_rest) and not self._needs_unparsed:
-            layout = replace(layout, json_columns=tuple(columns), keep_rest=False)
+            # Whether a value fits may depend on its level, and the parser names the columns of the key.
+            needed = {*layout.partition_fields, *layout.key}
+            kept = [each for each in layout.json_columns if each in columns or each.field in needed]
+            layout = replace(layout, json_columns=tuple(kept), keep_rest=False)
         if columns or layout.keep_rest or self._needs_unparsed:
             self._parser = JsonParser(layout, None, self._promotion, self._bodies)
             self._parsed = [each.name for each in layout.json_columns]
