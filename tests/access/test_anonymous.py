@@ -127,6 +127,26 @@ async def test_other_topics_do_not_exist_for_anonymous_clients(tmp_path: Path) -
         assert not stats["producers"]
 
 
+async def test_anonymous_clients_see_numbers_and_no_settings(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "clicks") as places:
+        for path, body in (
+            ("/topic/settings?topic=clicks", {"ttl_ms": 5_000_000, "table": "delta:s3://bucket/private"}),
+            (
+                "/channel/settings?topic=clicks&channel=a",
+                {"max_attempts": 3, "dead_letter_topic": "secret", "rate_limit_per_s": 7},
+            ),
+        ):
+            changed = await ask(places.broker, request("PUT", path, TOKEN, json.dumps(body).encode()))
+            assert changed.status == 200, changed.body
+        for form in "json", "text":
+            answer = await ask(places.broker, request("GET", f"/stats?format={form}&include_mem=true"))
+            assert answer.status == 200
+            for text in (b"secret", b"private", b"ttl_ms", b"max_attempts", b"rate_limit", b"memory"):
+                assert text not in answer.body
+        stats = json.loads((await ask(places.broker, request("GET", "/stats?format=json"))).body)
+        assert stats["topics"][0]["channels"][0]["depth"] == 3
+
+
 async def test_without_the_table_and_with_a_wrong_token_nothing_is_open(tmp_path: Path) -> None:
     async with guarded(tmp_path) as places:
         assert (await ask(places.lookupd, of_keda(LOOKUP, places.lookupd))).message == "AUTH_REQUIRED"

@@ -86,15 +86,16 @@ class Status:
         """Return statistics: JSON with `format=json`, else text."""
         query, identity = request.query, request.identity
         topic, channel = query.get("topic", ""), query.get("channel", "")
+        limited = identity if identity is not None and not identity.allows_everywhere("read") else None
         await self._oldest.refresh(
             each
             for found in self._server.broker.topics.values()
+            if topic in ("", found.name) and (limited is None or limited.sees(found.name))
             for each in found.channels.values()
-            if topic in ("", found.name) and channel in ("", each.name)
+            if channel in ("", each.name)
         )
         now_ns = time.time_ns()
         is_json = query.get("format") == "json"
-        limited = identity if identity is not None and not identity.allows_everywhere("read") else None
         stats = await broker_stats(
             self._server,
             now_ns,
@@ -105,6 +106,7 @@ class Status:
             include_mem=is_set(request, "include_mem", "true"),
             sees=limited.sees if limited is not None else None,
             reads=partial(limited.allows, "read") if limited is not None else None,
+            figures_only=identity is not None and identity.source == "anonymous",
             form=_TEXTS if is_json else _DICTS,
         )
         stats["health"] = self._health(request)

@@ -37,6 +37,7 @@ async def broker_stats(
     include_mem: bool = True,
     sees: Callable[[str], bool] | None = None,
     reads: Callable[[str], bool] | None = None,
+    figures_only: bool = False,
     form: Form = _DICTS,
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`, in steps. The broker serves clients in between.
@@ -54,8 +55,9 @@ async def broker_stats(
         include_clients: List the clients of channels, and the producers.
         sees: Whether the reader may know a topic of this name; None: all.
         reads: Whether the reader may know the clients of a topic; None: all.
+        figures_only: Leave out settings, memory, and why topics are unavailable.
     """
-    figures = _Figures(form, server.options, now_ns, oldest)
+    figures = _Figures(form, server.options, now_ns, oldest, figures_only=figures_only)
     clients_form = _Clients(form)
     topics: dict[str, Any] | None = None  # by name
     steps = count(1)
@@ -96,6 +98,8 @@ async def broker_stats(
     if not channel or topic:
         missing = _unavailable_topics(server.broker.unavailable, topic)
         missing = {name: found for name, found in missing.items() if sees is None or sees(name)}
+        if figures_only:
+            missing = {name: found | {"unavailable": "unavailable"} for name, found in missing.items()}
         if missing:
             described_missing = {name: form.other(found) for name, found in missing.items()}
             topics = dict(sorted(((topics or {}) | described_missing).items()))
@@ -117,7 +121,7 @@ async def broker_stats(
         stats["archive"] = asdict(server.archiving.status()) | {
             "retention_waits": len(server.checkpointer.retention.waits_since_ns)
         }
-    if include_mem:
+    if include_mem and not figures_only:
         stats["memory"] = server.process.memory()
     producers = []
     for session in publishing:
@@ -179,7 +183,13 @@ class _Figures:
     """Describes topics and channels."""
 
     def __init__(
-        self, form: Form, options: BrokerOptions, now_ns: int, oldest: OldestMessages | None
+        self,
+        form: Form,
+        options: BrokerOptions,
+        now_ns: int,
+        oldest: OldestMessages | None,
+        *,
+        figures_only: bool,
     ) -> None:
         self._form = form
         self._no_latency = form.other(_NO_LATENCY)
@@ -187,6 +197,7 @@ class _Figures:
         self._knows_place = bool(options.topology_region or options.topology_zone)
         self._now_ns = now_ns
         self._oldest = oldest
+        self._figures_only = figures_only
 
     def topic(self, topic: Topic, channels: list[Any]) -> Any:
         form = self._form
@@ -199,6 +210,8 @@ class _Figures:
 
     def _more_of_topic(self, topic: Topic) -> dict[str, Any]:
         """Return the fields that only some topics have."""
+        if self._figures_only:
+            return {"deferred_count": topic.deferred_count} if topic.deferred_count else {}
         stats: dict[str, Any] = {}
         if topic.settings.keeps:
             log = topic.log
@@ -234,6 +247,8 @@ class _Figures:
     def _more_of_channel(self, topic: Topic, channel: Channel) -> dict[str, Any]:
         """Return the fields that only some channels have."""
         stats: dict[str, Any] = {}
+        if self._figures_only:
+            return stats
         if channel.settings.max_attempts or channel.dead_letter_count or channel.given_up_count:
             stats |= {
                 "max_attempts": channel.settings.max_attempts,
