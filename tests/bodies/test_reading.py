@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -188,6 +189,23 @@ def test_avro_files_have_their_schema(codec: str) -> None:
     assert (json.loads(found.content), found.formats) == (values, ("avro file",))
     many = PLAIN.read(container(CLICK, values * 50, codec))
     assert json.loads(many.content)[-1] == {"": "only the first 100 records are shown"}
+
+
+@pytest.mark.parametrize("masks", [[], [("user", Mask.HIDE)]])
+def test_avro_files_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, masks: list[tuple[str, Mask]]
+) -> None:
+    """Anybody can publish bytes that begin as such a file: they are shown, or withheld."""
+    monkeypatch.setitem(sys.modules, "fastavro", None)  # as if it were not installed
+    for name in "avro", "avro_container":
+        monkeypatch.delitem(sys.modules, f"trio_nsq.bodies.{name}", raising=False)
+    for body in container(CLICK, [{"user": SECRET, "at": None}], "null"), b"Obj\x01":
+        found = BodyReader(masks=masks).read(body)
+        if masks:
+            assert (found.content, found.is_masked) == (b"withheld: %d bytes" % len(body), True)
+        else:
+            assert found.content == body
+            assert found.problem.startswith("An Avro file needs the extra 'schemas', which is not installed")
 
 
 def test_protobuf_with_a_schema(folder: Path) -> None:
@@ -445,6 +463,17 @@ def test_numbers_of_fields_are_masked_by_number(folder: Path) -> None:
     assert found.of("raw", "t").read(body).content == b"withheld: 11 bytes"
 
 
+def test_names_are_not_masked_by_number(folder: Path) -> None:
+    """An Avro file has names, also in a topic whose other bodies have numbers."""
+    found = readers_of(
+        folder,
+        '[[topic]]\nname = "raw"\nformat = "protobuf"\nmask = ["1"]\n[[topic]]\nname = "t"\nmask = ["a"]',
+    )
+    body = container(CLICK, [{"user": SECRET, "at": None}], "null")
+    for reader in found.of("raw"), found.of("t", "raw"), found.of_unknown_origin("t"):
+        assert reader.read(body).content == b"withheld: %d bytes" % len(body)
+
+
 def test_last_characters_stay() -> None:
     found = BodyReader(masks=[("card", Mask.LAST4)]).read(b'{"card": 4111111111111111, "n": 1.10}')
     assert found.content == b'{"card":"***1111","n":1.10}'
@@ -487,11 +516,41 @@ def test_dead_letters_have_the_format_of_their_topic(folder: Path) -> None:
     assert found.of_unknown_origin("d").read(body).content == b"withheld: %d bytes" % len(body)
 
 
+@pytest.mark.parametrize("others", ['name = "d"', 'name = "*"'])
+def test_equal_masks_do_not_decode_letters_of_others(folder: Path, others: str) -> None:
+    """A letter whose origin is not known may be of the topic whose schema gives the masked field its name."""
+    (folder / "other.avsc").write_text(json.dumps(CLICK).replace('"user"', '"note"'))
+    avro = 'format = "avro"\nschema = '
+    found = readers_of(
+        folder,
+        f'[[topic]]\nname = "t"\n{avro}"click.avsc"\nmask = ["user"]\n'
+        f'[[topic]]\n{others}\n{avro}"other.avsc"\nmask = ["user", "password"]',
+    )
+    body = encoded(CLICK, {"user": SECRET, "at": None})
+    assert found.of_unknown_origin("d").read(body).content == b"withheld: %d bytes" % len(body)
+
+
+def test_letters_of_a_topic_without_a_format_are_not_decoded(folder: Path) -> None:
+    """In their topic they are withheld: the schema of the dead-letter topic must not show them."""
+    found = readers_of(
+        folder,
+        '[[topic]]\nname = "t"\nmask = ["user"]\n'
+        '[[topic]]\nname = "*"\nformat = "avro"\nschema = "click.avsc"\nmask = ["at"]',
+    )
+    body = encoded(CLICK, {"user": SECRET, "at": None})
+    for reader in found.of("t"), found.of("d", "t"):
+        assert reader.read(body).content == b"withheld: %d bytes" % len(body)
+    assert json.loads(found.of("d", "t").read(b'{"user": 1, "at": 2}').content) == {
+        "user": "***",
+        "at": "***",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('name = "t"\nmasks = ["a"]', "unknown key masks"),
-        ('mask = ["a"]', "a pattern has 1 to 256 characters"),
+        ('mask = ["a"]', "a [[topic]] has no name"),
         ('name = "t"\nmask = ["a=blur"]', "'blur' is not one of null, hide, sha256, last4"),
         ('name = "t"\nmask = "a"', "mask is not a list of strings"),
         ('name = "t"\nmask = ["a..b"]', "is not a field such as user.name"),
@@ -508,6 +567,9 @@ def test_dead_letters_have_the_format_of_their_topic(folder: Path) -> None:
             'name = "t"\nformat = "protobuf"\nmask = ["user.email"]',
             "the fields of Protobuf bodies have numbers: write masks such as 2.1",
         ),
+        ('name = "t"\nformat = "protobuf"\nmask = ["01"]', "write masks such as 2.1"),
+        ('name = "t"\nformat = "protobuf"\nmask = ["2.0"]', "write masks such as 2.1"),
+        ('name = "t"\nformat = "protobuf"\nmask = ["²"]', "write masks such as 2.1"),
         ('name = "t"\nmessage = "M"', "message is for the format protobuf with a schema"),
         ("name = ", "is not valid: "),
     ],

@@ -158,7 +158,9 @@ class TopicReaders:
         if own is None or there is None:
             return there or own or PLAIN
         # Its body is the one that it was there: another schema could give the masked field another name.
-        return there.masked_also_by(own.masks) if there.has_format else own.masked_also_by(there.masks)
+        if there.has_format or (there.is_masked and own.has_format):
+            return there.masked_also_by(own.masks)
+        return own.masked_also_by(there.masks)
 
     def of_unknown_origin(self, topic: str) -> BodyReader:
         """Return what reads bodies that may come from any topic: it masks the fields of all.
@@ -167,9 +169,10 @@ class TopicReaders:
         another one another name.
         """
         found = own = self.of(topic)
-        for _, reader in self._entries:
+        others = [reader for _, reader in self._entries if reader is not own and reader.is_masked]
+        for reader in others:
             found = found.masked_also_by(reader.masks)
-        return found if found is own else BodyReader(masks=found.masks)
+        return BodyReader(masks=found.masks) if others else own
 
     def _entry(self, topic: str) -> BodyReader | None:
         return next((reader for pattern, reader in self._entries if pattern.fullmatch(topic)), None)

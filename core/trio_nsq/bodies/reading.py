@@ -3,6 +3,7 @@
 What cannot be decoded stays as it is, with the reason; if fields are masked, only its size stays.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from ..filters.conditions import parse_path
 from ..filters.masks import BodyMasks, Mask
+from ..platform.extras import install_hint
 from ..protocol.errors import NSQError
 from .compression import FIRST_BYTES, Compression, compression_of, decompress
 from .errors import BodyError
@@ -107,7 +109,11 @@ class BodyReader:
         """Whether the decoder gives fields the kind of names that the masks have."""
         if self._decoder is None or self._decoder.names_fields:
             return True
-        return all(part.isdigit() for field, _ in self.masks for part in parse_path(field))
+        return all(_is_number(part) for field, _ in self.masks for part in parse_path(field))
+
+    @property
+    def _masks_numbers(self) -> bool:
+        return any(_is_number(parse_path(field)[0]) for field, _ in self.masks)
 
     def masked_also_by(self, masks: Sequence[tuple[str, Mask]]) -> "BodyReader":
         """Return a reader that masks more fields."""
@@ -169,6 +175,10 @@ class BodyReader:
         if not is_complete or len(data) > DECODED_BYTES:
             raise BodyError(f"it has more than {DECODED_BYTES // 1024} KiB, so it is not decoded")
         if data.startswith(_AVRO_FILE):
+            if self._masks_numbers:
+                raise BodyError(
+                    "it has names of fields, and the masks have numbers, so they cannot be masked"
+                )
             return _avro_file(data), "avro file"
         assert self._decoder is not None
         return self._decoder.value(data), self._decoder.format
@@ -206,14 +216,30 @@ _MAX_VALUES = 200_000
 
 
 def _avro_file(data: bytes) -> Iterator[Any]:
-    """Yield the records of a file. Each is decoded when it is read, so that the limits of `plain_value` are for all."""
-    from .avro_container import decode_container
+    """Return the records of a file. Each is decoded when it is read, so that the limits of `plain_value` are for all.
 
-    for number, value in enumerate(decode_container(data, DECODED_BYTES, _MAX_VALUES)):
+    Raises BodyError: the packages for it are not installed.
+    """
+    try:
+        from .avro_container import decode_container
+    except ModuleNotFoundError as exc:
+        raise BodyError(
+            f"an Avro file needs the extra 'schemas', which is not installed ({exc}): {install_hint('schemas')}"
+        ) from exc
+    return _first(decode_container(data, DECODED_BYTES, _MAX_VALUES))
+
+
+def _first(values: Iterator[Any]) -> Iterator[Any]:
+    for number, value in enumerate(values):
         if number == _MAX_RECORDS:
             yield {"": f"only the first {_MAX_RECORDS} records are shown"}
             return
         yield value
+
+
+def _is_number(part: str) -> bool:
+    """Whether a part of a mask is the number of a field, as decoded bodies have it."""
+    return re.fullmatch("[1-9][0-9]*", part, re.ASCII) is not None
 
 
 def _sentence(exc: Exception) -> str:
