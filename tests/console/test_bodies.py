@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from access.support import ALL_ROLES, AuthFile, everything
 from broker.api import DONE, running_api
-from broker.support import PATIENCE_S, running_broker
+from broker.support import PATIENCE_S, connected, running_broker
 from console.access_support import guarded_broker, running_console
 from console.message_support import PageText, browsing, http_address
 from console.message_support import running_console as plain_console
@@ -200,6 +200,44 @@ async def test_dead_letters_keep_their_masks(tmp_path: Path) -> None:
                 assert "***" in answer.text or "No match" in answer.text, path
                 assert "9999" not in answer.text, path
             assert (await site.get("/topics/dead/messages/0/body")).status_code == 403
+
+
+async def test_dead_letters_of_dead_letters_keep_their_masks(tmp_path: Path) -> None:
+    """They say only the last topic that they come from: the fields of all topics are masked."""
+    (tmp_path / "bodies.toml").write_text(BODIES + '[[topic]]\nname = "first"\nmask = ["other"]\n')
+    async with running_api(tmp_path / "d") as api:
+        await api.post("/topic/create", topic="clicks")
+        assert await api.post("/channel/create", topic="clicks", channel="c") == DONE
+        await api.tcp.publish("clicks", BODY)
+        for topic, channel, target in ("clicks", "c", "first"), ("first", "dead-letters", "second"):
+            rule = {"max_attempts": 1, "dead_letter_topic": target}
+            path = f"/channel/settings?topic={topic}&channel={channel}"
+            await api.send("PUT", path, body=json.dumps(rule).encode())
+            async with connected(api.tcp_address) as consumer:
+                await consumer.subscribe(topic, channel, ready_count=1)
+                message = await consumer.message()
+                await consumer.send(b"REQ %s 0\n" % message.id)
+                with trio.fail_after(PATIENCE_S):
+                    while not any(
+                        each["message_count"] for each in (await api.stats(topic=target))["topics"] or ()
+                    ):
+                        await trio.lowlevel.checkpoint()
+        async with plain_console([http_address(api)], bodies_file=tmp_path / "bodies.toml") as site:
+            await site.until_shown("/topics/second", "dead-letters")
+            for path in (
+                "/topics/second/messages",
+                "/topics/second/messages/0",
+                "/topics/second/tail",
+                "/topics/second/messages.ndjson?from=0&until=1",
+                "/topics/second/dead-letters/messages",
+                "/dead-letters/second",
+                "/topics/second/messages?q=tops3cret",
+            ):
+                answer = await site.get(path)
+                assert answer.status_code == 200, path
+                assert "***" in answer.text or "No match" in answer.text, path
+                assert "9999" not in answer.text, path
+            assert (await site.get("/topics/second/messages/0/body")).status_code == 403
 
 
 async def test_download_has_all_bodies(tmp_path: Path) -> None:

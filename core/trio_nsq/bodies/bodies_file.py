@@ -162,14 +162,18 @@ class TopicReaders:
             return there.masked_also_by(own.masks)
         return own.masked_also_by(there.masks)
 
-    def of_unknown_origin(self, topic: str) -> BodyReader:
+    def of_unknown_origin(self, topic: str, origin: str = "") -> BodyReader:
         """Return what reads bodies that may come from any topic: it masks the fields of all.
 
         If other topics have masks, bodies are not decoded: the schema of one topic could give the masked field of
         another one another name.
+
+        Args:
+            origin: The last topic on the way from there, if it is known.
         """
-        found = own = self.of(topic)
-        others = [reader for _, reader in self._entries if reader is not own and reader.is_masked]
+        found = own = self.of(topic, origin)
+        entry = self._entry(topic)
+        others = [reader for _, reader in self._entries if reader is not entry and reader.is_masked]
         for reader in others:
             found = found.masked_also_by(reader.masks)
         return BodyReader(masks=found.masks) if others else own

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -82,6 +83,8 @@ class TopicBodies:
         masks: Whether fields are masked; False: the viewer may see them.
         as_published: Whether bodies stay as they are, without masks.
         limit_s: As of `PageBodies`.
+        may_have_letters: Whether a topic may have dead letters itself. A letter that comes from there may come from any
+            topic: the fields of all are masked.
 
     Attributes:
         topic, keep_bytes: As given.
@@ -96,6 +99,7 @@ class TopicBodies:
         masks: bool = True,
         as_published: bool = False,
         limit_s: float = PAGE_S,
+        may_have_letters: Callable[[str], bool] = lambda topic: False,
     ) -> None:
         self.topic = topic
         self.keep_bytes: int = keep_bytes
@@ -103,6 +107,7 @@ class TopicBodies:
         self._masks = masks
         self._as_published = as_published
         self._page = PageBodies(limit_s)
+        self._may_have_letters = may_have_letters
 
     def without_limit(self) -> "TopicBodies":
         """Return the same, with as much time as it takes."""
@@ -113,11 +118,15 @@ class TopicBodies:
             masks=self._masks,
             as_published=self._as_published,
             limit_s=math.inf,
+            may_have_letters=self._may_have_letters,
         )
 
     def reader(self, origin: str = "") -> BodyReader:
         """Return what reads bodies; `origin` is the topic that a dead letter comes from."""
-        found = self._readers.of(self.topic, origin)
+        if origin and self._readers.have_masks and self._may_have_letters(origin):
+            found = self._readers.of_unknown_origin(self.topic, origin)
+        else:
+            found = self._readers.of(self.topic, origin)
         return found if self._masks else found.without_masks()
 
     def read(self, body: bytes, origin: str = "") -> ReadBody:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ...access.changes import note_change
 from ...access.viewer import Forbidden, Viewer, require, viewer_of
-from ...console import console_of, snapshot_of
+from ...console import snapshot_of
 from ...messages.bodies import WHOLE, TopicBodies
 from ...messages.body_view import SHOWN_BYTES, View, body_view
 from ...messages.command_lines import publish_with_curl, publish_with_qcli, read_with_curl, read_with_qcli
@@ -104,7 +104,7 @@ async def _message_context(
         "view": _RAW if is_raw else found.kind,
         "is_masked": masked.is_masked,
         "is_unmasked": is_unmasked,
-        "may_unmask": masked.is_masked and may_unmask(viewer, topic, masked),
+        "may_unmask": masked.is_masked and may_unmask(request, topic, masked),
     }
 
 
@@ -123,12 +123,12 @@ async def body(request: Request) -> Response:
     if request.method == "POST":  # the button of a message with masked fields
         require(request, UNMASK, topic)
     log, _ = await log_of(request, viewer, topic)
-    readers = console_of(request).bodies.readers
-    single = await read_single(log, sequence, shown_bodies(request, topic, WHOLE, as_published=True))
+    shown = shown_bodies(request, topic, WHOLE, as_published=True)
+    single = await read_single(log, sequence, shown)
     if not isinstance(single.row, Message):
         raise NotFound(f"Topic {topic} on {log.address} has no message {sequence}.")
     origin = "" if single.row.origin is None else single.row.origin["topic"]
-    if readers.of(topic, origin).is_masked:
+    if shown.reader(origin).is_masked:
         if request.method != "POST":
             raise Forbidden(
                 f"Fields of the bodies of topic {topic} are masked. With the role {UNMASK}, the page of the message "
