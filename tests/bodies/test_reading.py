@@ -444,6 +444,33 @@ def test_limits_of_a_file_are_for_all_its_records() -> None:
     assert time.process_time() - began_s < 2.0  # 0.1 s here
 
 
+def union_file(branches: int, values: int) -> bytes:
+    """Return a file with a union of records without fields; each value is of the last one."""
+    records = [{"type": "record", "name": f"U{n}", "fields": []} for n in range(branches)]
+    meta = {"avro.schema": json.dumps(records).encode()}
+    header = b"Obj\x01" + encoded({"type": "map", "values": "bytes"}, meta) + bytes(16)
+    data = encoded({"type": "long"}, branches - 1) * values
+    return header + encoded({"type": "long"}, values) + encoded({"type": "bytes"}, data) + bytes(16)
+
+
+def test_time_of_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schema may be such that each value of two bytes takes long."""
+    body = union_file(1000, 90)
+    began_s = time.thread_time()
+    found = PLAIN.read(body)
+    assert time.thread_time() - began_s < 3.0  # 1.1 s here; without the limit, 4 s or more
+    assert (found.content, found.problem) in (
+        (body, "The file takes too long to decode."),
+        (json.dumps([{}] * 90).encode(), ""),  # fastavro is fast here
+    )
+    monkeypatch.setattr("trio_nsq.bodies.reading.FILE_S", 0.0)
+    assert PLAIN.read(union_file(2, 2)).problem == "The file takes too long to decode."
+
+
+def test_large_unions_are_refused() -> None:
+    assert "a union of more than 1000 types" in PLAIN.read(union_file(1001, 1)).problem
+
+
 def test_names_that_are_bytes_are_masked(tmp_path: Path) -> None:
     """Python's msgpack writes the names of `{b"card": ...}` so."""
     reader = reader_of(tmp_path, 'format = "messagepack"\nmask = ["card"]')

@@ -14,6 +14,8 @@ from fastavro.io.binary_decoder import BinaryDecoder
 
 MAX_TYPES = 10_000
 """How many types a schema may have, with those of each place where a named type is used."""
+MAX_BRANCHES = 1000
+"""How many types a union may have: for each value, fastavro compares all of them with each other."""
 MAX_VALUES = 20_000_000
 """How many values that take no bytes a body may have."""
 _MAX_DEPTH = 100
@@ -54,7 +56,7 @@ def bounds_of(schema: object, named: Mapping[str, Any]) -> Bounds:
         named: The schemas of its named types.
 
     Raises:
-        ValueError: It has too many types.
+        ValueError: It, or a union in it, has too many types.
         RecursionError: It is nested too deep.
     """
     walk = _Walk(named)
@@ -80,6 +82,8 @@ class _Walk:
 
     def _part(self, schema: Any) -> _Part:
         if isinstance(schema, list):
+            if len(schema) > MAX_BRANCHES:
+                raise ValueError(f"it has a union of more than {MAX_BRANCHES} types")
             return self._repeated(*schema)
         if isinstance(schema, str):
             return self._reference(schema)

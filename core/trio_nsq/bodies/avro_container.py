@@ -4,6 +4,7 @@ file:    "Obj" 0x01, metadata (a map of bytes), 16 bytes of a marker, blocks
 block:   number of values, number of bytes (both zigzag varints), the values, the marker
 """
 
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -24,16 +25,18 @@ _MARKER_BYTES = 16
 _CRC_BYTES = 4
 
 
-def decode_container(body: bytes, most_bytes: int, max_values: int) -> Iterator[Any]:
+def decode_container(body: bytes, most_bytes: int, max_values: int, limit_s: float) -> Iterator[Any]:
     """Yield the values of a file.
 
     Args:
         most_bytes: How many bytes of a block to decompress.
         max_values: How many values that take no bytes each value may have.
+        limit_s: The processor time of this thread after which no further block or value is begun.
 
     Raises:
-        BodyError: The file is damaged, or its schema cannot be used.
+        BodyError: The file is damaged, its schema cannot be used, or the time is over.
     """
+    until_s = time.thread_time() + limit_s
     header, at = read_prefix(body, len(MAGIC), _HEADER, max_values=max_values)
     meta, marker = header["meta"], body[at : at + _MARKER_BYTES]
     at += _MARKER_BYTES
@@ -42,6 +45,7 @@ def decode_container(body: bytes, most_bytes: int, max_values: int) -> Iterator[
     except (BodySchemaError, UnicodeDecodeError) as exc:
         raise BodyError(f"the schema in the file cannot be used: {exc}") from exc
     while at < len(body):
+        _check_time(until_s)
         block, at = read_prefix(body, at, _BLOCK, max_values=max_values)
         if body[at : at + _MARKER_BYTES] != marker:
             raise BodyError("a block of the file does not end with its marker")
@@ -49,8 +53,14 @@ def decode_container(body: bytes, most_bytes: int, max_values: int) -> Iterator[
         data = _block(block["data"], meta.get("avro.codec", b"null"), most_bytes)
         begin = 0
         for _ in range(block["count"]):
+            _check_time(until_s)
             value, begin = read_prefix(data, begin, schema, max_values=max_values)
             yield value
+
+
+def _check_time(until_s: float) -> None:
+    if time.thread_time() > until_s:
+        raise BodyError("the file takes too long to decode")
 
 
 def _block(data: bytes, codec: bytes, most_bytes: int) -> bytes:

@@ -21,6 +21,8 @@ MAX_BYTES = 1024 * 1024
 """The most bytes of a decompressed body, and of a JSON body whose fields are masked."""
 DECODED_BYTES = 256 * 1024
 """The most bytes of a body that is decoded: Python takes about a second for a worse one."""
+FILE_S = 1.0
+"""How long values of an Avro file are decoded, about: it has its own schema, for which each value may take long."""
 
 
 class Format(StrEnum):
@@ -226,7 +228,7 @@ def _avro_file(data: bytes) -> Iterator[Any]:
         raise BodyError(
             f"an Avro file needs the extra 'schemas', which is not installed ({exc}): {install_hint('schemas')}"
         ) from exc
-    return _first(decode_container(data, DECODED_BYTES, _MAX_VALUES))
+    return _first(decode_container(data, DECODED_BYTES, _MAX_VALUES, FILE_S))
 
 
 def _first(values: Iterator[Any]) -> Iterator[Any]:
