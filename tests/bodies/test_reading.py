@@ -478,6 +478,20 @@ def test_names_that_are_bytes_are_masked(tmp_path: Path) -> None:
     assert json.loads(reader.read(body).content) == {"card": "***", "/w==": 1}
 
 
+def test_extensions_have_no_fields(tmp_path: Path) -> None:
+    """One in the place of an object may have the masked field in its bytes."""
+    reader = reader_of(tmp_path, 'format = "messagepack"\nmask = ["a.b"]')
+    extension = msgspec.msgpack.Ext(5, SECRET.encode())
+    for value in extension, [extension]:
+        found = reader.read(msgspec.msgpack.encode({"a": value, "c": msgspec.msgpack.Ext(5, b"x")}))
+        assert json.loads(found.content) == {
+            "a": ["***"] if isinstance(value, list) else "***",
+            "c": {"type": 5, "data": "eA=="},
+        }
+    body = msgspec.msgpack.encode(extension)
+    assert reader.read(body).content == b"withheld: %d bytes" % len(body)
+
+
 def test_numbers_of_fields_are_masked_by_number(folder: Path) -> None:
     """Without a schema, a mask by name would mask nothing: also that of the topic that a dead letter comes from."""
     found = readers_of(

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from ..filters.masks import Scalar
 from .errors import BodyError
 
 MAX_DEPTH = 100
@@ -41,7 +42,8 @@ class _Plain:
             raise BodyError(f"the body is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
             self._take(2)
-            return {self._taken(_name(name)): self.convert(each, depth + 1) for name, each in value.items()}
+            found = {self._taken(_name(name)): self.convert(each, depth + 1) for name, each in value.items()}
+            return Scalar(found) if isinstance(value, Scalar) else found
         if isinstance(value, list | tuple | set | frozenset | Iterator):
             self._take(2)
             return [self.convert(each, depth + 1) for each in value]

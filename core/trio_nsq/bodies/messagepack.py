@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from ..filters.masks import Scalar
 from .errors import BodyError
 
 
@@ -28,5 +29,5 @@ class MessagePackBodies:
             raise BodyError(f"the body is not valid MessagePack: {exc}") from exc
 
 
-def _extension(code: int, data: memoryview) -> dict[str, Any]:
-    return {"type": code, "data": bytes(data)}
+def _extension(code: int, data: memoryview) -> Scalar:
+    return Scalar(type=code, data=bytes(data))

@@ -32,6 +32,10 @@ class Mask(StrEnum):
     LAST4 = "last4"
 
 
+class Scalar(dict[str, Any]):
+    """An object that stands for one value, such as an extension of MessagePack: for masks, it has no fields."""
+
+
 class BodyMasks:
     """The masks of bodies.
 
@@ -74,7 +78,7 @@ class BodyMasks:
 
     def masked_value(self, found: Any) -> Any:
         """Return the value of a decoded body with masked fields; a part of it is changed itself. Raises ValueError."""
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or isinstance(found, Scalar):
             raise ValueError("the body is not an object, so its fields cannot be masked")
         for path, change in self._changes:
             _changed(found, path, change)
@@ -117,7 +121,7 @@ def _changed(value: Any, path: Sequence[str], change: Callable[[Any], str | None
     """
     if path and isinstance(value, list):
         return [_changed(each, path, change) for each in value]
-    if path and isinstance(value, dict):
+    if path and isinstance(value, dict) and not isinstance(value, Scalar):
         if path[0] in value:
             value[path[0]] = _changed(value[path[0]], path[1:], change)
         return value
