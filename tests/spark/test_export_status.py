@@ -189,7 +189,7 @@ def test_status_of_an_export_of_one_topic(tmp_path: Path) -> None:
                 found: dict[str, Any] = httpx.get(f"http://{http}/stats", timeout=20).json()
                 return found
 
-            until(lambda: stats()["topics"][0]["messages"] == 10)
+            until(lambda: [each["messages"] for each in stats()["topics"]] == [10])
             qcli.publish("t", numbers(5))
             until(lambda: stats()["topics"][0]["messages"] == 15)
             found = stats()

@@ -109,7 +109,8 @@ class IdleExpiry:
             return
 
         def is_idle(each: Channel) -> bool:
-            return self._is_over(each.idle_since_ns, after_ms)
+            # Messages that wait for the end of a pause of the topic are those of the channel, too.
+            return not each.topic.has_undistributed and self._is_over(each.idle_since_ns, after_ms)
 
         if not is_idle(channel):
             return

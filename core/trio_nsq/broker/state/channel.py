@@ -397,17 +397,9 @@ class Channel:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the channel has a consumer or a message, or an operator holds it: it is paused or moved.
-
-        Messages that wait for the end of a pause of the topic are those of the channel, too.
-        """
+        """Whether the channel has a consumer or a message, or an operator holds it: it is paused or moved."""
         return bool(
-            self.consumers
-            or self.paused
-            or self.depth
-            or self.deferred_count
-            or self.in_flight_count
-            or self.topic.has_undistributed
+            self.consumers or self.paused or self.depth or self.deferred_count or self.in_flight_count
         )
 
     def _end_idle_time(self) -> None:
