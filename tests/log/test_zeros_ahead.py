@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log.support import FIRST, CountingFiles, HastyFiles, batch, check_usable, contents, link, record_offsets
-from trio_nsq.log import DiskLog, Files, LogWriteError, RecordBatch
+from trio_nsq.log import DiskLog, Files, LogWriteError, OpenFiles, RecordBatch
 from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.log.inspection.log import InspectedLog
 from trio_nsq.log.inspection.segments import segment_paths
@@ -92,6 +92,15 @@ def test_zeros_are_cut_off_by_a_close(tmp_path: Path) -> None:
     log.close()
     assert (tmp_path / FIRST).stat().st_size == record_offsets(made)[-1]
     check_usable(tmp_path, made)
+
+
+def test_close_after_the_folder_was_moved_away_reports_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0))  # closes each file that need not stay open
+    append(log, 300)
+    assert zeros(tmp_path / "log", log)
+    (tmp_path / "log").rename(tmp_path / "deleted")
+    log.close()
+    assert not caplog.records
 
 
 def test_zeros_are_cut_off_before_the_next_file(tmp_path: Path) -> None:

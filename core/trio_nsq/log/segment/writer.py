@@ -309,8 +309,18 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Truncate a failed write, and zeros that were written ahead. The caller closes the segment separately."""
-        if self._has_torn_tail or self._zeros_to > self.written_size:
+        if (self._has_torn_tail or self._zeros_to > self.written_size) and self._file_exists():
             self._try_cut()
+
+    def _file_exists(self) -> bool:
+        """Whether the file is open, or can be opened again: that of a deleted topic has another name."""
+        try:
+            with self._file:
+                return True
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # the cut logs why it fails
 
 
 def _create_file(open_files: OpenFiles, path: Path) -> LogFile:
