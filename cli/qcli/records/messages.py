@@ -2,6 +2,8 @@
 
 from typing import TypedDict
 
+from trio_nsq.api.answers import Origin
+
 from .brokers import OfBroker
 
 
@@ -45,27 +47,6 @@ class PeekedRecord(MessageRecord, total=False):
     state: str
 
 
-class OriginRecord(TypedDict):
-    """Where a dead letter was before.
-
-    Attributes:
-        topic, channel: The channel that exhausted the message's attempts.
-        id: Its id in that topic, 16 hex digits.
-        sequence: Its sequence in that topic.
-        attempts: How often that channel delivered it.
-        timestamp_ns: When it was published in that topic, Unix nanoseconds.
-        reason: Why its last delivery failed: requeued, timed_out or connection_lost.
-    """
-
-    topic: str
-    channel: str
-    id: str
-    sequence: int
-    attempts: int
-    timestamp_ns: int
-    reason: str
-
-
 class LetterRecord(MessageRecord):
     """A message of a dead-letter topic.
 
@@ -73,7 +54,7 @@ class LetterRecord(MessageRecord):
         origin: null: a producer published it to this topic.
     """
 
-    origin: OriginRecord | None
+    origin: Origin | None
 
 
 class LetterCountRecord(OfBroker):

@@ -2,6 +2,8 @@
 
 from typing import TypedDict
 
+from trio_nsq.api.answers import Seek
+
 from .brokers import OfBroker
 
 
@@ -84,26 +86,8 @@ class DisconnectedRecord(OfBroker):
     client_id: str
 
 
-class SeekRecord(OfBroker):
-    """The move of a channel, done or only planned.
-
-    Attributes:
-        from_sequence, to_sequence: The old and the new position.
-        delivered_again: Finished messages after the new position.
-        skipped: Unfinished messages before it.
-        in_flight: Messages in flight, which cannot be finished any more.
-        limited_by: earliest or latest if the log did not reach to the position; else null.
-    """
-
-    topic: str
-    channel: str
-    from_sequence: int
-    to_sequence: int
-    delivered_again: int
-    skipped: int
-    in_flight: int
-    limited_by: str | None
-    dry_run: bool
+class SeekRecord(OfBroker, Seek):
+    """The move of a channel, done or only planned."""
 
 
 SettingChange = TypedDict("SettingChange", {"from": str | int, "to": str | int})

@@ -220,7 +220,7 @@ class Origin(TypedDict):
         sequence: Its sequence in that topic.
         attempts: How often that channel delivered it.
         timestamp_ns: When it was published in that topic, Unix nanoseconds.
-        reason: Why it returned from its last delivery, see `Reason`.
+        reason: Why its last delivery failed: requeued, timed_out or connection_lost.
     """
 
     topic: str
@@ -266,7 +266,12 @@ class LogPosition(LogBounds, total=False):
 class Seek(TypedDict):
     """The move of a channel, done or only planned.
 
-    `limited_by` is `earliest` or `latest` if the log did not reach to the position.
+    Attributes:
+        from_sequence, to_sequence: The old and the new position.
+        delivered_again: Finished messages after the new position.
+        skipped: Unfinished messages before it.
+        in_flight: Messages in flight, which cannot be finished any more.
+        limited_by: earliest or latest if the log did not reach to the position; else null.
     """
 
     topic: str
