@@ -20,14 +20,17 @@ SECURITY_LOGGER = "trio_nsq.security"
 
 _TOKEN_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~+/=")
 """The characters of a bearer token (RFC 6750)."""
-_WORDS = (
+SECRET_WORDS = (
     "secret|password|passphrase|token|credential"
-    "|(?:access|account|api|private|storage|master).?key|connection.?string"
+    "|(?:access|account|api|private|tls|storage|master)[-_. ]?key|connection[-_. ]?string"
 )
+"""A regular expression of the parts of names whose values are secret."""
 _SECRETS = (
     (re.compile(r"(?<=://)[^/@\s\"']+@"), ""),
     (
-        re.compile(rf"(?i)((?:{_WORDS})[\w.-]*\"?'?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[\"']?[^\s\"',;)]+)"),
+        re.compile(
+            rf"(?i)((?:{SECRET_WORDS})[\w.-]*\"?'?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[\"']?[^\s\"',;)]+)"
+        ),
         r"\1***",
     ),
 )

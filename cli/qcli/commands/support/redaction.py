@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from trio_nsq.access.secret import redacted
+from trio_nsq.access.secret import SECRET_WORDS, redacted
 from trio_nsq.protocol.address import without_secrets
 
 HIDDEN = "***"
@@ -16,10 +16,7 @@ _MIN_SECRET = 4
 _NO_SECRET = re.compile(r"(?i)[-+]?[\d.]+|true|false|none|null")
 """Numbers and switches, such as the value of MAX_TOKENS, which occur in other places."""
 
-_SECRET_NAME = re.compile(
-    r"(?i)secret|password|passphrase|token|credential|headers?$|authorization"
-    r"|(access|account|api|private|tls|storage|master)[-_.]?key|connection[-_.]?string|(?<![a-z])sas(?![a-z])"
-)
+_SECRET_NAME = re.compile(rf"(?i){SECRET_WORDS}|headers?$|authorization|(?<![a-z])sas(?![a-z])")
 _NO_SECRET_NAME = re.compile(r"(?i)_(file|count|ms|s|total)$")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>\\]+")
 _PATTERNS = (
