@@ -6,11 +6,16 @@ either. `TRIO_NSQ_COMPILE=1` makes it an error that something cannot be compiled
 
 In a checkout: `python hatch_build.py compile` compiles what has changed, and `python hatch_build.py pure` removes what
 is compiled.
+
+`TRIO_NSQ_REPOSITORY` is the address of the repository, such as https://github.com/OWNER/trio-nsq, for a source
+distribution that is published: PyPI shows README.md, where relative links lead nowhere, and the links of the project.
+Wheels take both from the source distribution that they are built from.
 """
 
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +30,7 @@ from textwrap import shorten
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = Path("core")
 MODULES = (
@@ -147,6 +153,38 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]  # for wheels, 
         """Called by hatchling when the wheel is made."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()
+
+
+class DescriptionHook(MetadataHookInterface):
+    """Fills in the description of the project, and its links if the address of the repository is known."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Called by hatchling. A source distribution has these fields already."""
+        if "readme" in metadata:
+            return
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        if repository := os.environ.get("TRIO_NSQ_REPOSITORY", "").rstrip("/"):
+            tag = f"v{metadata['version']}"
+            text = with_absolute_links(text, repository, tag)
+            metadata["urls"] = {
+                "Repository": repository,
+                "Documentation": f"{repository}/blob/{tag}/docs/index.md",
+                "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
+                "Issues": f"{repository}/issues",
+            }
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def with_absolute_links(text: str, repository: str, tag: str) -> str:
+    """Return a Markdown text whose links and pictures are those of a tag in the repository, not of a folder."""
+
+    def absolute(found: re.Match[str]) -> str:
+        picture, words, target = found.groups()
+        return f"{picture}[{words}]({repository}/{'raw' if picture else 'blob'}/{tag}/{target})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)", absolute, text)
 
 
 def digest(sources: Path) -> str:

@@ -9,8 +9,9 @@ To the source distribution and the wheels that `make wheels` builds in dist/, th
 Each wheel for a Python on this machine is installed from a local folder, with no compiler and no package index: the
 client, what the server needs besides, and another extra. All of it may take 15 s of processor time.
 
-`--tag vX.Y.Z` also checks that everything agrees for a release: version, tag and changelog, and that there is a wheel
-for each Python and platform. The release workflow builds the wheels on several machines, and calls this with `--built`.
+`--tag vX.Y.Z` also checks that everything agrees for a release: version, tag and changelog, that there is a wheel for
+each Python and platform, and that each has the project's links. The release workflow builds the wheels on several
+machines, and calls this with `--built`.
 """
 
 import hashlib
@@ -19,9 +20,12 @@ import platform
 import re
 import resource
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
+from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"Not in {out}: wheels for {', '.join(missing)}.")
             if options.tag:
                 raise Failure("a release has all wheels; the release workflow builds them")
+        if options.tag:
+            for package in packages:
+                check_description(package)
         run(sys.executable, "-m", "twine", "check", "--strict", *packages)
         wheels = usable_here(packages)
         if not wheels:
@@ -163,6 +170,24 @@ def missing_wheels(packages: Sequence[Path]) -> list[str]:
         for machine in MACHINES
         if (name := f"cp{version.replace('.', '')}-{library}_{machine}") not in there
     ]
+
+
+def check_description(package: Path) -> None:
+    """Read what PyPI would show of a distribution. Raises Failure: links of the description are relative."""
+    if package.suffix == ".whl":
+        with zipfile.ZipFile(package) as wheel:
+            (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            text = wheel.read(name)
+    else:
+        with tarfile.open(package) as source:
+            member = source.extractfile(f"{package.name.removesuffix('.tar.gz')}/PKG-INFO")
+            assert member is not None  # a file
+            text = member.read()
+    if "Project-URL" not in message_from_bytes(text):
+        raise Failure(
+            f"{package.name}: PyPI would show links that lead nowhere: build the source distribution with "
+            "TRIO_NSQ_REPOSITORY, the address of the repository"
+        )
 
 
 def usable_here(packages: Sequence[Path]) -> list[tuple[Path, Path]]:

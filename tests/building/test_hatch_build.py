@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from email import message_from_bytes
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -212,3 +213,50 @@ def test_attributes_that_close_files_are_replaced_with_their_old_value_kept() ->
                 if method.name != "__init__":
                     assert not (sets & kept - {method.name[8:]}), f"{module}: {method.name}"
     assert replacers >= 3
+
+
+def metadata_of(source: Path) -> tuple[dict[str, str], str]:
+    """Return the links and the description of a source distribution."""
+    with tarfile.open(source) as archive:
+        file = archive.extractfile(f"{source.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert file is not None
+        content = message_from_bytes(file.read())
+    links = dict(each.split(", ", 1) for each in content.get_all("Project-URL", []))
+    return links, str(content.get_payload())
+
+
+def test_links_of_a_source_distribution_that_is_published(tree: Path, tmp_path: Path) -> None:
+    """PyPI shows README.md, where links into the repository need its address. A wheel has those of its source."""
+    (tree / "README.md").write_text(
+        "[Guide](docs/a.md#b), [here](#c), [NSQ](https://nsq.io), ![A\n picture](docs/p.svg)"
+    )
+    repository = "https://example.com/us/trio-nsq"
+    done = build(tree, "build_sdist", str(tmp_path), TRIO_NSQ_REPOSITORY=repository)
+    source = tmp_path / done.stdout.split()[-1]
+    links, text = metadata_of(source)
+    tag = f"v{source.name.removeprefix('trio_nsq-').removesuffix('.tar.gz')}"
+    assert text.strip() == (
+        f"[Guide]({repository}/blob/{tag}/docs/a.md#b), [here](#c), [NSQ](https://nsq.io), "
+        f"![A\n picture]({repository}/raw/{tag}/docs/p.svg)"
+    )
+    assert links["Repository"] == repository
+
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / source.name.removesuffix(".tar.gz")
+    made = build(unpacked, "build_wheel", str(tmp_path), TRIO_NSQ_COMPILE="0")
+    with zipfile.ZipFile(tmp_path / made.stdout.split()[-1]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        content = message_from_bytes(wheel.read(name))
+    assert (
+        dict(each.split(", ", 1) for each in content.get_all("Project-URL", [])),
+        content.get_payload(),
+    ) == (
+        links,
+        text,
+    )
+
+
+def test_links_of_other_source_distributions(tree: Path, tmp_path: Path) -> None:
+    done = build(tree, "build_sdist", str(tmp_path), TRIO_NSQ_REPOSITORY="")
+    assert metadata_of(tmp_path / done.stdout.split()[-1]) == ({}, (tree / "README.md").read_text())

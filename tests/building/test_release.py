@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,22 @@ def test_missing_wheels(tree: Path) -> None:
     assert "cp313-manylinux_x86_64, cp313-musllinux_x86_64, cp314" in said.stdout
     assert "cp313-manylinux_aarch64" not in said.stdout
     assert said.stderr == "release: a release has all wheels; the release workflow builds them\n"
+
+
+def test_distribution_without_the_links_of_the_project(tree: Path) -> None:
+    """The source distribution has them, and one wheel has not."""
+    metadata = tree / f"trio_nsq-{__version__}" / "PKG-INFO"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: trio-nsq\nProject-URL: Repository, https://example.com\n\n")
+    with tarfile.open(tree / "dist" / SOURCE, "w:gz") as source:
+        source.add(metadata, metadata.relative_to(tree))
+    for python in ("cp311", "cp312", "cp313", "cp314"):
+        for platform in ("manylinux_2_17", "musllinux_1_2"):
+            for machine in ("x86_64", "aarch64"):
+                name = f"trio_nsq-{__version__}-{python}-{python}-{platform}_{machine}.whl"
+                with zipfile.ZipFile(tree / "dist" / name, "w") as wheel:
+                    text = metadata.read_text() if machine == "x86_64" else "Name: trio-nsq\n\n"
+                    wheel.writestr(f"trio_nsq-{__version__}.dist-info/METADATA", text)
+    said = refusal(tree, "--built", f"--tag=v{__version__}")
+    name = f"trio_nsq-{__version__}-cp311-cp311-manylinux_2_17_aarch64.whl"
+    assert said.startswith(f"release: {name}: PyPI would show links that lead nowhere")
