@@ -14,7 +14,7 @@ SUPPORTED := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "
 # The tests start a thousand processes: each would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels release kept soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-peers bench-cluster bench-archive pictures docs linkcheck clean
+.PHONY: help setup changelog pins peers demo test lint types type-completeness pytest pytest-pure mutants oldest-spark wheels release image kept soak fuzz generate bench bench-quick stages connectors console routes growth neighbours bench-peers bench-cluster bench-archive pictures docs linkcheck clean
 .DEFAULT_GOAL := help
 
 help:           ## this list
@@ -141,6 +141,9 @@ wheels: $(INSTALLED) ## dist/: the source distribution, and a wheel for each sup
 
 release: $(INSTALLED) ## dist/: wheels, checked installations, bill of materials, hashes and notes; publishes nothing
 	$(BIN)/python -m tools.release $(ARGS)
+
+image: $(INSTALLED) ## the container image, built with Docker or Podman, and checked: make image [ARGS='--engine podman']
+	$(BIN)/python -m tools.image $(ARGS)
 
 kept: $(INSTALLED) ## keep files of this version, for tests of upgrades: make kept [ARGS='--name 0.1.0-before-x']
 	$(BIN)/python -m tools.kept_files $(ARGS)
