@@ -1,22 +1,21 @@
-"""The manifests for Kubernetes: its types take them, their commands are understood, and what the pods run works."""
+"""The manifests for Kubernetes: they have its schema, their commands are understood, and what the pods run works."""
 
 import re
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.pods import single_pods
 
 from documents.commands import check_command
 from documents.compose import Compose, until
-from interop.build import go_module
+from documents.manifests import mistakes, render
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 DEPLOYED = "brokers", "cluster"
 FOLDERS = "lookupd", "brokers", "cluster", "console", "tables"
-ALL = sorted(FOLDER.rglob("*.yaml"))
 
 
 def objects(*names: str) -> list[dict[str, Any]]:
@@ -34,24 +33,62 @@ def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
 WORKLOADS = [each for each in objects(*FOLDERS) if "template" in each["spec"]]
 
 
+@pytest.mark.interop
+@pytest.mark.parametrize("name", FOLDERS)
+def test_kustomizations_are_valid(name: str) -> None:
+    rendered = render(FOLDER / name)
+    assert mistakes(rendered) == []
+    found = [each for each in yaml.safe_load_all(rendered) if "template" in each["spec"]]
+    assert {each["metadata"]["name"] for each in found} >= {
+        each["metadata"]["name"] for each in objects(name) if each in WORKLOADS
+    }
+    if name in DEPLOYED:
+        assert {each["metadata"]["namespace"] for each in yaml.safe_load_all(rendered)} == {"nsq"}
+        images = {container["image"] for each in found for container in containers(each)}
+        assert images == {"registry.example.com/trio-nsq:0.1.0"}
+
+
+@pytest.mark.interop
+def test_objects_for_operators_are_valid() -> None:
+    files = [file.read_text() for file in sorted((FOLDER / "monitoring").glob("*.yaml"))]
+    assert mistakes("\n---\n".join(files)) == []
+
+
+@pytest.mark.interop
 @pytest.mark.parametrize(
-    "file",
-    [each for each in ALL if each.parent.name != "monitoring" and each.stem != "kustomization"],
-    ids=lambda file: file.stem,
+    ("kind", "change"),
+    [
+        ("StatefulSet", {"replicas": "two"}),
+        ("StatefulSet", {"selector": None}),
+        ("Deployment", {"replica": 2}),
+        ("Service", {"ports": [{"name": "tcp"}]}),
+        ("ServiceMonitor", {"endpoints": [{"intervall": "15s"}]}),
+        ("ScaledObject", {"maxReplicaCount": "10"}),
+    ],
 )
-def test_the_types_of_kubernetes_take_the_objects(file: Path) -> None:
-    program = go_module(Path(__file__).parent / "kubernetes", "kubernetes", ".") / "kubernetes"
-    done = subprocess.run([program], input=file.read_bytes(), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().split() == [each["kind"] for each in yaml.safe_load_all(file.read_text())]
+def test_mistakes_are_found(kind: str, change: dict[str, Any]) -> None:
+    """In what the tests above call valid."""
+    changed = next(each for each in objects("brokers", "console", "monitoring") if each["kind"] == kind)
+    spec = changed["spec"] | change
+    changed["spec"] = {name: value for name, value in spec.items() if value is not None}
+    (mistake,) = mistakes(yaml.safe_dump(changed))
+    assert mistake.startswith(f"{kind} ")
 
 
-@pytest.mark.parametrize("name", DEPLOYED)
-def test_kustomize_finds_what_a_folder_names(name: str) -> None:
-    found = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
-    files = [FOLDER / name / each for each in found["resources"]]
-    assert all(each.is_file() or (each / "kustomization.yaml").is_file() for each in files)
-    assert [each["name"] for each in found["images"]] == ["trio-nsq"]
+@pytest.mark.interop
+def test_pods_without_kubernetes_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that `make image` runs: they know each other by names of pods."""
+    pods = single_pods(("lookupd", "brokers", "console"), "localhost/trio-nsq:latest", "check-")
+    assert mistakes(yaml.safe_dump_all(pods)) == []
+    names = [each["metadata"]["name"] for each in pods]
+    assert names == ["check-nsqlookupd-0", "check-nsqd-0", "check-nsq-console-0"]
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        check_command(container["args"], monkeypatch)
+        hosts = re.findall(r"(?:address=|^)([-\w.]+)(?::\d+)?$", "\n".join(container["args"]), re.MULTILINE)
+        assert {*hosts} - {"0.0.0.0", container["args"][0]} <= {*names}
+        mounted = {each["name"] for each in container.get("volumeMounts", ())}
+        assert mounted == {each["name"] for each in pod["spec"].get("volumes", ())}
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])

@@ -8,6 +8,7 @@ later run rebuilds only if an input file of the build has changed.
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -135,6 +136,24 @@ def go_module(source: Path, name: str, *packages: str) -> Path:
 
     once(programs, [source / "go.mod", source / "go.sum", *source.glob("*.go")], build)
     return programs
+
+
+@functools.cache
+def go_source(module: str) -> Path:
+    """Return the folder of a Go module's sources, such as ``example.com/module@v1.2.3``. Download it if necessary.
+
+    Raises:
+        PeerUnavailable: ``go`` is missing, or the module could not be downloaded.
+    """
+    command = [_tool("go"), "mod", "download", "-json", module]
+    done = subprocess.run(
+        command, cwd=INTEROP, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    if done.returncode:
+        raise PeerUnavailable(
+            f"{module} could not be downloaded: {(done.stdout + done.stderr)[-2000:].strip()}"
+        )
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 @functools.cache

@@ -44,7 +44,8 @@ CLIENT_DEADLINE_S = 60.0
 
 
 @contextmanager
-def _or_skip() -> Iterator[None]:
+def or_skip() -> Iterator[None]:
+    """Skip the test if the block finds that a peer is not available on this machine; fail in CI."""
     try:
         yield
     except PeerUnavailable as reason:
@@ -265,7 +266,7 @@ def nsqd(data_path: Path, *flags: str) -> Iterator[Broker]:
 
     ``flags`` are further flags of nsqd, each in the form ``--name=value``. The block may end the process itself.
     """
-    with _or_skip():
+    with or_skip():
         program = go_program("nsqd")
     data_path.mkdir(parents=True, exist_ok=True)
     argv: list[str | Path] = [
@@ -301,7 +302,7 @@ def nsqlookupd(*flags: str) -> Iterator[Broker]:
 
     ``flags`` are further flags of nsqlookupd, or override the defaults. The block may end the process itself.
     """
-    with _or_skip():
+    with or_skip():
         program = go_program("nsqlookupd")
     argv: list[str | Path] = [
         program,
@@ -328,7 +329,7 @@ def nsqadmin(lookupd_http_addresses: Iterable[str], *flags: str) -> Iterator[str
 
     It asks these discovery services for brokers. ``flags`` are further flags.
     """
-    with _or_skip():
+    with or_skip():
         program = go_program("nsqadmin")
     lookupds = [f"--lookupd-http-address={address}" for address in lookupd_http_addresses]
     child = Child([program, "--http-address=127.0.0.1:0", *lookupds, *flags])
@@ -340,25 +341,25 @@ def nsqadmin(lookupd_http_addresses: Iterable[str], *flags: str) -> Iterator[str
 
 def nsqd_program() -> Path:
     """Return the path of nsqd, for a test that starts it itself."""
-    with _or_skip():
+    with or_skip():
         return go_program("nsqd")
 
 
 def nsq_program(name: str) -> Path:
     """Return the path of one of NSQ's own programs, such as ``nsq_to_file``."""
-    with _or_skip():
+    with or_skip():
         return go_program(name)
 
 
 def load_program(name: str) -> Path:
     """Return the path of a load generator of the benchmarks: `goload` or `gonsqload`."""
-    with _or_skip():
+    with or_skip():
         return go_program(name)
 
 
 def actionlint_program() -> Path:
     """Return the path of actionlint, which checks GitHub's workflows."""
-    with _or_skip():
+    with or_skip():
         return actionlint()
 
 
@@ -369,7 +370,7 @@ def nsqd_example_config() -> Path:
 
 def nsqlookupd_program() -> Path:
     """Return the path of nsqlookupd, for a test that starts it itself."""
-    with _or_skip():
+    with or_skip():
         return go_program("nsqlookupd")
 
 
@@ -379,20 +380,20 @@ def nsqlookupd_example_config() -> Path:
 
 
 def _example_config(server: str) -> Path:
-    with _or_skip():
+    with or_skip():
         return nsq_sources() / "contrib" / f"{server}.cfg.example"
 
 
 def system_program(*names: str) -> Path:
     """Return a program that `debian.sh` installs, such as ``promtool``: the first of ``names`` that is installed."""
-    with _or_skip():
+    with or_skip():
         return installed_program(*names)
 
 
 def etcd_program() -> Path:
     """Return etcd: Debian's, or of the version that the variable TEST_ETCD names, such as ``3.6``."""
     version = os.environ.get("TEST_ETCD")
-    with _or_skip():
+    with or_skip():
         return etcd_of(version) if version else installed_program("etcd")
 
 
@@ -708,7 +709,7 @@ class Client:
             child.close()
 
     def _start(self, command: str, tcp_address: str, topic: str, *flags: str) -> Child:
-        with _or_skip():
+        with or_skip():
             program, env = self.find()
         common = [f"--addr={tcp_address}", f"--topic={topic}", f"--timeout={CLIENT_DEADLINE_S:g}"]
         return Child([*program, command, *common, *flags], env)

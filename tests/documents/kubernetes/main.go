@@ -1,43 +1,24 @@
-// Reads Kubernetes objects as YAML documents from standard input, strictly: an unknown field or a wrong type is an error.
+// Prints the objects that `kubectl apply -k FOLDER` applies, as YAML documents.
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
 func main() {
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, policyv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			panic(err)
+	objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), os.Args[1])
+	if err == nil {
+		var text []byte
+		if text, err = objects.AsYaml(); err == nil {
+			_, err = os.Stdout.Write(text)
 		}
 	}
-	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	documents := yaml.NewYAMLReader(bufio.NewReader(os.Stdin))
-	for {
-		document, err := documents.Read()
-		if err == io.EOF {
-			return
-		}
-		if err == nil {
-			_, kind, failure := decoder.Decode(document, nil, nil)
-			if err = failure; err == nil {
-				fmt.Println(kind.Kind)
-			}
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
