@@ -91,7 +91,10 @@ def test_statistics() -> None:
 
 
 def test_metrics_are_the_documented_ones() -> None:
-    topics = TopicStatus('a"\\\n', messages=5, lag=2, lag_s=1.5, error="x"), TopicStatus("b")
+    topics = (
+        TopicStatus('a"\\\n', messages=5, lag=2, lag_s=1.5, error="x", last_round_at=7.5),
+        TopicStatus("b"),
+    )
     with served(status(*topics, problems=("x",))) as client:
         text = client.get("/metrics", headers=OPENMETRICS).text
         assert described(text) == documented("job") | {"nsq_build_info": documented()["nsq_build_info"]}
@@ -100,6 +103,7 @@ def test_metrics_are_the_documented_ones() -> None:
         assert samples["nsq_job_messages_total", topics[0].topic] == 5
         assert samples["nsq_job_lag_seconds", topics[0].topic] == 1.5
         assert samples["nsq_job_failing", topics[0].topic] == 1
+        assert samples["nsq_job_last_round_timestamp_seconds", topics[0].topic] == 7.5
         assert ("nsq_job_lag_seconds", "b") not in samples  # not known
         assert samples["nsq_job_healthy", None] == 0
         assert "nsq_job_lag_messages" in client.get("/metrics").text  # Prometheus' own format

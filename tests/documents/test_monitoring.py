@@ -6,7 +6,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 
 import trio_nsq.sync
 from broker.metrics import documented
+from cli.support import Cli
 from interop.peers import Broker, free_address, prometheus, qcli_serve, system_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -83,13 +84,15 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def server(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with scraping(tmp_path_factory, broker) as found:
+    with scraping(tmp_path_factory, [broker.http_address]) as found:
         yield found
 
 
 @contextmanager
-def scraping(tmp_path_factory: pytest.TempPathFactory, *brokers: Broker) -> Iterator[Prometheus]:
-    """Prometheus with the configuration of `deploy/`, but for the addresses of brokers and shorter intervals."""
+def scraping(
+    tmp_path_factory: pytest.TempPathFactory, brokers: Sequence[str], jobs: Sequence[str] = ()
+) -> Iterator[Prometheus]:
+    """Prometheus with the configuration of `deploy/`, but for the addresses and shorter intervals."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     config["global"] |= {
@@ -98,8 +101,10 @@ def scraping(tmp_path_factory: pytest.TempPathFactory, *brokers: Broker) -> Iter
         "evaluation_interval": "200ms",
     }
     config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
-    (job,) = config["scrape_configs"]
-    job["static_configs"] = [{"targets": [each.http_address for each in brokers]}]
+    addresses = {"trio-nsq": brokers, "trio-nsq-jobs": jobs}
+    for job in config["scrape_configs"]:
+        job["static_configs"] = [{"targets": list(addresses.pop(job["job_name"]))}]
+    assert not addresses
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with prometheus(folder / "prometheus.yml", folder / "data") as address:
         yield Prometheus(address)
@@ -113,14 +118,18 @@ def expressions_of(dashboard: dict[str, Any]) -> set[str]:
     return {re.sub(r"\$(\w+)", lambda name: VALUES[name[1]], text) for text in asked}
 
 
-CLUSTER = "nsq_cluster_"
-VALUES = {"broker": ".+", "topic": ".+", "channel": ".+", "__rate_interval": "5m"}
+CLUSTER, JOB = "nsq_cluster_", "nsq_job_"
+VALUES = {"broker": ".+", "job": ".+", "topic": ".+", "channel": ".+", "__rate_interval": "5m"}
 """Grafana sends `.*`, which would also match a label that does not exist."""
 
 
 @pytest.mark.slow
 def test_every_panel_shows_data(broker: Broker, server: Prometheus) -> None:
-    empty = {expression for expression in expressions_of(DASHBOARD) if CLUSTER not in expression}
+    empty = {
+        expression
+        for expression in expressions_of(DASHBOARD)
+        if CLUSTER not in expression and JOB not in expression
+    }
     assert len(empty) > 25
     deadline = time.monotonic() + PATIENCE_S
     with trio_nsq.sync.Consumer("t", "c", nsqd_tcp_addresses=[broker.tcp_address]) as consumer:
@@ -142,13 +151,38 @@ def test_every_panel_of_clusters_shows_data(tmp_path_factory: pytest.TempPathFac
     with (
         qcli_serve(folder / "one", *flags) as one,
         qcli_serve(folder / "two", "--cluster=prod", f"--coordinator=static:{one_address}") as two,
-        scraping(tmp_path_factory, one, two) as server,
+        scraping(tmp_path_factory, [one.http_address, two.http_address]) as server,
     ):
         one.post("/cluster/promote", b"")
         while empty and time.monotonic() < deadline:
             empty = {expression for expression in empty if not server.has_data(expression)}
             time.sleep(0.1)
     assert empty == set()
+
+
+@pytest.mark.slow
+def test_every_panel_of_jobs_shows_data(
+    broker: Broker, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of an export, and of a connector."""
+    broker.create("clicks")
+    qcli = Cli(broker.tcp_address, broker.http_address)
+    to_parquet, to_file = free_address(), free_address()
+    every = ("--follow", "--every", "100ms", "--engine", "inline")
+    empty = {expression for expression in expressions_of(DASHBOARD) if JOB in expression}
+    assert len(empty) > 10
+    deadline = time.monotonic() + PATIENCE_S
+    with (
+        qcli.running("to-parquet", "clicks", str(tmp_path), *every, "--http-address", to_parquet),
+        qcli.running("to-file", "clicks", "--output-dir", str(tmp_path), "--http-address", to_file),
+        scraping(tmp_path_factory, (), [to_parquet, to_file]) as server,
+    ):
+        while empty and time.monotonic() < deadline:
+            empty = {expression for expression in empty if not server.has_data(expression)}
+            time.sleep(0.1)
+        up = server.ask("query", query='up{job="trio-nsq-jobs"}')["result"]
+    assert empty == set()
+    assert {each["metric"]["instance"]: each["value"][1] for each in up} == {to_parquet: "1", to_file: "1"}
 
 
 @pytest.mark.slow

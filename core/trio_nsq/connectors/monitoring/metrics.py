@@ -36,6 +36,11 @@ TOPIC_METRICS: Final[tuple[tuple[str, str, Callable[[TopicStatus], float | None]
     ),
     ("nsq_job_lag_messages", "Known messages that are not stored yet.", lambda t: t.lag),
     ("nsq_job_lag_seconds", "All messages published before this time are stored.", lambda t: t.lag_s),
+    (
+        "nsq_job_last_round_timestamp_seconds",
+        "When the last complete round of the topic ended, Unix time.",
+        lambda t: t.last_round_at,
+    ),
 )
 """Name, help and value of the metrics of each topic. A name that ends in `_total` is a counter; None has no sample."""
 
