@@ -3,7 +3,8 @@
 import pytest
 
 from broker.state import MS, SECOND, Fixture, Received, ids_in_flight
-from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch
+from trio_nsq.broker.state.in_flight import InFlight
+from trio_nsq.broker.state.in_flight_batch import InFlightBatch
 from trio_nsq.protocol.encode import encode_finish
 
 NOT_IN_FLIGHT = "ID not in flight"

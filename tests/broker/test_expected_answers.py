@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.support import finish, read_all, reader_in, single_bytes, split_at
-from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch
+from trio_nsq.broker.state.in_flight import InFlight
+from trio_nsq.broker.state.in_flight_batch import InFlightBatch
 from trio_nsq.protocol.commands import Ready
 from trio_nsq.protocol.encode import encode_finish, encode_rdy
 from trio_nsq.protocol.states import State

@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from broker.state import (
 from broker.support import connected
 from trio_nsq.broker.state import key_order
 from trio_nsq.broker.state.batch import Batch
+from trio_nsq.broker.state.in_flight_batch import InFlightBatch
 from trio_nsq.broker.state.message_keys import MessageKeys
 from trio_nsq.broker.state.move import Move
 from trio_nsq.broker.state.settings import SettingsError
@@ -147,6 +149,78 @@ def test_messages_that_are_not_consecutive_are_in_flight_together() -> None:
     assert sorted(received(subscriber)) == [4, 8]
     assert subscriber.finish([d, again]) == []
     assert [reason for _, reason in subscriber.finish([b])] == ["ID not in flight"]
+
+
+def sent_to(subscriber: Subscriber) -> set[InFlightBatch]:
+    """Return what the client has in flight: the messages of each send."""
+    return {delivery for _, delivery in subscriber.consumer.in_flight}
+
+
+@pytest.mark.parametrize("piece", [1, 3, 100])
+def test_answers_in_the_order_of_delivery_split_no_run(piece: int) -> None:
+    """Also for several records, and for messages that were blocked: their ids are lower than those sent before."""
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    publish(fixture, "abcd")
+    held = subscriber.receive()
+    for keys in ("aebf", "cgdh"):
+        publish(fixture, keys)
+    held += subscriber.receive()
+    assert numbers(held) == [0, 1, 2, 3, 5, 7, 9, 11]
+    deliveries = sent_to(subscriber)
+    assert len(deliveries) == 2
+    done = 0
+    while done < len(held):
+        answers = held[done : done + piece]
+        assert subscriber.finish(answers) == []
+        done += len(answers)
+        held += subscriber.receive()
+        deliveries |= sent_to(subscriber)
+    assert sorted(numbers(held)) == list(range(12))
+    assert not any(delivery.is_split for delivery in deliveries)
+
+
+@given(st.text("abcdef", min_size=1, max_size=60), st.integers(1, 20), st.integers(1, 20), st.randoms())
+def test_answers_may_come_in_any_order(keys: str, each: int, ready: int, random: Random) -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=ready)
+    for start in range(0, len(keys), each):
+        publish(fixture, keys[start : start + each])
+    held: list[Received] = []
+    done: list[Received] = []
+    sent: list[int] = []
+    while (got := subscriber.receive()) or held:
+        held += got
+        sent += numbers(got)
+        in_flight = [keys[number] for number in numbers(held)]
+        assert len(set(in_flight)) == len(in_flight) <= ready
+        random.shuffle(held)
+        count = random.randint(1, len(held))
+        again = random.sample(done, min(len(done), 2))
+        assert subscriber.finish([*again, *held[:count]]) == [
+            (message.id, "ID not in flight") for message in again
+        ]
+        done += held[:count]
+        del held[:count]
+    assert sorted(sent) == list(range(len(keys)))
+    for key in set(keys):
+        of_key = [number for number in sent if keys[number] == key]
+        assert of_key == sorted(of_key)
+
+
+def test_time_from_publish_to_fin_is_measured() -> None:
+    fixture = ordered(e2e_window_ns=600 * SECOND)
+    fixture.now_ns = TIMESTAMP + SECOND
+    subscriber = fixture.subscriber(ready=100)
+    publish(fixture, "aabb")
+    publish(fixture, "cacb")
+    while got := subscriber.receive():
+        subscriber.finish(got)
+    latency = fixture.channel().e2e_latency
+    assert latency is not None
+    recent = latency.recent(fixture.now_ns)
+    assert recent.count == 8
+    assert recent.quantiles([1.0]) == pytest.approx([SECOND], rel=0.02)
 
 
 def test_several_consumers_share_the_keys() -> None:

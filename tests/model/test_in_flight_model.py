@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_nsq.broker.state.in_flight import InFlight, InFlightBatch, InFlightCopy
+from trio_nsq.broker.state.in_flight import InFlight
+from trio_nsq.broker.state.in_flight_batch import InFlightBatch, InFlightCopy
 from trio_nsq.protocol.encode import encode_finish
 
 TIMEOUT_NS = 20
@@ -24,6 +25,12 @@ class Sent(NamedTuple):
     sequence: int
     delivery: int
     deadline_ns: int
+    key: object = None
+
+
+def sent_as(sequence: int, delivery: InFlightBatch) -> Sent:
+    """Return what is in flight, as the dict has it."""
+    return Sent(sequence, delivery.attempts, delivery.deadline_ns, delivery.key_of(sequence))
 
 
 def kept(in_flight: InFlight) -> set[InFlightBatch]:
@@ -62,25 +69,44 @@ class InFlightMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5))
     def put_many(self, sizes: Sequence[int]) -> None:
         for size in sizes:
-            self.put([1] * size, False, 0)
+            self.put([1] * size, False, 0, 0, True)
 
     @rule(
         gaps=st.lists(st.sampled_from([1, 1, 1, 7]), min_size=1, max_size=6),
         goes_back=st.booleans(),
         missing=st.sampled_from([0, 0, 0, 3]),
+        left_out=st.sampled_from([0, 0, 2]),
+        with_keys=st.booleans(),
     )
-    def put(self, gaps: Sequence[int], goes_back: bool, missing: int) -> None:
-        """Send this many messages; the ids need not ascend from one delivery to the next."""
+    def put(self, gaps: Sequence[int], goes_back: bool, missing: int, left_out: int, with_keys: bool) -> None:
+        """Send this many messages; the ids need not ascend from one delivery to the next.
+
+        Args:
+            missing: So many sequences are missing before them.
+            left_out: After the first message, so many sequences are left out, as their keys are held.
+        """
         first_id = self.next_id - 1_000_000 * goes_back * (self.deliveries + 1)
         self.sequence += missing
         ids = [b"%016x" % (first_id + sum(gaps[:index])) for index in range(len(gaps))]
         self.next_id += 10 * len(gaps)
         self.deliveries += 1
         lines, deadline_ns = encode_finish(ids), self.now_ns + TIMEOUT_NS
-        self.real.put(InFlightBatch(lines, self.sequence, self.deliveries, 0, deadline_ns))
-        for message_id in ids:
-            self.naive[message_id] = Sent(self.sequence, self.deliveries, self.now_ns + TIMEOUT_NS)
-            self.sequence += 1
+        sequences = [self.sequence + index + left_out * (index > 0) for index in range(len(ids))]
+        keys: list[object] = [message_id if with_keys else None for message_id in ids]
+        self.real.put(
+            InFlightBatch(
+                lines,
+                sequences[0],
+                self.deliveries,
+                0,
+                deadline_ns,
+                sequences=sequences if left_out and len(ids) > 1 else None,
+                keys=keys if with_keys else None,
+            )
+        )
+        for message_id, sequence, key in zip(ids, sequences, keys, strict=True):
+            self.naive[message_id] = Sent(sequence, self.deliveries, deadline_ns, key)
+        self.sequence = sequences[-1] + 1
 
     def picked(self, data: st.DataObject) -> list[bytes]:
         """Return ids, mostly of messages in flight."""
@@ -107,13 +133,19 @@ class InFlightMachine(RuleBasedStateMachine):
                 pass
         return ids
 
-    @rule(data=st.data(), counted=st.booleans())
-    def finish(self, data: st.DataObject, counted: bool) -> None:
+    @rule(data=st.data(), counted=st.booleans(), with_keys=st.booleans())
+    def finish(self, data: st.DataObject, counted: bool, with_keys: bool) -> None:
         ids = self.picked(data)
         finished: Counter[InFlightBatch] = Counter()
-        failed = self.real.finish(encode_finish(ids), finished if counted else None)
+        keys: list[object] = []
+        failed = self.real.finish(
+            encode_finish(ids), finished if counted else None, keys if with_keys else None
+        )
         gone = [self.naive.pop(message_id, None) for message_id in ids]
         assert failed == [message_id for message_id, sent in zip(ids, gone, strict=True) if sent is None]
+        if with_keys:
+            released = [sent.key for sent in gone if sent is not None and sent.key is not None]
+            assert [key for key in keys if key is not None] == released
         if counted:
             expected = Counter((sent.delivery, sent.deadline_ns) for sent in gone if sent is not None)
             told: Counter[tuple[int, int]] = Counter()
@@ -129,7 +161,7 @@ class InFlightMachine(RuleBasedStateMachine):
             taken = self.real.take(message_id)
             assert (taken is None) is (sent is None)
             if taken is not None and sent is not None:
-                assert sent == Sent(taken[0], taken[1].attempts, taken[1].deadline_ns)
+                assert sent == sent_as(*taken)
             self.gone.append(message_id)
 
     @rule(data=st.data())
@@ -154,11 +186,16 @@ class InFlightMachine(RuleBasedStateMachine):
     def time_out(self, passed_ns: int, at_most: int) -> None:
         self.now_ns += passed_ns
         due = [each for each, sent in self.naive.items() if sent.deadline_ns <= self.now_ns][:at_most]
-        assert [
-            Sent(sequence, delivery.attempts, delivery.deadline_ns)
-            for sequence, delivery in self.real.time_out(self.now_ns, at_most)
-        ] == [self.naive.pop(message_id) for message_id in due]
+        timed_out = [sent_as(*each) for each in self.real.time_out(self.now_ns, at_most)]
+        assert timed_out == [self.naive.pop(message_id) for message_id in due]
         self.gone += due
+
+    @rule(really=st.integers(0, 5))
+    def forget_keys(self, really: int) -> None:
+        """Change the order of the channel."""
+        if not really:
+            self.real.forget_keys()
+            self.naive = {message_id: sent._replace(key=None) for message_id, sent in self.naive.items()}
 
     @rule()
     def copy(self) -> None:
@@ -178,9 +215,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
     @invariant()
     def they_agree(self) -> None:
-        assert [
-            Sent(sequence, delivery.attempts, delivery.deadline_ns) for sequence, delivery in self.real
-        ] == list(self.naive.values())
+        assert [sent_as(*each) for each in self.real] == list(self.naive.values())
         assert [delivery.id_of(sequence) for sequence, delivery in self.real] == list(self.naive)
         assert len(self.real) == self.real.count == len(self.naive)
         deadlines_ns = [sent.deadline_ns for sent in self.naive.values()]

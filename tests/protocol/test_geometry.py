@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protocol.support import message_frame
 from trio_nsq.broker.state.batch import Batch
-from trio_nsq.broker.state.in_flight import InFlightBatch
+from trio_nsq.broker.state.in_flight_batch import InFlightBatch
 from trio_nsq.log import RecordBatch
 from trio_nsq.protocol import bulk, pack_messages
 from trio_nsq.protocol.commands import finish_line_ids, finish_run_bytes

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from struct import Struct
 from typing import Final
 
@@ -210,6 +210,12 @@ class Batch:
     ) -> tuple[bytes, bytes]:
         """As `take`, for any messages in ascending order: as many as fit in `max_bytes`, but at least `least`."""
         layout = self._layout(with_headers)
+        first, count = indexes[0], len(indexes)
+        if layout is not None and indexes[-1] - first == count - 1:  # consecutive: in one piece
+            if not least and layout[1][first + 1] - layout[1][first] > max_bytes:
+                return b"", b""
+            lines, view = self.take(first, count, max_bytes, with_headers)
+            return lines, bytes(view)
         if layout is None:
             parts = [self._frame_with_headers(index) for index in indexes]
         else:
@@ -270,8 +276,12 @@ class Batch:
         """Return the bodies of all messages."""
         if self._records is not None:
             self._build(self._records)
-        frames, offsets = self._frames, self._offsets
-        return [frames[start + MESSAGE_FRAME_BYTES : end] for start, end in pairwise(offsets)]
+        bodies: list[bytes] = []
+        frames, start = self._frames, 0
+        for end in self._offsets[1:]:
+            bodies.append(frames[start + MESSAGE_FRAME_BYTES : end])
+            start = end
+        return bodies
 
     @property
     def has_headers(self) -> bool:

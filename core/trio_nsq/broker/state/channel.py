@@ -18,8 +18,8 @@ from .consumer import Consumer
 from .deferred import DeferredMessages
 from .dispatcher import Dispatcher
 from .idleness import IN_USE, idle_since
-from .in_flight import InFlightBatch
-from .message_keys import MessageKeys
+from .in_flight_batch import InFlightBatch
+from .message_keys import Key, MessageKeys
 from .message_store import MessageStore
 from .move import MoveStream
 from .quantiles import RecentSketch
@@ -276,7 +276,7 @@ class Channel:
         prefetched = [each for each in consumer.in_flight if each[0] not in begun_ones]
         if (order := self.messages.order) is not None:
             for sequence, delivery in consumer.in_flight:
-                order.take_back(delivery.id_of(sequence), sequence)
+                order.take_back(delivery.key_of(sequence), sequence)
         consumer.in_flight.clear()
         if self.settings.max_attempts:
             for sequence, _ in prefetched:
@@ -315,8 +315,10 @@ class Channel:
         before = in_flight.count
         # Collected only for latency metrics.
         finished: Counter[InFlightBatch] | None = None if self.e2e_latency is None else Counter()
-        failed = in_flight.finish(lines, finished)
-        if (order := self.messages.order) is not None and (freed := order.finish(lines, failed)):
+        order = self.messages.order
+        keys: list[Key | None] | None = None if order is None else []
+        failed = in_flight.finish(lines, finished, keys)
+        if order is not None and keys and (freed := order.finish(keys)):
             self.messages.requeued.add(freed)
         count = before - in_flight.count
         consumer.finish_count += count
@@ -346,7 +348,7 @@ class Channel:
             return self._not_in_flight_reasons([message_id])[0]
         sequence, delivery = taken
         if (order := self.messages.order) is not None:
-            order.take_back(message_id, sequence)
+            order.take_back(delivery.key_of(sequence), sequence)
         due_ns = now_ns + delay_ms * _NS_PER_MS if delay_ms else 0
         returned = delivery.returned(sequence, Reason.REQUEUED)
         if not counts_attempt:
@@ -467,7 +469,7 @@ class Channel:
         order = self.messages.order
         for sequence, delivery in due:
             if order is not None:
-                order.take_back(delivery.id_of(sequence), sequence)
+                order.take_back(delivery.key_of(sequence), sequence)
             self._return(delivery.returned(sequence, Reason.TIMED_OUT))
         self.timeout_count += len(due)
         self.dispatcher.refresh(consumer)

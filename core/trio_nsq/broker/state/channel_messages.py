@@ -17,7 +17,8 @@ from .consumer import Consumer
 from .cooperative import Runs, in_steps
 from .cursor import Cursor, spans
 from .deferred import DeferredMessages, Requeued
-from .in_flight import OLDEST_SEARCH_LIMIT, InFlightCopy
+from .in_flight import OLDEST_SEARCH_LIMIT
+from .in_flight_batch import InFlightCopy
 from .key_order import KeyOrder
 from .message_keys import MessageKeys
 from .topic_view import TopicView
@@ -85,8 +86,11 @@ class RequeuedMessages:
         self._version.increment()
 
     def remove_first(self, count: int) -> None:
-        for _ in range(count):
-            self.entries.popleft()
+        if count == len(self.entries):
+            self.entries.clear()
+        else:
+            for _ in range(count):
+                self.entries.popleft()
         self._version.increment()
 
     def replace_first(self, count: int, entries: list[Requeued]) -> None:
@@ -434,7 +438,9 @@ class ChannelMessages:
 
     def set_order(self, keys: MessageKeys | None) -> None:
         """Have or end an order by key. Messages that are in flight or deferred by REQ now are not part of it."""
-        blocked = self.order.take_all(()) if self.order is not None else []
+        blocked = self.order.blocked() if self.order is not None else []
+        for consumer in self.consumers:
+            consumer.in_flight.forget_keys()
         self.order = KeyOrder(keys, self._version) if keys is not None else None
         self.requeued.add(blocked)
         self.order_requeued()
@@ -442,7 +448,12 @@ class ChannelMessages:
     def read_keys_again(self) -> None:
         """Find the order anew, after messages have left that held keys."""
         if self.order is not None:
-            self.requeued.add(self.order.take_all(self.deferred.sequences()))
+            sent = [
+                delivery.key_of(sequence)
+                for consumer in self.consumers
+                for sequence, delivery in consumer.in_flight
+            ]
+            self.requeued.add(self.order.take_all(sent, self.deferred.sequences()))
             self.order_requeued()
             self._watch(0)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...log import ALL_STABLE
 from .batch import Batch
 from .deferred import Block, DeferredMessages
-from .in_flight import InFlightCopy
+from .in_flight_batch import InFlightCopy
 from .producers import LastBatch
 from .settings import TopicSettings
 from .waiting_messages import PendingRange, WaitingMessages

@@ -13,8 +13,9 @@ from .batch import Batch
 from .channel_messages import ChannelMessages
 from .consumer import REGION, ZONE, Consumer
 from .deferred import Requeued
-from .in_flight import InFlightBatch
+from .in_flight_batch import InFlightBatch
 from .key_order import KeyOrder
+from .keyed_send import KeyedSend
 from .rate_limit import RateLimit
 from .read_ahead import ReadAhead
 from .timeouts import Timeouts
@@ -406,11 +407,12 @@ class Dispatcher:
                 room -= len(frame)
                 timestamp_ns = batch.timestamp_ns(index) if measured else 0
                 line = b"FIN %s\n" % message_id
-                if order is not None:
-                    order.send(message_id, sequence)
+                keys = [order.take_key(sequence)] if order is not None else None
                 self._put_in_flight(
                     consumer,
-                    InFlightBatch(line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns),
+                    InFlightBatch(
+                        line, sequence, attempts + 1, now_ns, deadline_ns, held, timestamp_ns, None, keys
+                    ),
                 )
             else:
                 self.budget_exhausted = len(requeued.entries) > done and len(frames) < count
@@ -445,33 +447,34 @@ class Dispatcher:
             return []
         taken_count = len(head)
         head.sort(key=_SEQUENCE)
-        frames: list[bytes] = []
+        send = KeyedSend(consumer, self._topic, now_ns, MAX_GRANT_BYTES)
         left: list[Requeued] = []
-        room, at = MAX_GRANT_BYTES, 0
-        while at < len(head) and room > 0:
+        at = 0
+        while at < len(head) and send.room > 0:
             first, _, held = head[at]
             batch = self._read_ahead.in_memory(first) if held is None else held
             if batch is None:
                 left.append(head[at])
                 at += 1
                 continue
-            base, end = batch.base_sequence, at
+            base, end = batch.base_sequence, at + 1
             while end < len(head) and head[end][0] < batch.next_sequence:
                 end += 1
-            sequences = [each for each, _, _ in head[at:end]]
-            indexes = [each - base for each in sequences]
-            lines, run = batch.take_some(indexes, room, consumer.wants_headers, least=not frames)
-            fit = len(lines) // FINISH_LINE_BYTES
-            if fit:
-                order.send_released(lines, sequences[:fit])
-                self._put_some(consumer, batch, lines, indexes[:fit], now_ns)
-                frames.append(run)
-                room -= len(run)
+            sequences = [sequence for sequence, _, _ in head[at:end]]
+            fit = send.add(batch, [each - base for each in sequences], order.keys_of_released(sequences))
+            order.send_released(sequences[:fit])
             at += fit
             if at < end:
                 break
         requeued.replace_first(taken_count, left + head[at:])
-        return [b"".join(frames)] if frames else []
+        return self._put_together(consumer, send)
+
+    def _put_together(self, consumer: Consumer, send: KeyedSend) -> list[Payload]:
+        """Put messages in flight, and return their frames."""
+        deliveries, frames = send.take()
+        for delivery in deliveries:
+            self._put_in_flight(consumer, delivery)
+        return [*frames]
 
     # ------------------------------------------------------------------ fresh messages
 
@@ -542,47 +545,22 @@ class Dispatcher:
             )
             at += same
 
-    def _put_some(
-        self, consumer: Consumer, batch: Batch, lines: bytes, indexes: list[int], now_ns: int
-    ) -> None:
-        """As `_put_run`, for any messages of a batch, in ascending order."""
-        base, count = batch.base_sequence, len(indexes)
-        if indexes[-1] - indexes[0] == count - 1:
-            self._put_run(consumer, batch, lines, base + indexes[0], now_ns)
-            return
-        held, deadline_ns = batch if self._topic.ephemeral else None, now_ns + consumer.msg_timeout_ns
-        at = 0
-        while at < count:
-            end, timestamp_ns = count, 0
-            if self._topic.e2e_window_ns:
-                end, timestamp_ns = at + 1, batch.timestamp_ns(indexes[at])
-                while end < count and batch.timestamp_ns(indexes[end]) == timestamp_ns:
-                    end += 1
-            run = lines[at * FINISH_LINE_BYTES : end * FINISH_LINE_BYTES]
-            sequences = [base + index for index in indexes[at:end]] if end - at > 1 else None
-            self._put_in_flight(
-                consumer,
-                InFlightBatch(run, base + indexes[at], 1, now_ns, deadline_ns, held, timestamp_ns, sequences),
-            )
-            at = end
-
     def _take_by_key(self, order: KeyOrder, consumer: Consumer, count: int, now_ns: int) -> list[Payload]:
         """As `_take_fresh`, in a channel with an order: block the messages whose keys are held."""
-        frames: list[Payload] = []
-        room = MAX_GRANT_BYTES
+        send = KeyedSend(consumer, self._topic, now_ns, MAX_GRANT_BYTES)
         examined = examined_bytes = 0
         messages, cursor = self._messages, self._messages.cursor
-        while count > 0 and room > 0 and not order.has_unread and not order.is_full:
+        while count > 0 and send.room > 0 and not order.has_unread and not order.is_full:
             if examined >= _EXAMINED_AT_ONCE or examined_bytes >= _EXAMINED_BYTES_AT_ONCE:
                 self.budget_exhausted = True
                 break
-            batch = self._batch_at_cursor(now_ns, has_some=bool(frames))
+            batch = self._batch_at_cursor(now_ns, has_some=not send.is_empty)
             if batch is None:
                 break
             keys, base = order.keys_of(batch), batch.base_sequence
             at, end = cursor.position - base, min(batch.next_sequence, messages.limit) - base
-            fit = batch.end_within(at, end, room, consumer.wants_headers)
-            if fit == at and frames:
+            fit = batch.end_within(at, end, send.room, consumer.wants_headers)
+            if fit == at and not send.is_empty:
                 break
             end = max(fit, at + 1) if consumer.sample is None else at + 1  # each message is sampled once
             indexes, stop = order.hold(keys, at, end, count, batch, is_only_in_memory=self._topic.ephemeral)
@@ -594,13 +572,8 @@ class Dispatcher:
             if consumer.sample is not None and not consumer.sample():
                 order.give_back(keys[at])
                 continue
-            lines, run = batch.take_some(indexes, room, consumer.wants_headers)
-            order.send_fresh(lines, keys, indexes)
-            self._put_some(consumer, batch, lines, indexes, now_ns)
-            frames.append(run)
-            count -= len(indexes)
-            room -= len(run)
-        return frames if len(frames) < 2 else [b"".join(frames)]
+            count -= send.add(batch, indexes, list(map(keys.__getitem__, indexes)))
+        return self._put_together(consumer, send)
 
     def _passes(self, batch: Batch, now_ns: int) -> bool:
         """Skip the batch at the cursor if it is expired, deferred or for another channel. Raises LogReadError."""

@@ -8,142 +8,26 @@ id, at about the cost of a dict. Messages sent singly are stored so from the sta
 A message that is not the next one of the oldest run is found by bisection, and only the run that holds it is split.
 Each message is split from a run at most once, so no order of answers is expensive. Unknown ids split no run.
 
-Messages that were sent together and are not consecutive, as those of other keys are left out, are never a run.
+The sequences of a run need not be consecutive: in a channel with an order by key, the messages of held keys are left
+out. There, a later run may have lower ids than an earlier one. Then a message is not found by bisection, so all runs
+are split once a message is not the next one.
 """
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from ...log.record_metadata import Reason
-from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES, ID_BYTES
+from ...protocol.bulk import FINISH_ID_AT, FINISH_LINE_BYTES
 from ...protocol.commands import finish_line_ids
-from .batch import Batch
+from .in_flight_batch import InFlightBatch, InFlightCopy
+from .message_keys import Key
 from .version import Version
-from .withdrawn import WithdrawnMessage
 
 OLDEST_SEARCH_LIMIT: Final = 1000
 """Deliveries, or messages at the head of a queue, examined to find the oldest; bounds the cost."""
-
-
-class InFlightBatch:
-    """The messages of one send: one object for hundreds of messages.
-
-    Args:
-        lines: The FIN lines of the messages; their ids ascend.
-        first_sequence: The first message's sequence; the others are consecutive, without `sequences`.
-        sequences: Of two or more messages that are not consecutive, ascending.
-
-    Attributes:
-        left: Number of messages still in flight. In a run, these are the last ones.
-        deadline_ns: When the messages time out and return to the channel.
-        delivered_ns: When they were sent.
-        attempts: How often they were delivered, including this time.
-        held: The batch that holds them, if they are only in memory; None if they can be read from the log.
-        timestamp_ns: When they were published; 0 if latency is not measured.
-    """
-
-    __slots__ = (
-        "_ids",
-        "_sequences",
-        "attempts",
-        "deadline_ns",
-        "delivered_ns",
-        "held",
-        "left",
-        "lines",
-        "next_sequence",
-        "timestamp_ns",
-    )
-
-    def __init__(
-        self,
-        lines: bytes,
-        first_sequence: int,
-        attempts: int,
-        delivered_ns: int,
-        deadline_ns: int,
-        held: Batch | None = None,
-        timestamp_ns: int = 0,
-        sequences: list[int] | None = None,
-    ) -> None:
-        count = len(lines) // FINISH_LINE_BYTES
-        self.lines: bytes = lines
-        self.next_sequence: int = first_sequence + count
-        self.left: int = count
-        self.attempts: int = attempts
-        self.delivered_ns: int = delivered_ns
-        self.deadline_ns: int = deadline_ns
-        self.held: Batch | None = held
-        self.timestamp_ns: int = timestamp_ns
-        # Of the messages left when the run was split, and of messages that never were a run.
-        self._ids: list[bytes] | None = None
-        self._sequences = sequences
-        if sequences is not None:
-            self.next_sequence = sequences[-1] + 1
-            self._ids = finish_line_ids(lines)
-
-    @property
-    def is_split(self) -> bool:
-        """Whether these are several messages that are stored by id, see `ids`: a run that was split, or never one."""
-        return self._ids is not None
-
-    @property
-    def ids(self) -> list[bytes]:
-        """The ids of the messages, if they were no run when they were sent. Only then."""
-        assert self._ids is not None
-        return self._ids
-
-    @property
-    def begins_at(self) -> int:
-        """A lower bound of the sequences left; in a run, the next message's sequence."""
-        if self._sequences is not None:
-            return self._sequences[0]
-        return self.next_sequence - (self.left if self._ids is None else len(self._ids))
-
-    def split(self) -> list[bytes]:
-        """Split the run, and return the ids of the messages left."""
-        self._ids = finish_line_ids(self.lines[-self.left * FINISH_LINE_BYTES :])
-        return self._ids
-
-    def id_of(self, sequence: int) -> bytes:
-        if self._sequences is not None:
-            return self.ids[bisect_left(self._sequences, sequence)]
-        start = len(self.lines) - (self.next_sequence - sequence) * FINISH_LINE_BYTES
-        return self.lines[start + FINISH_ID_AT : start + FINISH_LINE_BYTES - 1]
-
-    def holds(self, message_id: bytes) -> bool:
-        """Whether this run still has the message. Only for runs."""
-        text = self.lines
-        ids_at = range(len(text) - self.left * FINISH_LINE_BYTES + FINISH_ID_AT, len(text), FINISH_LINE_BYTES)
-        index = bisect_left(ids_at, message_id, key=lambda at: text[at : at + ID_BYTES])
-        return index < self.left and text.startswith(message_id, ids_at[index])
-
-    def sequence_of(self, message_id: bytes) -> int:
-        """Return the sequence of one of these messages. Not for runs."""
-        if self._ids is None:
-            return self.next_sequence - 1
-        if self._sequences is not None:
-            return self._sequences[bisect_left(self._ids, message_id)]
-        return self.next_sequence - len(self._ids) + bisect_left(self._ids, message_id)
-
-    def touched(self, sequence: int, deadline_ns: int) -> "InFlightBatch":
-        """Return a delivery of only this message, with another deadline."""
-        line = b"FIN %s\n" % self.id_of(sequence)
-        return InFlightBatch(
-            line, sequence, self.attempts, self.delivered_ns, deadline_ns, self.held, self.timestamp_ns
-        )
-
-    @property
-    def sequences(self) -> Sequence[int]:
-        """The sequences of the messages when they were sent or the run was split; in a run, of the messages left."""
-        return self._sequences if self._sequences is not None else range(self.begins_at, self.next_sequence)
-
-    def returned(self, sequence: int, reason: Reason | None) -> WithdrawnMessage:
-        return WithdrawnMessage(sequence, self.attempts, reason, self.held)
 
 
 _LEFT: Final = attrgetter("left")
@@ -185,10 +69,7 @@ class InFlight:
         self.version.increment()
         self._deliveries[delivery] = None
         self.count += delivery.left
-        if delivery.is_split:
-            self._by_id.update(dict.fromkeys(delivery.ids, delivery))
-            self._split_count += 1
-        elif delivery.left > 1:
+        if delivery.left > 1:
             runs = self._runs
             if not runs:
                 self._ascends = True
@@ -228,17 +109,22 @@ class InFlight:
             break
         return start
 
-    def finish(self, lines: bytes, finished: Counter[InFlightBatch] | None = None) -> list[bytes]:
+    def finish(
+        self,
+        lines: bytes,
+        finished: Counter[InFlightBatch] | None = None,
+        keys: list[Key | None] | None = None,
+    ) -> list[bytes]:
         """Remove the messages of these FIN lines. Returns the ids that are not in flight, in order.
 
-        Adds the number of finished messages of each delivery to `finished`.
+        Adds the number of finished messages of each delivery to `finished`, and the keys that they hold to `keys`.
         """
         self.version.increment()
         failed: list[bytes] = []
         at, end = 0, len(lines)
         while at < end:
             if not self._runs:
-                self._finish_by_id(lines[at:], finished, failed)
+                self._finish_by_id(lines[at:], finished, keys, failed)
                 break
             run = self._runs[0]
             text, left_bytes = run.lines, run.left * FINISH_LINE_BYTES
@@ -250,7 +136,10 @@ class InFlight:
                 matches = lines.startswith(text[-left_bytes:], at)
             if matches:
                 at += matched_bytes
-                self._finish_run(run, matched_bytes // FINISH_LINE_BYTES, finished)
+                count = matched_bytes // FINISH_LINE_BYTES
+                if keys is not None:
+                    keys += run.next_keys(count)
+                self._finish_run(run, count, finished)
                 continue
             # The lines before the next one of this run are about other messages.
             start = len(text) - left_bytes
@@ -259,7 +148,7 @@ class InFlight:
                 self._split_run(0)
             else:
                 upto = end if goes_on < 0 else goes_on
-                self._finish_by_id(lines[at:upto], finished, failed)
+                self._finish_by_id(lines[at:upto], finished, keys, failed)
                 at = upto
         return failed
 
@@ -273,8 +162,21 @@ class InFlight:
             del self._deliveries[run]
 
     def _finish_by_id(
-        self, lines: bytes, finished: Counter[InFlightBatch] | None, failed: list[bytes]
+        self,
+        lines: bytes,
+        finished: Counter[InFlightBatch] | None,
+        keys: list[Key | None] | None,
+        failed: list[bytes],
     ) -> None:
+        if keys is not None:
+            for message_id in finish_line_ids(lines):
+                if (taken := self._take_by_id(message_id)) is None:
+                    failed.append(message_id)
+                    continue
+                keys.append(taken.key_of(taken.sequence_of(message_id)))
+                if finished is not None:
+                    finished[taken] += 1
+            return
         if len(lines) == FINISH_LINE_BYTES and finished is None:
             message_id = lines[FINISH_ID_AT : FINISH_LINE_BYTES - 1]
             if self._take_by_id(message_id) is None:
@@ -315,18 +217,23 @@ class InFlight:
         self._split_count += 1
 
     def _run_holding(self, message_id: bytes) -> int | None:
-        """Return the index of the run that holds a message; None if no run does."""
+        """Return the index of the run that holds a message; None if no run does. Only if ids ascend."""
         runs = self._runs
-        if self._ascends:
-            index = bisect_left(runs, b"FIN %s\xff" % message_id, key=_LINES) - 1
-            return index if index >= 0 and runs[index].holds(message_id) else None
-        return next((index for index, run in enumerate(runs) if run.holds(message_id)), None)
+        index = bisect_left(runs, b"FIN %s\xff" % message_id, key=_LINES) - 1
+        return index if index >= 0 and runs[index].holds(message_id) else None
 
     def _find_by_id(self, message_id: bytes) -> InFlightBatch | None:
         delivery = self._by_id.get(message_id)
-        if delivery is None and (index := self._run_holding(message_id)) is not None:
-            delivery = self._runs[index]
-            self._split_run(index)
+        if delivery is not None or not self._runs:
+            return delivery
+        if not self._ascends:
+            while self._runs:
+                self._split_run(0)
+            return self._by_id.get(message_id)
+        if (index := self._run_holding(message_id)) is None:
+            return None
+        delivery = self._runs[index]
+        self._split_run(index)
         return delivery
 
     def find(self, message_id: bytes) -> InFlightBatch | None:
@@ -335,7 +242,12 @@ class InFlight:
 
     def holds(self, message_id: bytes) -> bool:
         """Whether a message is in flight. Splits no run."""
-        return message_id in self._by_id or self._run_holding(message_id) is not None
+        if message_id in self._by_id:
+            return True
+        if self._ascends:
+            return self._run_holding(message_id) is not None
+        line = b"FIN %s\n" % message_id
+        return any(run.lines.find(line, -run.left * FINISH_LINE_BYTES) >= 0 for run in self._runs)
 
     def _comes_next(self, message_id: bytes) -> bool:
         """Whether this is the next message of the oldest run."""
@@ -368,6 +280,11 @@ class InFlight:
         assert taken is not None
         sequence, delivery = taken
         self.put(delivery.touched(sequence, deadline_ns))
+
+    def forget_keys(self) -> None:
+        """Let the messages hold no keys: the order of the channel has changed."""
+        for delivery in self._deliveries:
+            delivery.forget_keys()
 
     # ------------------------------------------------------------------ time
 
@@ -450,24 +367,3 @@ class InFlight:
 
     def copy(self) -> "InFlightCopy":
         return InFlightCopy(tuple(self._runs), tuple(map(_LEFT, self._runs)), self._by_id.copy())
-
-
-class InFlightCopy:
-    """A snapshot: yields (sequence, attempts) of each message in flight. C code makes the copies."""
-
-    __slots__ = ("_by_id", "_left", "_runs")
-
-    def __init__(
-        self, runs: tuple[InFlightBatch, ...], left: tuple[int, ...], by_id: dict[bytes, InFlightBatch]
-    ) -> None:
-        self._runs = runs
-        self._left = left
-        self._by_id = by_id
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for run, left in zip(self._runs, self._left, strict=True):
-            next_sequence = run.next_sequence
-            for sequence in range(next_sequence - left, next_sequence):
-                yield sequence, run.attempts
-        for message_id, delivery in self._by_id.items():
-            yield delivery.sequence_of(message_id), delivery.attempts

@@ -13,12 +13,11 @@ Blocked messages cost memory, so their number is limited. At the limit, the curs
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import Final
 
-from ...protocol.commands import finish_line_ids
 from .batch import MERGE_BYTES, Batch
 from .deferred import BLOCK_MESSAGES, Block, Requeued
 from .message_keys import Key, MessageKeys
@@ -53,9 +52,9 @@ class KeyOrder:
         "_held",
         "_held_bytes",
         "_held_counts",
+        "_keys_held",
         "_released",
         "_returned",
-        "_sent",
         "_unread",
         "_version",
         "blocked_count",
@@ -66,10 +65,10 @@ class KeyOrder:
         self.keys: MessageKeys = keys
         self.blocked_count: int = 0
         self._version = version
-        # All keys that are held, with a heap of the blocked sequences; None: there are none.
-        self._behind: dict[Key, list[int] | None] = {}
-        # The messages that hold them: in flight by id; blocked before, and ready now; and the others.
-        self._sent: dict[bytes, Key] = {}
+        self._keys_held: set[Key] = set()
+        # Of some of these keys: a heap of the blocked sequences, at least one.
+        self._behind: dict[Key, list[int]] = {}
+        # The messages that hold keys, besides those in flight: they were blocked, and are ready now; and the others.
         self._released: dict[int, Key] = {}
         self._returned: dict[int, Key] = {}
         # Requeued messages whose keys must be known before the cursor moves on: they may have the same keys.
@@ -127,7 +126,7 @@ class KeyOrder:
         batch: Batch,
         *,
         is_only_in_memory: bool,
-    ) -> tuple[list[int], int]:
+    ) -> tuple[Sequence[int], int]:
         """Hold the keys of up to `count` messages of [start, end), and block those whose keys are held already.
 
         The caller changes the version.
@@ -136,41 +135,39 @@ class KeyOrder:
             The messages that can be delivered, and up to where messages were held or blocked: `end`, or less after
             `count` messages, or if no further one may be blocked.
         """
-        behind = self._behind
-        held = batch if is_only_in_memory else None
-        base = batch.base_sequence
+        held = self._keys_held
+        most = min(end, start + count)
+        wanted = keys[start:most]
+        if held.isdisjoint(wanted):
+            distinct = set(wanted)
+            if len(distinct) == len(wanted) and None not in distinct:
+                held |= distinct
+                return range(start, most), most
+        in_memory = batch if is_only_in_memory else None
+        base, left = batch.base_sequence, MAX_BLOCKED - self.blocked_count
         found: list[int] = []
         for index in range(start, end):
             key = keys[index]
-            if key is not None:
-                if key in behind:
-                    self.block(key, base + index, held=held)
-                    if self.is_full:
-                        return found, index + 1
-                    continue
-                if len(found) == count:
-                    return found, index
-                behind[key] = None
-            elif len(found) == count:
+            if key is not None and key in held:
+                self.block(key, base + index, held=in_memory)
+                left -= 1
+                if not left or (in_memory is not None and self.is_full):
+                    return found, index + 1
+                continue
+            if len(found) == count:
                 return found, index
             found.append(index)
+            if key is not None:
+                held.add(key)
         return found, end
 
     def give_back(self, key: Key | None) -> None:
         """Undo `hold` for a message that leaves instead."""
-        if key is not None:
-            del self._behind[key]
-
-    def send_fresh(self, lines: bytes, keys: list[Key | None], indexes: list[int]) -> None:
-        """Record that the messages of these FIN lines hold their keys in flight."""
-        sent = self._sent
-        for message_id, index in zip(finish_line_ids(lines), indexes, strict=True):
-            if (key := keys[index]) is not None:
-                sent[message_id] = key
+        self._keys_held.discard(key)
 
     def block(self, key: Key, sequence: int, attempts: int = 0, held: Batch | None = None) -> None:
         """Have a message wait for its key, which is held. The caller changes the version."""
-        behind = self._behind[key]
+        behind = self._behind.get(key)
         if behind is None:
             self._behind[key] = [sequence]
         else:
@@ -195,18 +192,17 @@ class KeyOrder:
         key = self.keys.of(batch, sequence - batch.base_sequence)
         if key is None:
             return True
-        if key in self._behind:
+        if key in self._keys_held:
             self.block(key, sequence, attempts, held)
             return False
-        self._behind[key] = None
+        self._keys_held.add(key)
         self._returned[sequence] = key
         return True
 
-    def send(self, message_id: bytes, sequence: int) -> None:
-        """Record that a requeued message is in flight."""
-        key = self._taken(sequence)
-        if key is not None:
-            self._sent[message_id] = key
+    def take_key(self, sequence: int) -> Key | None:
+        """Return the key that a message holds which was not in flight until now: it gets in flight, or leaves."""
+        key = self._released.pop(sequence, None)
+        return key if key is not None else self._returned.pop(sequence, None)
 
     def first_released(self, entries: Iterable[Requeued], count: int) -> list[Requeued]:
         """Return up to `count` leading entries that were blocked before their first delivery, and are ready."""
@@ -218,11 +214,14 @@ class KeyOrder:
             found.append(entry)
         return found
 
-    def send_released(self, lines: bytes, sequences: list[int]) -> None:
-        """As `send_fresh`, for messages that were blocked."""
-        sent, released = self._sent, self._released
-        for message_id, sequence in zip(finish_line_ids(lines), sequences, strict=True):
-            sent[message_id] = released.pop(sequence)
+    def keys_of_released(self, sequences: list[int]) -> list[Key | None]:
+        """Return the keys of messages that were blocked, and are ready."""
+        return list(map(self._released.__getitem__, sequences))
+
+    def send_released(self, sequences: list[int]) -> None:
+        """As `take_key`, for messages that were blocked."""
+        for sequence in sequences:
+            del self._released[sequence]
 
     def must_read(self, sequences: Iterable[int]) -> None:
         """Let no fresh message be delivered before the keys of these requeued messages are known."""
@@ -234,20 +233,10 @@ class KeyOrder:
 
     # ------------------------------------------------------------------ released keys
 
-    def finish(self, lines: bytes, failed: list[bytes]) -> list[Requeued]:
-        """Release the keys of messages that consumers finished; returns the messages that hold them now.
-
-        Args:
-            failed: The ids among the lines that were not in flight.
-        """
-        ids: Iterable[bytes] = finish_line_ids(lines)
-        if failed:
-            ids = Counter(ids)
-            ids.subtract(failed)
-            ids = +ids
+    def finish(self, keys: Iterable[Key | None]) -> list[Requeued]:
+        """Release the keys of messages that consumers finished; returns the messages that hold them now."""
         freed: list[Requeued] = []
-        for message_id in ids:
-            key = self._sent.pop(message_id, None)
+        for key in keys:
             if key is not None:
                 self._release(key, freed)
         return freed
@@ -257,29 +246,24 @@ class KeyOrder:
         freed: list[Requeued] = []
         for sequence in sequences:
             self._unread.discard(sequence)
-            key = self._taken(sequence)
+            key = self.take_key(sequence)
             if key is not None:
                 self._release(key, freed)
         return freed
 
-    def take_back(self, message_id: bytes, sequence: int) -> None:
-        """Record that a message is not in flight any more, and not finished."""
-        key = self._sent.pop(message_id, None)
+    def take_back(self, key: Key | None, sequence: int) -> None:
+        """Record that a message with this key is not in flight any more, and not finished."""
         if key is not None:
             self._returned[sequence] = key
 
-    def _taken(self, sequence: int) -> Key | None:
-        key = self._released.pop(sequence, None)
-        return key if key is not None else self._returned.pop(sequence, None)
-
     def _release(self, key: Key, freed: list[Requeued]) -> None:
-        behind = self._behind[key]
+        behind = self._behind.get(key)
         if behind is None:
-            del self._behind[key]
+            self._keys_held.discard(key)
             return
         sequence = heappop(behind)
         if not behind:
-            self._behind[key] = None
+            del self._behind[key]
         self.blocked_count -= 1
         self._released[sequence] = key
         freed.append(self._entry(sequence))
@@ -297,7 +281,7 @@ class KeyOrder:
     # ------------------------------------------------------------------ all blocked messages
 
     def _sequences(self) -> Iterator[int]:
-        return chain.from_iterable(filter(None, self._behind.values()))
+        return chain.from_iterable(self._behind.values())
 
     def blocked(self) -> list[Requeued]:
         """Return all blocked messages, in no order."""
@@ -305,8 +289,8 @@ class KeyOrder:
         return [(each, attempts.get(each, 0), held.get(each)) for each in self._sequences()]
 
     def first_blocked(self, keys: int) -> list[int]:
-        """Return the lowest blocked sequence of each of some keys, those that have been held longest."""
-        return [behind[0] for behind in islice(filter(None, self._behind.values()), keys)]
+        """Return the lowest blocked sequence of each of some keys, those with the longest wait."""
+        return [behind[0] for behind in islice(self._behind.values(), keys)]
 
     def blocks(self) -> list[Block]:
         """Return the blocked messages for a checkpoint, as deferred ones that are due at once."""
@@ -329,13 +313,15 @@ class KeyOrder:
         wanted = set(sequences)
         self._unread -= wanted
         found: list[Requeued] = []
-        for key, behind in self._behind.items():
-            if behind is None or wanted.isdisjoint(behind):
+        for key, behind in list(self._behind.items()):
+            if wanted.isdisjoint(behind):
                 continue
             found += [self._entry(each) for each in behind if each in wanted]
-            kept = [each for each in behind if each not in wanted]
-            heapify(kept)
-            self._behind[key] = kept or None
+            if kept := [each for each in behind if each not in wanted]:
+                heapify(kept)
+                self._behind[key] = kept
+            else:
+                del self._behind[key]
         self._removed(len(found))
         return found
 
@@ -344,16 +330,15 @@ class KeyOrder:
         return [each for each in sequences if each in self._released]
 
     def drop_oldest(self, count: int) -> int:
-        """Drop up to `count` blocked messages, of the keys that have been held longest; return their number."""
+        """Drop up to `count` blocked messages, of the keys with the longest wait; return their number."""
         dropped = 0
-        for key, behind in self._behind.items():
+        while dropped < count and self._behind:
+            key, behind = next(iter(self._behind.items()))
             while behind and dropped < count:
                 self._entry(heappop(behind))
                 dropped += 1
             if not behind:
-                self._behind[key] = None
-            if dropped == count:
-                break
+                del self._behind[key]
         self._removed(dropped)
         return dropped
 
@@ -366,22 +351,21 @@ class KeyOrder:
         if count:
             self._version.increment()
 
-    def take_all(self, deferred: Iterable[int]) -> list[Requeued]:
-        """Forget the keys, except those of messages in flight and of these deferred ones; return the blocked ones."""
+    def take_all(self, in_flight: Iterable[Key | None], deferred: Iterable[int]) -> list[Requeued]:
+        """Forget the keys, except these in flight and those of these deferred messages; return the blocked messages."""
         blocked = self.blocked()
         returned = self._returned
         kept = {each: returned[each] for each in deferred if each in returned} if returned else {}
-        sent = self._sent
         self.clear()
-        self._sent, self._returned = sent, kept
-        self._behind = dict.fromkeys(chain(sent.values(), kept.values()))
+        self._returned = kept
+        self._keys_held = {key for key in in_flight if key is not None}.union(kept.values())
         return blocked
 
     def clear(self) -> None:
         """Forget all messages and keys."""
         self._version.increment()
+        self._keys_held = set()
         self._behind = {}
-        self._sent = {}
         self._released = {}
         self._returned = {}
         self._unread = set()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from .consumer import Consumer
-from .in_flight import InFlightBatch
+from .in_flight_batch import InFlightBatch
 
 TimedOut = list[tuple[int, InFlightBatch]]
 """(sequence, delivery) of each message."""
