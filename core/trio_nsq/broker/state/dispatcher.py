@@ -461,10 +461,11 @@ class Dispatcher:
             while end < len(head) and head[end][0] < batch.next_sequence:
                 end += 1
             sequences = [sequence for sequence, _, _ in head[at:end]]
-            fit = send.add(batch, [each - base for each in sequences], order.keys_of_released(sequences))
-            order.send_released(sequences[:fit])
+            keys = order.send_released(sequences)
+            fit = send.add(batch, [each - base for each in sequences], keys)
             at += fit
             if at < end:
+                order.keep_released(sequences[fit:], keys[fit:])
                 break
         requeued.replace_first(taken_count, left + head[at:])
         return self._put_together(consumer, send)

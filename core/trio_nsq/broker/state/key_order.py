@@ -52,7 +52,6 @@ class KeyOrder:
         "_held",
         "_held_bytes",
         "_held_counts",
-        "_keys_held",
         "_released",
         "_returned",
         "_unread",
@@ -65,9 +64,8 @@ class KeyOrder:
         self.keys: MessageKeys = keys
         self.blocked_count: int = 0
         self._version = version
-        self._keys_held: set[Key] = set()
-        # Of some of these keys: a heap of the blocked sequences, at least one.
-        self._behind: dict[Key, list[int]] = {}
+        # All keys that are held, with a heap of the blocked sequences; None: there are none.
+        self._behind: dict[Key, list[int] | None] = {}
         # The messages that hold keys, besides those in flight: they were blocked, and are ready now; and the others.
         self._released: dict[int, Key] = {}
         self._returned: dict[int, Key] = {}
@@ -135,39 +133,51 @@ class KeyOrder:
             The messages that can be delivered, and up to where messages were held or blocked: `end`, or less after
             `count` messages, or if no further one may be blocked.
         """
-        held = self._keys_held
+        behind = self._behind
         most = min(end, start + count)
         wanted = keys[start:most]
-        if held.isdisjoint(wanted):
-            distinct = set(wanted)
+        if behind.keys().isdisjoint(wanted):
+            distinct = dict.fromkeys(wanted)
             if len(distinct) == len(wanted) and None not in distinct:
-                held |= distinct
+                behind.update(distinct)
                 return range(start, most), most
-        in_memory = batch if is_only_in_memory else None
+        held = batch if is_only_in_memory else None
         base, left = batch.base_sequence, MAX_BLOCKED - self.blocked_count
         found: list[int] = []
         for index in range(start, end):
             key = keys[index]
-            if key is not None and key in held:
-                self.block(key, base + index, held=in_memory)
-                left -= 1
-                if not left or (in_memory is not None and self.is_full):
-                    return found, index + 1
-                continue
-            if len(found) == count:
+            if len(found) == count and (key is None or key not in behind):
                 return found, index
-            found.append(index)
             if key is not None:
-                held.add(key)
+                number = len(behind)
+                waiting = behind.setdefault(key, None)
+                if len(behind) == number:
+                    self._block_last(key, waiting, base + index, held)
+                    left -= 1
+                    if not left or (held is not None and self.is_full):
+                        return found, index + 1
+                    continue
+            found.append(index)
         return found, end
+
+    def _block_last(self, key: Key, waiting: list[int] | None, sequence: int, held: Batch | None) -> None:
+        """As `block`, for the message at the cursor: it comes after all others that wait for its key."""
+        if waiting is None:
+            self._behind[key] = [sequence]
+        else:
+            waiting.append(sequence)
+        self.blocked_count += 1
+        if held is not None:
+            self._hold_batch(sequence, held)
 
     def give_back(self, key: Key | None) -> None:
         """Undo `hold` for a message that leaves instead."""
-        self._keys_held.discard(key)
+        if key is not None:
+            del self._behind[key]
 
     def block(self, key: Key, sequence: int, attempts: int = 0, held: Batch | None = None) -> None:
         """Have a message wait for its key, which is held. The caller changes the version."""
-        behind = self._behind.get(key)
+        behind = self._behind[key]
         if behind is None:
             self._behind[key] = [sequence]
         else:
@@ -175,11 +185,14 @@ class KeyOrder:
         if attempts:
             self._attempts[sequence] = attempts
         if held is not None:
-            self._held[sequence] = held
-            self._held_counts[held] += 1
-            if self._held_counts[held] == 1:
-                self._held_bytes += _held_size(held)
+            self._hold_batch(sequence, held)
         self.blocked_count += 1
+
+    def _hold_batch(self, sequence: int, batch: Batch) -> None:
+        self._held[sequence] = batch
+        self._held_counts[batch] += 1
+        if self._held_counts[batch] == 1:
+            self._held_bytes += _held_size(batch)
 
     # ------------------------------------------------------------------ requeued messages
 
@@ -192,10 +205,10 @@ class KeyOrder:
         key = self.keys.of(batch, sequence - batch.base_sequence)
         if key is None:
             return True
-        if key in self._keys_held:
+        if key in self._behind:
             self.block(key, sequence, attempts, held)
             return False
-        self._keys_held.add(key)
+        self._behind[key] = None
         self._returned[sequence] = key
         return True
 
@@ -214,14 +227,13 @@ class KeyOrder:
             found.append(entry)
         return found
 
-    def keys_of_released(self, sequences: list[int]) -> list[Key | None]:
-        """Return the keys of messages that were blocked, and are ready."""
-        return list(map(self._released.__getitem__, sequences))
-
-    def send_released(self, sequences: list[int]) -> None:
+    def send_released(self, sequences: list[int]) -> list[Key | None]:
         """As `take_key`, for messages that were blocked."""
-        for sequence in sequences:
-            del self._released[sequence]
+        return list(map(self._released.pop, sequences))
+
+    def keep_released(self, sequences: list[int], keys: list[Key | None]) -> None:
+        """Undo `send_released` for messages that are not sent yet."""
+        self._released.update(zip(sequences, keys, strict=True))
 
     def must_read(self, sequences: Iterable[int]) -> None:
         """Let no fresh message be delivered before the keys of these requeued messages are known."""
@@ -257,13 +269,15 @@ class KeyOrder:
             self._returned[sequence] = key
 
     def _release(self, key: Key, freed: list[Requeued]) -> None:
-        behind = self._behind.get(key)
+        behind = self._behind.pop(key)
         if behind is None:
-            self._keys_held.discard(key)
             return
-        sequence = heappop(behind)
-        if not behind:
-            del self._behind[key]
+        if len(behind) == 1:
+            self._behind[key] = None
+            sequence = behind[0]
+        else:
+            self._behind[key] = behind
+            sequence = heappop(behind)
         self.blocked_count -= 1
         self._released[sequence] = key
         freed.append(self._entry(sequence))
@@ -281,7 +295,7 @@ class KeyOrder:
     # ------------------------------------------------------------------ all blocked messages
 
     def _sequences(self) -> Iterator[int]:
-        return chain.from_iterable(self._behind.values())
+        return chain.from_iterable(filter(None, self._behind.values()))
 
     def blocked(self) -> list[Requeued]:
         """Return all blocked messages, in no order."""
@@ -289,8 +303,8 @@ class KeyOrder:
         return [(each, attempts.get(each, 0), held.get(each)) for each in self._sequences()]
 
     def first_blocked(self, keys: int) -> list[int]:
-        """Return the lowest blocked sequence of each of some keys, those with the longest wait."""
-        return [behind[0] for behind in islice(self._behind.values(), keys)]
+        """Return the lowest blocked sequence of each of some keys, those that have been held longest."""
+        return [behind[0] for behind in islice(filter(None, self._behind.values()), keys)]
 
     def blocks(self) -> list[Block]:
         """Return the blocked messages for a checkpoint, as deferred ones that are due at once."""
@@ -313,15 +327,13 @@ class KeyOrder:
         wanted = set(sequences)
         self._unread -= wanted
         found: list[Requeued] = []
-        for key, behind in list(self._behind.items()):
-            if wanted.isdisjoint(behind):
+        for key, behind in self._behind.items():
+            if behind is None or wanted.isdisjoint(behind):
                 continue
             found += [self._entry(each) for each in behind if each in wanted]
-            if kept := [each for each in behind if each not in wanted]:
-                heapify(kept)
-                self._behind[key] = kept
-            else:
-                del self._behind[key]
+            kept = [each for each in behind if each not in wanted]
+            heapify(kept)
+            self._behind[key] = kept or None
         self._removed(len(found))
         return found
 
@@ -330,15 +342,16 @@ class KeyOrder:
         return [each for each in sequences if each in self._released]
 
     def drop_oldest(self, count: int) -> int:
-        """Drop up to `count` blocked messages, of the keys with the longest wait; return their number."""
+        """Drop up to `count` blocked messages, of the keys that have been held longest; return their number."""
         dropped = 0
-        while dropped < count and self._behind:
-            key, behind = next(iter(self._behind.items()))
+        for key, behind in self._behind.items():
             while behind and dropped < count:
                 self._entry(heappop(behind))
                 dropped += 1
             if not behind:
-                del self._behind[key]
+                self._behind[key] = None
+            if dropped == count:
+                break
         self._removed(dropped)
         return dropped
 
@@ -358,13 +371,13 @@ class KeyOrder:
         kept = {each: returned[each] for each in deferred if each in returned} if returned else {}
         self.clear()
         self._returned = kept
-        self._keys_held = {key for key in in_flight if key is not None}.union(kept.values())
+        sent = [key for key in in_flight if key is not None]
+        self._behind = dict.fromkeys(chain(sent, kept.values()))
         return blocked
 
     def clear(self) -> None:
         """Forget all messages and keys."""
         self._version.increment()
-        self._keys_held = set()
         self._behind = {}
         self._released = {}
         self._returned = {}
