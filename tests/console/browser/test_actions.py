@@ -61,10 +61,20 @@ def fill(fleet: Fleet, topic: str, each: int) -> None:
         wait_until(partial(has_depth, broker, topic, each), "all arrived")
 
 
-def await_known(console: RunningConsole, topic: str, name: str = "work") -> None:
-    """Wait until the console has seen a channel: it asks the brokers every two seconds."""
+def await_known(console: RunningConsole, fleet: Fleet, topic: str, name: str = "work") -> None:
+    """Wait until the console has seen a channel on all brokers that have it: it asks them every two seconds."""
     path = f"/topics/{topic}/{name}"
-    wait_until(lambda: get(console.http_address, path).status == 200, f"{path} is shown")
+    having = [
+        broker.http_address
+        for broker in fleet.brokers
+        if any(each["channel_name"] == name for each in (stats(broker, topic).get("channels") or ()))
+    ]
+
+    def is_shown() -> bool:
+        page = get(console.http_address, path)
+        return page.status == 200 and all(address.encode() in page.body for address in having)
+
+    wait_until(is_shown, f"{path} is shown with {having}")
 
 
 @both
@@ -90,7 +100,7 @@ def test_pause_empty_and_delete(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
     fill(fleet, topic, 7)
-    await_known(console, topic)
+    await_known(console, fleet, topic)
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/topics/{topic}/work")
     page.get_by_role("link", name="Pause", exact=True).click()
@@ -132,7 +142,7 @@ def test_time_travel(
 ) -> None:
     """Forward and back; nsqd takes no part. What is shown before is what happens."""
     fill(fleet, topic, 5)
-    await_known(console, topic)
+    await_known(console, fleet, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/work/seek")
     expect(page.locator("main")).to_contain_text(fleet.nsqd.http_address)  # it cannot
     page.get_by_label("The end: skip the backlog").check()
@@ -165,7 +175,7 @@ def test_dead_letters(
     Cli("", broker.http_address).publish(topic, [b"failing %d" % number for number in range(3)])
     fail_messages(broker.tcp_address, topic, "work", 3)
     wait_until(lambda: stats(broker, dead).get("message_count") == 3, "the dead letters arrived")
-    await_known(console, dead, "dead-letters")
+    await_known(console, fleet, dead, "dead-letters")
 
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/dead-letters/{dead}")
@@ -192,7 +202,7 @@ def test_deferred_messages(
     for number in range(3):
         broker.post("/pub", b"later %d" % number, topic=topic, defer=3_600_000 + number)
     wait_until(lambda: channel(broker, topic, "work")["deferred_count"] == 3, "all are deferred")
-    await_known(console, topic)
+    await_known(console, fleet, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/work/deferred")
     page.locator("tr", has_text="later 1").get_by_role("checkbox").check()
     page.get_by_role("button", name="Cancel selected").click()
@@ -208,7 +218,7 @@ def test_settings(
 ) -> None:
     """A wrong value is refused; the preview shows what changes, and nsqd takes no part."""
     fill(fleet, topic, 5)
-    await_known(console, topic)
+    await_known(console, fleet, topic)
     visitor = visit(console.origin, javascript=javascript)
     page = visitor.open(f"/topics/{topic}/work/settings")
     with visitor.expects("status of 422"):
@@ -229,7 +239,7 @@ def test_publish(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
     fleet.create(topic, "work")
-    await_known(console, topic)
+    await_known(console, fleet, topic)
     page = visit(console.origin, javascript=javascript).open(f"/topics/{topic}/publish")
     page.get_by_label("Body").fill('{"by": "hand"}')
     page.locator("main").get_by_role("button", name="Publish").click()
