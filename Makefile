@@ -155,7 +155,8 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=N, which it prints, repeats a run
 	@echo 'To repeat this run: make soak SEED=$(SEED)'
-	TEST_PROCESSES=new MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
+	TEST_PROCESSES=new SOAK=1 $(BIN)/pytest tests -m 'soak and not hypothesis' --timeout=0 $(ARGS)
+	TEST_PROCESSES=new SOAK=1 MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		NODE_KILLS=$${NODE_KILLS:-100} \

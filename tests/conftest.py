@@ -18,6 +18,7 @@ import trustme
 from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
+from soak import SOAK, examples
 from trio_nsq.protocol.bulk import COMPILED
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # prints the seed.
 settings.register_profile(
     "fixed",
+    max_examples=examples(),
     derandomize=True,
     database=None,
     deadline=None,
@@ -143,11 +145,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the modules whose functions it replaces or watches are compiled: make pure")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files that run side by side: Spark first, then slow files, then fast ones, so that all workers end together.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `make soak` runs, and sort files that run side by side.
 
-    Slow files of all folders are mixed: some mostly compute, others mostly wait.
+    Spark is first, then slow files, then fast ones, so that all workers end together. Slow files of all folders are
+    mixed: some mostly compute, others mostly wait.
     """
+    if not SOAK and (left_out := [item for item in items if item.get_closest_marker("soak")]):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slow |= {item.path for item in items if item.path.parent.name in _SLOW_FOLDERS}
 

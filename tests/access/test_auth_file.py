@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from trio_nsq.access import ROLES, AuthFileError, read_auth_file, token_digest
 from trio_nsq.access.auth_file import MAX_FILE_BYTES, parse_auth_file
 
@@ -199,7 +200,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=14))
 def test_no_text_raises_another_error(fragments: list[str]) -> None:
     try:

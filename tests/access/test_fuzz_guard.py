@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from access.support import ALL_ROLES, AuthFile, Given, everything
+from soak import examples
 from trio_nsq.access import Rule
 from trio_nsq.access.access import Access
 from trio_nsq.access.auth_file import parse_auth_file
@@ -92,7 +93,7 @@ def may(exchange: Exchange) -> bool:
     )
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(
     st.lists(
         st.tuples(

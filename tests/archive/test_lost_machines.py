@@ -17,6 +17,7 @@ from cli.support import Cli
 from faults.ledger import MS, Ledger
 from faults.load import MSG_TIMEOUT_MS, run_and_kill
 from interop.peers import Broker, qcli_serve
+from soak import in_soak
 from storage.stores import Fault, Store, proxy
 
 LIVES = int(os.environ.get("FAULT_KILLS", "2"))
@@ -66,7 +67,7 @@ async def test_nothing_acknowledged_is_lost_with_the_machine(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["s3", "moto_s3", "azure"])
+@pytest.mark.parametrize("kind", ["s3", *in_soak("moto_s3"), "azure"])
 async def test_nothing_acknowledged_is_lost_with_a_bucket_that_loses_answers(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -18,6 +18,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from spark import protos
 from spark.registries import ScriptedRegistry, scripted_registry
 from trio_nsq.bodies.bodies_file import BodiesFileError, TopicReaders, read_bodies_file
@@ -104,7 +105,7 @@ def scripted() -> Iterator[ScriptedRegistry]:
 
 @pytest.mark.parametrize("kind", COMPRESS)
 @given(body=st.binary(min_size=1, max_size=200))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_compressed_bodies_say_what_they_are(kind: str, body: bytes) -> None:
     found = PLAIN.read(COMPRESS[kind](body))
     if not body.startswith(b"Obj\x01"):
@@ -335,7 +336,7 @@ BEGINNINGS = st.sampled_from(
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("masked", [False, True])
 @given(beginning=BEGINNINGS, rest=st.binary(max_size=300))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_bytes(folder: Path, kind: str, masked: bool, beginning: bytes, rest: bytes) -> None:
     field = "1" if kind == "fields" else "user"
     reader = reader_of(folder, FORMATS[kind] + (f'\nmask = ["{field}"]' if masked else ""))
@@ -345,7 +346,7 @@ def test_any_bytes(folder: Path, kind: str, masked: bool, beginning: bytes, rest
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_damaged_avro_files(data: st.DataObject) -> None:
     body = bytearray(container(CLICK, [{"user": "u", "at": b"x"}] * 3, "deflate"))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -358,7 +359,9 @@ def test_damaged_avro_files(data: st.DataObject) -> None:
 
 
 NAMES = st.sampled_from(["card", "user", "a.b", "x"])
-SCALARS = st.none() | st.booleans() | st.integers() | st.just(SECRET)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.just(SECRET)
+)  # MessagePack has no others
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
@@ -385,7 +388,7 @@ def has_secret_elsewhere(value: Any, path: tuple[str, ...], masked: str) -> bool
     st.sampled_from([Mask.HIDE, Mask.NULL, Mask.SHA256]),
     st.sampled_from(["json", "gzip", "messagepack"]),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_masked_values_are_nowhere(value: dict[str, Any], field: str, mask: Mask, form: str) -> None:
     reader = BodyReader(masks=[(field, mask)])
     body = json.dumps(value).encode()

@@ -22,6 +22,7 @@ from broker.support import (
     running_broker,
     settle,
 )
+from soak import examples
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.event_loop.pacing import Pacing
 
@@ -175,7 +176,7 @@ def conversation(before: list[str], after: list[str], end: list[str]) -> list[st
     return [*before, "SUB", *after, *end]
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=examples(40), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @example(
     "always",
     ["PUB", "SUB new", "FIN", "PUB new", "NOPE"],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.support import RawClient, connected, identify, mpub, running_broker, settle
+from soak import examples
 from trio_nsq.broker import BoundAddresses
 from trio_nsq.protocol import Limits
 from trio_nsq.protocol.limits import MIB
@@ -397,7 +398,7 @@ async def test_a_slow_body_ends_only_if_others_wait_for_its_room(
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     stalled=st.lists(st.tuples(st.sampled_from(HOSTS[:2]), st.integers(MIB // 16, 8 * MIB)), max_size=40),
     honest=st.lists(

@@ -12,6 +12,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from broker.support import PATIENCE_S, HeldFiles, settle
+from soak import examples
 from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.errors import PublishRefused
 from trio_nsq.broker.ingest.publication import Publication
@@ -168,7 +169,7 @@ async def running(folder: Path) -> AsyncIterator[Run]:
     data_folder.close()
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=examples(25), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @example([("create", "b"), ("delete slowly", "b"), ("go on", "b"), ("create", "b")])
 @example(
     [

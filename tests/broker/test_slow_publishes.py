@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker.api import Api, address, running_api
 from broker.support import PATIENCE_S, connected, dpub, identify, mpub, pub, threads_done
+from soak import examples
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.broker.topic_registry import TopicRegistry
 from trio_nsq.log import DiskLog
@@ -102,7 +103,7 @@ def stored(data_path: Path, topic: str) -> list[object]:
     return list(records)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(CLIENTS, min_size=1, max_size=5))
 def test_slow_way_equals_the_fast_way(waited: list[str], clients: list[tuple[str, list[Publish]]]) -> None:
     def plain(of: object, topic: str) -> str:

@@ -20,6 +20,7 @@ from broker.certificates import Certificates
 from cli.support import FREE_PORTS, Cli, CliHere, Run, command_line, lines_until_ready, options, serving
 from client.support.tokens import AuthFile
 from interop.peers import qcli_lookupd, qcli_serve
+from soak import examples
 
 VALID = "The configuration is valid.\n"
 
@@ -200,7 +201,9 @@ ADDRESSES = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(ADDRESSES)
 @example(".")
 @example("..")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from cli.support import Cli, CliHere, Run
 from fleet.definitions import documents
 from interop.peers import Broker, free_ports, nsqd, qcli_serve
+from soak import examples
 
 DOCUMENT = {
     "version": 1,
@@ -124,7 +125,9 @@ def test_changes_as_json(one: Cli) -> None:
     assert (made.code, made.records) == (0, [each | {"done": True} for each in changes])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(document=documents())
 def test_an_export_brings_everything_back(one: Cli, document: Mapping[str, Any]) -> None:
     assert apply(one, document, "--delete")[0] == 0

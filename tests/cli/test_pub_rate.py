@@ -24,6 +24,7 @@ from qcli.commands.pub.records import RecordParser, Records
 from qcli.commands.pub.strategy import AllBrokers, KeyHash, RoundRobin, Strategy
 from qcli.commands.shared.rate_limiter import RateLimiter
 from qcli.framework.errors import ExitCode
+from soak import examples
 
 MOST_BYTES = 4096
 
@@ -108,7 +109,7 @@ def records_source(batch_size: int) -> BatchSource:
     return Records(RecordParser(None, None, 10_000), 10_000, batch_size, skip_bad=False)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     form=st.sampled_from(
         [(as_lines, lines_source), (as_frames, frames_source), (as_records, records_source)]

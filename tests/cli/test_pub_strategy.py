@@ -28,6 +28,7 @@ from qcli.commands.pub.pipeline import PublishPipeline
 from qcli.commands.pub.publisher import Publisher
 from qcli.commands.pub.strategy import KeyHash, RoundRobin, Strategy
 from qcli.framework.errors import ExitCode
+from soak import examples
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 # ---------------------------------------------------------------------- without brokers
@@ -115,7 +116,7 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(count=st.integers(0, 60), batch_size=st.integers(1, 20), brokers=st.integers(1, 4))
 def test_round_robin_is_even(
     tmp_path_factory: pytest.TempPathFactory, count: int, batch_size: int, brokers: int
@@ -128,7 +129,7 @@ def test_round_robin_is_even(
         assert sender.stored == numbers(count)[place::brokers]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(bodies=st.lists(st.sampled_from(numbers(30)), max_size=60), brokers=st.integers(1, 4))
 def test_hash_keeps_keys_together_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes], brokers: int

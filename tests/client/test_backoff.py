@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from trio_nsq.client import ConsumerSettings
 from trio_nsq.client.consuming.backoff import Backoff
 
@@ -139,7 +140,7 @@ RESULTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     RESULTS,
     st.floats(0, 3600),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from trio_nsq.client import ConsumerSettings
 from trio_nsq.client.consuming.rdy_distribution import ReadyDistribution, even_shares
 
@@ -55,7 +56,7 @@ def test_even_shares(total: int, maxima: list[int], shares: list[int]) -> None:
     assert even_shares(total, maxima) == shares
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 300), st.lists(st.integers(0, 100), max_size=8))
 def test_shares_are_even_within_the_maxima_and_use_everything(total: int, maxima: list[int]) -> None:
     shares = even_shares(total, maxima)
@@ -172,7 +173,7 @@ def test_after_zero_one_share_goes_to_any_connection() -> None:
     assert first == {"a", "b", "c"}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 5), st.integers(1, 12), st.booleans(), st.integers())
 def test_each_connection_has_its_turn(limit: int, more: int, messages: bool, seed: int) -> None:
     keys = [f"broker {number}" for number in range(limit + more)]
@@ -206,7 +207,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(STEPS, st.integers())
 def test_sum_of_shares_equals_the_limit(steps: list[tuple[str, Any]], seed: int) -> None:
     made, limit, now, names = distribution(4, seed=seed), 4, 0.0, count()

@@ -22,6 +22,7 @@ from broker.support import PATIENCE_S, connected, running_broker
 from console.access_support import guarded_broker, running_console
 from console.message_support import PageText, browsing, http_address
 from console.message_support import running_console as plain_console
+from soak import examples
 from trio_nsq.bodies.bodies_file import TopicReaders
 from trio_nsq.bodies.reading import PLAIN, BodyReader
 from trio_nsq.console.messages.bodies import PageBodies, TopicBodies
@@ -262,7 +263,7 @@ def test_page_without_time_leaves_bodies() -> None:
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.booleans(), st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_search_without_time_continues(sizes: list[int], backwards: bool, data: st.DataObject) -> None:
     """It looks at one body at least, says how far it came, and finds the same."""
     records: list[RecordBatch] = []

@@ -25,6 +25,7 @@ from console.oidc_support import (
     shown_user,
     site_of,
 )
+from soak import examples
 from trio_nsq.console.oidc.id_token import InvalidIDToken, parse_keys, read_id_token
 from trio_nsq.console.oidc.pending import LIFETIME_S, PendingLogins
 
@@ -228,7 +229,7 @@ def test_unknown_keys_do_not_spoil_the_others() -> None:
 # -------------------------------------------------------------------------- logins that are not finished
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.text(max_size=200), st.integers(0, 500), st.binary(min_size=1, max_size=3))
 def test_a_changed_cookie_or_state_is_refused(state: str, at: int, data: bytes) -> None:
     pending = PendingLogins(bytes(32))

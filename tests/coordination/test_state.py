@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from soak import examples
 from trio_nsq.coordination.state import (
     MAX_EPOCH,
     MAX_MEMBERS,
@@ -273,7 +274,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=100, stateful_step_count=30)
+TestCluster.settings = settings(max_examples=examples(100), stateful_step_count=30)
 
 
 @given(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.definitions import documents
+from soak import examples
 from trio_nsq.fleet.definitions.changes import DefinitionChange, changes_to, rounds
 from trio_nsq.fleet.definitions.differences import together
 from trio_nsq.fleet.definitions.document import matching, to_text
@@ -64,7 +65,7 @@ def applied(found: Topics, changes: list[DefinitionChange]) -> Topics:
     return topics
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(documents(), documents())
 def test_after_the_changes_there_is_nothing_to_change(
     document: Mapping[str, Any], before: Mapping[str, Any]
@@ -82,7 +83,7 @@ def test_after_the_changes_there_is_nothing_to_change(
             assert to_text(applied({}, changes_to(from_text(to_text(after)), {}))) == to_text(after)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(documents())
 def test_a_document_on_an_empty_broker_is_exported_again(document: Mapping[str, Any]) -> None:
     found = applied({}, changes_to(parse(document), {}))
@@ -163,7 +164,7 @@ _CHAINS: st.SearchStrategy[Topics] = st.permutations("abcd").flatmap(
 """Topics whose channels have dead-letter topics, without a cycle."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_CHAINS, _CHAINS, st.booleans(), st.randoms(use_true_random=False))
 def test_no_step_makes_a_cycle(before: Topics, after: Topics, delete: bool, rng: Random) -> None:
     """A broker makes the changes of a round in any order, and refuses each that makes a cycle."""

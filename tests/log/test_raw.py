@@ -17,6 +17,7 @@ from log.support import (
     record_offsets,
     segment_files,
 )
+from soak import examples
 from trio_nsq.log import DiskLog, Log, RecordBatch
 from trio_nsq.log.raw import RawStreamError, RawStreamReader, encode_raw
 from trio_nsq.log.records import HEADER_BYTES, encode_header
@@ -84,7 +85,7 @@ def test_raw_stream_of_a_disk_log_equals_the_file(tmp_path: Path) -> None:
     st.integers(1, 200),
     st.sampled_from([1, 150, 10**6]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_stream_in_any_pieces(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[list[bytes]], piece_bytes: int, segment_bytes: int
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log.support import FILE_HEADER_BYTES, HastyFiles, batch, contents, copied, link, numbered, segment_files
+from soak import examples
 from trio_nsq.log import DiskLog, Files, RecordBatch
 from trio_nsq.log.errors import NotASegmentError
 from trio_nsq.log.gaps import Span
@@ -72,7 +73,7 @@ def do_damage(folder: Path, kind: str, place: int) -> None:
         path.unlink()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     damage=st.lists(

@@ -25,6 +25,7 @@ from log.support import (
     record_offsets,
     segment_files,
 )
+from soak import examples
 from trio_nsq.log import DiskLog, Files, LogReadError, RecordBatch
 from trio_nsq.log.inspection.findings import Finding, Kind
 from trio_nsq.log.inspection.verify import LogReport, verify_log, verify_segment
@@ -312,7 +313,7 @@ def test_sequences_that_belong_to_the_next_segment(tmp_path: Path) -> None:
     assert only(report) == (Kind.DAMAGE, FIRST, OFFSETS[2], first.stat().st_size, 3, 1)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     flips=st.lists(st.integers(0, 2**20), max_size=4),
     cut=st.one_of(st.none(), st.integers(0, 2**20)),

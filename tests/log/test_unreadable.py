@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, append_each, batch, record_offsets
+from soak import examples
 from trio_nsq.log import DiskLog, LogReadError, RecordBatch
 from trio_nsq.log.files.tolerant_reader import PATIENCE_S
 
@@ -190,7 +191,10 @@ class ImpatientFiles(BadSectors):
         return self.clock.now_s
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=200)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=examples(200),
+)
 @given(bad=st.sets(st.integers(0, OFFSETS[-1] // BLOCK), max_size=6), place=st.integers(0, 99))
 def test_batches_outside_the_bad_blocks_are_found(
     bad: set[int], place: int, log: DiskLog, caplog: pytest.LogCaptureFixture

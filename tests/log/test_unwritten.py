@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log.support import FIRST, HastyFiles, batch, check_usable, contents, link, record_offsets
+from soak import examples
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.log.inspection.verify import verify_log
@@ -55,7 +56,7 @@ def opened(folder: Path, stable_end: int) -> tuple[list[RecordBatch], int]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     sizes=st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=6),
     linked=st.booleans(),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from log.support import FIRST, CountingFiles, HastyFiles, batch, check_usable, contents, link, record_offsets
+from soak import examples
 from trio_nsq.log import DiskLog, Files, LogWriteError, OpenFiles, RecordBatch
 from trio_nsq.log.inspection.findings import Kind
 from trio_nsq.log.inspection.log import InspectedLog
@@ -94,8 +95,11 @@ def test_zeros_are_cut_off_by_a_close(tmp_path: Path) -> None:
     check_usable(tmp_path, made)
 
 
-def test_close_after_the_folder_was_moved_away_reports_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0))  # closes each file that need not stay open
+def test_close_after_the_folder_was_moved_away_reports_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Closes each file that need not stay open.
+    log = DiskLog(tmp_path / "log", open_files=OpenFiles(HastyFiles(), 0))
     append(log, 300)
     assert zeros(tmp_path / "log", log)
     (tmp_path / "log").rename(tmp_path / "deleted")
@@ -224,7 +228,7 @@ def test_refused_messages_do_not_come_back_from_the_place_of_zeros(tmp_path: Pat
     check_usable(tmp_path / "killed", made)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     sizes=st.lists(st.integers(1, 6000), min_size=1, max_size=4),
     linked=st.booleans(),

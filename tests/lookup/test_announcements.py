@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from soak import examples
 from trio_nsq.lookup.announcements import Announcements
 from trio_nsq.lookup.protocol import Register, Unregister
 
@@ -162,4 +163,4 @@ class Registered(RuleBasedStateMachine):
 
 
 TestRegistered = Registered.TestCase
-TestRegistered.settings = settings(max_examples=150)
+TestRegistered.settings = settings(max_examples=examples(150))

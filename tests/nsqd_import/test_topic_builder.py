@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.state import Fixture, Received
 from log.support import HastyFiles, open_descriptors
 from nsqd_import.nsqd_files import FIRST_ID, START_NS, Queued, write_queue
+from soak import examples
 from trio_nsq.broker.state.checkpoint import first_needed
 from trio_nsq.log import DiskLog
 from trio_nsq.nsqd_import.diskqueue import Queue, QueueFiles, list_queues
@@ -59,7 +60,7 @@ ATTEMPTS = st.sampled_from([None, None, 0, 0, 0, 1, 5])
 """The attempts of a message in a channel; None: the channel does not have it."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     rows=st.lists(st.tuples(ATTEMPTS, ATTEMPTS, ATTEMPTS), max_size=40),
     waiting=st.integers(0, 5),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import trio_nsq
 from protocol.support import int32, messages, read_all, reader_in
+from soak import examples
 from trio_nsq.log import RecordBatch, RecordHeader
 from trio_nsq.log.records import decode_payload
 from trio_nsq.protocol import Limits, MessageSet, bulk
@@ -127,7 +128,7 @@ def test_sizes_out_of_range_end_the_walk() -> None:
     assert check_walk(data, 0, len(data), 3, 0, -1) == (0, [])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     SETS, st.integers(0, 30), st.integers(-8, 90), st.integers(-1, 9), st.integers(0, 2),
     st.one_of(st.integers(-8, 12), st.just(2**31 - 1)), st.lists(st.integers(0, 9), max_size=3),
@@ -221,7 +222,7 @@ def test_bodies(form: ModuleType) -> None:
     assert form.split_bodies(b"", [1, 2**31]) == [b"", b""]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=60), ANY_SIZES)
 def test_all_forms_split_the_same_bodies(data: bytes, sizes: list[int]) -> None:
     expected, start = [], 4
@@ -246,7 +247,7 @@ def naive_frames(
     return frames, ends
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=60), ANY_SIZES, st.binary(max_size=250), st.integers(0, 2**40))
 def test_all_forms_make_the_same_frames(data: bytes, sizes: list[int], heads: bytes, first: int) -> None:
     prefixes = {size: int32(size % 2**31) for size in sizes}
@@ -323,7 +324,7 @@ def naive_decode(payload: bytes, count: int, metadata_bytes: int) -> RecordBatch
     return RecordBatch(0, 0, 0, 0, MessageSet(payload[:end], sizes), payload[end:])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(SETS, st.integers(1, 9), st.one_of(st.integers(0, 9), st.just(2**32 - 1)))
 @example(THREE, 3, 0)
 @example(THREE, 2, 7)  # the third is the metadata
@@ -344,7 +345,7 @@ def test_payloads_are_decoded_alike(payload: bytes, count: int, metadata_bytes: 
             assert decode_payload(header, payload) == expected, name
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SETS, st.integers(0, 5), st.integers(-2, 2))
 @example(THREE[:5] + THREE[9:], 2, 0)
 @example(THREE[:5] + THREE[9:], 2, -1)

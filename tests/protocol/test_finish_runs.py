@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.support import finish, int32, messages, read_all, reader_in, single_bytes, split_at
+from soak import examples
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.commands import Finish, NoOperation, Publish, Requeue, StartClose
 from trio_nsq.protocol.encode import encode_finish
@@ -172,7 +173,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(FRAGMENTS, max_size=40).map(b"".join), st.lists(st.integers(0, 1000), max_size=4))
 def test_runs_equal_single_lines(data: bytes, cuts: Sequence[int]) -> None:
     assert read_all(in_state(), [data]) == naive(data)

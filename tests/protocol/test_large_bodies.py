@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.support import LIMITS, drain, int32, messages, mpub_body, read_all, reader_in
+from soak import examples
 from trio_nsq.protocol import MessageSet
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.commands import Command, NoOperation, Publish
@@ -56,7 +57,7 @@ def whole(command: object) -> object:
     return command
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SIZES, PARTS)
 @example([262_144] * 5, [100])
 @example([16_384] * 40, [100])
@@ -79,7 +80,7 @@ def test_messages_of_an_mpub_arrive_in_any_reads(sizes: list[int], parts: list[i
             assert len(each) <= MAX_RECORD_MESSAGES
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(SIZES, st.integers(1, 200_000))
 @example([262_144] * 3, 16_384)  # as records of TLS arrive
 @example([100_000], 100_011)
@@ -92,7 +93,7 @@ def test_reads_that_go_beyond_a_body(sizes: list[int], step: int) -> None:
     assert [whole(each) for each in found] == [publish, publish, NoOperation()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(4000, 120_000), min_size=3, max_size=8),
     st.integers(0, 7),

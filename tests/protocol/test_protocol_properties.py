@@ -17,6 +17,7 @@ from protocol.support import (
     reader_in,
     split_at,
 )
+from soak import examples
 from trio_nsq.protocol import CommandError, FrameError, Limits, MessageSet, is_valid_name, pack_messages
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.commands import (
@@ -129,7 +130,7 @@ CONVERSATIONS = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(CONVERSATIONS, CUTS)
 def test_any_conversation_is_decoded(commands: Sequence[Command], cuts: Sequence[int]) -> None:
     wire = MAGIC_V2 + b"".join(map(encode, commands))
@@ -157,7 +158,7 @@ NONSENSE = st.lists(
 ).map(b"".join)  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(NONSENSE, CUTS, st.sampled_from(State), st.booleans())
 def test_any_bytes_give_commands_or_a_command_error(
     data: bytes, cuts: Sequence[int], state: State, eof: bool
@@ -173,7 +174,7 @@ def test_any_bytes_give_commands_or_a_command_error(
             assert is_valid_name(command.topic)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_from_the_start(data: bytes, eof: bool) -> None:
     reader = CommandReader(LIMITS)
@@ -197,7 +198,7 @@ def check_set(messages: MessageSet, limits: Limits) -> None:
     assert b"".join(int32(len(body)) + body for body in messages.bodies()) == messages.data
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(BODIES, min_size=1, max_size=30), CUTS)
 def test_walk_in_steps_equals_one_walk(bodies: Sequence[bytes], cuts: Sequence[int]) -> None:
     packed = pack_messages(bodies)
@@ -239,14 +240,14 @@ def encode_event(event: object) -> bytes:
             raise AssertionError(event)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(EVENTS, CUTS)
 def test_any_frames_are_decoded(events: Sequence[object], cuts: Sequence[int]) -> None:
     wire = b"".join(map(encode_event, events))
     assert read_frames(FrameReader(), split_at(wire, cuts)) == events
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.one_of(

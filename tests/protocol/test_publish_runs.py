@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.support import LIMITS, int32, messages, read_all, reader_in, single_bytes, split_at
+from soak import examples
 from trio_nsq.protocol.commands import NoOperation, Publish
 from trio_nsq.protocol.encode import encode_dpub, encode_mpub, encode_pub
 from trio_nsq.protocol.errors import CommandError
@@ -86,7 +87,7 @@ def test_incomplete_end_of_a_run_waits(missing: int) -> None:
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "ab", "b"]), st.binary(min_size=1, max_size=20)), max_size=30),
     st.lists(st.integers(0, 900), max_size=8),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from trio_nsq.spark.export.bulk_columns import BulkColumns
 from trio_nsq.spark.export.json_columns import JsonParser, RowRefused
 from trio_nsq.spark.export.layout import BodyFormat, JsonColumn, Layout, PartitionBy
@@ -131,7 +132,7 @@ def outcome(parser: JsonParser, bodies: list[bytes]) -> tuple[list[list[Any]] | 
     return [list(row) for row in zip(*arrays, strict=True)], parser.refused_rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases(), st.sampled_from([None, *SchemaContract]))
 def test_a_body_among_many(case: tuple[Layout, bytes], contract: SchemaContract | None) -> None:
     """A parser finds in it what it finds in the body alone."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cli.support import Cli
 from interop.peers import Broker
+from soak import examples
 from spark.support import NOON_NS, ToParquet, column, export, parquet_files, rows, run_in_process, write_log
 from trio_nsq.filters.masks import BodyMasks, Mask
 from trio_nsq.log.records import RecordBatch
@@ -209,7 +210,7 @@ def without(value: Any, name: str) -> Any:
     return [without(each, name) for each in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.dictionaries(st.sampled_from(["s", "a", "c"]), values, max_size=3), st.sampled_from(Mask))
 def test_other_values_stay(body: dict[str, Any], mask: Mask) -> None:
     """A mask changes its field only, and applying it to all depths is what removing the field does."""

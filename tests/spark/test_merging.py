@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soak import examples
 from spark.kills import Killed
 from spark.support import NOON_NS
 from spark.table_support import DELTA, ICEBERG, catalog_environment, table_rows, use_catalog, write_changes
@@ -181,7 +182,7 @@ def plain(value: object) -> object:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(cases())
 def test_rows_of_a_delta_table_are_those_of_the_ledger(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interop.peers import Broker, qcli_serve
+from soak import examples
 from spark.kills import Killed, KillingStorage
 from spark.support import FIRST_ID, NOON_NS, ToParquet, cli_of, column, discard, numbers
 from trio_nsq.client.reading.broker_log import BrokerLog
@@ -166,7 +167,7 @@ def test_a_killed_run_leaves_the_report_to_the_next(
     assert kill_at > 4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=12))
 def test_each_message_is_in_a_file_or_missing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

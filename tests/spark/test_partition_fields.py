@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from cli.support import Cli
 from interop.peers import Broker
+from soak import examples
 from spark.support import (
     HOUR_NS,
     NOON_NS,
@@ -300,7 +301,7 @@ found_objects = st.lists(
 )
 
 
-@settings(max_examples=15)  # each is an export
+@settings(max_examples=examples(15))  # each is an export
 @given(
     found_objects,
     st.sampled_from(["place", "place,hour", "date,place", "n,place", "date", "n,hour"]),

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from broker.state import damage
 from interop.peers import Broker, qcli_serve
+from soak import examples
 from spark.support import HOUR_NS, NOON_NS, write_log
 from trio_nsq.spark.data_source import NsqDataSource
 from trio_nsq.spark.options import OptionError
@@ -100,7 +101,7 @@ def test_what_each_filter_leaves(broker: Broker) -> None:
         assert spans_read(broker, *filters) == expected, filters
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_a_restriction_never_leaves_out_a_row(broker: Broker, data: st.DataObject) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual

@@ -23,6 +23,7 @@ from log.support import (
     numbered,
     segment_files,
 )
+from soak import examples
 from trio_nsq.client.reading.broker_log import LogReplaced
 from trio_nsq.log import DiskLog, RecordBatch
 from trio_nsq.log.gaps import Gap, Span
@@ -85,7 +86,7 @@ def check_same(folder: Path, to: Path) -> None:
         log.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     flips=st.lists(st.integers(0, 2**20), max_size=4),

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from cli.support import Cli, Result
 from log.support import HastyFiles, append_each, link, numbered, segment_files
+from soak import in_soak
 from spark.support import export, rows, run_in_process
 from storage.stores import Fault, Proxy, Store, proxy
 from trio_nsq.log import DiskLog
@@ -63,7 +64,7 @@ def on_disk(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["s3", "moto_s3", "azure"])
+@pytest.fixture(params=["s3", *in_soak("moto_s3"), "azure"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     found: Store = request.getfixturevalue(request.param)
     with found.here():

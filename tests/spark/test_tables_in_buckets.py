@@ -14,6 +14,7 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Broker
+from soak import in_soak
 from spark.support import numbers, replayed, run_in_process, until
 from spark.table_support import COUNT, DELTA, ICEBERG, catalog_environment, write_range
 from storage.stores import KEY, SECRET, Fault, Store, proxy
@@ -30,7 +31,7 @@ KINDS = pytest.mark.parametrize("target", [DELTA, ICEBERG], ids=["delta", "icebe
 ROUNDS = 10
 
 
-@pytest.fixture(params=["s3", "moto_s3"])
+@pytest.fixture(params=["s3", *in_soak("moto_s3")])
 def store(request: pytest.FixtureRequest) -> Store:
     found: Store = request.getfixturevalue(request.param)
     return found

@@ -19,6 +19,7 @@ import pytest
 
 from cli.support import Cli, Running
 from interop.peers import Broker
+from soak import in_soak
 from spark.support import export, jobs_of, numbers, replayed, run_in_process, until
 from storage.stores import KEY, SECRET, Fault, Judge, Proxy, Store, proxy
 from trio_nsq.spark.places import storage_at
@@ -76,21 +77,22 @@ def bodies(count: int, start: int = 0) -> list[bytes]:
     return [body.ljust(1000, b"x") for body in numbers(count, start)]
 
 
+@pytest.mark.parametrize("kind", ["s3", *in_soak("moto_s3"), "azure", "gcs"])
 def test_export_and_replay(
-    qcli: Cli, topic: str, s3: Store, moto_s3: Store, azure: Store, gcs: Store, tmp_path: Path
+    qcli: Cli, topic: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     qcli.publish(topic, bodies(300))
-    for number, store in enumerate((s3, moto_s3, azure, gcs)):
-        with store.here():
-            place = store.new_place()
-            said = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
-            assert (said["messages"], said["folder"], said["files"] > 3) == (300, place, True)
-            again = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
-            assert (again["messages"], again["skipped_messages"]) == (0, 300)
-            copy = f"{topic}-{number}"
-            assert replayed(qcli, tmp_path, place, copy)["published"] == 300
-        assert sorted(qcli.retained(copy)) == sorted(bodies(300))
-        assert sequences(folder_of(store, place, tmp_path)) == list(range(300))
+    store: Store = request.getfixturevalue(kind)
+    with store.here():
+        place = store.new_place()
+        said = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
+        assert (said["messages"], said["folder"], said["files"] > 3) == (300, place, True)
+        again = export(qcli, topic, place, *SMALL)  # type: ignore[arg-type]
+        assert (again["messages"], again["skipped_messages"]) == (0, 300)
+        copy = f"{topic}-copy"
+        assert replayed(qcli, tmp_path, place, copy)["published"] == 300
+    assert sorted(qcli.retained(copy)) == sorted(bodies(300))
+    assert sequences(folder_of(store, place, tmp_path)) == list(range(300))
 
 
 def test_no_secret_is_shown_or_stored(qcli: Cli, topic: str, s3: Store, place: str, tmp_path: Path) -> None:

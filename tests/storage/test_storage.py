@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from soak import in_soak
 from storage.stores import Store
 from trio_nsq.protocol.errors import NSQError
 from trio_nsq.spark.hadoop import HadoopStorage
@@ -25,7 +26,7 @@ from trio_nsq.storage import (
 )
 
 
-@pytest.fixture(params=["local", "pyarrow", "s3", "moto_s3", "azure", "gcs"])
+@pytest.fixture(params=["local", "pyarrow", "s3", *in_soak("moto_s3"), "azure", "gcs"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     if request.param == "local":
         yield LocalStorage(tmp_path / "place")
