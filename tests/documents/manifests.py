@@ -42,7 +42,7 @@ def render(folder: Path) -> str:
 
 def mistakes(objects: str) -> list[str]:
     """Return what kubeconform finds in YAML documents: unknown and missing fields, wrong types and values."""
-    command = [_programs() / "kubeconform", "-strict", "-output=json", "-verbose"]
+    command: list[str | Path] = [_programs() / "kubeconform", "-strict", "-output=json", "-verbose"]
     done = subprocess.run(
         [*command, f"-schema-location={_schemas()}/{_LOCATION}"],
         input=objects,
