@@ -3,6 +3,7 @@
 Modules of Arrow, DuckDB and Spark are left out, because they start threads, which a fork does not copy.
 """
 
+import atexit
 import gc
 import importlib
 import io
@@ -108,6 +109,22 @@ def _take(request: dict[str, Any], fds: list[int], telling: int) -> None:
     os.closerange(3, max(telling, *fds) + 1)
 
 
+codes: list[int] = []
+"""The exit code, once the command has ended with one."""
+
+
+def end_at_once() -> None:
+    """End the process as Python would after this, but do not free its objects first: that would copy the memory.
+
+    If what was printed cannot be written, or the command ended otherwise, Python does the rest.
+    """
+    if codes:
+        with suppress(OSError, ValueError):
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(codes[0])
+
+
 def read_exactly(connection: socket.socket, size: int) -> bytes:
     """Read this many bytes."""
     data = b""
@@ -127,5 +144,11 @@ if __name__ == "__main__":
     # Objects that exist now are not examined in the processes: that, and freeing them, would copy their memory.
     gc.collect()
     gc.freeze()
+    atexit.register(end_at_once)  # the first one registered is the last one called
     serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("qcli", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("qcli", run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        if isinstance(ending.code, int):
+            codes.append(ending.code)
+        raise
