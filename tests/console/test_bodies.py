@@ -4,8 +4,6 @@ import gzip
 import io
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from access.support import ALL_ROLES, AuthFile, everything
 from broker.api import DONE, running_api
 from broker.support import PATIENCE_S, connected, running_broker
-from console.access_support import guarded_broker, running_console
+from console.access_support import running_console
+from console.masks_support import BODIES, BODY, SECRET, leaks, masked_site
 from console.message_support import PageText, browsing, http_address
 from console.message_support import running_console as plain_console
 from soak import examples
@@ -34,42 +32,7 @@ from trio_nsq.log.records import RecordBatch
 from trio_nsq.protocol import pack_messages
 from trio_nsq.protocol.errors import StartupError
 
-SECRET = "4111-9999-tops3cret"
-BODY = json.dumps({"card": SECRET, "level": "error", "user": {"email": SECRET}}).encode()
-BODIES = """
-[[topic]]
-name = "clicks"
-mask = ["card", "user.email"]
-"""
 CLICK = {"type": "record", "name": "C", "fields": [{"name": "user", "type": "string"}]}
-
-
-@asynccontextmanager
-async def masked_site(folder: Path, bodies: list[bytes]) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a console that masks fields of the topic `clicks`, with these messages in it."""
-    file = AuthFile(folder / "auth.toml")
-    file.add_token("console", everything("read"))
-    file.add_token("admin", everything(*ALL_ROLES))
-    file.add_token("reader", everything(*(role for role in ALL_ROLES if role != "unmask")))
-    file.write()
-    (folder / "bodies.toml").write_text(BODIES)
-    async with guarded_broker(folder, auth_file=file.path) as broker:
-        root = f"http://{broker.http_address}"
-        async with httpx.AsyncClient(
-            base_url=root, headers={"Authorization": "Bearer admin-secret"}, timeout=30
-        ) as api:
-            for path in (
-                "/channel/create?topic=clicks&channel=c",
-                "/topic/create?topic=dead",
-                "/channel/create?topic=dead&channel=dead-letters",
-            ):
-                assert (await api.post(path)).status_code == 200
-            for body in bodies:
-                assert (await api.post("/pub?topic=clicks", content=body)).status_code == 200
-            assert (await api.post("/pub?topic=clicks&defer=3600000", content=bodies[0])).status_code == 200
-            assert (await api.post("/pub?topic=dead", content=bodies[0])).status_code == 200
-        async with running_console(folder, broker, bodies_file=folder / "bodies.toml") as site:
-            yield site, broker
 
 
 READS = (
@@ -90,12 +53,6 @@ READS = (
     "/topics/dead/dead-letters/messages",
     "/topics/clicks",
 )
-
-
-def leaks(text: str) -> bool:
-    """Whether the secret is in a text, also in hexadecimal digits or base64."""
-    plain = text.replace(" ", "").replace("\n", "")
-    return "tops3cret" in text or b"tops3cret".hex() in plain or "dG9wczNjcmV0" in plain
 
 
 @pytest.mark.parametrize("name", ["reader", "admin"])
@@ -195,6 +152,10 @@ async def test_dead_letters_keep_their_masks(tmp_path: Path) -> None:
                 "/topics/dead/dead-letters/messages",
                 "/dead-letters/dead",
                 "/topics/dead/messages?q=tops3cret",
+                "/topics/dead/messages?format=csv",
+                "/topics/dead/dead-letters/messages?format=json",
+                "/dead-letters/dead?format=json",
+                "/dead-letters/dead?format=csv",
             ):
                 answer = await site.get(path)
                 assert answer.status_code == 200, path

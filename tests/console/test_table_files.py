@@ -68,3 +68,37 @@ def test_nodes_have_files_of_their_topics(site: Site) -> None:
     path = f"/nodes/{broker.http_address}?q=on-node"
     wait_until(lambda: "/topics/on-node" in site.get(path).html, "the console knows the topic")
     assert [each["name"] for each in records(site, path)] == ["on-node"]
+
+
+def test_health_has_a_file_of_all_servers(site: Site) -> None:
+    found = {each["name"]: each for each in records(site, "/health")}
+    fleet = site.fleet
+    assert {each["kind"] for each in found.values()} == {"broker", "lookupd"}
+    assert set(found) == {*fleet.http_addresses, *fleet.lookupd_addresses}
+    ours = found[fleet.ours[0].http_address]
+    assert ours["disk_free_bytes"] > 0
+    assert ours["ok"] is (not ours["problems"])
+    head, *rows = cells(site, "/health")
+    row = next(row for row in rows if row[1] == ours["name"])
+    assert dict(zip(head, row, strict=True))["version"] == ours["version"]
+    assert site.get("/health").html.count("format=csv") == 1
+
+
+def test_jobs_have_a_file(site: Site) -> None:
+    report = {"kind": "replay", "name": "=x", "topic": "t", "state": "running", "done": 3, "started_at": 1}
+    site.fleet.ours[0].put("/jobs/one", json.dumps(report).encode())
+    wait_until(lambda: records(site, "/jobs") != [], "the console knows the job")
+    (job,) = records(site, "/jobs")
+    assert (job["job_id"], job["name"], job["done"], job["total"]) == ("one", "=x", 3, None)
+    assert job["brokers"] == [site.fleet.ours[0].http_address]
+    head, row = cells(site, "/jobs")
+    assert dict(zip(head, row, strict=True))["name"] == "'=x"
+
+
+def test_dead_letter_topics_have_a_file(site: Site) -> None:
+    site.fleet.ours[0].create("letters", "dead-letters")
+    wait_until(lambda: records(site, "/dead-letters") != [], "the console knows the topic")
+    (record,) = records(site, "/dead-letters")
+    assert record == {
+        "topic": "letters", "broker": site.fleet.ours[0].http_address, "dead_letters": 0, "in_flight": 0,
+    }  # fmt: skip

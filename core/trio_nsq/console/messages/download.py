@@ -98,13 +98,14 @@ def _next_lines(topic: str, rows: Iterator[Row]) -> bytes:
     """Return the next lines: small bodies can become large ones, and take long. Empty: there are no more."""
     found, until_s = bytearray(), time.monotonic() + _LINES_S
     for row in rows:
-        found += json_lines([_record(topic, row)]).encode("utf-8", "surrogatepass")
+        found += json_lines([record_of(topic, row)]).encode("utf-8", "surrogatepass")
         if len(found) >= _LINES_BYTES or time.monotonic() >= until_s:
             break
     return bytes(found)
 
 
-def _record(topic: str, row: Row) -> dict[str, object]:
+def record_of(topic: str, row: Row) -> dict[str, object]:
+    """Return the record of a message, or of what is missing."""
     if not isinstance(row, Message):
         return {
             "topic": topic,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ...client.reading.broker_log import Bounds
 from ..upstream.client import Upstream, UpstreamError
 from .bodies import DECODING, TopicBodies
 from .cursor import Cursor
@@ -25,16 +26,31 @@ class Start:
     Attributes:
         cursor: The cursor of another page; None: `position`.
         position: A position of the broker's HTTP API.
+        earliest, latest: Further positions, which limit the messages: none before the first, and none from the second
+            on; empty: no limit.
     """
 
     backwards: bool
     cursor: Cursor | None = None
     position: str = "latest"
+    earliest: str = ""
+    latest: str = ""
 
     def on(self, address: str) -> str:
         """Return the position of a broker."""
         known = self.cursor.position(address) if self.cursor is not None else None
         return known if known is not None else self.position
+
+    async def bounds(self, log: TopicLog) -> Bounds:
+        """Return the bounds within the limits, and the sequence where the page begins. Raises UpstreamError."""
+        found = await log.bounds(self.on(log.address))
+        first, end = found.first, found.end
+        if self.earliest:
+            first = (await log.bounds(self.earliest)).at
+        if self.latest:
+            end = (await log.bounds(self.latest)).at
+        end = max(first, end)
+        return found._replace(first=first, end=end, at=min(max(first, found.at), end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +99,15 @@ async def _read_part(
     walk: Walk | None = None
     with trio.move_on_after(deadline_s) as scope:
         try:
-            bounds = await log.bounds(position)
+            bounds = await start.bounds(log)
             walk = Walk(log, bounds, bounds.at, backwards=start.backwards)
             first = bounds.at
-            if not start.backwards and position.isdigit() and int(position) < bounds.first:
+            if (
+                not start.backwards
+                and not start.earliest
+                and position.isdigit()
+                and int(position) < bounds.first
+            ):
                 rows.append(MissingMessages(log.address, int(position), bounds.first, "discarded"))
                 first = int(position)
             messages = 0

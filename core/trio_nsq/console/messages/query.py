@@ -8,7 +8,7 @@ from typing import Literal
 from ...log.positions import parse_typed_position
 from .cursor import parse_cursor
 from .paging import Start
-from .search import KINDS
+from .search import KINDS, Matches, compile_search
 
 COUNTS = (10, 25, 50, 100)
 DEFAULT_COUNT = 25
@@ -23,6 +23,7 @@ class MessageQuery:
         order: Which messages are at the top of the page.
         count: The most messages of a page.
         at: Where the messages begin, as it was typed; with `newest`, where they end.
+        until: Where they end, as it was typed; with `newest`, where they begin. Empty: at the end of the log.
         q: What to search for; empty: nothing.
         kind: How: `text`, `regex`, `json` or `id`.
         ignore_case: Whether a search ignores case.
@@ -33,6 +34,7 @@ class MessageQuery:
     order: Literal["newest", "oldest"] = "newest"
     count: int = DEFAULT_COUNT
     at: str = ""
+    until: str = ""
     q: str = ""
     kind: str = "text"
     ignore_case: bool = False
@@ -59,7 +61,17 @@ class MessageQuery:
         backwards = self.is_backwards
         cursor = parse_cursor(self.before or self.after) if self.before or self.after else None
         default = "latest" if backwards else "earliest"
-        return Start(backwards, cursor, position_of(self.at, now_ns) if self.at else default)
+        until = position_of(self.until, now_ns) if self.until else ""
+        earliest, latest = (until, "") if self.order == "newest" else ("", until)
+        return Start(
+            backwards, cursor, position_of(self.at, now_ns) if self.at else default, earliest, latest
+        )
+
+    def matches(self) -> Matches | None:
+        """Return which messages are searched for; None: all, or the one with an id. Raises ValueError."""
+        if not self.q or self.kind == "id":
+            return None
+        return compile_search(self.q, self.kind, ignore_case=self.ignore_case)
 
 
 def parse_query(query: Mapping[str, str]) -> MessageQuery:
@@ -76,6 +88,7 @@ def parse_query(query: Mapping[str, str]) -> MessageQuery:
         "oldest" if query.get("order") == "oldest" else "newest",
         int(count),
         query.get("at", "").strip()[:100],
+        query.get("until", "").strip()[:100],
         query.get("q", ""),
         kind,
         query.get("ignore_case") == "1",

@@ -136,7 +136,7 @@ async def search(
         log = TopicLog(upstream, address, shown.topic)
         found[address] = []
         scan = _Scan(log, shown, start.backwards, matches, -(-count // share), found[address])
-        return await scan.run(start.on(address), share, deadline_s, errors)
+        return await scan.run(start, share, deadline_s, errors)
 
     results = await upstream.on_all(brokers, one)
     errors |= {address: error.reason for address, error in results.errors.items()}
@@ -162,7 +162,7 @@ class _Scan:
     time_ns: int | None = None
     is_late: bool = False
 
-    async def run(self, position: str, share: int, deadline_s: float, errors: dict[str, str]) -> Progress:
+    async def run(self, start: Start, share: int, deadline_s: float, errors: dict[str, str]) -> Progress:
         """Search. What fails after the beginning goes to `errors`. Raises UpstreamError."""
         address = self.log.address
         walk: Walk | None = None
@@ -170,7 +170,7 @@ class _Scan:
         decodes_until_s = time.monotonic() + deadline_s * _DECODING_SHARE
         with trio.move_on_after(deadline_s) as scope:
             try:
-                bounds = await self.log.bounds(position)
+                bounds = await start.bounds(self.log)
                 walk = Walk(self.log, bounds, bounds.at, backwards=self.backwards)
                 reached = bounds.at
                 while not walk.is_done and len(self.found) < self.wanted and not self.is_late:

@@ -63,10 +63,6 @@ class Listing(Generic[_T]):
         """Return the query of another page of the same table."""
         return self._query(self.sort, self.descending) | {"page": number if number > 1 else None}
 
-    def as_file(self, form: str) -> dict[str, Any]:
-        """Return the query of all pages as a file: `csv` or `json`."""
-        return self.at(1) | {"format": form}
-
     def sorted_by(self, key: str) -> dict[str, Any]:
         """Return the query that sorts by a column; the other way round if it is sorted by it."""
         return self._query(key, not self.descending if key == self.sort else self.columns[key].descending)

@@ -1,6 +1,6 @@
 """What a page consists of."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +17,35 @@ class Unanswered(NotFound):
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """What a page lists, as a file.
+
+    Attributes:
+        name: The name of the file, without its end.
+        columns: The keys of the records, in the order of the columns.
+        records: A row each.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    records: Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A template and its variables. The application renders it.
 
     Attributes:
         context: The variables; `viewer`, `snapshot`, `options`, `request` and `page` are added.
         only_asks: The page asks whether to do something: nothing was changed or refused.
+        table: What `?format=csv` and `json` give, if that is no `Listing` in the context; None: nothing.
     """
 
     template: str
     context: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     only_asks: bool = False
+    table: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....api import broker as api
 from ....api.answers import LetterCount
 from ....api.broker import DONE
+from ....api.request import Request as BrokerRequest
 from ....fleet.dead_letters import CHANNEL, REASONS, LetterCounts, LetterGroup, Moved
 from ....fleet.stats import total as total_of
 from ....text.wording import count_of
@@ -20,12 +22,15 @@ from ...actions.dead_letters import DeadLetter, Filter
 from ...actions.report import Report
 from ...actions.run import record_action
 from ...console import console_of, snapshot_of, upstream_of
+from ...messages.list_download import LIMITS, MAX_LINES
 from ...notices import Continuation
 from ...upstream.client import Results
 from ..confirming import Confirmation, finished, names_of, selected
 from ..forms import Form, form, whole
-from ..page import Page, View
+from ..page import Page, Table, View
 from ..rendering import path_of
+from ..table_files import wanted_form
+from .message_files import file_of_dead_letters
 from .shown_bodies import shown_bodies
 
 _AT_ONCE = 20
@@ -36,10 +41,11 @@ _MAX_RULES = 500
 async def overview(request: Request) -> View:
     """The dead-letter topics, and the channels with a limit of attempts."""
     viewer, snapshot = viewer_of(request), snapshot_of(request)
+    named = {
+        name: parts for name, parts in dead_letters.topics_of(snapshot).items() if viewer.allows("read", name)
+    }
     rows = [
-        {"name": name, "parts": parts, "sum": total_of(list(parts.values()))}
-        for name, parts in dead_letters.topics_of(snapshot).items()
-        if viewer.allows("read", name)
+        {"name": name, "parts": parts, "sum": total_of(list(parts.values()))} for name, parts in named.items()
     ]
     rules = [
         rule
@@ -55,7 +61,18 @@ async def overview(request: Request) -> View:
         "more_rules": max(0, len(rules) - _MAX_RULES),
         "nsqds": nsqds,
     }
-    return View("dead_letters.html", context)
+    records = [
+        {
+            "topic": name,
+            "broker": address,
+            "dead_letters": queue.depth + queue.deferred,
+            "in_flight": queue.in_flight,
+        }
+        for name, parts in named.items()
+        for address, queue in parts.items()
+    ]
+    table = Table("dead-letters", ("topic", "broker", "dead_letters", "in_flight"), records)
+    return View("dead_letters.html", context, table=table)
 
 
 async def topic_page(request: Request) -> View | Response:
@@ -70,6 +87,13 @@ async def topic_page(request: Request) -> View | Response:
     shown = shown_bodies(request, topic)
     only, start = query.get("broker", ""), whole(query.get("from"))
     addresses = [only] if only in found.addresses else found.addresses
+    if file_form := wanted_form(request):
+        missing = {} if only in found.addresses else found.failures()
+
+        def lines(at: int) -> BrokerRequest[list[dict[str, Any]]]:
+            return api.dead_letters(*chosen.of(topic), at or (start if only else 0), MAX_LINES)
+
+        return await file_of_dead_letters(request, topic, addresses, lines, file_form, missing)
     counts: Results[LetterCounts] = Results()
     pages: Results[tuple[list[DeadLetter], bool]] = Results()
 
@@ -114,6 +138,8 @@ async def topic_page(request: Request) -> View | Response:
         "is_there": bool(found.addresses or found.failing),
         "may_change": viewer.allows("manage", topic),
         "several": len(found.addresses) > 1,
+        "files": {**filters, "broker": only if only in found.addresses else None},
+        "limits": LIMITS,
     }
     return View("dead_letter_topic.html", context)
 

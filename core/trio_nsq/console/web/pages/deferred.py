@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....api import broker as api
 from ....fleet.deferred import Cancelled
 from ....text.wording import count_of
 from ...access.changes import note_nothing_changed
@@ -17,11 +18,14 @@ from ...actions.report import Report
 from ...actions.run import record_action
 from ...actions.targets import Targets
 from ...console import snapshot_of, upstream_of
+from ...messages.list_download import LINE_LIMITS, MAX_LINES
 from ...notices import Continuation
 from ..confirming import Confirmation, crumbs_of, finished, names_of, selected
 from ..forms import Form, form, whole
 from ..page import Page, View
 from ..rendering import path_of
+from ..table_files import wanted_form
+from .message_files import file_of_channel
 from .shown_bodies import channel_reader
 
 _LISTED = (50, 200, 1000)
@@ -35,6 +39,11 @@ async def show(request: Request) -> View | Response:
         return await _cancel(request, topic, channel, found, await form(request))
     viewer = require(request, "read", topic, channel)
     upstream = upstream_of(request)
+    if file_form := wanted_form(request):
+        lines, missing = api.deferred(topic, channel, MAX_LINES), found.failures()
+        return await file_of_channel(
+            request, topic, channel, found.addresses, lambda _: lines, file_form, missing, name="deferred"
+        )
     wanted = whole(request.query_params.get("count"))
     at_most = next((number for number in _LISTED if number >= wanted), _LISTED[-1])
     calendar = deferred.slots(time.time())
@@ -62,6 +71,7 @@ async def show(request: Request) -> View | Response:
         "only_nsqd": found.only_nsqd,
         "may_change": viewer.allows("manage", topic, channel),
         "several": len(found.addresses) > 1,
+        "limits": LINE_LIMITS,
     }
     return View("deferred.html", context)
 

@@ -1,13 +1,31 @@
 """The health of brokers and discovery services: disks, memory, registrations, and what is wrong."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
+from ....fleet.snapshot import Snapshot
 from ...access.viewer import viewer_of
 from ...console import console_of, snapshot_of
-from ...fleet.health import LEAST_FREE_SHARE, ask_memory, health_of
-from ..page import Page, View
+from ...fleet.health import LEAST_FREE_SHARE, BrokerHealth, ask_memory, health_of
+from ..page import Page, Table, View
+
+_COLUMNS = (
+    "kind",
+    "name",
+    "broker",
+    "ok",
+    "problems",
+    "disk_total_bytes",
+    "disk_free_bytes",
+    "logs_bytes",
+    "memory_bytes",
+    "started_at_s",
+    "version",
+    "answer_ms",
+)
 
 
 async def health(request: Request) -> View:
@@ -35,7 +53,40 @@ async def health(request: Request) -> View:
             "least_free": LEAST_FREE_SHARE,
             "details": details,
         },
+        table=Table("health", _COLUMNS, _records(snapshot, brokers, unavailable)),
     )
+
+
+def _records(
+    snapshot: Snapshot, brokers: Sequence[BrokerHealth], unavailable: Sequence[tuple[str, str, str]]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield a record for each broker, discovery service and unavailable topic."""
+    for each in sorted(brokers, key=lambda each: each.state.address):
+        state, disk = each.state, each.disk
+        yield {
+            "kind": "broker",
+            "name": state.address,
+            "ok": not each.problems,
+            "problems": " ".join(each.problems),
+            "disk_total_bytes": None if disk is None else disk.total_bytes,
+            "disk_free_bytes": None if disk is None else disk.free_bytes,
+            "logs_bytes": None if disk is None else disk.used_bytes,
+            "memory_bytes": each.memory_bytes,
+            "started_at_s": state.start_time_s if state.reachable else None,
+            "version": state.version or None,
+            "answer_ms": round(state.latency_s * 1000) if state.reachable else None,
+        }
+    for lookupd in snapshot.lookupds.values():
+        problem = f"It does not answer: {lookupd.error}." if lookupd.error else ""
+        yield {
+            "kind": "lookupd",
+            "name": lookupd.address,
+            "ok": not problem,
+            "problems": problem,
+            "version": lookupd.version or None,
+        }
+    for broker, topic, reason in unavailable:
+        yield {"kind": "topic", "name": topic, "broker": broker, "ok": False, "problems": reason}
 
 
 PAGES = [Page("/health", "health", health, live=True)]

@@ -1,13 +1,16 @@
 """The jobs of all programs, as the brokers list them: replays, exports, drains, connectors."""
 
+from dataclasses import asdict, fields
 from functools import partial
 
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
 from ...console import console_of, snapshot_of
-from ...fleet.jobs import ask_jobs, merge_jobs
-from ..page import Page, View
+from ...fleet.jobs import Job, ask_jobs, merge_jobs
+from ..page import Page, Table, View
+
+_COLUMNS = tuple(field.name for field in fields(Job))
 
 
 async def jobs(request: Request) -> View:
@@ -26,7 +29,7 @@ async def jobs(request: Request) -> View:
     )
     brokers = [address for address, broker in snapshot.brokers.items() if not broker.is_nsqd]
     context = {"groups": groups, "errors": found.errors, "has_brokers": bool(brokers)}
-    return View("jobs.html", context)
+    return View("jobs.html", context, table=Table("jobs", _COLUMNS, map(asdict, shown)))
 
 
 PAGES = [Page("/jobs", "jobs", jobs, live=True)]

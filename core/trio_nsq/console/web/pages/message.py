@@ -16,10 +16,10 @@ from ...messages.command_lines import publish_with_curl, publish_with_qcli, read
 from ...messages.message import Message
 from ...messages.reading import TopicLog
 from ...messages.single import read_single
+from ...record_files import file_name
 from ..page import NotFound, Page
 from ..page import View as PageView
 from .message_brokers import is_sequence, log_of
-from .messages import file_name
 from .shown_bodies import UNMASK, may_unmask, require_unmask, shown_bodies
 
 logger = logging.getLogger("trio_nsq.console")

@@ -9,26 +9,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ...access.viewer import require
+from ...access.viewer import require, viewer_of
 from ...console import console_of, upstream_of
 from ...messages.bodies import WHOLE
 from ...messages.body_view import View
 from ...messages.cursor import Cursor
 from ...messages.download import download, download_shown
+from ...messages.list_download import LIMITS
 from ...messages.message import Row
 from ...messages.paging import read_page
 from ...messages.query import COUNTS, MessageQuery, parse_query
 from ...messages.reading import TopicLog
-from ...messages.search import Progress, compile_search, is_comparison, search
+from ...messages.search import Progress, is_comparison, search
 from ...messages.single import find_id
+from ...record_files import FORMATS, file_headers
 from ...upstream.client import Upstream
+from ..forms import form
 from ..page import Page
 from ..page import View as PageView
 from ..rendering import path_of
 from ..streamed import Streamed
+from ..table_files import wanted_form
 from .message_brokers import brokers_of, is_sequence, log_of
+from .message_files import file_of_messages
 from .message_rows import ListedRow, listed_rows
-from .shown_bodies import shown_bodies
+from .shown_bodies import UNMASK, shown_bodies
 
 logger = logging.getLogger("trio_nsq.console")
 
@@ -59,17 +64,15 @@ async def messages(request: Request) -> PageView | Response:
     try:
         wanted = parse_query(request.query_params)
         start = wanted.start(time.time_ns())
-        matches = (
-            compile_search(wanted.q, wanted.kind, ignore_case=wanted.ignore_case)
-            if wanted.q and wanted.kind != "id"
-            else None
-        )
+        matches = wanted.matches()
     except ValueError as exc:
         problem = str(exc)
     brokers = await brokers_of(request, topic, selected=wanted.broker)
     console = console_of(request)
     limit_s = console.options.request_timeout_ms / 1000
     shown = MessageList([], "", "", {}, {})
+    if (file_form := wanted_form(request)) and not problem and brokers.asked and wanted.kind != "id":
+        return await file_of_messages(request, topic, brokers, start, matches, file_form)
     if not problem and brokers.asked:
         if wanted.q and wanted.kind == "id":
             found = await _with_id(upstream_of(request), topic, brokers.asked, wanted.q, limit_s)
@@ -113,6 +116,7 @@ async def messages(request: Request) -> PageView | Response:
                 {},
             )
     errors = {**brokers.errors, **shown.errors} if not wanted.broker else shown.errors
+    is_masked = shown_bodies(request, topic).reader().is_masked
     context = {
         "topic": topic,
         "asked": wanted,
@@ -124,10 +128,31 @@ async def messages(request: Request) -> PageView | Response:
         "as_condition": path_of(request, "messages", wanted.query(kind="json"), topic=topic)
         if wanted.kind == "text" and not shown.rows and is_comparison(wanted.q)
         else "",
-        "is_masked": shown_bodies(request, topic).reader().is_masked,
+        "is_masked": is_masked,
+        "may_unmask": is_masked and viewer_of(request).allows(UNMASK, topic),
+        "files": wanted.query(before="", after="") if wanted.kind != "id" else None,
+        "limits": LIMITS,
         "ranges": [] if wanted.q else _ranges(request, topic, shown.rows),
     }
     return PageView("messages.html", context, 400 if problem else 200)
+
+
+async def unmasked_file(request: Request) -> Response:
+    """The messages of a list as a file with their masked fields, for the audit log."""
+    topic = request.path_params["topic"]
+    require(request, "read", topic)
+    viewer = require(request, UNMASK, topic)
+    try:
+        wanted = parse_query(request.query_params)
+        start, matches = wanted.start(time.time_ns()), wanted.matches()
+    except ValueError as exc:
+        raise HTTPException(400, f"{exc}.") from exc
+    sent = (await form(request)).get("format", "")
+    brokers = await brokers_of(request, topic, selected=wanted.broker)
+    logger.info("UNMASK: %s downloads messages of topic %s", viewer.name or "an anonymous viewer", topic)
+    return await file_of_messages(
+        request, topic, brokers, start, matches, sent if sent in FORMATS else "json", unmasks=True
+    )
 
 
 async def range_of_messages(request: Request) -> Response:
@@ -143,16 +168,7 @@ async def range_of_messages(request: Request) -> Response:
     else:
         pieces = download(log.upstream, log.address, topic, int(first), int(end))
     await anext(pieces)  # the broker answers
-    headers = {
-        "Content-Type": "application/x-ndjson",
-        "Content-Disposition": f'attachment; filename="{file_name(topic)}-{first}-{end}.ndjson"',
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Streamed(pieces, headers)
-
-
-def file_name(topic: str) -> str:
-    return "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in topic)
+    return Streamed(pieces, file_headers(f"{topic}-{first}-{end}", "json", "ndjson"))
 
 
 async def _with_id(
@@ -207,5 +223,6 @@ def _ranges(request: Request, topic: str, rows: Sequence[ListedRow[Row]]) -> lis
 
 PAGES = [
     Page("/topics/{topic}/messages.ndjson", "messages_ndjson", range_of_messages),
+    Page("/topics/{topic}/messages/unmasked", "unmasked_messages", unmasked_file, ("POST",)),
     Page("/topics/{topic}/messages", "messages", messages),
 ]

@@ -3,19 +3,24 @@
 from itertools import islice
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from ....api import broker as api
 from ...access.viewer import require
 from ...console import upstream_of
 from ...messages.command_lines import peek_with_curl, peek_with_qcli
+from ...messages.list_download import LINE_LIMITS, MAX_LINES
 from ...messages.peeking import STATES, peek
 from ...messages.query import COUNTS
 from ..page import Page, View
+from ..table_files import wanted_form
 from .message_brokers import brokers_of
+from .message_files import file_of_channel
 from .message_rows import listed_rows
 from .shown_bodies import channel_reader
 
 
-async def channel_messages(request: Request) -> View:
+async def channel_messages(request: Request) -> View | Response:
     """The next messages of a channel, for each broker."""
     topic, channel = request.path_params["topic"], request.path_params["channel"]
     require(request, "read", topic, channel)
@@ -24,6 +29,11 @@ async def channel_messages(request: Request) -> View:
     state = request.query_params.get("state", "")
     states = (state,) if state in STATES else STATES
     brokers = await brokers_of(request, topic, channel)
+    if form := wanted_form(request):
+        lines = api.peek(topic, channel, MAX_LINES, states)
+        return await file_of_channel(
+            request, topic, channel, brokers.ours, lambda _: lines, form, brokers.errors
+        )
     found = await peek(
         upstream_of(request),
         topic,
@@ -52,6 +62,7 @@ async def channel_messages(request: Request) -> View:
         "counts": COUNTS,
         "state": state if state in STATES else "",
         "states": STATES,
+        "limits": LINE_LIMITS,
         "commands": commands,
     }
     return View("channel_messages.html", context)
