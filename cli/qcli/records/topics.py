@@ -3,6 +3,7 @@
 from typing import TypedDict
 
 from trio_nsq.api.answers import Seek
+from trio_nsq.text.settings import SettingChange
 
 from .brokers import OfBroker
 
@@ -88,10 +89,6 @@ class DisconnectedRecord(OfBroker):
 
 class SeekRecord(OfBroker, Seek):
     """The move of a channel, done or only planned."""
-
-
-SettingChange = TypedDict("SettingChange", {"from": str | int, "to": str | int})
-"""The old and the new value of a setting, as definitions have it."""
 
 
 class DefinitionChangeRecord(OfBroker):

@@ -1,13 +1,15 @@
 """The settings of topics and channels as people write them: `retention_time=7d`, for commands and the console."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from .durations import FOREVER, duration_text, parse_long_duration_ms, parse_retention_ms, retention_text
 from .sizes import UNLIMITED, parse_size, size_text
 
 DEFAULT = "default"
 """As a value: the broker's default."""
+SettingChange = TypedDict("SettingChange", {"from": str | int, "to": str | int})
+"""The old and the new value of a setting, as definitions have it."""
 
 
 class Setting(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trio_nsq.text.settings import SETTINGS
 from trio_nsq.text.wording import count_of
 
 from ...broker.brokers import Brokers, broker_http_options, combined
@@ -19,16 +18,15 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure, reason_of
 from ...framework.options import option, output_format
 from ...framework.output import json_lines, plain_table, print_diagnostic, write
-from ...records.topics import DefinitionChangeRecord, SettingChange
+from ...records.topics import DefinitionChangeRecord
 from ...terminal.confirm import UNCONFIRMED, confirm
 
 if TYPE_CHECKING:
     from trio_nsq.fleet.definitions.changes import DefinitionChange
     from trio_nsq.fleet.definitions.model import Topics
+    from trio_nsq.fleet.definitions.progress import Progress
 
 _MOST_BYTES = 64 * 1024 * 1024
-_AT_ONCE = 8
-"""Changes of one broker: it syncs them together, which takes a fifth of the time of one after the other."""
 
 
 @click.command(
@@ -80,6 +78,8 @@ def command(file: str, brokers: Brokers, dry_run: bool, delete: bool, yes: bool,
     'qcli definitions export' writes such a file. If messages would be deleted or dropped, asks for confirmation on a
     terminal; elsewhere --yes is required.
     """
+    from trio_nsq.fleet.definitions.progress import Progress
+
     wanted = _read(file)
     answers = brokers.ask(partial(_plan, wanted=wanted, delete=delete))
     if answers.failures:
@@ -92,19 +92,19 @@ def command(file: str, brokers: Brokers, dry_run: bool, delete: bool, yes: bool,
         write(_table(plans, brokers))
     if dry_run:
         if form == "json":
-            _write_json({address: _Outcome(plan) for address, plan in plans.items()}, brokers)
+            _write_json({address: Progress(plan) for address, plan in plans.items()}, brokers)
         return ExitCode.CHANGES
     if not yes:
         _ask(plans, brokers)
     outcomes = brokers.ask(lambda address: _make(address, plans[address])).results
     if form == "json":
-        _write_json(outcomes, brokers)
+        _write_json({address: each.progress for address, each in outcomes.items()}, brokers)
     failures = [
         brokers.named(address, failure)
         for address, outcome in outcomes.items()
         for failure in outcome.failures
     ]
-    done = sum(len(outcome.done) for outcome in outcomes.values())
+    done = sum(len(outcome.progress.done) for outcome in outcomes.values())
     if done:
         print_diagnostic(f"{count_of(done, 'change')} made.")
     if failures:
@@ -171,32 +171,26 @@ def _ask(plans: Mapping[str, list[DefinitionChange]], brokers: Brokers) -> None:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What one broker did.
+    """What one broker did, and why it did not do the rest."""
 
-    Attributes:
-        plan: The changes.
-        done: The places of those in the plan that were made.
-        failures: Why others were not made.
-    """
-
-    plan: Sequence[DefinitionChange]
-    done: set[int] = field(default_factory=set)
+    progress: Progress
     failures: list[Failure] = field(default_factory=list)
 
 
 def _make(address: str, plan: list[DefinitionChange]) -> _Outcome:
     """Make the changes of a broker; after a refusal, those that do not need what was refused."""
     from trio_nsq.event_loop.fan_out import start_all
-    from trio_nsq.fleet.definitions.changes import rounds
+    from trio_nsq.fleet.definitions.progress import AT_ONCE, Progress
 
     from ...broker.admin_client import AdminClient
     from ...broker.at_once import in_context
     from ...broker.requests import ask_client
 
-    outcome = _Outcome(plan)
+    outcome = _Outcome(Progress(plan))
+    progress = outcome.progress
     with ExitStack() as stack:
         free = SimpleQueue[AdminClient]()
-        for _ in range(min(_AT_ONCE, len(plan))):
+        for _ in range(min(AT_ONCE, len(plan))):
             free.put(stack.enter_context(closing(AdminClient(address, is_patient=True))))
 
         def make(place: int) -> None:
@@ -206,25 +200,17 @@ def _make(address: str, plan: list[DefinitionChange]) -> _Outcome:
             finally:
                 free.put(client)
 
-        missing: set[str] = set()
-        for places in rounds(plan):
-            possible = [each for each in places if missing.isdisjoint((plan[each].topic, plan[each].name))]
-            is_lost = False
-            for place, future in start_all(in_context(make), possible, at_most=_AT_ONCE).items():
-                change = plan[place]
+        for places in progress.rounds():
+            for place, future in start_all(in_context(make), places, at_most=AT_ONCE).items():
                 try:
                     future.result()
                 except Failure as error:
                     no_answer = error.exit_code == ExitCode.UNREACHABLE
-                    if not (no_answer and is_lost):  # told once: the others fail for the same reason
-                        outcome.failures.append(Failure(f"{change.name}: {error.message}", error.exit_code))
-                    is_lost = is_lost or no_answer
-                    if change.verb == "create":
-                        missing.add(change.name)
+                    if progress.note_failure(place, no_answer=no_answer):
+                        text = f"{plan[place].name}: {error.message}"
+                        outcome.failures.append(Failure(text, error.exit_code))
                 else:
-                    outcome.done.add(place)
-            if is_lost:
-                break
+                    progress.done.add(place)
     return outcome
 
 
@@ -232,46 +218,29 @@ def _make(address: str, plan: list[DefinitionChange]) -> _Outcome:
 
 
 def _table(plans: Mapping[str, list[DefinitionChange]], brokers: Brokers) -> str:
+    from trio_nsq.fleet.definitions.wording import details_of
+
     rows = [
-        (change.verb, change.name, _detail(change), *([address] if brokers.is_fleet else []))
+        (change.verb, change.name, details_of(change), *([address] if brokers.is_fleet else []))
         for address, plan in plans.items()
         for change in plan
     ]
     return plain_table(rows, len(rows[0]))
 
 
-def _detail(change: DefinitionChange) -> str:
-    details = [f"{name}: {each['from']} -> {each['to']}" for name, each in _settings(change).items()]
-    if change.messages:
-        loses = "deletes" if change.verb == "delete" else "drops"
-        details.append(f"{loses} {count_of(change.messages, 'message')}")
-    return ", ".join(details)
+def _write_json(made: Mapping[str, Progress], brokers: Brokers) -> None:
+    from trio_nsq.fleet.definitions.wording import shown_settings
 
-
-def _settings(change: DefinitionChange) -> dict[str, SettingChange]:
-    from trio_nsq.fleet.definitions.document import shown_value
-
-    return {
-        setting.name: {
-            "from": shown_value(setting, change.before[setting.key]),
-            "to": shown_value(setting, change.settings[setting.key]),
-        }
-        for setting in SETTINGS[change.kind]
-        if setting.key in change.settings
-    }
-
-
-def _write_json(outcomes: Mapping[str, _Outcome], brokers: Brokers) -> None:
-    for address, outcome in outcomes.items():
+    for address, progress in made.items():
         records: list[DefinitionChangeRecord] = [
             {
                 "action": change.verb,
                 "topic": change.topic,
                 "channel": change.channel or None,
-                "settings": _settings(change),
+                "settings": shown_settings(change),
                 "messages": change.messages,
-                "done": place in outcome.done,
+                "done": place in progress.done,
             }
-            for place, change in enumerate(outcome.plan)
+            for place, change in enumerate(progress.plan)
         ]
         write(json_lines(brokers.records(records, address)))

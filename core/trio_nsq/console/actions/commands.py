@@ -127,5 +127,20 @@ def show_settings(addresses: Sequence[str], topic: str, channel: str) -> str:
     return line(*words, *on(addresses))
 
 
+def export_definitions(fleet: Fleet) -> str:
+    return line("definitions", "export", *fleet.flags) + " > definitions.json"
+
+
+def apply_definitions(fleet: Fleet, *, delete: bool) -> str:
+    return line(
+        "definitions",
+        "apply",
+        "definitions.json",
+        *(["--delete"] if delete else []),
+        "--dry-run",
+        *fleet.flags,
+    )
+
+
 def _flag(option: str, values: Sequence[str]) -> list[str]:
     return [option, ",".join(map(without_secrets, values))] if values else []

@@ -25,6 +25,8 @@ class Link:
 
 CLUSTERS = "/clusters"
 """The path of the page of clusters."""
+DEFINITIONS = "/definitions"
+"""The path of the page of definitions."""
 _GROUPS = (
     (
         "",
@@ -42,6 +44,7 @@ _GROUPS = (
             Link("Health", "/health", "health", "h"),
             Link("Dead letters", "/dead-letters", "dead", "d"),
             Link("Jobs", "/jobs", "jobs", "j"),
+            Link("Definitions", DEFINITIONS, "definitions", "f"),
         ),
     ),
 )

@@ -16,7 +16,7 @@ from ..fleet.clusters import has_clusters
 from ..graphite import Graphite
 from . import formats
 from .forms import csrf_field
-from .navigation import CLUSTERS, elsewhere, navigation
+from .navigation import CLUSTERS, DEFINITIONS, elsewhere, navigation
 from .page import View
 from .paths import segment
 from .static_files import static_path
@@ -90,8 +90,9 @@ def local_path(path: str) -> str:
 def existing_pages(request: Request) -> set[str]:
     """Return the paths of all pages that the viewer finds."""
     paths = {route.path for route in request.app.routes}
-    sees_clusters = viewer_of(request).allows("read") and has_clusters(snapshot_of(request))
-    return paths if sees_clusters else paths - {CLUSTERS}
+    if not viewer_of(request).allows("read"):
+        return paths - {CLUSTERS, DEFINITIONS}
+    return paths if has_clusters(snapshot_of(request)) else paths - {CLUSTERS}
 
 
 def _common(request: Request, live: bool, block: str) -> dict[str, Any]:
