@@ -284,3 +284,103 @@ def test_missing_package(tmp_path: Path) -> None:
     assert "Error: --admin needs the package jinja2: pip install " in said
     assert "python-multipart" in said
     assert not (tmp_path / "d").exists()
+
+
+def configured(folder: Path, text: str) -> str:
+    """Write the options of the console to a file, and return the option that names it."""
+    (folder / "admin.toml").write_text(text)
+    return f"--admin-config={folder / 'admin.toml'}"
+
+
+def test_the_console_has_the_options_of_its_file(tmp_path: Path) -> None:
+    """Without those that the environment has for the broker."""
+    (tmp_path / "bodies.toml").write_text('[[topic]]\nname = "clicks"\nmask = ["card"]\n')
+    flag = configured(
+        tmp_path,
+        f"""
+        title = "production"
+        title_color = "red"
+        base_path = "/nsq"
+        anonymous = "read"
+        hide_topics = ["test-*"]
+        audit_log = "{tmp_path / "audit.log"}"
+        bodies_file = "{tmp_path / "bodies.toml"}"
+        """,
+    )
+    with running(tmp_path, flag) as site:
+        assert site.addresses["admin_url"].endswith("/nsq/")
+        site.broker.http("POST", "/topic/create", topic="clicks")
+        site.broker.http("POST", "/pub", b'{"card": "4111"}', topic="clicks")
+        site.await_page("clicks", "/nsq/")
+        page = site.get("/nsq/")[1]
+        assert "production" in page
+        assert "Create topic" not in page
+        masked = site.get("/nsq/topics/clicks/messages?format=json")[1]
+        assert "***" in masked
+        assert "4111" not in masked
+
+
+def test_users_of_the_console_act_at_a_broker_with_tokens(tmp_path: Path) -> None:
+    """A broker that requires tokens lets its console do what its own viewers may do; without them it only reads."""
+    broker_file, console_file = AuthFile(tmp_path / "auth.toml"), AuthFile(tmp_path / "console.toml")
+    broker_file.add_token("all", everything(*ALL_ROLES))
+    console_file.add_token("alice", everything("read", "manage"))
+    console_file.add_token("bob", everything("read"))
+    flag = configured(tmp_path, f'auth_file = "{console_file.write()}"\n')
+    with running(tmp_path, f"--auth-file={broker_file.write()}", flag) as site:
+        site.await_page("No topics yet", "/", "alice")
+        for token, status in ("bob", 403), ("alice", 200), ("nobody", 401):
+            answer = httpx.post(
+                f"{site.addresses['admin_url']}api/topics",
+                json={"topic": f"by-{token}"},
+                headers={"Authorization": bearer(token)},
+                timeout=DEADLINE_S,
+            )
+            assert answer.status_code == status, answer.text
+        page = site.get("/", "alice")[1]
+        assert "by-alice" in page
+        assert "by-bob" not in page
+        said = httpx.post(f"http://{site.broker.http_address}/topic/create?topic=x", timeout=DEADLINE_S)
+        assert said.status_code in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'nsqd_http_addresses = ["10.0.0.5:4151"]',
+            "nsqd_http_addresses: the broker gives this to its console",
+        ),
+        ('https_cert = "cert.pem"', "https_cert: the broker gives this to its console"),
+        ('log_level = "debug"', "log_level: the broker gives this to its console"),
+        ('titel = "x"', "'titel' is no option of 'qcli admin'"),
+        ("title = 5", "title: 5 is not a string"),
+        ('title_color = "mauve"', "title_color: "),
+        ("title = ", "is not valid TOML"),
+        ('oidc_client_id = "x"', "--oidc-client-id needs --oidc-issuer"),
+        ('oidc_issuer = "https://id.example.com"', "--oidc-issuer needs --oidc-client-id"),
+    ],
+)
+def test_files_that_are_wrong_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    flag = configured(tmp_path, text)
+    for more in [], ["--check-config"]:
+        found = refused(tmp_path / "d", "--admin=127.0.0.1:0", flag, *more)
+        assert said in found
+        assert "--admin-config: " in found
+        assert "Traceback" not in found
+
+
+def test_a_file_needs_the_console(tmp_path: Path) -> None:
+    flag = configured(tmp_path, "")
+    for more in [], ["--check-config"]:
+        assert "Error: --admin-config needs --admin." in refused(tmp_path / "d", flag, *more)
+
+
+def test_anonymous_of_an_auth_file_is_not_for_the_console(tmp_path: Path) -> None:
+    (tmp_path / "auth.toml").write_text('[anonymous]\ntopics = ["clicks"]\n')
+    flag = configured(tmp_path, f'auth_file = "{tmp_path / "auth.toml"}"')
+    said = refused(tmp_path / "d", "--admin=127.0.0.1:0", flag, "--check-config")
+    assert (
+        "auth.toml has [anonymous], which is for brokers and discovery services: --anonymous says what"
+        in said
+    )

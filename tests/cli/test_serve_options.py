@@ -111,7 +111,7 @@ def test_variables_differ_from_those_of_other_commands() -> None:
 
 def test_options_by_key(tmp_path: Path) -> None:
     # Options of the command, and of the member, which GET /cluster shows.
-    others = {"admin", "address_file", "log_format", "worker_id", "verbose", "restore_after"}
+    others = {"admin", "admin_config", "address_file", "log_format", "worker_id", "verbose", "restore_after"}
     others |= {"processes", "process_ports", "with_lookupd"}
     others |= {field.name for field in dataclasses.fields(ClusterOptions)}
     with qcli_serve(tmp_path / "data", "--max-rdy-count=7", "--output-buffer-timeout=5ms") as broker:

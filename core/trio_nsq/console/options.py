@@ -120,6 +120,12 @@ class ConsoleOptions:
     audit_log: str = ""
 
     @property
+    def knows_viewers(self) -> bool:
+        """Whether the console itself names viewers that may change something: it acts for them at the brokers."""
+        named = self.oidc is not None or self.auth_file is not None or bool(self.admin_users)
+        return named or self.anonymous == "manage"
+
+    @property
     def root(self) -> str:
         """The path of the first page of this fleet: `/`, `/nsq`, or `/nsq/c/production`."""
         return self.root_of(self.fleet) if self.fleet else self.base_path

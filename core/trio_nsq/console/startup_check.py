@@ -23,6 +23,21 @@ def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[s
         except TLSFilesError as exc:
             raise StartupError(str(exc)) from exc
 
+    return [
+        *problems_of(
+            [
+                *(partial(check_tls, each) for each in (options, *others)),
+                partial(server_context, TLSSettings(options.https_cert, options.https_key), "https"),
+            ]
+        ),
+        *file_problems(options),
+        *problems_of([partial(check_listen_address, "--http-address", options.http_address)]),
+    ]
+
+
+def file_problems(options: ConsoleOptions) -> list[str]:
+    """Return what is wrong with the files of a console, its proxies and its provider."""
+
     def check_oidc() -> None:
         if options.oidc is not None:
             check_provider(
@@ -33,13 +48,10 @@ def startup_problems(options: ConsoleOptions, *others: ConsoleOptions) -> list[s
 
     return problems_of(
         [
-            *(partial(check_tls, each) for each in (options, *others)),
-            partial(server_context, TLSSettings(options.https_cert, options.https_key), "https"),
             partial(read_policy, options.auth_file),
             partial(read_readers, options.bodies_file),
             partial(check_written_file, "--audit-log", options.audit_log),
             partial(Proxies, options.trusted_proxies, options.acl_http_header, options.admin_users),
             check_oidc,
-            partial(check_listen_address, "--http-address", options.http_address),
         ]
     )

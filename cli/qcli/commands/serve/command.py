@@ -19,6 +19,8 @@ from .settings import SETTINGS, broker_options, cluster_options
 if TYPE_CHECKING:
     from trio_nsq.broker import BoundAddresses
 
+_NEEDS_ADMIN = "--admin-config needs --admin"
+
 
 @click.command(
     "serve",
@@ -138,7 +140,9 @@ def command(ctx: click.Context, /, **values: Any) -> int:
             if admin:
                 from .console import console_problems
 
-                found += console_problems(options, admin)
+                found += console_problems(options, admin, values["admin_config"])
+            elif values["admin_config"]:
+                found.append(_NEEDS_ADMIN)
             return found
 
         return check_config(ctx, values["address_file"], problems, own)
@@ -169,11 +173,22 @@ def command(ctx: click.Context, /, **values: Any) -> int:
 
         run = partial(serve_member, cluster=cluster)
     if values["admin"]:
+        from ..admin.beside import read_console_config
         from .console import serve_with_console
 
         log = {"level": values["log_level"], "prefix": values["log_prefix"], "form": values["log_format"]}
         secret_file = cluster.cluster_auth_secret_file if cluster is not None else None
-        run = partial(serve_with_console, serve=run, admin=values["admin"], log=log, secret_file=secret_file)
+        run = partial(
+            serve_with_console,
+            serve=run,
+            admin=values["admin"],
+            own=read_console_config(values["admin_config"]),
+            config=values["admin_config"],
+            log=log,
+            secret_file=secret_file,
+        )
+    elif values["admin_config"]:
+        raise Failure(f"{_NEEDS_ADMIN}.")
     run_server(ctx, run, options, "trio_nsq.broker", describe, own=own, can_drain=True)
     return ExitCode.OK
 

@@ -21,14 +21,17 @@ from typing import Any
 import trio
 
 from trio_nsq.access.patterns import ALL, compile_glob
-from trio_nsq.access.policy import Grant, Identity, token_digest
+from trio_nsq.access.policy import ROLES, Grant, Identity, Role, token_digest
 from trio_nsq.broker import BoundAddresses, BrokerOptions
+from trio_nsq.console.options import ConsoleOptions
 from trio_nsq.event_loop.retries import Delays
 from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.protocol.errors import StartupError
 from trio_nsq.server.listening import Listening, is_exposed, listen
 from trio_nsq.server.startup_checks import check_different, check_listen_address, problems_of
 from trio_nsq.tls.settings import requires_certificate
+
+from ..admin.beside import read_console_config
 
 logger = logging.getLogger("trio_nsq.broker")
 
@@ -63,6 +66,8 @@ async def serve_with_console(
     *,
     serve: Callable[..., Awaitable[None]],
     admin: str,
+    own: ConsoleOptions,
+    config: Path | None,
     log: Mapping[str, str],
     secret_file: Path | None = None,
     reloads: AsyncIterable[object],
@@ -75,6 +80,8 @@ async def serve_with_console(
         options: Of the broker.
         serve: Runs the broker, as `trio_nsq.broker.serve` does.
         admin: Where the console listens.
+        own: The options of the console that the broker does not give it.
+        config: The file with these options, which the console reads; None: they are the defaults.
         log: The console's log options: `level`, `prefix` and `form`.
         secret_file: Has the token of the console; None: it gets a new one, which only this broker knows. In a cluster,
             another member may answer.
@@ -89,8 +96,10 @@ async def serve_with_console(
     there = await listen(FLAG, admin)
     try:
         secure = is_exposed(there.address) and options.tls_cert is not None
-        console = _ConsoleProcess(there, token, options, secure=secure, log=log, secret_file=secret_file)
-        trusted = {} if secret_file is not None else {token_digest(token.encode()): _reader(token)}
+        console = _ConsoleProcess(
+            there, token, options, secure=secure, config=config, log=log, secret_file=secret_file
+        )
+        trusted = {} if secret_file is not None else {token_digest(token.encode()): _identity(token, own)}
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[BoundAddresses]) -> None:
@@ -99,14 +108,14 @@ async def serve_with_console(
 
             bound = await nursery.start(run)
             nursery.start_soon(console.run, bound)
-            url = f"{'https' if secure else 'http'}://{there.address}/"
+            url = f"{'https' if secure else 'http'}://{there.address}{own.base_path.rstrip('/')}/"
             task_status.started(BoundWithConsole(**asdict(bound), admin_address=there.address, admin_url=url))
     finally:
         there.close()
 
 
-def console_problems(options: BrokerOptions, admin: str) -> list[str]:
-    """Return why the console could not start, for `--check-config`."""
+def console_problems(options: BrokerOptions, admin: str, config: Path | None) -> list[str]:
+    """Return why the console could not start, for `--check-config`. Raises Failure: its file cannot be used."""
 
     def check() -> None:
         check_possible(options)
@@ -115,7 +124,12 @@ def console_problems(options: BrokerOptions, admin: str) -> list[str]:
         check_listen_address(FLAG, admin)
         check_different([("--http-address", options.http_address), (FLAG, admin)])
 
-    return problems_of([check, check_address])
+    found = problems_of([check, check_address])
+    if find_spec("starlette") is None:
+        return found
+    from trio_nsq.console.startup_check import file_problems
+
+    return found + file_problems(read_console_config(config))
 
 
 def check_possible(options: BrokerOptions) -> None:
@@ -138,10 +152,15 @@ def check_possible(options: BrokerOptions) -> None:
         )
 
 
-def _reader(token: str) -> Identity:
-    """Return the console's identity: it may read everything. Changes are sent with the tokens of viewers."""
+def _identity(token: str, console: ConsoleOptions) -> Identity:
+    """Return the console's identity.
+
+    It may read everything. Changes are sent with the tokens of viewers; those of viewers that the console itself knows,
+    and whose rights it checks, are sent with its own token, which then may do everything.
+    """
     every = (compile_glob(ALL),)
-    grant = Grant(frozenset({"read"}), every, every, everywhere=True, every_channel=True)
+    roles = frozenset(ROLES) if console.knows_viewers else frozenset[Role]({"read"})
+    grant = Grant(roles, every, every, everywhere=True, every_channel=True)
     return Identity(_NAME, "token", (grant,), key=token_digest(token.encode()))
 
 
@@ -161,6 +180,7 @@ class _ConsoleProcess:
         token: Its token.
         options: Of the broker.
         secure: Serve HTTPS, with the broker's certificate.
+        config: The file with its options; None: none.
         log: Its log options.
         secret_file: Has its token, instead of `token`; None: no file.
     """
@@ -172,6 +192,7 @@ class _ConsoleProcess:
         options: BrokerOptions,
         *,
         secure: bool,
+        config: Path | None,
         log: Mapping[str, str],
         secret_file: Path | None,
     ) -> None:
@@ -188,6 +209,7 @@ class _ConsoleProcess:
             "https_cert": str(options.tls_cert) if secure else None,
             "https_key": str(options.tls_key) if secure else None,
             "http_allowed_hosts": list(options.http_allowed_hosts),
+            "config": str(config) if config is not None else None,
             "log": dict(log),
         }
         self._pipe: trio.abc.SendStream | None = None  # of a process that has its options

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from trio_nsq.server.listening import Listening
 from ...framework.daemon.log_format import log_to_stderr
 from ...framework.daemon.run import raise_file_limit
 from ...framework.daemon.setting import LOG_LEVELS
-from ...framework.errors import ExitCode, leaf_exceptions
+from ...framework.errors import ExitCode, Failure, leaf_exceptions
 from ...framework.output import print_diagnostic
+from ..admin.beside import read_console_config
 
 _STOP_S = 2.0
 """Time for an orderly end; then the process ends at once."""
@@ -53,7 +55,7 @@ def main() -> int:
     raise_file_limit()
     try:
         trio.run(_run, setup)
-    except* StartupError as group:
+    except* (StartupError, Failure) as group:
         print_diagnostic(f"Error: the console cannot start: {leaf_exceptions(group)[0]}")
         sys.exit(ExitCode.FAILURE)
     return ExitCode.OK
@@ -91,14 +93,16 @@ def _watch_broker(reload: Callable[[], None], end: Callable[[], None]) -> None:
 
 def _options(setup: dict[str, Any]) -> ConsoleOptions:
     broker, cert, key = setup["broker"], setup["https_cert"], setup["https_key"]
-    return ConsoleOptions(
+    own = read_console_config(Path(setup["config"]) if setup["config"] else None)
+    return replace(
+        own,
         http_address=setup["http_address"],
         nsqd_http_addresses=(broker,),
         # The broker's own address: no other machine answers there, and its certificate has other names.
         tls=TLSFiles(skip_verify=broker.startswith("https://")),
         secret=Secret(setup["token"], setup["secret_file"]),
-        session_key=bytes.fromhex(setup["session_key"]),
-        http_allowed_hosts=tuple(setup["http_allowed_hosts"]),
+        session_key=b"" if own.session_key_file else bytes.fromhex(setup["session_key"]),
+        http_allowed_hosts=(*own.http_allowed_hosts, *setup["http_allowed_hosts"]),
         https_cert=Path(cert) if cert else None,
         https_key=Path(key) if key else None,
     )

@@ -69,6 +69,14 @@ SETTINGS = under_headings(
         help=f"Run its web console, too, at {ADMIN_ADDRESS}.",
     ),
     Setting(
+        "admin-config",
+        kinds.FILE,
+        help="With --admin: read options of the console from this TOML file, which has the keys of 'qcli admin "
+        "--config': logins with OpenID Connect, masks of bodies, title, audit log. The broker gives the addresses, TLS "
+        "and the log options.",
+        brief=True,
+    ),
+    Setting(
         "processes",
         kinds.Kind(params.CountOrWord(1, 256, "auto"), "N|auto", (int, str), "an integer or auto"),
         "",
@@ -97,13 +105,6 @@ SETTINGS = under_headings(
         "http_address and https_address; with --admin also admin_address and admin_url; with --processes also "
         "processes, lookupd_tcp_address and lookupd_http_address. The file is replaced "
         "atomically, and removed when the broker stops.",
-        brief=True,
-    ),
-    Setting(
-        "node-id",
-        kinds.number(params.Integer(0, 1023)),
-        key="id",
-        help="Use this number, 0 to 1023, in message ids. By default it is derived from the host name.",
         brief=True,
     ),
     "Storage",
@@ -220,6 +221,13 @@ SETTINGS = under_headings(
         "",
         help="Restore the data folder from this archive, if it is missing or empty. With --cluster: also if no other "
         "member may lead; see --restore-after.",
+        brief=True,
+    ),
+    Setting(
+        "node-id",
+        kinds.number(params.Integer(0, 1023)),
+        key="id",
+        help="Use this number, 0 to 1023, in message ids. By default it is derived from the host name.",
         brief=True,
     ),
     "Cluster",

@@ -27,13 +27,16 @@ class ConfigFile(NamedTuple):
     """The file's path."""
 
 
-def read_config(ctx: click.Context, path: Path, problems: list[Problem] | None = None) -> ConfigFile:
+def read_config(
+    ctx: click.Context, path: Path, problems: list[Problem] | None = None, *, flag: str = "--config"
+) -> ConfigFile:
     """Read a file.
 
     Args:
         ctx: The context of the command that has the settings.
         path: The file.
         problems: Gets the values that are not valid for their keys; these are left out. None: they raise Failure.
+        flag: The option that names the file, for errors.
 
     Raises Failure: it cannot be read, is not TOML, or a value is not valid for its key.
     """
@@ -41,9 +44,9 @@ def read_config(ctx: click.Context, path: Path, problems: list[Problem] | None =
         with open(path, "rb") as file:
             data = tomllib.load(file)
     except OSError as error:
-        raise Failure(f"--config: cannot read {path}: {error.strerror}.") from error
+        raise Failure(f"{flag}: cannot read {path}: {error.strerror}.") from error
     except ValueError as error:  # TOMLDecodeError or UnicodeDecodeError
-        raise Failure(f"--config: {path} is not valid TOML: {error}.") from error
+        raise Failure(f"{flag}: {path} is not valid TOML: {error}.") from error
     settings = {param.key: param for param in settings_of(ctx) if param is not CONFIG}
     config = ConfigFile({}, [key for key in data if key not in settings], path)
     for key, value in data.items():
@@ -53,7 +56,7 @@ def read_config(ctx: click.Context, path: Path, problems: list[Problem] | None =
                 text = _as_text(setting, value)
                 setting.type_cast_value(ctx, text)
             except click.BadParameter as error:
-                failure = Failure(f"--config: {path}: {key}: {error.message}")
+                failure = Failure(f"{flag}: {path}: {key}: {error.message}")
                 if problems is None:
                     raise failure from error
                 problems.append(Problem(failure.exit_code, failure.message))

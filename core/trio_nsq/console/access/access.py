@@ -125,7 +125,7 @@ class Access:
             return
         file = str(self._options.auth_file)
         try:
-            policy = await trio.to_thread.run_sync(read_auth_file, self._options.auth_file)
+            policy = await trio.to_thread.run_sync(_read_tokens, self._options.auth_file)
         except AuthFileError as exc:
             self.audit.log.record("reload", "", None, file=file, error=str(exc.__cause__ or exc))
             raise
@@ -420,9 +420,20 @@ def read_policy(auth_file: Path | None) -> Policy | None:
     if auth_file is None:
         return None
     try:
-        return read_auth_file(auth_file)
+        return _read_tokens(auth_file)
     except AuthFileError as exc:
         raise StartupError(f"--auth-file: {exc}") from exc
+
+
+def _read_tokens(auth_file: Path) -> Policy:
+    """Read an auth file, which may not have `[anonymous]`. Raises AuthFileError."""
+    policy = read_auth_file(auth_file)
+    if policy.anonymous is not None:
+        raise AuthFileError(
+            f"the auth file {auth_file} has [anonymous], which is for brokers and discovery services: --anonymous says "
+            "what viewers without a login may do"
+        )
+    return policy
 
 
 def _has_credentials(options: ConsoleOptions) -> bool:
