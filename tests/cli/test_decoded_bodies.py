@@ -3,13 +3,19 @@
 import gzip
 import io
 import json
+import os
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import fastavro
 import pytest
+import trio
 
-from cli.support import Cli, only_ours
+from cli.support import Cli, command_line, only_ours
+from client.support.fake_broker import fake_broker, message
 from interop.peers import Broker
+from trio_nsq.protocol.frames import encode_response
 
 pytestmark = only_ours
 
@@ -130,3 +136,33 @@ def test_options_that_cannot_be_used(
     result = qcli(command, topic, *where, *(files.get(each, each) for each in options))
     assert (result.code, said in result.err) == (code, True), result.err
     assert "Traceback" not in result.err
+
+
+async def test_a_registry_that_hangs_keeps_no_heartbeat_waiting(tmp_path: Path) -> None:
+    """The answer to the heartbeat comes before that of the registry, with which the body is decoded."""
+    answer = json.dumps({"schema": json.dumps(CLICK)}).encode()
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    file = tmp_path / "bodies.toml"
+    file.write_text(f'[[topic]]\nname = "*"\nformat = "avro"\nregistry = "http://127.0.0.1:{port}"\n')
+    async with listener, fake_broker() as broker, trio.open_nursery() as nursery:
+        command = command_line("tail", "topic/channel", "-n", "1", f"--bodies-file={file}")
+        run = partial(trio.run_process, capture_stdout=True, env=os.environ | {"NO_PROXY": "*"})
+        ended: list[subprocess.CompletedProcess[bytes]] = []
+
+        async def tail() -> None:
+            ended.append(await run([*command, f"--nsqd-tcp-address={broker.address}"]))
+
+        nursery.start_soon(tail)
+        peer = await broker.accept()
+        await peer.subscribe(ready=1)
+        await peer.send(message(1, b"\0\0\0\0\5" + avro("a", 1)))
+        async with await listener.accept() as registry:
+            assert b"/schemas/ids/5" in await registry.receive_some()
+            await peer.send(encode_response(b"_heartbeat_"))
+            await peer.expect(b"NOP\n")
+            await registry.send_all(
+                b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)
+            )
+            await peer.receive_line()  # it is finished
+    assert ended[0].stdout == b'{"user": "a", "n": 1}\n'

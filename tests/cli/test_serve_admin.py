@@ -310,7 +310,7 @@ def test_the_console_has_the_options_of_its_file(tmp_path: Path) -> None:
     with running(tmp_path, flag) as site:
         assert site.addresses["admin_url"].endswith("/nsq/")
         site.broker.http("POST", "/topic/create", topic="clicks")
-        site.broker.http("POST", "/pub", b'{"card": "4111"}', topic="clicks")
+        site.broker.post("/pub", b'{"card": "4111"}', topic="clicks")
         site.await_page("clicks", "/nsq/")
         page = site.get("/nsq/")[1]
         assert "production" in page
@@ -337,9 +337,8 @@ def test_users_of_the_console_act_at_a_broker_with_tokens(tmp_path: Path) -> Non
                 timeout=DEADLINE_S,
             )
             assert answer.status_code == status, answer.text
-        page = site.get("/", "alice")[1]
-        assert "by-alice" in page
-        assert "by-bob" not in page
+        site.await_page("by-alice", "/", "alice")
+        assert "by-bob" not in site.get("/", "alice")[1]
         said = httpx.post(f"http://{site.broker.http_address}/topic/create?topic=x", timeout=DEADLINE_S)
         assert said.status_code in (401, 403)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.interop
 
 MAX_PAGE_BYTES = 150 * 1024
 """Of a page with its style sheet, script and icon, uncompressed."""
-DOWNLOADS = {"message_body", "messages_ndjson"}
+DOWNLOADS = {"message_body", "messages_ndjson", "definitions_file"}
 ALIKE = re.compile(
     r"(pause|unpause|empty)_(topic|channel)|delete_channel|drain|undrain|tombstone|switch_leader|remove_member"
 )

@@ -39,6 +39,7 @@ class Printer(Generic[Source]):
         self._idle_timeout_s = options.idle_timeout_s
         self._output = RawOutput()
         self._scope = trio.CancelScope()
+        self._decoding = trio.CapacityLimiter(1)  # a reader of bodies may not be shared by threads
         self._lock = trio.Lock()  # one batch at a time: messages of several topics do not mix
         self._write_scope = trio.CancelScope()
 
@@ -92,7 +93,7 @@ class Printer(Generic[Source]):
         async with self._lock:
             self._scope.deadline = math.inf
             count = int(min(available, self.messages_left))
-            await self._write(render(count))
+            await self._write(await self._rendered(render, count))
             self.messages_left -= count
             if not self.messages_left:
                 self._scope.cancel()
@@ -107,6 +108,13 @@ class Printer(Generic[Source]):
         """Return the output for messages of a topic, at least one: bodies, each followed by the delimiter."""
         prefix = f"{topic} | ".encode() if self._print_topic else b""
         return prefix + (self._delimiter + prefix).join(bodies) + self._delimiter
+
+    async def _rendered(self, render: Callable[[int], bytes], count: int) -> bytes:
+        if self._decoded is None:
+            return render(count)
+        # In a thread, because a schema registry may be slow, and heartbeats must be answered. It is abandoned when the
+        # command ends: nothing of it is written.
+        return await trio.to_thread.run_sync(render, count, abandon_on_cancel=True, limiter=self._decoding)
 
     async def _write(self, data: bytes) -> None:
         if self._output.never_blocks:
