@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from access.support import ALL_ROLES, AuthFile, Given, bearer, everything
-from broker.support import PATIENCE_S
+from broker.support import PATIENCE_S, connected
 from cli.support import Cli, Result
 from cluster.running import Members, RunningMember, running_members
 from coordination.conftest import cluster, etcd_member  # noqa: F401 - fixtures
@@ -160,3 +160,29 @@ async def test_only_who_may_read_everything_learns_of_the_cluster(tmp_path: Path
         ]
         assert told == [1, 0, 1, 0]
         assert (await one.client.get("/cluster", headers=headers["other"])).status_code == 403
+
+
+async def test_consumers_are_disconnected_through_any_member(tmp_path: Path, url: str, cluster: str) -> None:  # noqa: F811
+    """Those that are connected to the leader and to a follower, one by its address and all."""
+    async with running_members(tmp_path, url, cluster) as members:
+        leader, follower = await two_members(members)
+        for path in "/topic/create?topic=t", "/channel/create?topic=t&channel=c":
+            assert (await follower.client.post(path)).status_code == 200
+        for asked in leader, follower:
+            async with (
+                connected(str(leader.bound.tcp_address)) as one,
+                connected(str(follower.bound.tcp_address)) as two,
+                connected(str(follower.bound.tcp_address)) as kept,
+            ):
+                for each in one, two, kept:
+                    await each.subscribe("t", "c", ready_count=1)
+                for each in one, two:
+                    address = "%s:%d" % each.stream.socket.getsockname()[:2]
+                    gone = await qcli(asked, "channel", "disconnect", "t/c", "--client", address)
+                    assert gone.code == 0, gone.err
+                    assert await each.frame() is None
+                (found,) = (await asked.client.get("/stats?format=json&topic=t")).json()["topics"]
+                assert found["channels"][0]["client_count"] == 1
+                everyone = await qcli(asked, "channel", "disconnect", "t/c", "--all", "--format", "json")
+                assert (everyone.code, len(everyone.records)) == (0, 1)
+                assert await kept.frame() is None

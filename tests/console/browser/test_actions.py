@@ -13,7 +13,15 @@ from playwright.sync_api import expect
 from cli.support import Cli, fail_messages
 from console.browser.links import get
 from console.browser.lively_fleet import LivelyFleet
-from console.browser.support import Visitor, accessibility_faults, confirm, done
+from console.browser.support import (
+    PHONE,
+    Visitor,
+    accessibility_faults,
+    confirm,
+    done,
+    overflow_px,
+    small_targets,
+)
 from fleet.support import Fleet, running_fleet, wait_until
 from interop.peers import Broker, RunningConsole, qcli_admin
 
@@ -278,3 +286,32 @@ def test_drain_and_tombstone(own_fleet: Fleet, visit: Callable[..., Visitor]) ->
         assert not stats(own_fleet.nsqd, "orders")
         assert stats(broker, "orders")
         page.close()  # before the console ends
+
+
+def test_definitions_on_a_phone_with_the_keyboard(
+    console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str
+) -> None:
+    """Also a file that is far too large is answered with a page."""
+    visitor = visit(console.origin, size=PHONE)
+    page = visitor.open("/")
+    page.keyboard.press("g")
+    page.keyboard.press("f")
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_have_text("Definitions")
+
+    def upload(content: bytes) -> None:
+        file: Any = {"name": "d.json", "mimeType": "application/json", "buffer": content}
+        page.locator("#definitions").set_input_files(file)
+        page.get_by_role("button", name="Show changes").press("Enter")
+
+    upload(b'{"version": 1, "topics": {"%s": {"paused": true}}}' % topic.encode())
+    expect(heading).to_have_text("6 changes")
+    assert accessibility_faults(page) == []
+    assert (overflow_px(page), small_targets(page)) == (0, [])
+    page.get_by_role("button", name="Apply 6 changes").press("Enter")
+    expect(page.locator("#notice")).to_contain_text("6 changes made")
+    for broker in fleet.brokers:
+        assert stats(broker, topic)["paused"] is True
+    with visitor.expects("status of 413"):
+        upload(b" " * (10 * 1024 * 1024))
+        expect(page.locator("main")).to_contain_text("8192 KiB")
