@@ -1,6 +1,7 @@
-"""Tests for the order by key under SIGKILL: the messages of each key come in order, and none is lost.
+"""Tests for the order by key under SIGKILL and while operators disturb it: the messages of each key come in order, and
+none is lost.
 
-A few kills by default; `FAULT_KILLS=50` for the long form.
+A few kills, and some seconds, by default; `FAULT_KILLS=50` for the long form, with five minutes.
 """
 
 import os
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from faults.order_load import under_kills
+from faults.order_operations import under_operations
 
 KILLS = int(os.environ.get("FAULT_KILLS", "3"))
+SECONDS = 300 if KILLS > 10 else 10
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 
 
@@ -24,3 +27,13 @@ def test_messages_of_a_key_come_in_order(tmp_path: Path, sync: str) -> None:
     )
     assert sum(ledger.published) == messages
     assert (ledger.wrong[:10], ledger.lost) == ([], 0)
+
+
+@pytest.mark.slow
+def test_operators_brokers_and_consumers_disturb_the_order(tmp_path: Path) -> None:
+    """Pauses, limits, changed settings, emptied channels, moves, dead letters, kills and suspended consumers."""
+    flags = ("--sync=interval", "--checkpoint-interval=200ms", "--mem-queue-size=1000")
+    report = under_operations(tmp_path, flags, seconds=SECONDS, rate=1500, seed=SEED)
+    print(report.done, report.counts, report.published, report.dead_letters)
+    assert (report.wrong[:10], report.lost[:10]) == ([], [])
+    assert report.counts["D"] > 100 * SECONDS
