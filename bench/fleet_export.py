@@ -8,27 +8,33 @@ exactly one row, and every acknowledged message must be in a log.
 
 import argparse
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
+from bench.fleet import (
+    Fleet,
+    delta_files,
+    iceberg_files,
+    running,
+    spark,
+    stats,
+    use_catalog,
+    wait_until_exported,
+)
 
-from interop.peers import Broker, free_address, qcli_serve
+from interop.peers import free_address
 from storage.stores import BUCKET, Store, versitygw
 from trio_nsq.api import broker as api
 from trio_nsq.client.http.broker_http import BrokerHTTP
@@ -38,39 +44,11 @@ from trio_nsq.protocol.messages import pack_messages
 
 TARGETS = ("local", "s3", "delta", "iceberg")
 BROKERS = 3
-PATIENCE_S = 600.0
 _MOST_MESSAGES = 200
 """In one publish."""
 
 Log = tuple[str, str]
 """A topic, and the HTTP address of a broker."""
-
-
-@dataclass
-class Fleet:
-    """The brokers, which are killed and started again at the same addresses."""
-
-    folder: Path
-    addresses: list[str] = field(default_factory=lambda: [free_address() for _ in range(BROKERS)])
-    running: dict[str, tuple[Broker, ExitStack]] = field(default_factory=dict)
-
-    def start(self, address: str) -> None:
-        stack = ExitStack()
-        number = self.addresses.index(address)
-        broker = stack.enter_context(
-            qcli_serve(self.folder / f"broker{number}", f"--http-address={address}", "--sync=interval")
-        )
-        self.running[address] = broker, stack
-
-    def kill(self, address: str) -> None:
-        broker, stack = self.running.pop(address)
-        broker.process.kill()
-        broker.process.wait()
-        stack.close()
-
-    def close(self) -> None:
-        for _, stack in self.running.values():
-            stack.close()
 
 
 class Publisher(threading.Thread):
@@ -143,26 +121,9 @@ compact = true
 """
 
 
-@contextmanager
-def exporting(config: Path, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    line = [sys.executable, "-m", "qcli", "to-parquet", "--config", str(config), "--engine", "inline", "-q"]
-    with log.open("ab") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output, env=os.environ | env)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def stats(status: str) -> dict[str, Any] | None:
-    """Return `/stats` of the export; None: it does not answer."""
-    try:
-        with urllib.request.urlopen(f"http://{status}/stats", timeout=20) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except OSError:
-        return None
+def line(config: Path) -> list[str]:
+    """Return the words of the command."""
+    return ["to-parquet", "--config", str(config), "--engine", "inline", "-q"]
 
 
 def files_of(target: str, folder: Path, topics: list[str]) -> list[str]:
@@ -173,15 +134,8 @@ def files_of(target: str, folder: Path, topics: list[str]) -> list[str]:
     if target == "s3":  # where the store keeps its objects
         return [str(path) for path in (folder / "s3" / BUCKET / "lake").rglob("*.parquet")]
     if target == "delta":
-        from deltalake import DeltaTable
-
-        return [uri for topic in topics for uri in DeltaTable(exported / "delta" / topic).file_uris()]
-    from pyiceberg.catalog import load_catalog
-
-    catalog = load_catalog("local")
-    tables = [catalog.load_table(f"lake.{topic.replace('.', '_')}") for topic in topics]
-    paths = [task.file.file_path for table in tables for task in table.scan().plan_files()]
-    return [path.removeprefix("file://") for path in paths]
+        return [path for topic in topics for path in delta_files(exported / "delta" / topic)]
+    return [path for topic in topics for path in iceberg_files(f"lake.{topic.replace('.', '_')}")]
 
 
 Rows = dict[Log, tuple[int, int, int, int]]
@@ -229,18 +183,16 @@ class Kills:
     exports: int = 0
     brokers: int = 0
     rounds: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
 
 
-def run(options: argparse.Namespace, folder: Path) -> bool:
-    """Run the trial. Returns whether all is right."""
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the trial, and return the counts."""
     chance = random.Random(options.seed)
     topics = [
         f"{target}.{number:03}" for target in TARGETS for number in range(options.topics // len(TARGETS))
     ]
-    fleet, kills, status = Fleet(folder), Kills(), free_address()
-    os.environ["PYICEBERG_CATALOG__LOCAL__TYPE"] = "sql"
-    os.environ["PYICEBERG_CATALOG__LOCAL__URI"] = f"sqlite:///{folder}/catalog.db"
+    fleet, kills, status = Fleet(folder, BROKERS), Kills(), free_address()
+    use_catalog(folder)
     with versitygw(folder / "s3") as store:
         config = folder / "pipeline.toml"
         config.write_text(configuration(fleet, store, folder, status))
@@ -256,12 +208,14 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             )
             begun_s = time.monotonic()
             ends = {log: end for log, end in all_ends(fleet, topics).items() if end}
-            with exporting(config, store.env, folder / "export.log"):
-                last = wait_until_exported(status, ends, begun_s)
+            with running(line(config), store.env, folder / "export.log"):
+                last = wait_until_exported(status, {topic for topic, _ in ends}, begun_s)
             print(f"exported the rest in {time.monotonic() - begun_s:.0f} s: {last}")
         finally:
             fleet.close()
-        return judge(folder, topics, ends, publisher.acknowledged)
+        counts = judge(folder, topics, ends, publisher.acknowledged)
+    killed = {"exports": kills.exports, "brokers": kills.brokers, "rounds": kills.rounds}
+    return {"minutes": options.minutes, "topics": len(topics), "killed": killed, "counts": counts}
 
 
 def kill_randomly(
@@ -275,7 +229,7 @@ def kill_randomly(
 ) -> None:
     until_s = time.monotonic() + options.minutes * 60
     while time.monotonic() < until_s:
-        with exporting(config, env, config.with_name("export.log")) as export:
+        with running(line(config), env, config.with_name("export.log")) as export:
             life_s = chance.choice((1.0, 1.0, 4.0)) * chance.uniform(1, options.life)
             dies_s = time.monotonic() + life_s
             killed = None
@@ -310,54 +264,45 @@ def all_ends(fleet: Fleet, topics: list[str]) -> dict[Log, int]:
     return ends
 
 
-def wait_until_exported(status: str, ends: dict[Log, int], begun_s: float) -> str:
-    """Wait until the export has done a round without problems that began after the last message."""
-    wanted = {topic for topic, _ in ends}
-    while time.monotonic() < begun_s + PATIENCE_S:
-        time.sleep(1)
-        found = stats(status)
-        if found is None:
-            continue
-        done = {each["topic"] for each in found["topics"] if each["last_round_at"] and not each["error"]}
-        if wanted <= done and found["healthy"] and found["rounds"] > 1:
-            return f"{len(done)} topics, {found['rounds']} rounds"
-    raise RuntimeError(f"not exported in {PATIENCE_S:g} s: {found}")
-
-
-def judge(folder: Path, topics: list[str], ends: dict[Log, int], acknowledged: Counter[Log]) -> bool:
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    right = True
+def judge(
+    folder: Path, topics: list[str], ends: dict[Log, int], acknowledged: Counter[Log]
+) -> list[dict[str, Any]]:
+    """Count the rows, print the counts, and return them."""
+    found: list[dict[str, Any]] = []
     print(
         f"{'':<9}{'logs':>6}{'messages':>11}{'files':>8}{'':>10}{'rows':>11}{'missing':>9}{'repeated':>10}{'lost':>7}"
     )
-    for target in TARGETS:
-        of_target = [topic for topic in topics if topic.startswith(f"{target}.")]
-        own = {log: end for log, end in ends.items() if log[0] in of_target}
-        files = files_of(target, folder, sorted({topic for topic, _ in own}))
-        for reader, rows in (("DuckDB", duckdb_rows(files)), ("Spark", spark_rows(session, files))):
-            missing, repeated, lost = check(rows, own, acknowledged)
-            right &= (missing, repeated, lost) == (0, 0, 0)
-            right &= all(
-                rows[log][:3] == (end, end, end - 1) and rows[log][3] == 0
-                for log, end in own.items()
-                if log in rows
-            )
-            count = sum(each[0] for each in rows.values())
-            print(
-                f"{target:<9}{len(own):>6}{sum(own.values()):>11,}{len(files):>8,}{reader:>10}{count:>11,}"
-                f"{missing:>9,}{repeated:>10,}{lost:>7,}",
-                flush=True,
-            )
-    session.stop()
-    return right
+    with spark() as session:
+        for target in TARGETS:
+            of_target = [topic for topic in topics if topic.startswith(f"{target}.")]
+            own = {log: end for log, end in ends.items() if log[0] in of_target}
+            files = files_of(target, folder, sorted({topic for topic, _ in own}))
+            for reader, rows in (("DuckDB", duckdb_rows(files)), ("Spark", spark_rows(session, files))):
+                missing, repeated, lost = check(rows, own, acknowledged)
+                is_right = (missing, repeated, lost) == (0, 0, 0) and all(
+                    rows.get(log) == (end, end, end - 1, 0) for log, end in own.items()
+                )
+                count, messages = sum(each[0] for each in rows.values()), sum(own.values())
+                print(
+                    f"{target:<9}{len(own):>6}{messages:>11,}{len(files):>8,}{reader:>10}{count:>11,}"
+                    f"{missing:>9,}{repeated:>10,}{lost:>7,}{'' if is_right else '  WRONG'}",
+                    flush=True,
+                )
+                found.append(
+                    {
+                        "target": target,
+                        "reader": reader,
+                        "logs": len(own),
+                        "messages": messages,
+                        "files": len(files),
+                        "rows": count,
+                        "missing": missing,
+                        "repeated": repeated,
+                        "lost": lost,
+                        "right": is_right,
+                    }
+                )
+    return found
 
 
 def parse() -> argparse.Namespace:
@@ -383,15 +328,17 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Run the trial and print the counts."""
     options = parse()
-    record.begin(options, beside_nsqd=False, runs_checkout=False)
+    about = record.begin(options, beside_nsqd=False, runs_checkout=False)
     with tempfile.TemporaryDirectory(prefix="fleet-", dir=options.data_path) as name:
         folder = Path(name)
         (folder / "s3").mkdir()
         (folder / "export").mkdir()
-        if not run(options, folder):
+        found = run(options, folder)
+        if not all(each["right"] for each in found["counts"]):
             log = (folder / "export.log").read_text()
             sys.exit(f"WRONG. The end of the log:\n{log[-3000:]}")
     print("Each message is in exactly one row.")
+    record.finish({"machine": about} | found, options, "fleet-export")
 
 
 if __name__ == "__main__":
