@@ -226,6 +226,20 @@ def test_protobuf_without_a_schema(folder: Path) -> None:
     assert found["5"] == [{"1": "a", "2": "AQ=="}, {"1": "b"}]
 
 
+def test_names_of_messagepack_are_json(tmp_path: Path) -> None:
+    """Also arrays, null and booleans."""
+    found = reader_of(tmp_path, 'format = "messagepack"').read(b"\x83\x92\x01\xa1a\x01\xc0\x02\xc3\x03")
+    assert json.loads(found.content) == {'[1, "a"]': 1, "null": 2, "true": 3}
+
+
+@pytest.mark.parametrize("masks", [[], [("card", Mask.HIDE)]], ids=["plain", "masked"])
+def test_a_body_without_time_says_so(masks: list[tuple[str, Mask]]) -> None:
+    """Whether its fields are masked or not."""
+    found = BodyReader(masks=masks).unread(b'{"card": 1}')
+    assert found.problem == "It is not decoded in this list: open the message."
+    assert (b"card" in found.content) is (not masks)
+
+
 def test_messagepack(tmp_path: Path) -> None:
     reader = reader_of(tmp_path, 'format = "messagepack"')
     value = {"a": [1, None, 1.5, "ö", b"\0"], "b": msgspec.msgpack.Ext(5, b"x")}

@@ -42,7 +42,10 @@ class _Plain:
             raise BodyError(f"the body is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
             self._take(2)
-            found = {self._taken(_name(name)): self.convert(each, depth + 1) for name, each in value.items()}
+            found = {
+                self._taken(self._name(name, depth)): self.convert(each, depth + 1)
+                for name, each in value.items()
+            }
             return Scalar(found) if isinstance(value, Scalar) else found
         if isinstance(value, list | tuple | set | frozenset | Iterator):
             self._take(2)
@@ -54,6 +57,12 @@ class _Plain:
             return value
         self._take(8)
         return self._taken(_scalar(value)) if not isinstance(value, float) else _float(value)
+
+    def _name(self, name: object, depth: int) -> str:
+        """Return the name of a field; in MessagePack it may be any value."""
+        if name is None or isinstance(name, bool | tuple):
+            return text_of_value(self.convert(name, depth + 1)).decode()
+        return _name(name)
 
     def _taken(self, text: str) -> str:
         self._take(len(text) + 4)

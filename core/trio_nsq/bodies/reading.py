@@ -164,9 +164,7 @@ class BodyReader:
 
     def unread(self, body: bytes) -> ReadBody:
         """Return a body for which there is no time."""
-        return self._undecoded(
-            ReadBody(body, problem="It is not decoded in this list: open the message."), len(body)
-        )
+        return replace(self._undecoded(ReadBody(body), len(body)), problem=_NO_TIME)
 
     def _decoded(self, data: bytes, is_complete: bool) -> tuple[Any, str | None]:
         """Return the value of a decompressed body, and its format; None: it is not decoded. Raises as a decoder."""
@@ -213,6 +211,7 @@ PLAIN = BodyReader()
 _AVRO_FILE = b"Obj\x01"
 _FIRST = FIRST_BYTES + _AVRO_FILE[:1]
 _MAX_RECORDS = 100
+_NO_TIME = "It is not decoded in this list: open the message."
 _NOT_MASKED = "It is no JSON object, or cannot be decoded, so its fields cannot be masked."
 _MAX_VALUES = 200_000
 
