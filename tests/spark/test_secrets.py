@@ -16,6 +16,7 @@ from broker.certificates import Certificates
 from cli.support import Cli
 from client.support.tokens import SECRETS, AuthFile
 from interop.peers import qcli_serve
+from soak import in_soak
 from trio_nsq.access.secret import SecretFileError
 from trio_nsq.client import RequestRefused
 from trio_nsq.spark.data_source import NsqDataSource
@@ -106,7 +107,7 @@ def test_options(guarded: Guarded, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["inline", "spark"])
+@pytest.mark.parametrize("engine", ["inline", *in_soak("spark")])
 def test_export_and_replay(guarded: Guarded, topic: str, tmp_path: Path, engine: str) -> None:
     """Over TLS, with the secret from standard input: it can be read only once, and not by workers."""
     assert guarded.cli("pub", topic, stdin=b"one\ntwo\n").code == 0
