@@ -1,6 +1,7 @@
 """Tests for bodies that Arrow reads: the arrays are those of bodies that are parsed one by one."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -44,8 +45,11 @@ TEXTS = [
     *['"2024-02-29T24:00:00Z"', '"2024-02-29T23:59:60Z"', '"0000-12-31T00:00:00Z"', '"0001-01-01T00:00:00Z"'],
     *['"9999-12-31T23:59:59.9Z"', '"2024-02-29T01:02:03+01:00"', '"2024-02-29 01:02"', '"2024-13-01T00:00:00Z"'],
     *['"10:20:30.5"', '"YWI="', '"\\u0000"', '"\\ud800"', '"\\udc00x"', '"\\ud83d\\ude00"', '"\\q"', '"a\nb"'],
+    *["16777217", "0.123456", "0.1234567", "1234567.8", "0.0000001", "1e-39", "3.4e39"],
     *['"\xff"', '"é"', "[1,]", "[]", "{}", "[null]", '{"a":1}}{"a":1', "[" * 2000 + "]" * 2000, "1" * 4301],
 ]  # fmt: skip
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,9})?", fullmatch=True)
+SPACES = ["", " ", "\n\t"]
 kinds: st.SearchStrategy[ColumnType] = st.recursive(
     st.sampled_from(LEAVES).map(parse_type),
     lambda inner: st.one_of(
@@ -69,14 +73,19 @@ def texts(kind: ColumnType) -> st.SearchStrategy[str]:
         case JsonMap():
             fitting = objects([(name, kind.values) for name in NAMES])
         case _:
-            fitting = st.sampled_from(TEXTS)
+            fitting = st.one_of(st.sampled_from(TEXTS), NUMBERS)
     return st.integers(0, 19).flatmap(lambda one: fitting if one else st.sampled_from(TEXTS))
 
 
 def objects(fields: list[tuple[str, ColumnType]]) -> st.SearchStrategy[str]:
     """Return texts of objects with some of the fields, rarely with another one, or one of them twice."""
     member = st.one_of(
-        [texts(kind).map(lambda text, name=name: f"{json.dumps(name)}:{text}") for name, kind in fields]  # type: ignore[misc]
+        [
+            st.tuples(st.sampled_from(SPACES), texts(kind)).map(
+                lambda each, name=name: f"{json.dumps(name)}:{each[0]}{each[1]}"  # type: ignore[misc]
+            )
+            for name, kind in fields
+        ]
         or [st.just('"more":null')]
     )
     more = st.sampled_from(
@@ -101,8 +110,17 @@ def layout_of(fields: dict[str, ColumnType], *, rest: bool = True) -> Layout:
     return Layout(body=BodyFormat.JSON, json_columns=columns, keep_rest=rest)
 
 
-def bulk(layout: Layout) -> BulkColumns:
-    return BulkColumns(layout.json_columns, {}, refuses_unknown=layout.keep_rest)
+def read(layout: Layout, bodies: list[bytes]) -> list[Any] | None:
+    """Return the arrays of bodies that are converted at once; None: they are not."""
+    columns = BulkColumns(
+        layout.json_columns,
+        {},
+        layout.key,
+        layout.operation,
+        dict(layout.paths),
+        refuses_unknown=layout.keep_rest,
+    )
+    return columns.read(pa.array(bodies, pa.binary()))
 
 
 @given(cases())
@@ -111,7 +129,7 @@ def test_arrays_are_those_of_a_body_alone(case: tuple[Layout, bytes]) -> None:
     layout, body = case
     parser = JsonParser(layout)
     *expected, unparsed = parser.parse([body])
-    found = bulk(layout).read([body, body])
+    found = read(layout, [body, body])
     if found is None:
         return
     for one, many in zip(expected, found, strict=False):
@@ -156,12 +174,18 @@ def test_a_body_among_many(case: tuple[Layout, bytes], contract: SchemaContract 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_each_text_as_each_type(kind: str) -> None:
     """Also where the field has no column and is left out."""
-    layout = layout_of({"x": parse_type(kind)}, rest=False)
-    for name in ("x", "more"):
+    one, many = parse_type(kind), JsonArray(parse_type(kind))
+    for name, space, layout in [
+        ("x", "", layout_of({"x": one}, rest=False)),
+        ("x", " \n", layout_of({"x": one}, rest=False)),
+        ("x", "[null, ", layout_of({"x": many}, rest=False)),
+        ("more", "", layout_of({"x": one}, rest=False)),
+    ]:
         for text in TEXTS:
-            body = f'{{"{name}":{text}}}'.encode().replace(b"\xc3\xbf", b"\xff")
+            end = "]" if "[" in space else ""
+            body = f'{{"{name}":{space}{text}{end}}}'.encode().replace(b"\xc3\xbf", b"\xff")
             expected, unparsed = JsonParser(layout).parse([body])
-            if (found := bulk(layout).read([body])) is not None:
+            if (found := read(layout, [body])) is not None:
                 assert unparsed.null_count == 1, body
                 assert found[0].equals(expected), body
 
@@ -171,6 +195,9 @@ def test_each_text_as_each_type(kind: str) -> None:
     [
         ("long", "-9223372036854775808"),
         ("double", "0.30000000000000004"),
+        ("float", "0.1"),
+        ("float", "16777216"),
+        ("array<float>", "[123456, 0.5, 0.000001, null]"),
         ("decimal(38,18)", "12.5"),
         ("decimal(10,2)", "12345678.91"),
         ("timestamp(ms)", "1795262400123"),
@@ -184,7 +211,7 @@ def test_each_text_as_each_type(kind: str) -> None:
 def test_bodies_that_are_converted_at_once(kind: str, text: str) -> None:
     layout = layout_of({"x": parse_type(kind), "time": parse_type("timestamp(ns)")})
     bodies = [b'{"x":%b}' % text.encode(), b' {"x":null}\n', b"{}"]
-    found = bulk(layout).read(bodies)
+    found = read(layout, bodies)
     assert found is not None
     assert found[0].equals(pa.concat_arrays([JsonParser(layout).parse([body])[0] for body in bodies]))
 
@@ -200,3 +227,90 @@ def test_a_text_that_no_folder_can_have_does_not_fit() -> None:
     assert country.to_pylist() == ["de"] * 200 + [None]
     assert number.to_pylist() == [1] * 200 + [2]
     assert (unparsed.null_count, parser.misfits) == (200, {"country": 1})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id":1,"at":2,"op":"u"}',
+        '{"id":1,"at":2,"op":"DELETE"}',
+        '{"id":1,"at":2,"op":"x"}',
+        '{"id":1,"at":2}',
+        '{"id":1,"at":2,"op":null}',
+        '{"id":1,"op":"c"}',
+        '{"id":null,"at":2,"op":"c"}',
+        '{"id":1.5,"at":2,"op":"c"}',
+        '{"id":1,"at":2,"op":1}',
+        "[]",
+    ],
+)
+def test_a_body_without_its_key_among_others(body: str) -> None:
+    fields = {"id": "long", "at": "timestamp", "op": "string", "n": "int"}
+    layout = replace(
+        layout_of({name: parse_type(kind) for name, kind in fields.items()}), key=("id", "at"), operation="op"
+    )
+    before = [b'{"id":%d,"at":1,"op":"c","n":7}' % number for number in range(150)]
+    assert read(layout, before) is not None
+    alone, parser = JsonParser(layout), JsonParser(layout)
+    (row,), _ = outcome(alone, [body.encode()])
+    (first, *_), _ = outcome(JsonParser(layout), before)
+    found, _ = outcome(parser, [*before, body.encode(), *before])
+    assert found[150] == row
+    assert found[0] == found[151] == first
+    assert (parser.unparsed, parser.misfits) == (alone.unparsed, alone.misfits)
+
+
+def test_rows_of_many_threads_keep_their_order() -> None:
+    layout = layout_of({"n": parse_type("long")})
+    bodies = [b'{"n":%d}' % number for number in range(12_000)]
+    bodies[7_000] = b'{"n":"7000"}'
+    parser = JsonParser(layout)
+    numbers, _, unparsed = parser.parse(bodies)
+    assert numbers.to_pylist() == [None if number == 7_000 else number for number in range(12_000)]
+    assert unparsed.drop_null().to_pylist() == [bodies[7_000]]
+
+
+def test_parts_of_an_array_of_bodies() -> None:
+    layout = layout_of({"n": parse_type("long")})
+    bodies = pa.array([b'{"n":%d}' % number for number in range(300)], pa.binary()).slice(100, 150)
+    assert JsonParser(layout).parse(bodies)[0].to_pylist() == [*range(100, 250)]
+
+
+PATHS = replace(
+    layout_of(
+        {
+            name: parse_type(kind)
+            for name, kind in {"uid": "long", "city": "string", "m": "int", "n": "int"}.items()
+        },
+        rest=False,
+    ),
+    paths=(("uid", "user.id"), ("city", "user.home.city"), ("m", "n"), ("n", "m")),
+)
+MEMBERS = ["user", "id", "home", "city", "m", "n", "uid", "user.id", "us\\u0065r.id", "user.home.city"]
+members = st.recursive(
+    st.sampled_from(["1", "2", "null", '"x"', "{}"]),
+    lambda inner: st.lists(
+        st.tuples(st.sampled_from(MEMBERS), inner).map(lambda each: f'"{each[0]}":{each[1]}'), max_size=4
+    ).map(lambda each: f"{{{','.join(each)}}}"),
+    max_leaves=8,
+)
+
+
+@given(members)
+def test_fields_at_paths(text: str) -> None:
+    parser = JsonParser(PATHS)
+    *expected, unparsed = parser.parse([text.encode()])
+    if (found := read(PATHS, [text.encode()])) is not None:
+        assert [each.to_pylist() for each in found] == [each.to_pylist() for each in expected]
+        assert unparsed.null_count == 1
+
+
+@pytest.mark.parametrize("name", ["user.id", "us\\u0065r.id"])
+def test_a_field_whose_name_is_a_path(name: str) -> None:
+    text = '{"m":1,"n":2,"user":{"id":3,"home":{"city":"Ulm","x":[1]}},"uid":"x"%s}'
+    found = read(PATHS, [b"{}", (text % "").encode()])
+    assert found is not None
+    assert [each.to_pylist() for each in found] == [[None, 3], [None, "Ulm"], [None, 2], [None, 1]]
+    body = (text % f',"{name}":4').encode()
+    assert read(PATHS, [body]) is None
+    assert JsonParser(PATHS).parse([body] * 100)[0].to_pylist() == [4] * 100

@@ -20,13 +20,11 @@ the throughput. The schema, in order; `topic` to `ts` and a binary `body` are ne
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...filters.exact_json import decode_object
 from ...log.records import RecordBatch
 from ...log.segment.index import big_endian
 from ...protocol.headers import decode_headers
@@ -37,7 +35,7 @@ from ..schemas.contracts import SchemaContract, SchemaViolation
 from ..schemas.promotions import Promotion
 from ..spool.records import columns_of, headers_of
 from .dead_letters import Letter
-from .json_columns import BodyReader, JsonParser, RowRefused
+from .json_columns import BodyReader, JsonParser, Parsing, RowRefused
 from .layout import BODY, HEADERS, HEADERS_TYPE, REST, UNPARSED, BodyFormat, Layout
 from .masks import masks_of
 from .paths import with_paths
@@ -84,6 +82,21 @@ def file_schema(layout: Layout) -> Any:
     """Return the schema of the files: without the columns whose values are in the names of folders."""
     dropped = layout.dropped_columns
     return pa.schema([field for field in schema_of(layout) if field.name not in dropped])
+
+
+class PendingTable(NamedTuple):
+    """A table that is being converted.
+
+    Attributes:
+        columns: Those before the columns of the bodies.
+        published, bodies: The bodies, and as they are in the table: a field may be masked.
+        parsing: The columns of their fields; None: they have no fields.
+    """
+
+    columns: list[Any]
+    published: Any
+    bodies: Any
+    parsing: Parsing | None
 
 
 class TableBuilder:
@@ -225,10 +238,13 @@ class TableBuilder:
         return size
 
     def table(self) -> Any:
-        """Return the messages that meet the condition as a table, and start the next one; it may have no row.
+        """Return the added messages that meet the condition as a table, see `begin` and `finish`."""
+        return self.finish(self.begin())
+
+    def begin(self) -> "PendingTable":
+        """Begin to convert the added messages, and start the next table. Threads parse JSON bodies meanwhile.
 
         Raises:
-            SchemaViolation: A message does not fit the columns, and the contract forbids that.
             FilterError: The condition of the layout cannot be evaluated.
         """
         count = self._count
@@ -243,28 +259,34 @@ class TableBuilder:
             _fixed(self._attempts, pa.int32()) if self._attempts else pa.nulls(count, pa.int32()),
             *([self._headers_column()] if self._layout.headers else []),
         ]
-        bodies = None
+        bodies = self._published()
+        self._clear()
         if self._selection is not None:
-            bodies = self._binary()
             kept = self._selection.matches(dict(zip(self.schema.names, columns, strict=False)), bodies)
             left_out = bodies.filter(pc.invert(kept))
             self.filtered += len(left_out)
             self.left_out_bytes += _size_of(left_out)
             columns, bodies = [each.filter(kept) for each in columns], bodies.filter(kept)
-        published = bodies  # None: all
+        published = bodies
         if self._masks is not None:
-            bodies = self._binary() if bodies is None else bodies
             bodies = pa.array(self._masks.masked(bodies.to_pylist()), pa.binary())
-        columns += self._body_columns(bodies, columns[_SEQ])
+        parsing = self._parser.begin(bodies) if self._layout.body.has_fields else None
+        return PendingTable(columns, published, bodies, parsing)
+
+    def finish(self, pending: "PendingTable") -> Any:
+        """Return the rows of `begin` as a table; it may have no row. Tables finish in the order in which they began.
+
+        Raises:
+            SchemaViolation: A message does not fit the columns, and the contract forbids that.
+        """
+        columns = [*pending.columns, *self._body_columns(pending)]
         refused = self._parser.refused_rows
         if refused and self._keeps_letters:
-            self._add_letters(refused, columns, self._binary() if bodies is None else bodies)
+            self._add_letters(refused, columns, pending.bodies)
         elif refused:
             self.discarded_rows += len(refused)
         if refused:
-            published = self._binary() if published is None else published
-            self.left_out_bytes += _size_of(published.take(pa.array(list(refused), pa.int64())))
-        self._clear()
+            self.left_out_bytes += _size_of(pending.published.take(pa.array(list(refused), pa.int64())))
         table = pa.Table.from_arrays(columns, schema=self.schema)
         if not refused:
             return table
@@ -301,35 +323,24 @@ class TableBuilder:
         if self._selection is not None:
             self._selection.close()
 
-    def _body_columns(self, selected: Any, sequences: Any) -> list[Any]:
-        """Return the columns of the bodies: of `selected`, a binary Arrow array, or of all if that is None.
-
-        Args:
-            sequences: Those of the messages, for an error.
-        """
+    def _body_columns(self, pending: "PendingTable") -> list[Any]:
         layout = self._layout
-        columns = []
-        if not layout.body.has_fields or layout.keep_body:
-            columns.append(self._binary() if selected is None else selected)
         if layout.body is BodyFormat.TEXT:
-            columns = self._text_columns(columns[0])
-        elif layout.body.has_fields:
-            if selected is None:
-                bodies = list(chain.from_iterable(messages.bodies() for messages in self._sets))
-            else:
-                bodies = selected.to_pylist()
+            return self._text_columns(pending.bodies)
+        columns = [pending.bodies] if layout.keep_body or not layout.body.has_fields else []
+        if pending.parsing is not None:
             try:
-                columns += self._parser.parse(bodies)
+                columns += self._parser.finish(pending.parsing)
             except RowRefused as exc:
+                sequence = pending.columns[_SEQ][exc.row].as_py()
                 raise SchemaViolation(
-                    f"message {sequences[exc.row].as_py()} of {self._topic} on {self._broker} {exc.reason}, and the "
-                    f"schema contract is {SchemaContract.FREEZE}: change the schema, choose another contract, or "
-                    "export to another folder"
+                    f"message {sequence} of {self._topic} on {self._broker} {exc.reason}, and the schema contract is "
+                    f"{SchemaContract.FREEZE}: change the schema, choose another contract, or export to another folder"
                 ) from exc
         return columns
 
-    def _binary(self) -> Any:
-        """Return the bodies as an Arrow array, without a Python object for each."""
+    def _published(self) -> Any:
+        """Return the bodies as a binary Arrow array, without a Python object for each."""
         sizes = array("i")
         for messages in self._sets:
             sizes.fromlist(messages.sizes)
@@ -360,10 +371,10 @@ class TableBuilder:
         return [pa.array(texts, pa.string()), pa.array(bad, pa.binary())]
 
 
-def _reader_of(layout: Layout, schemas: SchemaSource | None) -> BodyReader:
-    """Return how to read the bodies of a layout. Raises BodySchemaError."""
+def _reader_of(layout: Layout, schemas: SchemaSource | None) -> BodyReader | None:
+    """Return how to read the bodies of a layout; None: as JSON. Raises BodySchemaError."""
     if layout.body_schema is None:
-        return BodyReader(with_paths(decode_object, layout))
+        return None
     registry = schemas.registry if schemas is not None else None
     decoder = layout.body_schema.decoder(registry_at(registry) if registry is not None else None)
     decode = with_paths(decoder.decode, layout)

@@ -11,7 +11,7 @@ from ...log.gaps import Span
 from ...log.records import RecordBatch
 from ...protocol.limits import MIB
 from ...storage import NewFile, Storage, naming_file
-from .columns import TableBuilder, file_schema
+from .columns import PendingTable, TableBuilder, file_schema
 from .dead_letters import LetterPublisher
 from .layout import Layout, PartitionBy, partition_folder, partition_key, range_name, span_of_file
 from .manifest import changes_folder
@@ -84,6 +84,7 @@ class RangeFiles:
         self._file_name = ""
         self._file: NewFile | None = None
         self._writer: Any = None
+        self._pending: PendingTable | None = None  # threads parse its bodies while the next messages are read
         self._tables: list[Any] = []
         self._group_bytes = 0
         # pyarrow compresses without the GIL, so the next messages are read meanwhile.
@@ -109,6 +110,7 @@ class RangeFiles:
         """Complete the files of what was added."""
         if len(self.builder):
             self._flush()
+        self._finish_table()
         if self._sorter is not None:
             for folder, tables in self._sorter.parts():
                 self._folder = folder
@@ -184,11 +186,21 @@ class RangeFiles:
             self._sorter.close()
 
     def _flush(self) -> None:
-        """Convert the added messages to a table, and add it to the file, or to its partitions."""
+        """Begin to convert the added messages to a table, and finish the table before."""
         if self.builder.body_bytes > 2 * _TABLE_BYTES:
-            # A large message takes several times its size: not while a row group is being written.
+            # A large message takes several times its size: not while others are converted or written.
+            self._finish_table()
             self._wait()
-        table = self.builder.table()
+        begun = self.builder.begin()
+        self._finish_table()
+        self._pending = begun
+
+    def _finish_table(self) -> None:
+        """Add the table that is being converted to the file, or to its partitions."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        table = self.builder.finish(pending)
         if sum(len(each.body) for each in self.builder.letters) > _LETTERS_BYTES:
             self._publish_letters()
         if not len(table):

@@ -5,9 +5,9 @@ row stay. A body that is not a JSON object is in `unparsed` only. A contract can
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ from ...filters.exact_json import decode_object, json_text
 from ..schemas.column_types import ColumnType, JsonType, parse_type
 from ..schemas.contracts import SchemaContract
 from ..schemas.promotions import Promotion, common_type
-from .bulk_columns import BulkColumns
+from .bulk_columns import BulkColumns, Piece
 from .column_arrays import ColumnArrays
 from .json_values import is_milliseconds, type_of
 from .layout import MAX_COLUMNS, REST, JsonColumn, Layout, LayoutError, name_columns
@@ -24,6 +24,7 @@ from .levels import Transform
 from .operations import is_operation
 from .partitions import fits_folder
 from .path_counts import count_path
+from .paths import with_paths
 from .wider_types import needs_double, type_with
 
 _MAX_NEW_FIELDS = 100
@@ -67,6 +68,18 @@ def _least_rounded(kind: Any, size: int) -> int:
     """Return the least value of a whole type that has a multiple of `size` at or below it, which the type has too."""
     values: int = 1 << (kind.bit_width - 1)  # below zero
     return -(values // size) * size
+
+
+class Parsing(NamedTuple):
+    """Bodies that are being parsed.
+
+    Attributes:
+        bodies: A binary Arrow array.
+        pieces: See `BulkColumns.pieces`; None: bodies are parsed one by one.
+    """
+
+    bodies: Any
+    pieces: Iterator[Piece] | None
 
 
 class JsonParser:
@@ -120,28 +133,49 @@ class JsonParser:
         self._reasons: dict[int, str] = {}
         self._key = [layout.column_of(field) for field in layout.key]
         self._operation = layout.operation
-        self._bodies = bodies or BodyReader()
+        self._bodies = bodies or BodyReader(with_paths(decode_object, layout))
         self._bulk: BulkColumns | None = None
         rounds = any(  # `_column` checks these numbers
             level.transform is Transform.TRUNCATE
             and layout.column_of(level.field).type is not JsonType.STRING
             for level in layout.field_levels
         )
-        if self._bodies.decode is decode_object and not self._key and not rounds:
-            self._bulk = BulkColumns(self._columns, self._folders, refuses_unknown=self._keep_rest)
+        if bodies is None and not rounds:
+            self._bulk = BulkColumns(
+                self._columns,
+                self._folders,
+                layout.key,
+                layout.operation,
+                dict(layout.paths),
+                refuses_unknown=self._keep_rest,
+            )
 
-    def parse(self, bodies: Sequence[bytes]) -> list[Any]:
+    def parse(self, bodies: Any) -> list[Any]:
+        """Return the columns of bodies, see `begin` and `finish`."""
+        return self.finish(self.begin(bodies))
+
+    def begin(self, bodies: Any) -> "Parsing":
+        """Begin to parse bodies; threads do most of it until `finish`.
+
+        Args:
+            bodies: A binary Arrow array without nulls, or what it can be made of.
+        """
+        bodies = pa.array(bodies, pa.binary())
+        return Parsing(bodies, None if self._bulk is None else self._bulk.pieces(bodies))
+
+    def finish(self, parsing: "Parsing") -> list[Any]:
         """Return Arrow arrays: the columns, `rest` if the layout has it, and `unparsed`.
 
         Raises:
             RowRefused: A body does not fit, and the contract forbids it.
         """
-        if self._bulk is None:
-            return self._parse_each(bodies)
-        pieces = list(self._bulk.pieces(bodies))
+        bodies = parsing.bodies
+        if parsing.pieces is None:
+            return self._parse_each(bodies.to_pylist())
+        pieces = list(parsing.pieces)
         left = [row for rows, arrays in pieces if arrays is None for row in rows]
         try:
-            found = self._parse_each([bodies[row] for row in left])
+            found = self._parse_each(bodies.take(pa.array(left, pa.int64())).to_pylist())
         except RowRefused as exc:
             raise RowRefused(left[exc.row], exc.reason) from None
         self.refused_rows = {left[row]: reason for row, reason in self.refused_rows.items()}
