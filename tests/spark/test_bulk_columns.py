@@ -141,13 +141,17 @@ def test_arrays_are_those_of_a_body_alone(case: tuple[Layout, bytes]) -> None:
     assert not layout.keep_rest or expected[-1].null_count == 1
 
 
+def rows_of(parser: JsonParser, bodies: list[bytes]) -> list[list[Any]]:
+    arrays = [each.to_pylist() for each in parser.parse(bodies)]
+    return [list(row) for row in zip(*arrays, strict=True)]
+
+
 def outcome(parser: JsonParser, bodies: list[bytes]) -> tuple[list[list[Any]] | str, dict[int, str]]:
     """Return the values of all arrays, or why a body is refused, and the rows that are left out."""
     try:
-        arrays = [each.to_pylist() for each in parser.parse(bodies)]
+        return rows_of(parser, bodies), parser.refused_rows
     except RowRefused as exc:
         return f"{bodies[exc.row]!r} {exc.reason}", {}
-    return [list(row) for row in zip(*arrays, strict=True)], parser.refused_rows
 
 
 @settings(max_examples=examples(40))
@@ -252,9 +256,9 @@ def test_a_body_without_its_key_among_others(body: str) -> None:
     before = [b'{"id":%d,"at":1,"op":"c","n":7}' % number for number in range(150)]
     assert read(layout, before) is not None
     alone, parser = JsonParser(layout), JsonParser(layout)
-    (row,), _ = outcome(alone, [body.encode()])
-    (first, *_), _ = outcome(JsonParser(layout), before)
-    found, _ = outcome(parser, [*before, body.encode(), *before])
+    (row,) = rows_of(alone, [body.encode()])
+    first = rows_of(JsonParser(layout), before)[0]
+    found = rows_of(parser, [*before, body.encode(), *before])
     assert found[150] == row
     assert found[0] == found[151] == first
     assert (parser.unparsed, parser.misfits) == (alone.unparsed, alone.misfits)
