@@ -13,12 +13,16 @@ from ...protocol.headers import is_header_name
 from .batch import Batch
 
 Key: TypeAlias = object
-"""The hash of a key: a channel has many keys, of any length. Two keys with the same hash wait for each other, which
-delays a message but breaks no order."""
+"""A short text as it is, which is found fastest; and the hash of a longer one, or of another value. Two keys with the
+same hash wait for each other, which delays a message but breaks no order."""
+
+_MAX_TEXT: Final = 64
+"""Maximum number of characters of a key that is not hashed: a channel has many keys, of any length."""
 
 JSON_PREFIX: Final = "json:"
 HEADER_PREFIX: Final = "header:"
 _DECODER: Final = json.JSONDecoder(parse_constant=refuse_constant)
+_TEXTS: Final = {str}
 _KEY_TYPES: Final = frozenset((str, int, float, bool))
 
 
@@ -76,9 +80,9 @@ class MessageKeys:
             values = list(map(self._value, map(self._decode, bodies)))
         except (ValueError, AttributeError, RecursionError):
             return [self._in_body(body) for body in bodies]
-        if _KEY_TYPES.issuperset(map(type, values)):
-            return list(map(hash, values))
-        return [hash(value) if type(value) in _KEY_TYPES else None for value in values]
+        if set(map(type, values)) == _TEXTS and max(map(len, values)) <= _MAX_TEXT:
+            return values
+        return list(map(_key_of, values))
 
     def _in_body(self, body: bytes) -> Key | None:
         assert self._decode is not None
@@ -90,7 +94,7 @@ class MessageKeys:
                 value = value.value
         except (ValueError, RecursionError):
             value = self._in_any_body(body)
-        return hash(value) if type(value) in _KEY_TYPES else None
+        return _key_of(value)
 
     def _in_any_body(self, body: bytes) -> object:
         """Return the member, also of what msgspec refuses: half a surrogate pair, numbers beyond a double's range."""
@@ -114,7 +118,14 @@ class MessageKeys:
             return None
         start += len(self._header)
         value = lines[start : lines.index("\n", start)]
-        return hash(value) if value else None
+        return _key_of(value) if value else None
+
+
+def _key_of(value: object) -> Key | None:
+    """Return the key of a member, or of a header that is not empty; None: such a member is no key."""
+    if isinstance(value, str) and len(value) <= _MAX_TEXT:
+        return value
+    return hash(value) if type(value) in _KEY_TYPES else None
 
 
 def _decoder_of(path: Path) -> Callable[[bytes], Any]:
