@@ -26,6 +26,7 @@ from broker.state import (
 from broker.support import connected
 from trio_nsq.broker.state import key_order
 from trio_nsq.broker.state.batch import Batch
+from trio_nsq.broker.state.broker import MessageIds
 from trio_nsq.broker.state.in_flight_batch import InFlightBatch
 from trio_nsq.broker.state.message_keys import MessageKeys
 from trio_nsq.broker.state.move import Move
@@ -208,6 +209,19 @@ def test_answers_may_come_in_any_order(keys: str, each: int, ready: int, random:
     for key in set(keys):
         of_key = [number for number in sent if keys[number] == key]
         assert of_key == sorted(of_key)
+
+
+def test_ids_descend_where_the_node_id_was_changed() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    publish(fixture, "abc")
+    fixture.ids = MessageIds(3, 1000)
+    publish(fixture, "def")
+    messages = subscriber.receive()
+    for number in (4, 1):
+        assert subscriber.requeue(messages[number]) is None
+        assert received(subscriber) == [number]
+    assert subscriber.finish([*messages[2:4], messages[5], messages[0]]) == []
 
 
 def test_time_from_publish_to_fin_is_measured() -> None:
