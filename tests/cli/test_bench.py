@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from access.support import AuthFile, Given
 from cli.support import DEADLINE_S, Cli, Result, Run, Running
 from interop.peers import Broker, nsqd, qcli_lookupd, qcli_serve
 
@@ -344,6 +345,40 @@ def test_own_topic_needs_the_http_address(run_here: Run, target: Broker) -> None
     result = run_here(Cli(target.tcp_address, "127.0.0.1:1"), "bench", "pub")
     assert (result.code, result.out) == (2, b"")
     assert f"No HTTP address of the broker at {target.tcp_address} is known" in result.err
+
+
+@pytest.mark.parametrize("command", ["pub", "sub", "latency"])
+def test_broker_that_refuses_says_why(tmp_path: Path, run_here: Run, command: str) -> None:
+    """Not that the topic, which it did not create, was not deleted, nor that its HTTP address is unknown."""
+    file = AuthFile(tmp_path / "auth.toml")
+    file.add_token("web", Given(["publish"], ["clicks"]))
+    with qcli_serve(tmp_path / "data", f"--auth-file={file.write()}") as broker:
+        refusal = f"Error: The broker at {broker.http_address} "
+        for secret, said in (
+            ("", f"{refusal}requires a secret. Give --auth-secret-file, "),
+            ("unknown", f"{refusal}rejected your secret: it is unknown, expired or revoked. "),
+            ("web-secret", f"{refusal}refused: your secret does not have the role manage on topic bench-"),
+        ):
+            env = {"QCLI_CLIENT_AUTH_SECRET": secret}
+            result = run_here(Cli(broker.tcp_address, broker.http_address, env), "bench", command)
+            assert (result.code, result.out) == (1, b"")
+            assert result.err.startswith(said)
+            assert "deleted" not in result.err
+
+
+def test_killed_broker_is_named_before_its_topic(tmp_path: Path) -> None:
+    with qcli_serve(tmp_path / "data") as broker:
+        cli = Cli(broker.tcp_address, broker.http_address)
+        with cli.running("bench", "pub", "--duration", "1h") as running:
+            deadline = time.monotonic() + DEADLINE_S
+            while not (new := topics(broker)) or stats(broker, *new)["message_count"] < 1000:
+                assert time.monotonic() < deadline
+            broker.process.kill()
+            result = running.end()
+    assert result.code == 4
+    error = result.err.splitlines()[-1]
+    assert error.startswith(f"Error: The broker at {broker.tcp_address} did not take part to the end: ")
+    assert f" Topic {next(iter(new))} was not deleted: No broker answers at {broker.http_address}" in error
 
 
 # ------------------------------------------------------------------------------------------------ several brokers

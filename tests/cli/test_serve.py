@@ -146,6 +146,16 @@ def test_folder_that_is_a_file(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in refusal(tmp_path, "--data-path", str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize(
+    "flags", [[], ["--processes=2"], ["--cluster=c", "--coordinator=static:127.0.0.1:1"]]
+)
+def test_folder_that_cannot_be_looked_into(tmp_path: Path, flags: list[str]) -> None:
+    """The error names the folder and its option, not a file in it that users do not know."""
+    folder = tmp_path / ("x" * 300)
+    expected = f"Error: --data-path: cannot use {folder}: File name too long"
+    assert refusal(tmp_path, "--data-path", str(folder), *flags).strip() == expected
+
+
 def test_relative_folder_is_logged_as_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "no") in refusal(tmp_path, "--data-path", "./no/such")

@@ -56,6 +56,41 @@ async def test_no_page_tells_of_a_topic_without_a_role_on_it(tmp_path: Path) -> 
                 assert hidden.text.replace(HIDDEN, "absent") == absent.text, page.path
 
 
+_TABS = re.compile(r'<nav class="tabs".*?</nav>', re.DOTALL)
+_TAB = re.compile(r'<a href="([^"]+)"[^>]*>(\w+)</a>')
+
+
+async def test_the_tabs_of_a_topic_lead_to_what_the_viewer_may_see(tmp_path: Path) -> None:
+    """Of each role: all tabs whose pages answer are there, and no other."""
+    file = auth_file(tmp_path)
+    roles = ("read", "publish", "manage", "consume")
+    for role in roles:
+        file.add_token(f"{role}-only", Given([role], ["clicks"]))
+    file.write()
+    pages = {
+        "clicks": ("messages", "publish", "settings"),
+        "clicks/ch": ("messages", "deferred", "seek", "settings"),
+    }
+    async with guarded_broker(tmp_path, auth_file=file.path) as broker:
+        async with httpx.AsyncClient(headers={"Authorization": "Bearer admin-secret"}) as client:
+            url = f"http://{broker.http_address}/channel/create?topic=clicks&channel=ch"
+            assert (await client.post(url)).status_code == 200
+        async with running_console(tmp_path, broker) as site:
+            for role in roles:
+                async with site.browser() as browser:
+                    await browser.log_in(f"{role}-only")
+                    for place, names in pages.items():
+                        found = _TABS.search((await browser.get(f"/topics/{place}")).text)
+                        assert found is not None
+                        tabs = {text.lower() for _, text in _TAB.findall(found[0])}
+                        answered = {
+                            name
+                            for name in names
+                            if (await browser.get(f"/topics/{place}/{name}")).status_code == 200
+                        }
+                        assert tabs == {"overview"} | answered, (role, place)
+
+
 async def test_who_may_only_read_changes_nothing(tmp_path: Path) -> None:
     async with site_with_channels(tmp_path) as (site, broker), site.browser() as browser:
         await browser.log_in("reader")

@@ -58,6 +58,21 @@ async def test_a_file_is_published_unchanged(tmp_path: Path) -> None:
         assert f"{len(body):,} bytes" in page.text
 
 
+async def test_a_draining_broker_is_the_last_choice(tmp_path: Path) -> None:
+    """It refuses publishes, so the form selects another one, and names it."""
+    async with browsing(tmp_path, 2) as (site, (first, second)):
+        for broker in (first, second):
+            await broker.post("/topic/create", topic="t")
+        assert (await first.send("PUT", "/config/draining", body=b"true")).status_code == 200
+        names = http_address(second), f"{http_address(first)} (draining)"
+        await site.until_shown("/topics/t/publish", *names)
+        page = await site.submit("/topics/t/publish", body="a")
+        assert f"{names[0]} has stored 1 message" in page.text
+        refused = await site.submit("/topics/t/publish", body="b", broker=http_address(first), status=502)
+        assert "Nothing was published" in refused.text
+        assert (await bodies(first), await bodies(second)) == ([], [b"a"])
+
+
 @pytest.mark.parametrize("form", ["text", "lines"])
 async def test_a_publish_can_be_deferred(tmp_path: Path, form: str) -> None:
     async with browsing(tmp_path) as (site, (broker,)):

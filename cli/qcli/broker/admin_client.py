@@ -1,7 +1,6 @@
 """The HTTP interface of a broker for commands: the library's blocking client, with errors as failures."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPMessage
 from typing import TypeVar
@@ -216,13 +215,24 @@ def client_of(
     """Return a client of the broker at a TCP address, which has one of these HTTP addresses; None: none of them is its.
 
     The secret is not sent in clear text to a broker that is reached over TLS otherwise.
+
+    Raises:
+        Refused: None is known to be its, because one that may be requires another secret.
     """
+    refusal: Refused | None = None
     for address in dict.fromkeys(http_addresses):
         is_plain = connecting.encrypts_tcp and not is_https(address) and not is_unix_path(address)
         client = AdminClient(address, replace(connecting, auth_secret="") if is_plain else connecting)
-        with suppress(Failure):  # unreachable
+        try:
             if client.listens_at(tcp_address):
                 return client
+        except Refused as error:
+            if error.is_about_secret:
+                refusal = refusal or error
+        except Failure:  # unreachable
+            pass
+    if refusal is not None:
+        raise refusal
     return None
 
 

@@ -14,6 +14,7 @@ from ...broker.address_options import HTTP_OPTION, TCP_OPTION, check_tcp_address
 from ...broker.admin_client import AdminClient, client_of
 from ...broker.brokers import Brokers, chosen
 from ...broker.connection_options import ConnectOptions
+from ...broker.failures import Refused
 from ...framework.errors import ExitCode, Failure
 from ...framework.output import print_diagnostic
 from ...terminal.confirm import confirm
@@ -33,7 +34,12 @@ class Target:
     http_addresses: tuple[str, ...]
 
     def admin(self) -> AdminClient:
-        """Return the broker's HTTP interface. Raises UsageError: its address is not known."""
+        """Return the broker's HTTP interface.
+
+        Raises:
+            UsageError: Its address is not known.
+            Refused: Nor can it be, because a broker requires another secret.
+        """
         broker = client_of(self.tcp_address, self.http_addresses, ConnectOptions.of_command())
         if broker is not None:
             return broker
@@ -102,24 +108,36 @@ def own_topic(targets: Sequence[Target], *, keep: bool, channel: str | None = No
 
     Raises:
         click.UsageError: A broker's HTTP address is not known.
-        Failure: A broker refuses or does not answer. `PARTIAL`: the block has ended, and the topic is not deleted.
+        Failure: A broker refuses or does not answer. `PARTIAL`: the topic is not deleted; if the block failed, too, the
+            text begins with its reason.
     """
     brokers = [target.admin() for target in targets]
     topic = new_name()
+    created: list[AdminClient] = []
+    failure: Failure | None = None
     try:
         for broker in brokers:
-            broker.ask(api.act("create", topic))
+            created.append(broker)  # also if it does not answer: it may have created the topic
+            try:
+                broker.ask(api.act("create", topic))
+            except Refused:
+                created.remove(broker)
+                raise
             if channel is not None:
                 broker.ask(api.act("create", topic, channel))
         yield topic
+    except Failure as error:
+        failure = error
+        raise
     finally:
-        if keep:
+        if keep and created:
             print_diagnostic(f"Topic {topic} is kept.")
-        else:
-            _delete(brokers, topic)
+        elif created:
+            _delete(created, topic, failure)
 
 
-def _delete(brokers: Sequence[AdminClient], topic: str) -> None:
+def _delete(brokers: Sequence[AdminClient], topic: str, before: Failure | None) -> None:
+    """Delete the topic. Raises Failure: it is left; `before` is why the measurement failed."""
     failures: dict[str, Failure] = {}
     for broker in brokers:
         try:
@@ -128,8 +146,9 @@ def _delete(brokers: Sequence[AdminClient], topic: str) -> None:
             failures[broker.address] = error
     if failures:
         options = " ".join(f"{HTTP_OPTION} {address}" for address in failures)
+        reason = f"{before.message} " if before is not None else ""
         raise Failure(
-            f"Topic {topic} was not deleted: {next(iter(failures.values())).message} "
+            f"{reason}Topic {topic} was not deleted: {next(iter(failures.values())).message} "
             f"Later, delete it: 'qcli topic delete {topic} --yes {options}'.",
             ExitCode.PARTIAL,
         )

@@ -18,7 +18,12 @@ from trio_nsq.broker import BrokerOptions
 from trio_nsq.broker.node.supervisor import READY, Supervisor
 from trio_nsq.broker.server import default_node_id
 from trio_nsq.broker.siblings import Counts, Kind, Siblings
-from trio_nsq.broker.storage.data_folder import BROKER_FILE, refuse_member_folder, refuse_nsqd_folder
+from trio_nsq.broker.storage.data_folder import (
+    BROKER_FILE,
+    has_file,
+    refuse_member_folder,
+    refuse_nsqd_folder,
+)
 from trio_nsq.broker.storage.process_folders import FOLDER, folder_of, folders_in
 from trio_nsq.lookup.service.options import LookupdOptions
 from trio_nsq.protocol.address import is_unix_path, next_port
@@ -142,7 +147,7 @@ def node_problems(options: BrokerOptions, values: dict[str, Any]) -> list[str]:
 def check_folder(data_path: Path) -> None:
     """Raises StartupError: the folder is not that of a node."""
     refuse_member_folder(data_path)
-    if (data_path / BROKER_FILE).exists():
+    if has_file(data_path, BROKER_FILE):
         raise StartupError(
             f"--data-path: {data_path} has the messages of a single broker. To make it process 0 of a node, move "
             f"all its files into {folder_of(data_path, 0)}"

@@ -202,8 +202,8 @@ class SharedChannel:
         candidates = [*self._options.nsqd_http_addresses, *await self._named_by_lookupds(address)]
 
         def ask() -> set[str] | None:
-            broker = client_of(address, candidates, self._connecting)
             with suppress(Failure):
+                broker = client_of(address, candidates, self._connecting)
                 if broker is not None:
                     return {*channels_by_topic(broker.stats(self._topic)["topics"]).get(self._topic, ())}
             return None

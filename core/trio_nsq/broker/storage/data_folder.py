@@ -51,7 +51,7 @@ from ..state.broker import COUNTER_BITS
 from ..state.checkpoint import ADDITIONS, Checkpoint
 from ..state.topic import StateError
 from .disk_reserve import DiskReserve
-from .process_folders import folders_in, number_of
+from .process_folders import folders_in, number_of, unusable
 
 logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
@@ -106,9 +106,17 @@ def is_own_name(name: str) -> bool:
     return name in names or number_of(name) is not None or bool(write_ahead_files(Path(), [name]))
 
 
+def has_file(path: Path, name: str) -> bool:
+    """Return whether a data folder has a file. Raises StartupError: the folder cannot be used."""
+    try:
+        return (path / name).exists()
+    except OSError as exc:
+        raise unusable(path, exc) from exc
+
+
 def refuse_nsqd_folder(path: Path) -> None:
     """Raises StartupError: the folder is that of an nsqd."""
-    if (path / NSQD_FILE).exists() and not (path / BROKER_FILE).exists():
+    if has_file(path, NSQD_FILE) and not has_file(path, BROKER_FILE):
         raise StartupError(
             f"--data-path: {path} holds the queues of an nsqd. Choose another folder; to bring the queues over, stop "
             f"nsqd and run 'qcli log import {path} --data-path ANOTHER' first"
@@ -117,7 +125,7 @@ def refuse_nsqd_folder(path: Path) -> None:
 
 def refuse_unfinished_restore(path: Path) -> None:
     """Raise StartupError: the folder was not restored completely."""
-    if (path / RESTORING_FILE).exists():
+    if has_file(path, RESTORING_FILE):
         raise StartupError(
             f"--data-path: {path} was not restored completely, and messages are missing in it: restore it again"
         )
@@ -125,7 +133,7 @@ def refuse_unfinished_restore(path: Path) -> None:
 
 def refuse_member_folder(path: Path) -> None:
     """Raise StartupError: the folder is that of a member of a cluster, which a broker alone must not open."""
-    if (path / MEMBER_FILE).exists():
+    if has_file(path, MEMBER_FILE):
         raise StartupError(
             f"--data-path: {path} is the data folder of a member of a cluster, as {MEMBER_FILE} in it says: give "
             "--cluster and --coordinator. A broker alone would have messages that the other members lack"
@@ -156,12 +164,12 @@ class FolderLock:
         try:
             (files or Files()).make_folder(path)
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+        except (FileExistsError, NotADirectoryError) as exc:
+            raise StartupError(f"--data-path: {path} is not a folder") from exc
         except OSError as exc:
-            if not path.parent.is_dir():
-                raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
-            if path.exists() and not path.is_dir():
-                raise StartupError(f"--data-path: {path} is not a folder") from exc
-            raise StartupError(f"--data-path: cannot use {path}: {exc.strerror}") from exc
+            raise unusable(path, exc) from exc
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:

@@ -7,15 +7,26 @@ from typing import Any
 from ...api.broker import unchecked_stats
 from ...fleet.changes import Change, Count, removed_by
 from ...fleet.stats import parse_topics
+from ...text.wording import count_of
 from ..upstream.client import Upstream, UpstreamError
 
 _MORE_MESSAGES = 100
 """So many more messages than were shown are no surprise on a topic in use."""
 
 
-def is_surprise_after(now: Count, shown: Count) -> bool:
-    """Whether so much more is there than when it was shown that a person should look again."""
-    return is_surprise(now.messages, shown.messages) or now.channels > shown.channels
+def surprise(now: Count, shown: Count) -> str:
+    """Return what to tell a person who confirmed less than is there now; empty: it is about what was shown.
+
+    A broker that did not answer when it was shown makes a difference, too.
+    """
+    if is_surprise(now.messages, shown.messages):
+        there, before = count_of(now.messages, "message"), shown.messages
+    elif now.channels > shown.channels:
+        there, before = count_of(now.channels, "channel"), shown.channels
+    else:
+        return ""
+    verb, were = ("is" if there.startswith("1 ") else "are"), ("was" if before == 1 else "were")
+    return f"Nothing was changed: there {verb} {there} now, and {before:,} {were} shown. Look again."
 
 
 def is_surprise(now: int, shown: int) -> bool:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from ....api import broker as api
 from ....fleet.changes import Change, Count, Step
 from ....protocol import is_valid_name
-from ....text.wording import count_of
 from ...access.viewer import require
 from ...actions import cluster, commands, impact, targets
 from ...actions.report import LACKS_IT, Report
@@ -90,12 +89,8 @@ async def change(request: Request, *, verb: api.Action) -> View | Response:
     if (refusal := page.refused(sent)) is not None:
         return refusal
     before = Count(whole(sent.get("messages")), whole(sent.get("channels")))
-    if known.destroys and impact.is_surprise_after(shown.total, before):
-        return page.view(
-            f"Nothing was changed: there is much more now than the {count_of(before.messages, 'message')} that were "
-            "shown. Look again.",
-            409,
-        )
+    if known.destroys and (grown := impact.surprise(shown.total, before)):
+        return page.view(grown, 409)
     report = cluster_report(await cluster.apply(console, wanted, token=viewer.token), known.done)
     record_action(request, wanted.name, report, topic=topic, channel=channel)
     await console.watcher.refresh()

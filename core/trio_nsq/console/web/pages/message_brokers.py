@@ -21,14 +21,21 @@ class TopicBrokers:
     Attributes:
         ours: Those that can read messages, by HTTP address.
         nsqds: Those that cannot: NSQ's own.
+        draining: Those of both that refuse publishes.
         errors: Why others are not asked.
         selected: The one that the viewer selected; empty: all.
     """
 
     ours: list[str] = field(default_factory=list)
     nsqds: list[str] = field(default_factory=list)
+    draining: list[str] = field(default_factory=list)
     errors: Mapping[str, str] = field(default_factory=dict)
     selected: str = ""
+
+    @property
+    def publishable(self) -> list[str]:
+        """All of them, and last those that refuse publishes."""
+        return sorted([*self.ours, *self.nsqds], key=self.draining.__contains__)
 
     @property
     def asked(self) -> list[str]:
@@ -52,6 +59,7 @@ async def brokers_of(request: Request, topic: str, channel: str = "", selected: 
 def _brokers_of(snapshot: Snapshot, topic: str, channel: str, selected: str) -> TopicBrokers:
     ours: list[str] = []
     nsqds: list[str] = []
+    draining: list[str] = []
     errors: dict[str, str] = {}
     for address, broker in snapshot.brokers.items():
         if not broker.reachable:
@@ -61,7 +69,9 @@ def _brokers_of(snapshot: Snapshot, topic: str, channel: str, selected: str) -> 
         if stats is None or (channel and channel not in stats.channels):
             continue
         (nsqds if broker.is_nsqd else ours).append(address)
-    return TopicBrokers(ours, nsqds, errors, selected)
+        if broker.draining:
+            draining.append(address)
+    return TopicBrokers(ours, nsqds, draining, errors, selected)
 
 
 async def log_of(request: Request, viewer: Viewer, topic: str) -> tuple[TopicLog, TopicBrokers]:

@@ -112,8 +112,8 @@ async def tombstone(request: Request) -> View | Response:
     if (refusal := page.refused(sent)) is not None:
         return refusal
     before = Count(whole(sent.get("messages")), whole(sent.get("channels")))
-    if impact.is_surprise_after(total, before):
-        return page.view("Nothing was changed: there is much more now than was shown. Look again.", 409)
+    if grown := impact.surprise(total, before):
+        return page.view(grown, 409)
     outcome = await cluster.tombstone(console, topic, node, address, token=viewer.token)
     report = cluster_report(outcome, "hidden")
     report = replace(report, done={**report.done, **({address: "deleted"} if address in report.done else {})})

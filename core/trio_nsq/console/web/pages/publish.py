@@ -79,7 +79,7 @@ async def publish_messages(request: Request) -> View:
 
 def _broker(brokers: TopicBrokers, wanted: str) -> str:
     """Return the broker to publish to. Raises ValueError."""
-    addresses = [*brokers.ours, *brokers.nsqds]
+    addresses = brokers.publishable
     if wanted in addresses:
         return wanted
     if wanted in brokers.errors:
@@ -122,7 +122,8 @@ def _view(
 ) -> View:
     context = {
         "topic": topic,
-        "addresses": [*brokers.ours, *brokers.nsqds],
+        "addresses": brokers.publishable,
+        "draining": brokers.draining,
         "errors": brokers.errors,
         "filled": filled,
         "formats": [(each, _NAMES[each]) for each in FORMATS],
