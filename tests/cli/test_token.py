@@ -42,6 +42,23 @@ def test_only_the_token_is_on_stdout(nowhere: Cli, run_here: Run, file: str) -> 
     assert again.out != result.out
 
 
+def test_what_clients_without_credentials_see_is_listed(nowhere: Cli, run_here: Run, file: str) -> None:
+    Path(file).write_text('[anonymous]\ntopics = ["clicks", "orders-*"]\n')
+    listed = run_here(nowhere, "token", "list", "--auth-file", file)
+    assert listed.out.decode() == (
+        "name         kind       roles  topics           channels  expires\n"
+        "[anonymous]  anonymous         clicks orders-*  *         never\n"
+    )
+    (record,) = run_here(nowhere, "token", "list", "--auth-file", file, "--format", "json").records
+    assert record == {
+        "name": "[anonymous]",
+        "kind": "anonymous",
+        "grants": [{"roles": [], "topics": ["clicks", "orders-*"], "channels": ["*"]}],
+        "expires": None,
+        "expired": False,
+    }
+
+
 def test_list(nowhere: Cli, run_here: Run, file: str) -> None:
     Path(file).write_text(
         """

@@ -17,7 +17,7 @@ from ..framework.errors import ExitCode, Failure, OutputClosed
 from ..framework.options import Decorator, all_of, option, output_format, several
 from ..framework.output import json_lines, plain_table, print_diagnostic, write
 from ..framework.params import long_duration, parsed
-from ..records.brokers import TokenRecord
+from ..records.brokers import TokenGrant, TokenRecord
 
 if TYPE_CHECKING:
     from trio_nsq.access.auth_file_editor import Entry
@@ -26,6 +26,8 @@ _ALL = "all"
 _OF_SERVER = ("admin", "replicate")
 """The roles that are for the whole server."""
 AUTH_FILE_VARIABLE = "QCLI_AUTH_FILE"
+_ANONYMOUS = "[anonymous]"
+"""Stands for clients without credentials in lists; no name in an auth file has brackets."""
 _NS_PER_S = 1_000_000_000
 _MS_PER_S = 1000
 
@@ -268,15 +270,22 @@ def create(
     records=[TokenRecord],
 )
 def list_entries(auth_file: Path, form: str) -> None:
-    """List tokens and certificates, with what they allow."""
-    from trio_nsq.access.auth_file_editor import read_entries
+    """List tokens and certificates, with what they allow; and [anonymous], what clients without one may see."""
+    from trio_nsq.access.auth_file_editor import read_anonymous_topics, read_entries
 
     entries, now = read_entries(auth_file), datetime.now(UTC)
+    records = [_record(entry, now) for entry in entries]
+    rows = [row for entry in entries for row in _rows(entry, now)]
+    if (topics := read_anonymous_topics(auth_file)) is not None:
+        grants: list[TokenGrant] = [{"roles": [], "topics": topics, "channels": ["*"]}]
+        records.append(
+            {"name": _ANONYMOUS, "kind": "anonymous", "grants": grants, "expires": None, "expired": False}
+        )
+        rows.append((_ANONYMOUS, "anonymous", "", " ".join(topics), "*", "never"))
     if form == "json":
-        write(json_lines(_record(entry, now) for entry in entries))
-    elif entries:
+        write(json_lines(records))
+    elif rows:
         head = ("name", "kind", "roles", "topics", "channels", "expires")
-        rows = [row for entry in entries for row in _rows(entry, now)]
         write(plain_table([head, *rows], len(head)))
 
 

@@ -279,7 +279,7 @@ class TokenRecord(_TokenSubject):
     """An entry of an auth file.
 
     Attributes:
-        kind: token or certificate.
+        kind: token, certificate or anonymous.
         subject: Of a certificate.
         expires: RFC 3339; null: never.
     """

@@ -187,6 +187,12 @@ def read_entries(path: Path) -> list[Entry]:
         raise AuthFileError(f"cannot read the auth file {path}: {exc.strerror}") from exc
 
 
+def read_anonymous_topics(path: Path) -> list[str] | None:
+    """Return the topics of `[anonymous]` in a file that `read_entries` has read; None: it has no such table."""
+    table = tomllib.loads(read_text(path, MAX_FILE_BYTES)).get("anonymous")
+    return None if table is None else list(table["topics"])
+
+
 def edit_auth_file(
     path: Path, change: Callable[[str], str], *, replace: Callable[[Path, Path], None] = os.replace
 ) -> bool:
