@@ -1,5 +1,6 @@
 """The page of clusters: what it says of leaders and members, and what may be changed there."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,6 +114,13 @@ async def test_members_of_a_cluster() -> None:
         assert "Remove" not in page.links
         row = (await document(client, "/nodes")).tables[0].row(one.address)
         assert "cluster prod" in row["Status"]
+        lines = (await client.get(page.links["JSON"])).text.splitlines()
+        assert [(each["cluster"], each["id"], each["state"]) for each in map(json.loads, lines)] == [
+            ("prod", "1", "leading"),
+            ("prod", "2", "in sync"),
+            ("prod", "3", "catching up"),
+        ]
+        assert (await client.get("/clusters?format=csv")).text.startswith("cluster,epoch,id,")
 
 
 async def test_what_is_wrong_with_a_cluster() -> None:

@@ -1,9 +1,9 @@
 """The clusters of brokers: who leads, who is in sync, and changes of that."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from starlette.requests import Request
@@ -23,9 +23,10 @@ from ...upstream.client import Upstream, UpstreamError
 from ..confirming import Confirmation, finished
 from ..forms import form
 from ..navigation import CLUSTERS
-from ..page import NotFound, Page, Unanswered, View
+from ..page import NotFound, Page, Table, Unanswered, View
 from ..rendering import path_of
 
+_COLUMNS = ("cluster", "epoch", *ClusterMember.__annotations__, "problem")
 _SWITCH_S: Final = 10.0
 """A page waits this long for the next leader. Then the member leads, or the switch was given up."""
 _POLL_S: Final = 0.1
@@ -34,7 +35,23 @@ _POLL_S: Final = 0.1
 async def clusters(request: Request) -> View:
     """All clusters; they need the role read on all topics, as at the brokers."""
     require(request, "read")
-    return View("clusters.html", {"clusters": await _views(request)})
+    views = await _views(request)
+    return View("clusters.html", {"clusters": views}, table=Table("clusters", _COLUMNS, _records(views)))
+
+
+def _records(views: Sequence[ClusterView]) -> Iterator[Mapping[str, Any]]:
+    """Yield a record for each member as the leader sees it; without a leader, as the members say."""
+    for view in views:
+        if view.led is not None:
+            for member in view.led["members"]:
+                known = {name: member.get(name) for name in _COLUMNS if name in member}
+                yield {"cluster": view.name, "epoch": view.led["epoch"], **known}
+            continue
+        for address, about in view.members.items():
+            found = {"cluster": view.name, "epoch": about["epoch"], "id": about["id"], "addresses": [address]}
+            yield {**found, "in_sync": bool(about.get("in_sync")), "problem": about.get("reason", "")}
+        for address, reason in view.errors.items():
+            yield {"cluster": view.name, "addresses": [address], "problem": reason}
 
 
 async def _views(request: Request) -> Sequence[ClusterView]:
