@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cli.support import Cli
-from interop.peers import Broker
-from spark.support import bodies_in, export, run_in_process, until
+from interop.peers import Broker, free_address, qcli_serve
+from spark.support import bodies_in, cli_of, export, run_in_process, until
 from spark.table_support import (
     DELTA,
     ICEBERG,
@@ -289,6 +289,34 @@ def test_killed_follow(target: TableTarget, broker: Broker, qcli: Cli, topic: st
     assert by_key(target, folder, "user", "n") == ledger
     assert duckdb_counts(target, folder)[0] == len(ledger)
     assert not list((folder / "_nsq" / topic / "changes").rglob("*.parquet"))
+
+
+@KINDS
+def test_late_messages_of_a_broker_that_did_not_answer(
+    target: TableTarget, broker: Broker, qcli: Cli, topic: str, tmp_path: Path
+) -> None:
+    """They change nothing, neither rows nor deleted keys. Repeated messages are newer than what they repeat."""
+    http, folder = free_address(), tmp_path / "t"
+    names = f"--http-address={http}", f"--tcp-address={free_address()}"
+    arguments = ["to-parquet", topic, str(folder), *str(target).split(), "--json"]
+    arguments += ["--columns", "user,n:long,op", "--key", "user", "--op", "op", "--engine", "inline"]
+    arguments += ["--nsqd-http-address", f"{qcli.http_address},{http}"]
+    first = [{"user": user, "n": 1, "op": "c"} for user in ("late", "deleted", "repeated", "only")]
+    with qcli_serve(tmp_path / "other", *names) as other:
+        publish(cli_of(other), topic, *first)
+        other.process.kill()
+        other.process.wait()
+    publish(qcli, topic, {"user": "late", "n": 2, "op": "u"}, {"user": "deleted", "op": "d"})
+    publish(qcli, topic, {"user": "repeated", "n": 2, "op": "u"})
+    assert run_in_process(qcli, *arguments).code != 0
+    assert by_key(target, folder, "user", "n") == {"late": 2, "repeated": 2}
+    with qcli_serve(tmp_path / "other", *names) as other:
+        assert run_in_process(qcli, *arguments).code == 0
+        newest = {"late": 2, "repeated": 2, "only": 1}
+        assert by_key(target, folder, "user", "n") == newest
+        publish(cli_of(other), topic, first[2])
+        assert run_in_process(qcli, *arguments).code == 0
+        assert by_key(target, folder, "user", "n") == newest | {"repeated": 1}
 
 
 @KINDS
