@@ -122,6 +122,18 @@ async def test_strangers_get_no_page(tmp_path: Path) -> None:
                 assert (await browser.post(path, csrf=token)).status_code == 401, page.path
 
 
+async def test_a_form_that_outlives_its_login_leads_to_the_login(tmp_path: Path) -> None:
+    async with site_with_channels(tmp_path) as (site, _), site.browser() as browser:
+        await browser.log_in("web")
+        assert 'href="/login"' not in (await browser.get("/topics/clicks")).text
+        await browser.post("/logout")
+        answer = await browser.post("/topics/clicks/pause")
+        assert answer.status_code == 401
+        shown = answer.text.partition("<main")[2]
+        assert "Log in first." in shown
+        assert 'href="/login"' in shown
+
+
 async def test_the_audit_log_tells_who_has_changed_what(tmp_path: Path) -> None:
     async with site_with_channels(tmp_path) as (site, _), site.browser() as browser:
         for name, status in (("reader", 403), ("admin", 200)):
