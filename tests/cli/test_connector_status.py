@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from cli.support import Cli, only_ours
 from connectors.http_receiver import receiver
-from interop.peers import Broker, free_address
+from interop.peers import Broker, free_address, qcli_serve
 from spark.support import until
 
 pytestmark = only_ours
@@ -68,19 +69,49 @@ def test_status_of_a_connector(broker: Broker, qcli: Cli, topic: str, tmp_path: 
     assert (job()["state"], job()["done"]) == ("stopped", 10)
 
 
+def topic_at(address: str) -> dict[str, Any]:
+    """Return the status of the only topic of a connector; empty if there is none yet."""
+    try:
+        found: list[dict[str, Any]] = httpx.get(f"http://{address}/stats", timeout=20).json()["topics"]
+    except httpx.TransportError:
+        return {}
+    return found[0] if found else {}
+
+
 def test_requests_that_fail_are_counted_and_told(qcli: Cli, topic: str) -> None:
     qcli.publish(topic, [b"x"])
     http, nobody = free_address(), free_address()
     with qcli.running("to-http", topic, "--post", f"http://{nobody}/", "--http-address", http):
 
         def fails() -> bool:
-            try:
-                (found,) = httpx.get(f"http://{http}/stats", timeout=20).json()["topics"]
-            except httpx.TransportError:
-                return False
-            return found["failures"] > 0 and nobody in found["error"]
+            found = topic_at(http)
+            return found.get("failures", 0) > 0 and nobody in found["error"]
 
         until(fails)
+
+
+def test_destination_that_goes_away(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """Its failures are counted and told, until it stores messages again."""
+    qcli.publish(topic, [b"1"])
+    http, at = free_address(), free_address()
+    args = [topic, f"--destination-nsqd-http-address={at}", f"--nsqd-tcp-address={qcli.tcp_address}"]
+    with ExitStack() as stack:
+        with qcli_serve(tmp_path / "data", f"--http-address={at}") as destination:
+            stack.enter_context(qcli.running("to-nsq", *args, f"--http-address={http}"))
+            until(lambda: topic_at(http).get("messages") == 1)
+            assert (topic_at(http)["failures"], topic_at(http)["error"]) == (0, "")
+            destination.process.kill()
+        qcli.publish(topic, [b"2"])
+        until(lambda: topic_at(http)["failures"] > 0)
+        problem = topic_at(http)["error"]
+        assert f"the broker at {at} is unavailable" in problem
+        assert problem in httpx.get(f"http://{http}/healthz", timeout=20).text
+        assert (
+            f'nsq_job_failing{{topic="{topic}"}} 1.0' in httpx.get(f"http://{http}/metrics", timeout=20).text
+        )
+        stack.enter_context(qcli_serve(tmp_path / "data", f"--http-address={at}"))
+        until(lambda: topic_at(http)["messages"] == 2)
+        assert topic_at(http)["error"] == ""
 
 
 def test_an_address_that_is_taken(broker: Broker, qcli: Cli, topic: str, tmp_path: Path) -> None:

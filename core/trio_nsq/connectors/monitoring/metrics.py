@@ -26,12 +26,12 @@ TOPIC_METRICS: Final[tuple[tuple[str, str, Callable[[TopicStatus], float | None]
     ("nsq_job_dead_letters_total", "Messages published to a dead-letter topic.", lambda t: t.dead_letters),
     (
         "nsq_job_failures_total",
-        "Rounds, requests of to-http, or writes of to-file that failed.",
+        "Rounds, requests of to-http or to-nsq, or writes of to-file that failed.",
         lambda t: t.failures,
     ),
     (
         "nsq_job_failing",
-        "1 if the last round, request of to-http, or write of to-file failed.",
+        "1 if the last round, request of to-http or to-nsq, or write of to-file failed.",
         lambda t: bool(t.error),
     ),
     ("nsq_job_lag_messages", "Known messages that are not stored yet.", lambda t: t.lag),

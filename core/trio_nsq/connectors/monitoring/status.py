@@ -21,7 +21,7 @@ class TopicStatus:
         left_out: Messages that were not stored because they are copies, repetitions, or not chosen by a filter.
         missing: Messages that were lost before they were read: retention deleted them, or they are damaged.
         dead_letters: Messages that were published to a dead-letter topic.
-        failures: Rounds, requests of to-http, or attempts of to-file to write, that failed. to-nsq does not count them.
+        failures: Rounds, requests of to-http, attempts of to-file to write, or of to-nsq to publish, that failed.
         error: Why the last one failed, a sentence that makes sense without the topic; empty: it succeeded, or is not
             known.
         lag: Messages that are known and not stored yet; None: not known.

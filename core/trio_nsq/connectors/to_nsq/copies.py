@@ -7,7 +7,7 @@ the greatest number over all destinations tells which messages are stored, and a
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -35,6 +35,7 @@ class Copies:
         producer: The name under which numbered batches are published; None: without numbers.
         last: The last sequence that is stored, or was left out at the start.
         stored: The greatest number that is known to be stored at each destination, by index.
+        record_attempt: See `SourceProgress`.
     """
 
     topic: str
@@ -43,6 +44,7 @@ class Copies:
     producer: str | None = None
     last: int = -1
     stored: dict[int, int] = field(default_factory=dict)
+    record_attempt: Callable[[str], None] = lambda error: None
     _delays: Delays = field(default_factory=lambda: Delays(_MIN_DELAY_S, _MAX_DELAY_S, random.random))
     _doubtful: int | None = None  # the destination that may have stored the last batch
     _has_stored: bool = False  # a numbered batch
@@ -73,6 +75,7 @@ class Copies:
         except Unavailable as error:
             self.pool.failed(index, trio.current_time())
             destination.report_failure(error)
+            self.record_attempt(str(error))
             self._failed.add(index)
             if error.in_doubt and self.producer is not None:
                 self._doubtful = index
@@ -84,6 +87,7 @@ class Copies:
             return False
         self.pool.succeeded(index, trio.current_time() - began_s, trio.current_time())
         destination.report_success()
+        self.record_attempt("")
         self._delays.reset()
         self._doubtful = None
         self._failed.clear()

@@ -20,6 +20,8 @@ class SourceProgress:
         waiting: Messages that were received and are not stored yet.
         source: While it is open.
         last_lag: The lag when it was closed.
+        failures: Attempts of a destination to publish, or to say what it has, that failed.
+        error: Why the last one failed; empty: it succeeded.
     """
 
     topic: str
@@ -32,6 +34,13 @@ class SourceProgress:
     waiting: int = 0
     source: Source | None = None
     last_lag: int | None = None
+    failures: int = 0
+    error: str = ""
+
+    def record_attempt(self, error: str) -> None:
+        """Record how a request to a destination ended. Empty: it succeeded."""
+        self.error = error
+        self.failures += bool(error)
 
     @property
     def lag(self) -> int | None:
@@ -43,7 +52,7 @@ class SourceProgress:
 
     def add(self, other: "SourceProgress") -> None:
         """Add the counts of another source."""
-        for name in ("copied", "copied_bytes", "dropped", "not_json"):
+        for name in ("copied", "copied_bytes", "dropped", "not_json", "failures"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -80,6 +89,8 @@ class Progress:
             status.messages += each.copied
             status.body_bytes += each.copied_bytes
             status.left_out += each.dropped
+            status.failures += each.failures
+            status.error = each.error or status.error
             if (lag := each.lag) is not None:
                 status.lag = (status.lag or 0) + lag
         return list(found.values())

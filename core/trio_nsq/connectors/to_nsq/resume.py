@@ -19,6 +19,7 @@ from .destination import Destination
 from .errors import Unavailable
 from .numbers import is_of_message, producer_name, sequence_in
 from .options import CopyOptions
+from .progress import SourceProgress
 
 logger: logging.Logger = logging.getLogger("trio_nsq.connectors")
 
@@ -50,14 +51,17 @@ class Resume:
         self._pool = pool
         self._settings = ConsumerSettings(**options.source.consumer)
 
-    def channel(self, topic: str) -> Stream:
-        return self._stream(topic, None, -1, None if self._options.follow else 0)
+    def channel(self, topic: str, progress: SourceProgress) -> Stream:
+        return self._stream(topic, None, -1, None if self._options.follow else 0, progress)
 
-    async def log(self, found: FoundLog, goal: int | None) -> tuple[Stream, Position | None]:
+    async def log(
+        self, found: FoundLog, goal: int | None, progress: SourceProgress
+    ) -> tuple[Stream, Position | None]:
         """Return the stream of a log, and the position behind the last message that a destination has.
 
         Args:
             goal: The goal of the last call for this log.
+            progress: Gets the attempts to ask destinations, and to publish.
 
         Raises:
             BrokerUnreachable, RequestRefused: The source cannot be asked.
@@ -74,16 +78,16 @@ class Resume:
             goal = await _in_thread(lambda: _end_of(log))
         target, first = self._options.topic_for(topic), self._producer(topic, found.key, 0)
         for destination in self._destinations:
-            if not await _patiently(destination, lambda each: each.deduplicates(target, first)):
+            if not await _patiently(destination, lambda each: each.deduplicates(target, first), progress):
                 logger.info(
                     "topic %s: copies are stored at least once, as the broker at %s does not deduplicate",
                     *(target, destination.label),
                 )
-                return self._stream(topic, None, -1, goal), None
-        generation, number, of_others = await self._last(topic, found.key)
+                return self._stream(topic, None, -1, goal, progress), None
+        generation, number, of_others = await self._last(topic, found.key, progress)
         if (generation, number, of_others) == (0, None, None) and found.key != broker:
             # An older version knew the log by the address of its broker.
-            _, number, of_others = await self._last(topic, broker)
+            _, number, of_others = await self._last(topic, broker, progress)
             if await _in_thread(partial(_has_neither, log, number, of_others)):
                 number = of_others = None
         position = await _in_thread(partial(_position_behind, log, number))
@@ -96,7 +100,7 @@ class Resume:
             )
             generation, of_others = generation + 1, None
         last = position.sequence - 1 if position is not None else -1
-        stream = self._stream(topic, self._producer(topic, found.key, generation), last, goal)
+        stream = self._stream(topic, self._producer(topic, found.key, generation), last, goal, progress)
         if of_others is not None:
             stream.others.last = sequence_in(of_others)
         if len(self._destinations) == 1:  # of several, it is not known which has the greatest number
@@ -104,38 +108,45 @@ class Resume:
                 copies.stored |= {0: stored} if stored is not None else {}
         return stream, position
 
-    def _stream(self, topic: str, producer: str | None, last: int, goal: int | None) -> Stream:
+    def _stream(
+        self, topic: str, producer: str | None, last: int, goal: int | None, progress: SourceProgress
+    ) -> Stream:
         topics = self._options.topic_for(topic), self._options.not_json_topic_for(topic)
         copies, others = (Copies(each, self._destinations, self._pool, producer) for each in topics)
         copies.last = last
+        copies.record_attempt = others.record_attempt = progress.record_attempt
         return Stream(copies, others, goal)
 
     def _producer(self, topic: str, log: str, generation: int) -> str:
         return producer_name(log, topic, self._options.source.channel, generation)
 
-    async def _last(self, topic: str, log: str) -> tuple[int, int | None, int | None]:
+    async def _last(
+        self, topic: str, log: str, progress: SourceProgress
+    ) -> tuple[int, int | None, int | None]:
         """Return the newest generation of the copies, and its greatest numbers: of messages, and of other bodies."""
-        found = await self._numbers(topic, log, 0)
+        found = await self._numbers(topic, log, 0, progress)
         generation = 0
         while found != (None, None):
-            newer = await self._numbers(topic, log, generation + 1)
+            newer = await self._numbers(topic, log, generation + 1, progress)
             if newer == (None, None):
                 break
             generation, found = generation + 1, newer
         return generation, *found
 
-    async def _numbers(self, topic: str, log: str, generation: int) -> tuple[int | None, int | None]:
+    async def _numbers(
+        self, topic: str, log: str, generation: int, progress: SourceProgress
+    ) -> tuple[int | None, int | None]:
         """Return the greatest numbers of a generation: of messages, and of bodies that are not JSON objects."""
         producer = self._producer(topic, log, generation)
-        number = await self._greatest(self._options.topic_for(topic), producer)
+        number = await self._greatest(self._options.topic_for(topic), producer, progress)
         if not self._options.filter.needs_json:
             return number, None
-        return number, await self._greatest(self._options.not_json_topic_for(topic), producer)
+        return number, await self._greatest(self._options.not_json_topic_for(topic), producer, progress)
 
-    async def _greatest(self, target: str, producer: str) -> int | None:
+    async def _greatest(self, target: str, producer: str, progress: SourceProgress) -> int | None:
         """Return the greatest number over all destinations."""
         numbers = [
-            await _patiently(each, lambda each: each.last_number(target, producer))
+            await _patiently(each, lambda each: each.last_number(target, producer), progress)
             for each in self._destinations
         ]
         return max((each for each in numbers if each is not None), default=None)
@@ -175,14 +186,18 @@ async def _in_thread(act: Callable[[], _T]) -> _T:
     return await trio.to_thread.run_sync(act, abandon_on_cancel=True)
 
 
-async def _patiently(destination: Destination, ask: Callable[[Destination], Awaitable[_T]]) -> _T:
+async def _patiently(
+    destination: Destination, ask: Callable[[Destination], Awaitable[_T]], progress: SourceProgress
+) -> _T:
     """Ask a destination until it answers."""
     while True:
         try:
             found = await ask(destination)
         except Unavailable as exc:
             destination.report_failure(exc, "copying waits for it, as it may have some of the messages")
+            progress.record_attempt(str(exc))
             await trio.sleep(_RETRY_S)
         else:
             destination.report_success()
+            progress.record_attempt("")
             return found

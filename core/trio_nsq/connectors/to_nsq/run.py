@@ -107,7 +107,7 @@ class _Copying:
         await self._loops.check(*key)
         known = self._streams.get(key)
         goal = known.goal if known is not None else None
-        stream, position = await self._resume.log(found, goal)
+        stream, position = await self._resume.log(found, goal, self._progress.of(*key))
         self._streams[key] = stream
         return position
 
@@ -118,8 +118,8 @@ class _Copying:
 
     async def _handle(self, source: Source) -> None:
         key = source.topic, source.broker
-        stream = self._streams[key] if source.is_log else self._resume.channel(source.topic)
         progress = self._progress.of(*key)
+        stream = self._streams[key] if source.is_log else self._resume.channel(source.topic, progress)
         progress.exactly_once = stream.copies.producer is not None
         progress.source, progress.waiting = source, 0
         self._open += 1
