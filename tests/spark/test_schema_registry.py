@@ -8,7 +8,13 @@ import pytest
 from spark.registries import ScriptedRegistry
 from trio_nsq.access.secret import Secret
 from trio_nsq.bodies.errors import RegistryError, RegistryUnavailable, SchemaNotFound
-from trio_nsq.bodies.registry import UNKNOWN_S, RegistryAccess, SchemaRegistry
+from trio_nsq.bodies.registry import (
+    MAX_UNKNOWN_ASKED,
+    UNKNOWN_ASKED_S,
+    UNKNOWN_S,
+    RegistryAccess,
+    SchemaRegistry,
+)
 
 
 def registry_of(scripted: ScriptedRegistry, patience_s: float = 0.0, url: str = "") -> SchemaRegistry:
@@ -128,6 +134,24 @@ def test_bodies_with_random_ids_take_a_limited_memory(scripted: ScriptedRegistry
             registry.schema(number)
     asked = [path for path, _ in scripted.requests]
     assert asked == [f"/schemas/ids/{number}" for number in (1, 2, 3, 1)]
+
+
+def test_flood_of_unknown_ids_is_not_a_flood_of_requests(scripted: ScriptedRegistry) -> None:
+    """Ids that are known are found meanwhile, and others are asked for again after a minute."""
+    now = [0.0]
+    registry = SchemaRegistry(RegistryAccess(scripted.url, patience_s=0.0), clock=lambda: now[0])
+    scripted.add(1, "text")
+    registry.schema(1)
+    for number in range(2, 1000):
+        with pytest.raises(SchemaNotFound):
+            registry.schema(number)
+    assert len(scripted.requests) == 1 + MAX_UNKNOWN_ASKED
+    assert registry.schema(1).text == "text"
+    scripted.add(5000, "new")
+    with pytest.raises(SchemaNotFound, match="is not asked for /schemas/ids/5000"):
+        registry.schema(5000)
+    now[0] = UNKNOWN_ASKED_S
+    assert registry.schema(5000).text == "new"
 
 
 def test_reference_to_itself_ends(scripted: ScriptedRegistry) -> None:

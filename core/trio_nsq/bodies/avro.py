@@ -127,7 +127,7 @@ class AvroDecoder:
         self._registry = registry
         self._by_fingerprint = {each.fingerprint(): each for each in (*writers, reader)}
         self._knows_writers = bool(writers)
-        self._by_id: dict[int, AvroSchema | None] = {}
+        self._by_id: dict[int, AvroSchema | None] = {}  # without unknown ids: the registry forgets them
 
     def decode(self, body: bytes) -> Mapping[str, Any]:
         """Return the record of a body.
@@ -153,16 +153,19 @@ class AvroDecoder:
         try:
             writer = self._by_id[number]
         except KeyError:
-            writer = self._by_id[number] = self._asked(number, registry)
+            try:
+                writer = self._by_id[number] = self._parsed(registry.schema(number))
+            except SchemaNotFound as exc:
+                raise BodyError(f"the schema {number} is unknown: {exc}") from None
         if writer is None:
-            raise BodyError(f"the schema {number} is unknown to the registry, or no Avro schema")
+            raise BodyError(f"the schema {number} of the registry is no Avro schema")
         return writer
 
-    def _asked(self, number: int, registry: SchemaRegistry) -> AvroSchema | None:
-        """Return a schema of the registry; None if it has no such Avro schema."""
+    def _parsed(self, schema: RegisteredSchema) -> AvroSchema | None:
+        """Return a schema of the registry; None if it is no valid Avro schema."""
         try:
-            found = avro_schema(registry.schema(number))
-        except (SchemaNotFound, BodySchemaError):
+            found = avro_schema(schema)
+        except BodySchemaError:
             return None
         return self._reader if found.parsed == self._reader.parsed else found
 

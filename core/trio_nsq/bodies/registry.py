@@ -2,6 +2,7 @@
 
 import base64
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,9 @@ _MAX_REASON = 200
 MAX_UNKNOWN = 10_000
 UNKNOWN_S = 300.0
 """How long an unknown id is not asked for again, in seconds: bodies with random ids would flood the registry."""
+MAX_UNKNOWN_ASKED = 100
+UNKNOWN_ASKED_S = 60.0
+"""After `MAX_UNKNOWN_ASKED` unknown ids within this time, in seconds, new ids count as unknown without a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class SchemaRegistry:
     It may not be shared by threads. It keeps no connection, so it may be used after a fork.
 
     Args:
-        clock: Returns a time in seconds, for `UNKNOWN_S`.
+        clock: Returns a time in seconds, for `UNKNOWN_S` and `UNKNOWN_ASKED_S`.
         max_unknown: How many unknown ids are kept.
 
     Attributes:
@@ -105,6 +109,7 @@ class SchemaRegistry:
         self._max_unknown = max_unknown
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
         self._unknown: dict[tuple[int, bool], tuple[float, SchemaNotFound]] = {}  # oldest first
+        self._unknown_at: deque[float] = deque(maxlen=MAX_UNKNOWN_ASKED)  # when unknown ids were asked for
         self._is_registry: bool | None = None  # None: not known yet
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
@@ -115,7 +120,7 @@ class SchemaRegistry:
                 Only Confluent's registry has them; others return the source, or what is neither.
 
         Raises:
-            SchemaNotFound: There is none.
+            SchemaNotFound: There is none, or it was not asked for: see `UNKNOWN_ASKED_S`.
             RegistryUnavailable, RegistryError, TLSFilesError: The registry cannot be asked.
         """
         key = schema_id, serialized
@@ -124,12 +129,18 @@ class SchemaRegistry:
         now = self._clock()
         if (unknown := self._unknown.get(key)) is not None and now < unknown[0] + UNKNOWN_S:
             raise unknown[1].with_traceback(None)
+        if len(self._unknown_at) == MAX_UNKNOWN_ASKED and now < self._unknown_at[0] + UNKNOWN_ASKED_S:
+            raise SchemaNotFound(
+                f"the schema registry {self.access.shown} is not asked for {_IDS}{schema_id}: it has none of the last "
+                f"{MAX_UNKNOWN_ASKED} ids that were asked for within {UNKNOWN_ASKED_S:.0f} s"
+            )
         try:
             answer = self._get(f"{_IDS}{schema_id}", serialized=serialized)
             known = self._schemas[key] = self._parsed(schema_id, answer, serialized=serialized)
         except SchemaNotFound as error:
             self._unknown.pop(key, None)
             self._unknown[key] = now, error
+            self._unknown_at.append(now)
             if len(self._unknown) > self._max_unknown:
                 del self._unknown[next(iter(self._unknown))]
             raise

@@ -92,7 +92,7 @@ class ProtobufDecoder:
         self._name = message.full_name
         self._registry = registry
         self._files: dict[int, FileDescriptor | None] = {}
-        """The files of schemas, by id; None if the registry has none."""
+        """The files of schemas, by id; None for one that cannot be used."""
         self._names: dict[tuple[int, tuple[int, ...]], str] = {}
         """The full names of messages, by id and message indexes. Only of messages that exist: others have no limit."""
 
@@ -124,7 +124,9 @@ class ProtobufDecoder:
         if number not in self._files:
             try:
                 self._files[number] = file_of_schema(registry, registry.schema(number))
-            except (SchemaNotFound, BodySchemaError):
+            except SchemaNotFound:
+                return ""  # not kept: there may be any number of unknown ids, and the registry forgets them
+            except BodySchemaError:
                 self._files[number] = None
         if (file := self._files[number]) is None:
             return ""
