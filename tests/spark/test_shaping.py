@@ -5,6 +5,8 @@ time-based partitioner's `path.format`.
 """
 
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -108,8 +110,33 @@ def test_names_belong_to_the_folder(tmp_path: Path) -> None:
     exported(tmp_path, NESTED, "--columns", "user.id AS id:long")
     arguments = ("t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "--json")
     result = run_in_process(Cli("", ""), "to-parquet", *arguments, "--columns", "id:long")
-    assert (result.code, "has files with --json --columns user.id AS id:long" in result.err) == (1, True)
+    assert (result.code, "has files with --json --columns 'user.id AS id:long'" in result.err) == (1, True)
     assert json.loads((tmp_path / "out" / "_nsq" / "t" / "manifest.json").read_bytes())["version"] == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--columns", "first name:string,it's:long,a.b:decimal(9,2),$HOME:json,c d.e AS `f`:timestamp(ms)"),
+        ("--columns", "first name:string", "--partition-by", "first name"),
+        ("--columns", "first name:string,at:timestamp", "--event-time", "at", "--partition-by", "date"),
+        ("--columns", "first name:string", "--sort-by", "first name DESC", "--mask", "pass word=sha256"),
+    ],
+)
+def test_options_of_the_folder_can_be_pasted(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The options that the error names are those of the folder, in the form that a shell takes."""
+    exported(tmp_path, NESTED, *options)
+    arguments = ("to-parquet", "t", str(tmp_path / "out"), "--from-segments", f"b={tmp_path / 'data'}", "-q")
+    result = run_in_process(Cli("", ""), *arguments)
+    advice = re.search("has files with (.*), and all files need", result.err)
+    assert advice is not None, result.err
+    assert run_in_process(Cli("", ""), *arguments, *shlex.split(advice[1])).code == 0
+
+
+def test_names_of_folders_differ_in_more_than_case(tmp_path: Path) -> None:
+    bodies = lines({"User": "a", "user_bucket": 7})
+    exported(tmp_path, bodies, "--columns", "User:string,user_bucket:int", "--partition-by", "bucket(4,User)")
+    assert rows(tmp_path / "out", "body_user_bucket").to_pylist() == [{"body_user_bucket": 7}]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +168,7 @@ def test_names_belong_to_the_folder(tmp_path: Path) -> None:
         (("--columns", "a:date", "--partition-by", "hour(a)"), "type date, and hour(a) takes times"),
         (("--columns", "a:int", "--partition-by", "day(a)"), "type int, and day(a) takes times"),
         (("--partition-by", "bucket(4,a),bucket(8,a)"), "two levels with the folders a_bucket="),
+        (("--partition-by", "bucket(4,a),bucket(8,A)"), "two levels with the folders A_bucket="),
         (("--partition-by", "bucket(4,_a)"), "folders whose names begin with _"),
         (("--sort-by", "nothing"), "--sort-by has nothing, which is no column"),
         (("--columns", "a:array<int>", "--sort-by", "a"), "values of array<int> have no order"),
@@ -228,6 +256,22 @@ def test_transforms_are_those_of_iceberg(
         ):
             found = transformed(array, Level(transform, "x", size)).to_pylist()
             assert found == [None if value is None else str(theirs(value)) for value in values]
+
+
+@given(st.integers(-(2**63) + 1, 2**63 - 1))
+@example(-1)
+@example(-86_400 * 10**9 - 1)
+def test_nanoseconds_are_in_the_folder_of_their_day(time_ns: int) -> None:
+    """Also before 1970."""
+    values = pa.array([time_ns], pa.timestamp("ns", "UTC"))
+    text = (datetime(1970, 1, 1) + timedelta(microseconds=time_ns // 1000)).isoformat()
+    for transform, chars in (
+        (Transform.YEAR, 4),
+        (Transform.MONTH, 7),
+        (Transform.DAY, 10),
+        (Transform.HOUR, 13),
+    ):
+        assert transformed(values, Level(transform, "x")).to_pylist() == [text[:chars].replace("T", "-")]
 
 
 @pytest.mark.parametrize("target", [None, DELTA, ICEBERG], ids=["folder", "delta", "iceberg"])

@@ -198,6 +198,10 @@ def test_several_topics(qcli: Cli, topic: str, tmp_path: Path) -> None:
             "has the type double, and --key takes boolean, byte,",
         ),
         (["--delta", "--json", "--op", "n"], "has the type long, and --op takes a string"),
+        (
+            ["--delta", "--json", "--op", "opp"],
+            "--op needs the field opp, which neither the schema nor a message of",
+        ),
         (["--delta", "--json", "--sort-by", "n"], "--key and --sort-by exclude each other"),
         (["--delta", "--json", "--consume", "--channel", "c"], "--key needs the order of a log"),
     ],
@@ -208,6 +212,20 @@ def test_refused_options(arguments: list[str], text: str, qcli: Cli, topic: str,
     assert result.code in (1, 2)
     assert text in result.err
     assert not (tmp_path / "t").exists() or not list((tmp_path / "t").rglob("*.parquet"))
+
+
+def test_key_that_no_message_has(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    """With a wrong name, each message would be a row of its own."""
+    publish(qcli, topic, {"user": "a", "n": 1})
+    arguments = ["to-parquet", topic, str(tmp_path / "t"), "--delta", "--key", "usr"]
+    result = run_in_process(qcli, *arguments, "--json")
+    assert (result.code, "has; there are user, n. Correct the name" in result.err) == (1, True), result.err
+    schema = {"type": "record", "name": "R", "fields": [{"name": "user", "type": "string"}]}
+    (tmp_path / "r.avsc").write_text(json.dumps(schema))
+    result = run_in_process(qcli, *arguments, "--body-format", "avro", "--schema", str(tmp_path / "r.avsc"))
+    assert (result.code, "which the schema lacks; its fields are user" in result.err) == (1, True), result.err
+    result = run_in_process(qcli, *arguments, "--json", "--columns", "usr:string,n")
+    assert result.code == 0
 
 
 @KINDS

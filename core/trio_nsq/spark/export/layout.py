@@ -358,7 +358,7 @@ def distinct_names(
     The name of another column (`ts`, `hour`) gets the prefix `body_`. A name that differs from an earlier one in upper
     and lower case only, which Spark and others ignore, gets a number: `user`, `User_2`. So does one that does not fit.
     """
-    seen, taken = {name.casefold() for name in there}, _TAKEN.union(more_taken)
+    seen, taken = {name.casefold() for name in there}, _TAKEN.union(name.casefold() for name in more_taken)
     names = []
     for field in fields:
         name = base = f"body_{field}" if field.casefold() in taken else field

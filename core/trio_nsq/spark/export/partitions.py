@@ -52,6 +52,8 @@ _KINDS = {
 _DATE_CHARS = {Transform.YEAR: 4, Transform.MONTH: 7, Transform.DAY: 10}
 _MAX_INT32 = 2**31 - 1
 _OPTION = "--partition-by"
+_OF_KEYS = ("--key", "--op")
+_SHOWN_FIELDS = 20
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAX_VALUE_BYTES = 100
 _MAX_FOLDER_BYTES = 255
@@ -184,6 +186,8 @@ def _level_texts(table: Any, layout: Layout, level: str) -> Sequence[Any]:
 
 
 def _times(values: Any) -> Any:
+    if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
+        values = pc.floor_temporal(values, unit="microsecond")  # a cast rounds times before 1970 up
     return values.cast(pa.timestamp("us"), safe=False)
 
 
@@ -294,8 +298,16 @@ def _column_for(layout: Layout, field: str, kind: ColumnType, option: str) -> Js
     for column in layout.json_columns:
         if column.field == field:
             return column
+    names = ", ".join(each.field for each in layout.json_columns[:_SHOWN_FIELDS])
+    if layout.body_schema is not None and field not in dict(layout.body_schema.columns()):
+        raise LayoutError(f"{option} needs the field {field}, which the schema lacks; its fields are {names}")
     if not layout.keep_rest:
         raise LayoutError(f"{option} needs the field {field}, which is not among --columns: add it")
+    if option in _OF_KEYS:  # no message would have a key
+        raise LayoutError(
+            f"{option} needs the field {field}, which neither the schema nor a message of the sample has; there are "
+            f"{names}. Correct the name, or add the field to --columns or to the schema"
+        )
     return JsonColumn(field, kind, "")
 
 
@@ -327,11 +339,12 @@ def check_levels(layout: Layout) -> None:
     names: set[str] = set()
     for level in layout.field_levels:
         name, field = layout.level_name(level), level.field
-        if name in names:
+        if name.casefold() in names:
             raise LayoutError(
-                f"--partition-by has two levels with the folders {name}=: leave out one of them"
+                f"--partition-by has two levels with the folders {name}=, for readers that ignore case: leave out one "
+                "of them"
             )
-        names.add(name)
+        names.add(name.casefold())
         if level.transform is Transform.BUCKET and importlib.util.find_spec("mmh3") is None:
             raise LayoutError(f"--partition-by {level} needs mmh3, which is not installed: pip install mmh3")
         if name[:1] in ("_", "."):

@@ -147,7 +147,7 @@ def _check_schema(types: Mapping[str, ColumnType], request: ExportRequest, place
         if there is None and kind is None:
             raise LayoutError(
                 f"the folder {place} has no column for the field {name}, and its type is not inferred: give it one, as "
-                f"in --columns {name}:string"
+                f"in {_option('--columns', f'{name}:string')}"
             )
         if there is None or _has_values(there, kind):
             continue
@@ -203,32 +203,38 @@ def _retained(request: ExportRequest, places: Sequence[LogPlace]) -> Iterator[tu
 
 
 def _describe(layout: Layout) -> str:
-    """Return the options of `to-parquet` for this layout."""
+    """Return the options of `to-parquet` for this layout, as a shell takes them."""
     words = []
     if layout.body is BodyFormat.TEXT:
         words.append("--text")
     if layout.body is BodyFormat.JSON:
         columns = ",".join(f"{_as(layout, column.field)}:{column.type}" for column in layout.json_columns)
-        words.append("--json" if layout.keep_rest else f"--json --columns {columns}")
+        words.append("--json" if layout.keep_rest else f"--json {_option('--columns', columns)}")
     if layout.body.has_schema:
         words.append(f"--body-format {layout.body}")
     if layout.keep_body:
         words.append("--keep-body")
     if layout.levels or layout.partition is not PartitionBy.NONE:
-        words.append(f"--partition-by {shlex.quote(','.join(layout.levels or [layout.partition]))}")
+        words.append(_option("--partition-by", ",".join(layout.levels or [layout.partition])))
     if layout.event_time:
-        words.append(f"--event-time {layout.event_time}:{layout.column_of(layout.event_time).type}")
+        kind = layout.column_of(layout.event_time).type
+        words.append(_option("--event-time", f"{layout.event_time}:{kind}"))
     if layout.sort_by:
-        words.append(f"--sort-by {shlex.quote(','.join(map(shown_order, layout.sort_by)))}")
+        words.append(_option("--sort-by", ",".join(map(shown_order, layout.sort_by))))
     if layout.where:
-        words.append(f"--where {shlex.quote(layout.where)}")
+        words.append(_option("--where", layout.where))
     if layout.masks:
-        words.append(f"--mask {','.join(f'{field}={mask}' for field, mask in layout.masks)}")
+        words.append(_option("--mask", ",".join(f"{field}={mask}" for field, mask in layout.masks)))
     if layout.key:
-        words.append(f"--key {','.join(layout.key)}")
+        words.append(_option("--key", ",".join(layout.key)))
     if layout.operation:
-        words.append(f"--op {layout.operation}")
+        words.append(_option("--op", layout.operation))
     return " ".join(words) or "binary bodies and no partitions"
+
+
+def _option(name: str, value: str) -> str:
+    """Return an option as a shell takes it."""
+    return f"{name} {shlex.quote(value)}"
 
 
 def _as(layout: Layout, field: str) -> str:
