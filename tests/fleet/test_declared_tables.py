@@ -1,7 +1,10 @@
 """Which tables the settings of topics declare, on several brokers. No IO."""
 
+from pathlib import Path
+
 import pytest
 
+from trio_nsq.fleet.allowed_tables import AllowedPlace
 from trio_nsq.fleet.declared_tables import declared_tables
 from trio_nsq.protocol.tables import DeclaredTable
 
@@ -47,3 +50,68 @@ def test_a_slash_makes_no_other_table() -> None:
     found = declared_tables({"x": {"t": str(A), "u": f"{A}/"}}, {"t": A})
     assert found.tables == {"t": A}
     assert found.problems["u"].startswith("u: its table delta:/a/ is that of t, too.")
+
+
+@pytest.mark.parametrize(
+    ("places", "tables", "others"),
+    [
+        (
+            ["/lake"],
+            [
+                "delta:/lake",
+                "delta:/lake/clicks",
+                "parquet:/lake/a/b/",
+                "delta:file:///lake/x",
+                "delta:/lake//x",
+            ],
+            [
+                "delta:/lakes",
+                "delta:/",
+                "delta:/lake/../etc",
+                "delta:file:///lake/../etc",
+                "iceberg:lake/a.b",
+            ],
+        ),
+        (
+            ["delta:s3://lake/tables/"],
+            ["delta:s3://lake/tables", "delta:s3://lake/tables/a/b", "delta:S3://lake/tables/a"],
+            [
+                "parquet:s3://lake/tables/a",
+                "delta:s3://lake/tables2",
+                "delta:s3://lake/tables/../a",
+                "delta:s3://lake",
+                "delta:gs://lake/tables/a",
+                "delta:/lake/tables/a",
+                "iceberg:s3/lake.tables",
+            ],
+        ),
+        (["iceberg:prod"], ["iceberg:prod/a.b"], ["iceberg:production/a.b", "delta:/prod"]),
+        (
+            ["iceberg:prod/events."],
+            ["iceberg:prod/events.b"],
+            ["iceberg:prod/eventslog.b", "iceberg:test/events.b"],
+        ),
+        (["iceberg:prod/a.b"], ["iceberg:prod/a.b"], ["iceberg:prod/a.c"]),
+        (["./lake"], ["delta:/home/ann/lake/x"], ["delta:/lake/x"]),
+        (["../bob", "/x"], ["delta:/home/bob/x", "parquet:/x/y"], ["delta:/home/ann/x"]),
+        (["/"], ["delta:/any"], ["delta:s3://any/x"]),
+        ([], ["delta:/any", "iceberg:a/b.c"], []),
+    ],
+)
+def test_allowed_places(places: list[str], tables: list[str], others: list[str]) -> None:
+    """A place has what is below it, not what begins with its name."""
+    allowed = [AllowedPlace.parse(each, Path("/home/ann")) for each in places]
+    settings = {f"t{number}": text for number, text in enumerate([*tables, *others])}
+    found = declared_tables({"x": settings}, {}, allowed)
+    assert [str(table) for table in found.tables.values()] == tables
+    assert len(found.problems) == len(others)
+    for topic, text in found.problems.items():
+        assert f"{topic}: its table {settings[topic]} is in no place of --allow-table" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "delta:", "s3://", "s3:lake", "iceberg:", "iceberg:/a", "iceberg:a/b..c", "s3://a/../b"]
+)
+def test_places_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a folder|is empty|lacks two slashes"):
+        AllowedPlace.parse(text, Path("/home/ann"))

@@ -257,6 +257,10 @@ def test_ephemeral_channel_is_refused() -> None:
     [
         (("run", "--http-address", ""), "'--http-address': '' is not host:port"),
         (("run", "--lease", ""), "'--lease': it is empty: name a folder or a URL"),
+        (
+            ("run", "--allow-table", "iceberg:"),
+            "'--allow-table': 'iceberg:' is not a folder, such as s3://lake/",
+        ),
         (("status", "--http-address", ""), "'--http-address': '' is not host:port"),
         (("status", "--http-address", "localhost"), "'--http-address': 'localhost' is not host:port"),
     ],
@@ -272,6 +276,20 @@ def test_iceberg_needs_a_folder(own: Broker, qcli: Cli, tmp_path: Path) -> None:
     with pipeline(qcli) as running:
         assert "give --iceberg-folder" in hear(running, "Warning: clicks: ")
         stop(running)
+
+
+def test_tables_in_other_places_are_not_written(own: Broker, qcli: Cli, tmp_path: Path) -> None:
+    """Whoever may change the settings of a topic does not choose any folder of the supervisor."""
+    for name, place in (("a", "lake/a"), ("b", "elsewhere"), ("c", "lake/../elsewhere")):
+        own.create(name)
+        declare(own, name, f"parquet:{tmp_path / place}")
+        qcli.publish(name, [b"x"])
+    with pipeline(qcli, "--allow-table", f"iceberg:local,{tmp_path / 'lake'}") as running:
+        until(lambda: seqs_in(tmp_path / "lake" / "a") == [0])
+        for name in "bc":
+            assert "is in no place of --allow-table" in hear(running, f"Warning: {name}: ")
+        stop(running)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_channel_of_a_table_that_was_removed_meanwhile(own: Broker, qcli: Cli) -> None:

@@ -1,9 +1,10 @@
 """The tables that topics declare with the setting `table`, on all brokers that have them. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.tables import DeclaredTable
+from .allowed_tables import AllowedPlace, is_allowed
 
 
 @dataclass(slots=True)
@@ -20,7 +21,9 @@ class DeclaredTables:
 
 
 def declared_tables(
-    settings: Mapping[str, Mapping[str, str]], current: Mapping[str, DeclaredTable]
+    settings: Mapping[str, Mapping[str, str]],
+    current: Mapping[str, DeclaredTable],
+    allowed: Sequence[AllowedPlace] = (),
 ) -> DeclaredTables:
     """Return the table of each topic.
 
@@ -30,6 +33,7 @@ def declared_tables(
     Args:
         settings: The setting `table` of each topic that a broker has, empty without one, by the broker's address.
         current: The tables that are being written: of several topics with the same table, the one that has it keeps it.
+        allowed: The places where tables may be; empty: anywhere.
     """
     found = DeclaredTables()
     for topic, texts in _by_topic(settings).items():
@@ -42,9 +46,17 @@ def declared_tables(
             continue
         (text,) = texts
         try:
-            found.tables[topic] = DeclaredTable.parse(text)
+            table = DeclaredTable.parse(text)
         except ValueError as exc:
             found.problems[topic] = f"{topic}: the table {text!r} cannot be used: {exc}"
+            continue
+        if is_allowed(table, allowed):
+            found.tables[topic] = table
+        else:
+            found.problems[topic] = (
+                f"{topic}: its table {table} is in no place of --allow-table. Declare another one, or start "
+                "qcli pipeline run with this place, too"
+            )
     _leave_out_shared(found, current)
     return found
 

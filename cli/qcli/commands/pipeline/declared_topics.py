@@ -53,7 +53,7 @@ class DeclaredTopics:
         self._ask()
         if self.failures and not self._tables:
             raise next(iter(self.failures.values()))
-        declared = declared_tables(self._tables, self._current)
+        declared = declared_tables(self._tables, self._current, self._sections.allowed)
         problems, found = dict(declared.problems), []
         for topic, table in declared.tables.items():
             try:

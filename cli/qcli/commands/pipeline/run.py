@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,16 +12,20 @@ from ...broker.connection_options import http_connection
 from ...framework import params
 from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode
-from ...framework.options import option
+from ...framework.options import option, several
+from ...framework.params import parsed
 from ...records.jobs import ExportRecord
 from ..shared.consuming import SOURCE
 from ..shared.engine import check_extra, engine_options
-from ..to_parquet.pipeline import CommandWords, read_pipeline, typed_words
+from ..to_parquet.pipeline import CommandWords, config_option, read_pipeline, typed_words
 from .options import CHANNEL, MONITORING, TABLES, channel_option, status_address_option
 from .sections import TableSections, export_context
 
+if TYPE_CHECKING:
+    from trio_nsq.fleet.allowed_tables import AllowedPlace
+
 _REFRESH = "10s"
-_OWN = frozenset(("--config", "--lease", "--iceberg-folder", TCP_OPTION))
+_OWN = frozenset(("--config", "--lease", "--iceberg-folder", "--allow-table", TCP_OPTION))
 """The options that an export does not have."""
 _SECTIONS = "qcli.table_sections"
 
@@ -29,6 +34,12 @@ def _lease_folder(text: str) -> str:
     if not text:  # an unset variable: the lease would be in the current folder
         raise click.BadParameter("it is empty: name a folder or a URL, such as s3://bucket/pipeline.")
     return text
+
+
+def _allowed_place(text: str) -> AllowedPlace:
+    from trio_nsq.fleet.allowed_tables import AllowedPlace
+
+    return parsed(lambda text: AllowedPlace.parse(text, Path.cwd()), text)
 
 
 class RunCommand(DocumentedCommand):
@@ -69,6 +80,7 @@ class RunCommand(DocumentedCommand):
         "write those of all brokers": "qcli pipeline run --lookupd-http-address 127.0.0.1:4161",
         "read options of the tables from a file": "qcli pipeline run --config pipeline.toml",
         "run a stand-by on another machine": "qcli pipeline run --lease s3://bucket/pipeline",
+        "write tables only below a folder of a bucket": "qcli pipeline run --allow-table s3://lake/tables",
         "write Iceberg tables, each to a folder of its own": "qcli pipeline run --iceberg-folder s3://bucket/iceberg",
     },
     exits={
@@ -81,7 +93,8 @@ class RunCommand(DocumentedCommand):
         "of files. A URL is an absolute path or for example s3://bucket/clicks. It has no secrets: the keys of buckets "
         "are from the environment of this command, catalogs from pyiceberg's configuration. The topic is read from all "
         "brokers that have it, also if only one of them declares the table. If they declare different tables, or two "
-        "topics the same one, these topics are an error and the others are written.",
+        "topics the same one, these topics are an error and the others are written. Whoever may change the settings of "
+        "a topic chooses its table: --allow-table says where this command may write.",
         "Changes": "Settings are read again at --topic-refresh. A new table gets all retained messages of its topic. "
         "If a topic changes its table, the old one has the messages up to the last round, and the new one gets all "
         "retained messages. If a topic declares no table any longer, its export ends, and the channel is deleted, so "
@@ -106,13 +119,7 @@ class RunCommand(DocumentedCommand):
         "JSON": "One object for each topic that has something new in a round, as that of qcli to-parquet.",
     },
 )
-@option(
-    SOURCE,
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Read options of topics from this TOML file; see 'man qcli-pipeline'.",
-)
+@config_option("Read options of topics from this TOML file; see 'man qcli-pipeline'.")
 @option(
     SOURCE,
     "--topic-refresh",
@@ -139,6 +146,15 @@ class RunCommand(DocumentedCommand):
     metavar="FOLDER",
     help="Write the files of Iceberg tables to FOLDER/TOPIC. {topic} stands for the name of the topic instead.",
 )
+@several(
+    TABLES,
+    "--allow-table",
+    "allowed",
+    type=_allowed_place,
+    metavar="[FORMAT:]PLACE",
+    help="Write only tables below this folder, such as s3://lake/, or in this catalog or namespace, such as "
+    "iceberg:prod/events. Several: with commas, or repeat the option. By default, topics choose any place.",
+)
 @option(
     TABLES,
     "--lease",
@@ -164,7 +180,7 @@ class RunCommand(DocumentedCommand):
     records=[ExportRecord],
 )
 @http_connection
-def run(config: Path | None, lease: str | None, **_: object) -> int:
+def run(config: Path | None, lease: str | None, allowed: tuple[AllowedPlace, ...], **_: object) -> int:
     """Write the tables that topics declare, until interrupted.
 
     Each topic with the setting table is exported continuously to its table, each message exactly once. Settings may
@@ -172,6 +188,7 @@ def run(config: Path | None, lease: str | None, **_: object) -> int:
     """
     check_extra("pipeline run")
     sections: TableSections = click.get_current_context().meta[_SECTIONS]
+    sections.allowed = allowed
     sections.check()
 
     from .supervisor import supervise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from ..to_parquet.pipeline import OTHER_TOPICS, CommandWords
 
 if TYPE_CHECKING:
     from trio_nsq.connectors.source.topic_choice import TopicChoice
+    from trio_nsq.fleet.allowed_tables import AllowedPlace
     from trio_nsq.protocol.tables import DeclaredTable, TableFormat
     from trio_nsq.spark.export.request import ExportRequest
 
@@ -42,7 +43,12 @@ class TableSections:
         path: The configuration file; None: there is none.
         sections: The words of each section; the last one, `OTHER_TOPICS`, is for all topics that no other has.
         iceberg_folder: The folder for Iceberg tables of the command line.
+
+    Attributes:
+        allowed: The places where tables may be; empty: anywhere.
     """
+
+    allowed: Sequence[AllowedPlace] = ()
 
     def __init__(
         self,

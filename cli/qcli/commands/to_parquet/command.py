@@ -28,7 +28,7 @@ from ..shared.engine import engine_options
 from .bodies import FILES, format_options, schema_options
 from .field_options import PartitionLevels, column_list, event_time, field_names, mask_list, order_list
 from .options import TOPIC_PLACE, ToParquetOptions
-from .pipeline import PipelineCommand, pipeline_of
+from .pipeline import PipelineCommand, config_option, pipeline_of
 
 if TYPE_CHECKING:
     from trio_nsq.spark.tables.target import TableTarget
@@ -197,13 +197,7 @@ def iceberg_table(text: str) -> TableTarget:
 @click.argument("topics", metavar="TOPIC...", nargs=-1, type=topic_name, shell_complete=complete_topic)
 @click.argument("folder", metavar="FOLDER", required=False, default="")
 @pattern_options("Export")
-@option(
-    SOURCE,
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Read options, topics and folders from this TOML file.",
-)
+@config_option("Read options, topics and folders from this TOML file.")
 @option(
     SOURCE,
     "--check-config",

@@ -22,7 +22,8 @@ from trio_nsq.protocol.names import is_valid_name
 from ...broker.address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from ...framework.command import DocumentedCommand, alike
 from ...framework.errors import Failure
-from ...framework.options import CONNECTION_OPTIONS, GroupedOption
+from ...framework.options import CONNECTION_OPTIONS, Decorator, GroupedOption, option
+from ..shared.consuming import SOURCE
 from .options import TOPIC_PLACE, ToParquetOptions
 
 if TYPE_CHECKING:
@@ -70,6 +71,17 @@ _DECLARED = {
 """Keys that a file for declared tables must not have, and why."""
 _SOURCES = frozenset((HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION, "--from-segments"))
 _PIPELINE = "qcli.pipeline"
+
+
+def config_option(text: str) -> Decorator:
+    """Return the option of the file."""
+    return option(
+        SOURCE,
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=text,
+    )
 
 
 @dataclass(frozen=True, slots=True)
