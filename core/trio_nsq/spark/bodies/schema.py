@@ -136,20 +136,28 @@ def read_schema(kind: str, file: Path, message: str = "", writers: Sequence[Path
     Raises:
         BodySchemaError: The file cannot be read, is not valid, or has no such message.
     """
-    if kind == PROTOBUF:
-        return _parse_file(kind, file, lambda data: _protobuf_of_set(data, message))
-    found = _parse_file(kind, file, _avro_of_text)
-    return replace(found, writers=tuple(_parse_file(kind, each, _avro_of_text).text for each in writers))
+    found = _parse_file(kind, file, message)
+    return replace(found, writers=tuple(_parse_file(kind, each).text for each in writers))
 
 
-def _parse_file(kind: str, file: Path, parse: Callable[[bytes], BodySchema]) -> BodySchema:
+def parse_schema(kind: str, data: bytes, message: str = "") -> BodySchema:
+    """Parse the content of such a file. Arguments and errors are those of `read_schema`."""
+    try:
+        return _with_packages(
+            kind, lambda: _protobuf_of_set(data, message) if kind == PROTOBUF else _avro_of_text(data)
+        )
+    except UnicodeDecodeError as exc:
+        raise BodySchemaError(str(exc)) from exc
+
+
+def _parse_file(kind: str, file: Path, message: str = "") -> BodySchema:
     try:
         data = file.read_bytes()
     except OSError as exc:
         raise BodySchemaError(f"the schema {file} cannot be read: {exc.strerror}") from exc
     try:
-        return _with_packages(kind, lambda: parse(data))
-    except (BodySchemaError, UnicodeDecodeError) as exc:
+        return parse_schema(kind, data, message)
+    except BodySchemaError as exc:
         raise BodySchemaError(f"the schema {file} cannot be used: {exc}") from exc
 
 

@@ -30,6 +30,7 @@ from ..options import (
     parse_patience,
 )
 from ..versions import HAS_FILTERS, HAS_READ_LIMITS, VERSION
+from .body_schemas import SCHEMA_OPTIONS
 
 _NS_PER_S = 10**9
 DISCOVERY_INTERVAL_S = 10.0
@@ -70,6 +71,7 @@ _OPTIONS: dict[str, ReadMode | None] = {
     "pushFilters": ReadMode.BATCH,
     "columns": None,
     "format": None,
+    **dict.fromkeys(SCHEMA_OPTIONS),
     "includeHeaders": None,
     "failOnDataLoss": None,
     "patienceMs": None,

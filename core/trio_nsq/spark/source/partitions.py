@@ -130,6 +130,7 @@ def read_partition(partition: InputPartition | None, form: RowFormat, *, fails: 
         SourceError: Messages are lost, and `fails` is true.
         LogReplaced: The log is not the expected one.
         BrokerUnreachable, RequestRefused, RawStreamError: See `BrokerLog.read`.
+        RegistryError: The schema registry cannot be asked.
     """
     if not isinstance(partition, NsqPartition):  # Spark reads one partition even if there are none
         return
@@ -137,7 +138,7 @@ def read_partition(partition: InputPartition | None, form: RowFormat, *, fails: 
 
     partition.access.keep()
     key, span = partition.key, partition.span
-    builder = TableBuilder(key.topic, key.broker, form.layout)
+    builder = TableBuilder(key.topic, key.broker, form.layout, schemas=form.schemas)
 
     def batches() -> Iterator[Any]:
         table = form.rows(builder.table())
