@@ -101,6 +101,7 @@ def test_destination_that_goes_away(qcli: Cli, topic: str, tmp_path: Path) -> No
             until(lambda: topic_at(http).get("messages") == 1)
             assert (topic_at(http)["failures"], topic_at(http)["error"]) == (0, "")
             destination.process.kill()
+            destination.process.wait()
         qcli.publish(topic, [b"2"])
         until(lambda: topic_at(http)["failures"] > 0)
         assert f"the broker at {at} is unavailable" in topic_at(http)["error"]

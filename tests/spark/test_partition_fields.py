@@ -378,7 +378,7 @@ def test_folder_keeps_its_partitions(to_parquet: ToParquet, qcli: Cli, topic: st
     export(qcli, topic, tmp_path, *arguments)
     result = to_parquet(topic, tmp_path, "--json", "--partition-by", "hour")
     assert (
-        "--json --partition-by a,hour --event-time at:timestamp(ms), and all files need the same"
+        "--json --partition-by a,hour --event-time 'at:timestamp(ms)', and all files need the same"
         in result.err
     )
     qcli.publish(topic, lines({"a": "y", "at": 3_600_000}, {"a": "x", "at": 1}))
