@@ -134,7 +134,8 @@ oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest ve
 	PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/python tools/failed_again.py --numprocesses=2 --dist=loadfile -k "not memory" \
 		-Wignore::ResourceWarning -Wignore::pytest.PytestUnraisableExceptionWarning \
 		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
-		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py $(ARGS)
+		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py \
+		tests/spark/test_data_source_schemas.py $(ARGS)
 
 wheels: $(INSTALLED) ## dist/: the source distribution, and a wheel for each supported Python on this machine, checked
 	$(BIN)/python tools/wheels.py $(ARGS)
