@@ -1,4 +1,4 @@
-"""Where the tables of topics may be: whoever may change the settings of a topic chooses its table. Pure."""
+"""Where the tables of topics may be: who may change the settings of a topic chooses its table. Pure."""
 
 import os
 from collections.abc import Sequence

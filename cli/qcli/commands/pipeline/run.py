@@ -93,7 +93,7 @@ class RunCommand(DocumentedCommand):
         "of files. A URL is an absolute path or for example s3://bucket/clicks. It has no secrets: the keys of buckets "
         "are from the environment of this command, catalogs from pyiceberg's configuration. The topic is read from all "
         "brokers that have it, also if only one of them declares the table. If they declare different tables, or two "
-        "topics the same one, these topics are an error and the others are written. Whoever may change the settings of "
+        "topics the same one, these topics are an error and the others are written. Who may change the settings of "
         "a topic chooses its table: --allow-table says where this command may write.",
         "Changes": "Settings are read again at --topic-refresh. A new table gets all retained messages of its topic. "
         "If a topic changes its table, the old one has the messages up to the last round, and the new one gets all "
