@@ -23,7 +23,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
-from bench.fleet import (
+from bench.killed_brokers import (
     Fleet,
     delta_files,
     iceberg_files,

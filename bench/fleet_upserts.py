@@ -31,7 +31,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
 from bench import record
-from bench.fleet import (
+from bench.killed_brokers import (
     CATALOG,
     Fleet,
     delta_files,
