@@ -135,7 +135,7 @@ oldest-spark: $(OLDEST)/.ready ## the tests that start Spark, with the oldest ve
 		-Wignore::ResourceWarning -Wignore::pytest.PytestUnraisableExceptionWarning \
 		tests/spark/test_spark_versions.py tests/spark/test_spark_engine.py tests/spark/test_spark_failures.py \
 		tests/spark/test_data_source.py tests/spark/test_data_source_columns.py tests/spark/test_data_sink.py tests/spark/test_replay_spark.py \
-		tests/spark/test_data_source_schemas.py $(ARGS)
+		tests/spark/test_data_source_schemas.py tests/spark/test_tables_in_spark.py $(ARGS)
 
 wheels: $(INSTALLED) ## dist/: the source distribution, and a wheel for each supported Python on this machine, checked
 	$(BIN)/python tools/wheels.py $(ARGS)

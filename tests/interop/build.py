@@ -23,6 +23,9 @@ STORES = INTEROP / "stores"
 REGISTRY = INTEROP / "registry"
 """The Maven project of a schema registry."""
 
+SPARK_READERS = INTEROP / "spark_readers"
+"""The Maven project of what Spark 4.0 reads Delta and Iceberg tables with."""
+
 OIDC = INTEROP / "oidc"
 """The npm project of an OpenID Connect provider."""
 
@@ -212,6 +215,25 @@ def apicurio() -> Path:
 
     once(folder, [project], build)
     return folder / "quarkus-run.jar"
+
+
+@functools.cache
+def spark_readers() -> list[Path]:
+    """Return the jars with which Spark 4.0 reads Delta and Iceberg tables. Download them if necessary: 70 MB.
+
+    Raises:
+        PeerUnavailable: ``mvn`` is missing, or the jars could not be downloaded.
+    """
+    maven, project = _tool("mvn"), SPARK_READERS / "pom.xml"
+    folder = BUILD / "spark-readers"
+
+    def build() -> None:
+        command = [maven, "-q", "-B", "-f", str(project), "dependency:copy-dependencies"]
+        if failure := _run([*command, f"-DoutputDirectory={folder}"]):
+            raise PeerUnavailable(f"the jars of {SPARK_READERS} could not be downloaded: {failure}")
+
+    once(folder, [project], build)
+    return sorted(folder.glob("*.jar"))
 
 
 @functools.cache
