@@ -148,20 +148,24 @@ def test_names_and_ports_agree(workload: dict[str, Any]) -> None:
 
 
 def test_prometheus_scrapes_each_broker_once() -> None:
-    (monitor,) = [each for each in objects("monitoring") if each["kind"] == "ServiceMonitor"]
+    monitors = [each for each in objects("monitoring") if each["kind"] == "ServiceMonitor"]
+    monitor, of_tables = monitors
     names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
     assert sorted(names) == ["nsq", "nsqd"]
     (namespace,) = {
         yaml.safe_load((FOLDER / each / "kustomization.yaml").read_text())["namespace"] for each in DEPLOYED
     }
-    assert monitor["spec"]["namespaceSelector"]["matchNames"] == [namespace]
-    jobs = {each["replacement"] for end in monitor["spec"]["endpoints"] for each in end["relabelings"]}
+    assert all(each["spec"]["namespaceSelector"]["matchNames"] == [namespace] for each in monitors)
+    ends = [end for each in monitors for end in each["spec"]["endpoints"]]
+    jobs = [each["replacement"] for end in ends for each in end["relabelings"]]
     rules = (FOLDER.parent / "prometheus/alerts.yml").read_text()
-    # Exports and connectors are another job, which the manifests of brokers do not have.
-    assert jobs == {"trio-nsq"} == set(re.findall(r'\bjob="([^"]+)"', rules)) - {"trio-nsq-jobs"}
+    assert jobs == ["trio-nsq", "trio-nsq-jobs"] == sorted(set(re.findall(r'\bjob="([^"]+)"', rules)))
     for folder in DEPLOYED:
         services = [each["metadata"] for each in objects(folder) if each["kind"] == "Service"]
         assert sum(each["labels"]["app.kubernetes.io/name"] in names for each in services) == 1
+    selected = of_tables["spec"]["selector"]["matchLabels"].items()
+    services = [each["metadata"] for each in objects("tables") if each["kind"] == "Service"]
+    assert [selected <= each["labels"].items() for each in services] == [True]
 
 
 @pytest.mark.slow
