@@ -224,6 +224,21 @@ def test_ids_descend_where_the_node_id_was_changed() -> None:
     assert subscriber.finish([*messages[2:4], messages[5], messages[0]]) == []
 
 
+def test_messages_that_were_blocked_may_lie_between_others_in_flight() -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=100)
+    publish(fixture, "aabbcdef")
+    messages = subscriber.receive()
+    assert numbers(messages) == [0, 2, 4, 5, 6, 7]
+    assert subscriber.finish(messages[:2]) == []
+    between = subscriber.receive()
+    assert numbers(between) == [1, 3]
+    assert subscriber.finish([messages[3]]) == []
+    assert subscriber.requeue(messages[4]) is None
+    assert received(subscriber) == [6]
+    assert subscriber.finish([between[1], messages[5], between[0], messages[2]]) == []
+
+
 def test_time_from_publish_to_fin_is_measured() -> None:
     fixture = ordered(e2e_window_ns=600 * SECOND)
     fixture.now_ns = TIMESTAMP + SECOND
@@ -347,6 +362,24 @@ def test_deferred_message_gets_its_place_when_it_is_due() -> None:
     assert received(subscriber) == []
     subscriber.finish([message])
     assert received(subscriber) == [0]
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_deferred_messages_that_are_due_come_after_earlier_ones(deferred: list[bool]) -> None:
+    fixture = ordered()
+    subscriber = fixture.subscriber(ready=10)
+    publish(fixture, "a")
+    got = subscriber.receive()
+    for each in deferred:
+        publish(fixture, "a", defer_ms=100 * each)
+    fixture.pass_ms(100)
+    sent: list[int] = []
+    while got:
+        assert received(subscriber) == []
+        sent += numbers(got)
+        subscriber.finish(got)
+        got = subscriber.receive()
+    assert sent == list(range(len(deferred) + 1))
 
 
 def test_expired_messages_release_their_keys() -> None:

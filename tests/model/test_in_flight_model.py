@@ -56,6 +56,7 @@ class InFlightMachine(RuleBasedStateMachine):
         self.copies: list[tuple[InFlightCopy, list[tuple[int, int]]]] = []
         self.now_ns = 0
         self.next_id = 1 << 40
+        self.last_id = self.next_id  # the first one of the last delivery
         self.sequence = 0
         self.deliveries = 0
         self.gone: list[bytes] = [b"0" * 16]
@@ -69,26 +70,30 @@ class InFlightMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5))
     def put_many(self, sizes: Sequence[int]) -> None:
         for size in sizes:
-            self.put([1] * size, False, 0, 0, True)
+            self.put([1] * size, "after", 0, 0, True)
 
     @rule(
         gaps=st.lists(st.sampled_from([1, 1, 1, 7]), min_size=1, max_size=6),
-        goes_back=st.booleans(),
+        where=st.sampled_from(["after", "after", "before", "between"]),
         missing=st.sampled_from([0, 0, 0, 3]),
         left_out=st.sampled_from([0, 0, 2]),
         with_keys=st.booleans(),
     )
-    def put(self, gaps: Sequence[int], goes_back: bool, missing: int, left_out: int, with_keys: bool) -> None:
+    def put(self, gaps: Sequence[int], where: str, missing: int, left_out: int, with_keys: bool) -> None:
         """Send this many messages; the ids need not ascend from one delivery to the next.
 
         Args:
+            where: Where their ids are: after all others, before them, or between those of the delivery before.
             missing: So many sequences are missing before them.
             left_out: After the first message, so many sequences are left out, as their keys are held.
         """
-        first_id = self.next_id - 1_000_000 * goes_back * (self.deliveries + 1)
+        first_id = self.next_id - 1_000_000 * (where == "before") * (self.deliveries + 1)
+        if where == "between":
+            first_id = self.last_id + 1  # the others are even
+        self.last_id = self.next_id if where == "between" else first_id
         self.sequence += missing
-        ids = [b"%016x" % (first_id + sum(gaps[:index])) for index in range(len(gaps))]
-        self.next_id += 10 * len(gaps)
+        ids = [b"%016x" % (first_id + 2 * sum(gaps[:index])) for index in range(len(gaps))]
+        self.next_id += 100
         self.deliveries += 1
         lines, deadline_ns = encode_finish(ids), self.now_ns + TIMEOUT_NS
         sequences = [self.sequence + index + left_out * (index > 0) for index in range(len(ids))]

@@ -9,8 +9,8 @@ A message that is not the next one of the oldest run is found by bisection, and 
 Each message is split from a run at most once, so no order of answers is expensive. Unknown ids split no run.
 
 The sequences of a run need not be consecutive: in a channel with an order by key, the messages of held keys are left
-out. There, a later run may have lower ids than an earlier one. Then a message is not found by bisection, so all runs
-are split once a message is not the next one.
+out. There, the ids of a later run may be lower than those of an earlier one, or lie between them. Then a message is not
+found by bisection, so all runs are split once a message is not the next one.
 """
 
 from bisect import bisect_left
@@ -49,7 +49,9 @@ class InFlight:
         self.count: int = 0
         self._deliveries: dict[InFlightBatch, None] = {}  # all, in the order of their deadlines
         self._runs: deque[InFlightBatch] = deque()  # the runs among them, in the same order
-        self._ascends = True  # ids ascend from run to run; False if the node id was changed in between
+        # Whether all ids of a run are higher than those of the one before. They are not if the node id was changed in
+        # between, nor always in a channel with an order: messages that were blocked may lie between others.
+        self._ascends = True
         self._by_id: dict[bytes, InFlightBatch] = {}  # messages of deliveries that are not runs
         self._split_count = 0  # number of deliveries that are split
 
@@ -73,7 +75,7 @@ class InFlight:
             runs = self._runs
             if not runs:
                 self._ascends = True
-            elif delivery.lines < runs[-1].lines:
+            elif delivery.lines < runs[-1].lines[-FINISH_LINE_BYTES:]:  # also if it is within that one
                 self._ascends = False
             runs.append(delivery)
         else:

@@ -152,7 +152,7 @@ class KeyOrder:
                 number = len(behind)
                 waiting = behind.setdefault(key, None)
                 if len(behind) == number:
-                    self._block_last(key, waiting, base + index, held)
+                    self._block_fresh(key, waiting, base + index, held)
                     left -= 1
                     if not left or (held is not None and self.is_full):
                         return found, index + 1
@@ -160,12 +160,12 @@ class KeyOrder:
             found.append(index)
         return found, end
 
-    def _block_last(self, key: Key, waiting: list[int] | None, sequence: int, held: Batch | None) -> None:
-        """As `block`, for the message at the cursor: it comes after all others that wait for its key."""
+    def _block_fresh(self, key: Key, waiting: list[int] | None, sequence: int, held: Batch | None) -> None:
+        """As `block`, for the message at the cursor. Later ones may wait already, which their producer deferred."""
         if waiting is None:
             self._behind[key] = [sequence]
         else:
-            waiting.append(sequence)
+            heappush(waiting, sequence)
         self.blocked_count += 1
         if held is not None:
             self._hold_batch(sequence, held)
