@@ -9,6 +9,7 @@ from spark.registries import ScriptedRegistry
 from trio_nsq.access.secret import Secret
 from trio_nsq.bodies.errors import RegistryError, RegistryUnavailable, SchemaNotFound
 from trio_nsq.bodies.registry import (
+    LIKELY_IDS,
     MAX_UNKNOWN_ASKED,
     UNKNOWN_ASKED_S,
     UNKNOWN_S,
@@ -142,16 +143,33 @@ def test_flood_of_unknown_ids_is_not_a_flood_of_requests(scripted: ScriptedRegis
     registry = SchemaRegistry(RegistryAccess(scripted.url, patience_s=0.0), clock=lambda: now[0])
     scripted.add(1, "text")
     registry.schema(1)
-    for number in range(2, 1000):
+    far = 2 + LIKELY_IDS
+    for number in range(far, far + 1000):
         with pytest.raises(SchemaNotFound):
             registry.schema(number)
     assert len(scripted.requests) == 1 + MAX_UNKNOWN_ASKED
     assert registry.schema(1).text == "text"
-    scripted.add(5000, "new")
-    with pytest.raises(SchemaNotFound, match="is not asked for /schemas/ids/5000"):
-        registry.schema(5000)
+    scripted.add(far + 5000, "new")
+    with pytest.raises(SchemaNotFound, match=f"is not asked for /schemas/ids/{far + 5000}"):
+        registry.schema(far + 5000)
     now[0] = UNKNOWN_ASKED_S
-    assert registry.schema(5000).text == "new"
+    assert registry.schema(far + 5000).text == "new"
+
+
+@pytest.mark.parametrize("known", [None, 1])
+def test_flood_of_unknown_ids_hides_no_schema(scripted: ScriptedRegistry, known: int | None) -> None:
+    """Bodies of a schema that this process has not asked for yet are valid: its first bodies, or those of a new one."""
+    scripted.answers["/schemas/types"] = 200, []
+    registry = SchemaRegistry(RegistryAccess(scripted.url, patience_s=0.0), clock=lambda: 0.0)
+    if known is not None:
+        scripted.add(known, "text")
+        registry.schema(known)
+    far = 2 + LIKELY_IDS
+    for number in range(far, far + MAX_UNKNOWN_ASKED):
+        with pytest.raises(SchemaNotFound):
+            registry.schema(number)
+    scripted.add(LIKELY_IDS, "new")
+    assert registry.schema(LIKELY_IDS).text == "new"
 
 
 def test_reference_to_itself_ends(scripted: ScriptedRegistry) -> None:

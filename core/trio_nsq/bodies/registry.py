@@ -39,7 +39,13 @@ UNKNOWN_S = 300.0
 """How long an unknown id is not asked for again, in seconds: bodies with random ids would flood the registry."""
 MAX_UNKNOWN_ASKED = 100
 UNKNOWN_ASKED_S = 60.0
-"""After `MAX_UNKNOWN_ASKED` unknown ids within this time, in seconds, new ids count as unknown without a request."""
+"""After `MAX_UNKNOWN_ASKED` unknown ids within this time, in seconds, others than `LIKELY_IDS` count as unknown without
+a request."""
+LIKELY_IDS = 10_000
+"""Ids up to so many above the greatest known one are always asked for, and all ids while none is known.
+
+Registries count ids up: a schema that was registered meanwhile has such an id, and its bodies are valid.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class SchemaRegistry:
         self._schemas: dict[tuple[int, bool], RegisteredSchema] = {}
         self._unknown: dict[tuple[int, bool], tuple[float, SchemaNotFound]] = {}  # oldest first
         self._unknown_at: deque[float] = deque(maxlen=MAX_UNKNOWN_ASKED)  # when unknown ids were asked for
+        self._greatest_id: int | None = None  # of known schemas
         self._is_registry: bool | None = None  # None: not known yet
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema:
@@ -120,7 +127,7 @@ class SchemaRegistry:
                 Only Confluent's registry has them; others return the source, or what is neither.
 
         Raises:
-            SchemaNotFound: There is none, or it was not asked for: see `UNKNOWN_ASKED_S`.
+            SchemaNotFound: There is none, or it was not asked for: see `UNKNOWN_ASKED_S` and `LIKELY_IDS`.
             RegistryUnavailable, RegistryError, TLSFilesError: The registry cannot be asked.
         """
         key = schema_id, serialized
@@ -129,14 +136,14 @@ class SchemaRegistry:
         now = self._clock()
         if (unknown := self._unknown.get(key)) is not None and now < unknown[0] + UNKNOWN_S:
             raise unknown[1].with_traceback(None)
-        if len(self._unknown_at) == MAX_UNKNOWN_ASKED and now < self._unknown_at[0] + UNKNOWN_ASKED_S:
+        if not self._is_likely(schema_id) and self._is_flooded(now):
             raise SchemaNotFound(
                 f"the schema registry {self.access.shown} is not asked for {_IDS}{schema_id}: it has none of the last "
                 f"{MAX_UNKNOWN_ASKED} ids that were asked for within {UNKNOWN_ASKED_S:.0f} s"
             )
         try:
             answer = self._get(f"{_IDS}{schema_id}", serialized=serialized)
-            known = self._schemas[key] = self._parsed(schema_id, answer, serialized=serialized)
+            known = self._keep(self._parsed(schema_id, answer, serialized=serialized), serialized=serialized)
         except SchemaNotFound as error:
             self._unknown.pop(key, None)
             self._unknown[key] = now, error
@@ -149,9 +156,18 @@ class SchemaRegistry:
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the latest schema of a subject. Raises as `schema`."""
         answer = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
-        found = self._parsed(answer.get("id"), answer)
-        self._schemas[found.id, False] = found
+        return self._keep(self._parsed(answer.get("id"), answer))
+
+    def _keep(self, found: RegisteredSchema, *, serialized: bool = False) -> RegisteredSchema:
+        self._schemas[found.id, serialized] = found
+        self._greatest_id = max(found.id, self._greatest_id or 0)
         return found
+
+    def _is_likely(self, schema_id: int) -> bool:
+        return self._greatest_id is None or schema_id <= self._greatest_id + LIKELY_IDS
+
+    def _is_flooded(self, now: float) -> bool:
+        return len(self._unknown_at) == MAX_UNKNOWN_ASKED and now < self._unknown_at[0] + UNKNOWN_ASKED_S
 
     def _parsed(
         self, schema_id: object, answer: Mapping[str, Any], *, serialized: bool = False
