@@ -46,10 +46,42 @@ def test_topics_with_the_same_table(current: dict[str, DeclaredTable], written: 
         assert text.startswith(f"{topic}: its table delta:/a is that of {'u' if topic == 't' else 't'}, too.")
 
 
-def test_a_slash_makes_no_other_table() -> None:
-    found = declared_tables({"x": {"t": str(A), "u": f"{A}/"}}, {"t": A})
-    assert found.tables == {"t": A}
-    assert found.problems["u"].startswith("u: its table delta:/a/ is that of t, too.")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/a", "/a/"),
+        ("/a", "//a"),
+        ("/a/b", "/a//b/."),
+        ("/a/b", "/a/c/../b"),
+        ("/a/b", "file:///a/b"),
+        ("/a/b", "file:///a/%62"),
+        ("s3://lake/a", "S3://lake/a/"),
+        ("s3://lake/a", "s3://lake//a"),
+        ("s3://lake/a/b", "s3a://lake/a//b"),
+        ("gs://lake/a", "gcs://lake/a"),
+    ],
+)
+def test_another_name_makes_no_other_table(one: str, other: str) -> None:
+    found = declared_tables(
+        {"x": {"t": f"delta:{one}", "u": f"delta:{other}"}}, {"t": DeclaredTable("delta", one)}
+    )
+    assert found.tables == {"t": DeclaredTable("delta", one)}
+    assert found.problems["u"].startswith(f"u: its table delta:{other} is that of t, too.")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("delta:/a", "delta:/A"),
+        ("delta:/a", "delta:/a/b"),
+        ("delta:/s3/a", "delta:s3://s3/a"),
+        ("delta:s3://a/b", "delta:gs://a/b"),
+        ("delta:abfss://a@x/b", "delta:abfss://b@x/b"),
+        ("iceberg:prod/a.b", "iceberg:prod/a.c"),
+    ],
+)
+def test_different_tables(one: str, other: str) -> None:
+    assert len(declared_tables({"x": {"t": one, "u": other}}, {}).tables) == 2
 
 
 @pytest.mark.parametrize(
@@ -62,7 +94,7 @@ def test_a_slash_makes_no_other_table() -> None:
                 "delta:/lake/clicks",
                 "parquet:/lake/a/b/",
                 "delta:file:///lake/x",
-                "delta:/lake//x",
+                "delta:/lake//y",
             ],
             [
                 "delta:/lakes",

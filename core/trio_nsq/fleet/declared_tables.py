@@ -1,9 +1,12 @@
 """The tables that topics declare with the setting `table`, on all brokers that have them. Pure."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.tables import DeclaredTable
+from ..storage import StorageError, local_path
+from ..storage.storage_uri import parse_place
 from .allowed_tables import AllowedPlace, is_allowed
 
 
@@ -72,9 +75,9 @@ def _by_topic(settings: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
 
 
 def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable]) -> None:
-    topics_of: dict[tuple[str, str], list[str]] = {}
+    topics_of: dict[tuple[str, ...], list[str]] = {}
     for topic, table in found.tables.items():
-        topics_of.setdefault((table.format, table.target.rstrip("/")), []).append(topic)
+        topics_of.setdefault((table.format, *_place_of(table)), []).append(topic)
     for topics in topics_of.values():
         for topic in topics if len(topics) > 1 else ():
             table = found.tables[topic]
@@ -86,3 +89,17 @@ def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable
                 f"qcli topic set {topic} table=TABLE"
             )
             del found.tables[topic]
+
+
+def _place_of(table: DeclaredTable) -> tuple[str, ...]:
+    """Return what all names of a table have in common: `/a//b` and `file:///a/b` are one folder."""
+    if table.format == "iceberg":
+        return (table.target,)
+    try:
+        local = local_path(table.target)
+    except StorageError:
+        return (table.target,)  # refused when it is opened
+    if local is not None:
+        return tuple(filter(None, os.path.normpath(local).split("/")))
+    uri = parse_place(table.target)
+    return (uri.kind or uri.scheme, uri.user, uri.host, *filter(None, uri.path.split("/")))
