@@ -322,6 +322,27 @@ def test_secret_is_not_on_the_command_line(guarded: Guarded, topic: str, secret_
         assert SECRETS["all"].encode() not in shown
 
 
+def test_what_a_secret_may_not_read_is_noted(guarded: Guarded, topic: str) -> None:
+    """Otherwise what is left out would be taken for missing."""
+    every = guarded.cli("all")
+    assert every("topic", "create", topic).code == 0
+    assert every("channel", "create", f"{topic}/c").code == 0
+    with every.running("tail", f"{topic}/c"):
+        every.wait_until(f"{topic}/c", lambda record: bool(record["client_count"]))
+        hidden = guarded.cli("publish")("clients", topic, "--interval", "0", "--format", "json")
+        assert (hidden.code, hidden.records) == (0, [])
+        assert (
+            f"the consumers of {topic} are not listed: this needs a secret with the role read" in hidden.err
+        )
+        listed = guarded.cli("read")("clients", topic, "--interval", "0", "--format", "json")
+        assert ([each["topic"] for each in listed.records], listed.err) == ([topic], "")
+    few = guarded.cli("publish")("definitions", "export")
+    assert (few.code, json.loads(few.out)["topics"]) == (0, {})
+    assert "your secret may read only some topics and channels of " in few.err
+    whole = guarded.cli("read")("definitions", "export")
+    assert (topic in json.loads(whole.out)["topics"], whole.err) == (True, "")
+
+
 # ---------------------------------------------------------------------- tokens that change
 
 

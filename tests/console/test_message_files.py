@@ -16,16 +16,26 @@ from hypothesis import strategies as st
 
 from broker.api import DONE, Api, running_api
 from broker.support import PATIENCE_S
+from console.fleet.fake_brokers import FakeBroker, fake_brokers
 from console.masks_support import BODY, leaks, masked_site
 from console.message_support import ConsoleSite, all_pages, browsing, http_address, running_console
+from interop.peers import free_ports
+from trio_nsq.api import broker as api
 from trio_nsq.bodies.bodies_file import TopicReaders
 from trio_nsq.bodies.reading import ReadBody
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.console.messages.bodies import TopicBodies
-from trio_nsq.console.messages.list_download import COLUMNS, download_list
+from trio_nsq.console.messages.list_download import (
+    COLUMNS,
+    LINE_COLUMNS,
+    MAX_LINES,
+    download_lines,
+    download_list,
+)
 from trio_nsq.console.messages.paging import Start
 from trio_nsq.console.record_files import RecordWriter, file_headers
 from trio_nsq.console.upstream.client import Upstream
+from trio_nsq.protocol.limits import MIB
 
 csv.field_size_limit(10**9)
 FORMULAS = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1+1"]
@@ -190,6 +200,46 @@ async def test_a_viewer_who_leaves_ends_a_download(tmp_path: Path, caplog: pytes
                 assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
         assert len(await bodies(site, "/topics/t/messages", until="0", at="3")) == 3
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """A script that saves a file would take a page, or nothing, for the messages."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    path = "/topics/t/messages"
+    async with running_console([address]) as site:
+        async with running_api(tmp_path / "d", http_address=address) as broker:
+            await broker.tcp.publish("t", b"1")
+            assert await broker.post("/channel/create", topic="t", channel="c") == DONE
+            with trio.fail_after(PATIENCE_S):
+                while (await site.get("/topics/t/c")).status_code != 200:
+                    pass
+            for form in "csv", "json":
+                assert (await site.get(path, format=form, q="0" * 16, kind="id")).status_code == 400
+                assert (await site.get("/dead-letters/t", format=form)).status_code == 404
+                assert (await site.get("/topics/t/d/deferred", format=form)).status_code == 404
+        await site.until_shown("/health", "does not answer")
+        for url in path, f"{path}?broker={address}", "/topics/t/c/messages", "/topics/t/c/deferred":
+            answer = await site.client.get(httpx.URL(url).copy_merge_params({"format": "json"}))
+            assert (answer.status_code, address in answer.text) == (502, True), url
+
+
+async def test_a_line_that_is_too_long_is_not_passed_over() -> None:
+    broker = FakeBroker(more={"/dead_letters/messages": {"body": "x" * 17 * MIB}})
+    async with fake_brokers(broker):
+        upstream = Upstream(TLSFiles(), connect_timeout_s=5, request_timeout_s=5)
+        pieces = download_lines(
+            upstream,
+            [broker.address],
+            lambda at: api.dead_letters("dead", None, None, at, MAX_LINES),
+            {"topic": "dead"},
+            lambda body, _: ReadBody(body),
+            RecordWriter("json", LINE_COLUMNS),
+            has_more=True,
+            missing={},
+        )
+        found = [json.loads(line) async for piece in pieces for line in piece.splitlines()]
+        await upstream.aclose()
+    assert found == [{"topic": "dead", "broker": broker.address, "gap": "limit"}]
 
 
 # ---------------------------------------------------------------------- channels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "csv", "tsv")
 KEYS = tuple(ClientRecord.__annotations__)
+_MAX_NAMED = 3
 
 
 @click.command(
@@ -82,15 +83,33 @@ def command(wanted: Source | None, brokers: Brokers, form: str, interval_ms: int
     Without a topic, show those of all topics; with a channel, only its consumers.
     """
     answers = brokers.read(lambda address: _sampled(address, wanted, interval_ms / 1000))
-    records = [record for found in answers.results.values() for record in found]
+    records = [record for found in answers.results.values() for record in found.records]
+    hidden = sorted({topic for found in answers.results.values() for topic in found.hidden})
     records.sort(key=lambda record: (record["kind"], record["topic"], record["channel"] or ""))
     if form == "table":
         output.write(_tables(records, wanted, output_width(), with_broker=brokers.is_fleet))
     else:
         output.write_records(records, KEYS, form)
-    if not records:
+    if hidden:
+        more = len(hidden) - _MAX_NAMED
+        shown = ", ".join(hidden[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        output.print_diagnostic(
+            f"Note: the consumers of {shown} are not listed: this needs a secret with the role read on the topic."
+        )
+    elif not records:
         output.report_none("connected clients", wanted or "")
     answers.check()
+
+
+class _Found(NamedTuple):
+    """The clients of a broker.
+
+    Attributes:
+        hidden: Topics with consumers that the broker does not list to this user.
+    """
+
+    records: list[ClientRecord]
+    hidden: list[str]
 
 
 class _Key(NamedTuple):
@@ -103,7 +122,7 @@ class _Key(NamedTuple):
     connect_time: int
 
 
-def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[ClientRecord]:
+def _sampled(address: str, wanted: Source | None, interval_s: float) -> _Found:
     """Return the records of a broker's clients, with rates over the interval. Raises Failure."""
     from ..broker.admin_client import AdminClient
 
@@ -111,15 +130,23 @@ def _sampled(address: str, wanted: Source | None, interval_s: float) -> list[Cli
     before: dict[_Key, ClientRecord] = {}
     before_s = time.monotonic()
     if interval_s:
-        before = _clients(broker, wanted)
+        before, _ = _clients(broker, wanted)
         before_s = time.monotonic()
         time.sleep(interval_s)
-    now = _clients(broker, wanted)
+    now, unlisted = _clients(broker, wanted)
     elapsed_s = time.monotonic() - before_s
     for key, record in now.items():
         if key in before and elapsed_s > 0:
             record["rate"] = round(max(0, _done(record) - _done(before[key])) / elapsed_s, 1)
-    return list(now.values())
+    return _Found(list(now.values()), _unreadable(broker, unlisted) if unlisted else [])
+
+
+def _unreadable(broker: AdminClient, topics: Collection[str]) -> list[str]:
+    """Return those of some topics whose consumers the user may not see."""
+    from ..broker.rights import identity_at
+
+    identity = identity_at(broker)
+    return [topic for topic in topics if identity is not None and not identity.allows("read", topic)]
 
 
 def _done(record: ClientRecord) -> int:
@@ -127,13 +154,21 @@ def _done(record: ClientRecord) -> int:
     return record["messages"] if record["finished"] is None else record["finished"]
 
 
-def _clients(broker: AdminClient, wanted: Source | None) -> dict[_Key, ClientRecord]:
-    """Return the clients: consumers by channel, then producers. Raises NotFound: the broker lacks topic or channel."""
+def _clients(broker: AdminClient, wanted: Source | None) -> tuple[dict[_Key, ClientRecord], set[str]]:
+    """Return the clients, consumers by channel, then producers; and the topics with consumers that are not listed.
+
+    Raises NotFound: the broker lacks topic or channel.
+    """
     stats = broker.stats(*(wanted or (None, None)), clients=True)
     found, has_wanted = _of_stats(stats, broker.address, wanted)
     if wanted is not None and not has_wanted:
         raise missing(wanted, broker.address)
-    return found
+    return found, {
+        topic["topic_name"]
+        for topic in stats["topics"]
+        for channel in topic["channels"]
+        if channel["client_count"] and not channel["clients"]
+    }
 
 
 def _of_stats(stats: Stats, broker: str, wanted: Source | None) -> tuple[dict[_Key, ClientRecord], bool]:

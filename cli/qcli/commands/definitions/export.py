@@ -1,5 +1,9 @@
 """`qcli definitions export`: writes topics, channels and their settings as one document."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from ...broker.brokers import Brokers, broker_http_options, combined
@@ -7,6 +11,9 @@ from ...framework.command import DocumentedCommand
 from ...framework.errors import ExitCode, Failure
 from ...framework.options import option
 from ...framework.output import print_diagnostic, write
+
+if TYPE_CHECKING:
+    from trio_nsq.fleet.definitions.model import Topics
 
 
 @click.command(
@@ -53,9 +60,21 @@ def command(brokers: Brokers, patterns: tuple[str, ...]) -> None:
     from trio_nsq.fleet.definitions.model import DefinitionsError
 
     from ...broker.admin_client import AdminClient
+    from ...broker.rights import identity_at
     from .reading import definitions_of
 
-    answers = brokers.ask(lambda address: matching(definitions_of(AdminClient(address)).topics, patterns))
+    limited: list[str] = []
+
+    def read(address: str) -> Topics:
+        broker = AdminClient(address)
+        found = definitions_of(broker)
+        if found.unsupported is None:
+            identity = identity_at(broker)
+            if identity is not None and not identity.allows_everywhere("read"):
+                limited.append(address)
+        return matching(found.topics, patterns)
+
+    answers = brokers.ask(read)
     if answers.failures:  # a document without what a broker has would be taken for complete
         raise combined(answers.failures.values(), partial=False)
     found = together(answers.results)
@@ -75,6 +94,12 @@ def command(brokers: Brokers, patterns: tuple[str, ...]) -> None:
         raise Failure("\n  ".join(error.problems)) from error
     if patterns and not found.topics:
         print_diagnostic(f"Note: no topic matches {' or '.join(patterns)}.")
+    if limited:
+        print_diagnostic(
+            "Note: your secret may read only some topics and channels of "
+            f"{' and '.join(sorted(limited))}. The document "
+            "has no others: do not apply it with --delete."
+        )
     for sentence in found.lacking:
         print_diagnostic(f"Note: {sentence}")
     write(text)

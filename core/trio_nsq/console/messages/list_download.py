@@ -207,10 +207,11 @@ async def download_lines(
                 if count >= MAX_MESSAGES or size >= MAX_BYTES:
                     yield writer.lines([{**about, "broker": address, "gap": _LIMIT}])
                     return
-                if is_full and not has_more:
-                    yield writer.lines([{**about, "broker": address, "gap": _LIMIT}])
                 following = lines.objects[-1].get("sequence", 0) + 1 if lines.objects else 0
-                if not (is_full and has_more) or following <= start:
+                goes_on = is_full and has_more and following > start
+                if is_full and not goes_on:  # or the next message alone is longer than what is read
+                    yield writer.lines([{**about, "broker": address, "gap": _LIMIT}])
+                if not goes_on:
                     break
                 start = following
     except UpstreamError as exc:

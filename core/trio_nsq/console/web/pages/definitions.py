@@ -91,17 +91,17 @@ async def apply(request: Request) -> View | Response:
     failures = {**failing, **{address: error.reason for address, error in plans.errors.items()}}
     is_confirmed = "plan" in sent
     if not is_confirmed or failures or not any(plans.values.values()):
-        return _plan_page(request, asked, plans.values, failures)
+        return await _plan_page(request, asked, plans.values, failures)
     require(request, "manage")
     total = _messages(plans.values)
-    if sent["plan"] != definitions.fingerprint(plans.values) or impact.is_surprise(
+    if sent["plan"] != await _fingerprint(plans.values) or impact.is_surprise(
         total, whole(sent.get("messages"))
     ):
         problem = "Nothing was changed: the brokers are not as they were when this was shown. Look again."
-        return _plan_page(request, asked, plans.values, failures, problem, 409)
+        return await _plan_page(request, asked, plans.values, failures, problem, 409)
     if total and sent.get(TYPED, "").strip() != _WORD:
         problem = f"Nothing was changed: type {_WORD} to confirm."
-        return _plan_page(request, asked, plans.values, failures, problem, 422)
+        return await _plan_page(request, asked, plans.values, failures, problem, 422)
     report, made = await definitions.apply(upstream, plans.values)
     record_action(request, "apply_definitions", report, count=made)
     await console_of(request).watcher.refresh()
@@ -187,11 +187,15 @@ def _unusable(found: Together) -> list[str]:
     ]
 
 
+async def _fingerprint(plans: Mapping[str, definitions.Plan]) -> str:
+    return await trio.to_thread.run_sync(definitions.fingerprint, plans)  # a file may have very many names
+
+
 def _messages(plans: Mapping[str, definitions.Plan]) -> int:
     return sum(change.messages for plan in plans.values() for change in plan)
 
 
-def _plan_page(
+async def _plan_page(
     request: Request,
     asked: _Asked,
     plans: Mapping[str, definitions.Plan],
@@ -201,12 +205,13 @@ def _plan_page(
 ) -> View:
     """Return what a file would change, and the form that applies it."""
     viewer = require(request, "read")
-    rows = [(address, change, details_of(change)) for address, plan in plans.items() for change in plan]
+    changes = [(address, change) for address, plan in plans.items() for change in plan]
+    rows = [(address, change, details_of(change)) for address, change in changes[:_MAX_ROWS]]
     total = _messages(plans)
     context: dict[str, Any] = {
-        "rows": rows[:_MAX_ROWS],
-        "more": max(0, len(rows) - _MAX_ROWS),
-        "count": len(rows),
+        "rows": rows,
+        "more": len(changes) - len(rows),
+        "count": len(changes),
         "several": len(plans) > 1,
         "messages": total,
         "failures": failures,
@@ -218,7 +223,7 @@ def _plan_page(
         "fields": [
             ("packed", asked.packed),
             ("delete", "1" if asked.delete else ""),
-            ("plan", definitions.fingerprint(plans)),
+            ("plan", await _fingerprint(plans)),
             ("messages", str(total)),
         ],
         "command": commands.apply_definitions(fleet_of(request), delete=asked.delete),

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from ....api.request import Request as BrokerRequest
 from ....bodies.reading import ReadBody
+from ....fleet.dead_letters import CHANNEL
 from ...console import upstream_of
 from ...messages.bodies import WHOLE
 from ...messages.list_download import COLUMNS, LINE_COLUMNS, download_lines, download_list
@@ -14,6 +15,8 @@ from ...messages.message import Message
 from ...messages.paging import Start
 from ...messages.search import Matches
 from ...record_files import RecordWriter, file_headers
+from ...upstream.client import UpstreamError
+from ..page import NotFound
 from ..streamed import Streamed
 from .message_brokers import TopicBrokers
 from .shown_bodies import channel_reader, may_unmask, shown_bodies
@@ -39,7 +42,12 @@ async def file_of_messages(
 
     Raises:
         UpstreamError: A broker does not answer.
+        NotFound: No broker has such a list.
     """
+    missing = brokers.errors
+    if brokers.selected:
+        missing = {address: why for address, why in missing.items() if address == brokers.selected}
+    _require_broker(brokers.asked, missing, f"topic {topic}")
     masked = shown_bodies(request, topic, WHOLE).without_limit()
     unmasked = shown_bodies(request, topic, WHOLE, masks=False).without_limit()
 
@@ -59,7 +67,7 @@ async def file_of_messages(
         matches,
         read,
         RecordWriter(form, COLUMNS),
-        missing={} if brokers.selected else brokers.errors,
+        missing=missing,
     )
     await anext(pieces)  # the brokers answer
     return Streamed(pieces, file_headers(topic, form))
@@ -85,7 +93,9 @@ async def file_of_channel(
 
     Raises:
         UpstreamError: The first broker does not answer.
+        NotFound: No broker has such a list.
     """
+    _require_broker(brokers, missing, f"channel {topic}/{channel}")
     reader = channel_reader(request, topic)
     pieces = download_lines(
         upstream_of(request),
@@ -105,6 +115,7 @@ async def file_of_dead_letters(
     request: Request, topic: str, brokers: Sequence[str], lines: Lines, form: str, missing: Mapping[str, str]
 ) -> Streamed:
     """Return dead letters of a topic as a file. The arguments are those of `file_of_channel`; it asks for all."""
+    _require_broker(brokers, missing, f"channel {topic}/{CHANNEL}")
     shown = shown_bodies(request, topic, WHOLE).without_limit()
 
     def read(body: bytes, line: Mapping[str, Any]) -> ReadBody:
@@ -123,3 +134,21 @@ async def file_of_dead_letters(
     )
     await anext(pieces)
     return Streamed(pieces, file_headers(f"{topic}-dead-letters", form))
+
+
+def _require_broker(brokers: Sequence[str], missing: Mapping[str, str], what: str) -> None:
+    """Check that a broker has a list: a script would take an empty file for an empty list.
+
+    Args:
+        brokers: Those that are asked.
+        missing: Why others are not.
+
+    Raises:
+        UpstreamError: None is asked, and this one may have it.
+        NotFound: None has it.
+    """
+    if brokers:
+        return
+    for address, why in missing.items():
+        raise UpstreamError(address, why)
+    raise NotFound(f"No broker that can list messages has {what}: an nsqd cannot.")

@@ -71,7 +71,8 @@ async def messages(request: Request) -> PageView | Response:
     console = console_of(request)
     limit_s = console.options.request_timeout_ms / 1000
     shown = MessageList([], "", "", {}, {})
-    if (file_form := wanted_form(request)) and not problem and brokers.asked and wanted.kind != "id":
+    if (file_form := wanted_form(request)) and not problem:
+        _require_list(wanted)
         return await file_of_messages(request, topic, brokers, start, matches, file_form)
     if not problem and brokers.asked:
         if wanted.q and wanted.kind == "id":
@@ -137,6 +138,12 @@ async def messages(request: Request) -> PageView | Response:
     return PageView("messages.html", context, 400 if problem else 200)
 
 
+def _require_list(wanted: MessageQuery) -> None:
+    """Raises HTTPException: a search finds one message, not a list."""
+    if wanted.q and wanted.kind == "id":
+        raise HTTPException(400, "A search for an id finds one message: only lists are given as files.")
+
+
 async def unmasked_file(request: Request) -> Response:
     """The messages of a list as a file with their masked fields, for the audit log."""
     topic = request.path_params["topic"]
@@ -147,6 +154,7 @@ async def unmasked_file(request: Request) -> Response:
         start, matches = wanted.start(time.time_ns()), wanted.matches()
     except ValueError as exc:
         raise HTTPException(400, f"{exc}.") from exc
+    _require_list(wanted)
     sent = (await form(request)).get("format", "")
     brokers = await brokers_of(request, topic, selected=wanted.broker)
     logger.info("UNMASK: %s downloads messages of topic %s", viewer.name or "an anonymous viewer", topic)
