@@ -11,7 +11,6 @@ import click
 
 from trio_nsq.api.answers import TopicStats
 from trio_nsq.client import BrokerUnreachable, RequestRefused
-from trio_nsq.fleet.declared_tables import declared_tables
 from trio_nsq.protocol.tables import DeclaredTable
 from trio_nsq.protocol.untrusted_json import decode_json
 from trio_nsq.text.wording import printable
@@ -82,6 +81,8 @@ def _records(
     topics_of: Mapping[str, Sequence[TopicStats]], channel: str, known: Mapping[str, Mapping[str, Any]]
 ) -> list[PipelineTableRecord]:
     """Return what is known of each topic that declares a table."""
+    from trio_nsq.fleet.declared_tables import declared_tables
+
     settings = {
         broker: {topic["topic_name"]: topic.get("table", "") for topic in topics}
         for broker, topics in topics_of.items()

@@ -165,6 +165,8 @@ class FolderLock:
             (files or Files()).make_folder(path)
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError as exc:
+            if path.parent.is_dir():  # a folder such as /proc, in which none can be created
+                raise unusable(path, exc) from exc
             raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
         except (FileExistsError, NotADirectoryError) as exc:
             raise StartupError(f"--data-path: {path} is not a folder") from exc
