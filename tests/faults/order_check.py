@@ -44,6 +44,7 @@ class Key:
 
     Attributes:
         next: All messages below are finished, dead letters or emptied.
+        highest: The last message that was delivered.
         finished: Those above that are.
         maybe: Messages whose FIN may not have reached the broker.
         in_flight: When, and to which connection, messages were delivered that are not answered.
@@ -54,6 +55,7 @@ class Key:
     """
 
     next: int = 0
+    highest: int = 0
     finished: set[int] = field(default_factory=set)
     maybe: set[int] = field(default_factory=set)
     in_flight: dict[int, tuple[int, tuple[int, int]]] = field(default_factory=dict)
@@ -87,10 +89,11 @@ class Check:
 
     def run(self, events: Sequence[Event]) -> None:
         """Check all events."""
-        refused = Counter((each.connection, each.key, each.number) for each in events if each.kind == "E")
-        for event in sorted(events):
+        ordered = sorted(events)
+        refused = _refused(ordered)
+        for event in ordered:
             self.counts[event.kind] += 1
-            if event.kind in "FRW" and refused[event.connection, event.key, event.number]:
+            if event in refused:
                 continue
             if event.kind == "D":
                 self._deliver(event)
@@ -120,6 +123,7 @@ class Check:
             key.placeless.add(number)
         key.maybe.discard(number)
         key.delayed.discard(number)
+        key.highest = max(key.highest, number)
         key.in_flight[number] = event.at_ns, event.connection
 
     def _check(self, event: Event, key: Key) -> None:
@@ -201,10 +205,24 @@ class Check:
                 key.placeless |= key.delayed
                 key.delayed.clear()
             elif event.kind == "on":
-                key.placeless |= key.delayed | key.in_flight.keys()
+                # What was delivered before may be with a consumer that has not told it yet.
+                key.placeless |= {each for each in range(key.next, key.highest + 1) if not key.is_done(each)}
         if event.kind == "off":
             self._strict_from_ns = float("inf")
         elif event.kind == "on":
             self._strict_from_ns = event.at_ns + 1e9 * CERTAIN_S
         elif event.kind == "empty":
             self._emptied_ns = event.at_ns
+
+
+def _refused(events: Sequence[Event]) -> set[Event]:
+    """Return the answers that the broker refused: `E` tells it of the last answer of a connection about a message."""
+    last: dict[tuple[tuple[int, int], int, int], Event] = {}
+    refused = set()
+    for event in events:
+        about = event.connection, event.key, event.number
+        if event.kind == "E" and about in last:
+            refused.add(last[about])
+        elif event.kind in ("F", "R", "W"):
+            last[about] = event
+    return refused

@@ -234,6 +234,7 @@ class Operators:
 
     def change(self) -> None:
         """End the order, and set it again."""
+        self._end_some(all_of_them=True)  # what a suspended consumer has, and has not told, is in flight
         self._tell("off")
         for number in range(2):
             self._set(number, order_by="")
