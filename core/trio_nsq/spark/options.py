@@ -84,18 +84,29 @@ class BrokerAccess:
 
 def parse_access(options: Mapping[str, str]) -> BrokerAccess:
     """Parse `ACCESS_OPTIONS`. Files are read where they are used: on the driver and in tasks. Raises OptionError."""
+    tls = parse_tls(options, "tls")
+    return BrokerAccess(tls, parse_secret(options, "authSecret"))
+
+
+def parse_tls(options: Mapping[str, str], prefix: str) -> TLSFiles:
+    """Parse the options of TLS whose names begin with a prefix, such as `tls`. Raises OptionError."""
     tls = TLSFiles(
-        options.get("tlsRootCaFile"),
-        options.get("tlsCert"),
-        options.get("tlsKey"),
-        parse_choice(options, "tlsInsecureSkipVerify", "false", "true") == "true",
+        options.get(f"{prefix}RootCaFile"),
+        options.get(f"{prefix}Cert"),
+        options.get(f"{prefix}Key"),
+        parse_choice(options, f"{prefix}InsecureSkipVerify", "false", "true") == "true",
     )
     if tls.key and not tls.cert:
-        raise OptionError("the option tlsKey needs tlsCert")
-    secret, file = options.get("authSecret"), options.get("authSecretFile")
+        raise OptionError(f"the option {prefix}Key needs {prefix}Cert")
+    return tls
+
+
+def parse_secret(options: Mapping[str, str], name: str) -> Secret:
+    """Parse the option of a secret, and the one with its file, which ends with `File`. Raises OptionError."""
+    secret, file = options.get(name), options.get(f"{name}File")
     if secret and file:
-        raise OptionError("the options authSecret and authSecretFile exclude each other")
-    return BrokerAccess(tls, Secret(secret or "", file or None))
+        raise OptionError(f"the options {name} and {name}File exclude each other")
+    return Secret(secret or "", file or None)
 
 
 def parse_patience(options: Mapping[str, str]) -> float:

@@ -150,9 +150,9 @@ class KeyOrder:
                 return found, index
             if key is not None:
                 number = len(behind)
-                waiting = behind.setdefault(key, None)
+                behind.setdefault(key, None)
                 if len(behind) == number:
-                    self._block_fresh(key, waiting, base + index, held)
+                    self.block(key, base + index, held=held)
                     left -= 1
                     if not left or (held is not None and self.is_full):
                         return found, index + 1
@@ -160,23 +160,16 @@ class KeyOrder:
             found.append(index)
         return found, end
 
-    def _block_fresh(self, key: Key, waiting: list[int] | None, sequence: int, held: Batch | None) -> None:
-        """As `block`, for the message at the cursor. Later ones may wait already, which their producer deferred."""
-        if waiting is None:
-            self._behind[key] = [sequence]
-        else:
-            heappush(waiting, sequence)
-        self.blocked_count += 1
-        if held is not None:
-            self._hold_batch(sequence, held)
-
     def give_back(self, key: Key | None) -> None:
         """Undo `hold` for a message that leaves instead."""
         if key is not None:
             del self._behind[key]
 
     def block(self, key: Key, sequence: int, attempts: int = 0, held: Batch | None = None) -> None:
-        """Have a message wait for its key, which is held. The caller changes the version."""
+        """Have a message wait for its key, which is held. The caller changes the version.
+
+        Messages do not come by sequence: those behind the cursor may come after later ones, which were deferred.
+        """
         behind = self._behind[key]
         if behind is None:
             self._behind[key] = [sequence]

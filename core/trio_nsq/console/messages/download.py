@@ -1,7 +1,7 @@
 """Download a range of a broker's log as JSON lines: as the broker sends them, or with bodies as they are shown."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
@@ -76,8 +76,7 @@ async def download_shown(
                 yield b""
             piece = await _in_time(log.read(first, end))
             rows = rows_of(log.address, piece.records, first, piece.end, piece.kept_from, shown)
-            next_lines = partial(_next_lines, log.topic, rows)
-            while lines := await trio.to_thread.run_sync(next_lines, limiter=DECODING):
+            while lines := await next_lines(partial(_line, log.topic), rows):
                 yield lines
             count, size, first = count + piece.end - first, size + piece.size, piece.end
         if not begun:
@@ -94,14 +93,25 @@ async def _in_time(waiting: Awaitable[_T]) -> _T:
     raise CutOff(_SILENT)
 
 
-def _next_lines(topic: str, rows: Iterator[Row]) -> bytes:
-    """Return the next lines: small bodies can become large ones, and take long. Empty: there are no more."""
-    found, until_s = bytearray(), time.monotonic() + _LINES_S
-    for row in rows:
-        found += json_lines([record_of(topic, row)]).encode("utf-8", "surrogatepass")
-        if len(found) >= _LINES_BYTES or time.monotonic() >= until_s:
-            break
-    return bytes(found)
+async def next_lines(line: Callable[[_T], bytes], rows: Iterator[_T]) -> bytes:
+    """Return the lines of the next rows, at least one; empty: there are no more.
+
+    Small bodies can become large ones, and take long: lines are made in a thread.
+    """
+
+    def make() -> bytes:
+        found, until_s = bytearray(), time.monotonic() + _LINES_S
+        for row in rows:
+            found += line(row)
+            if len(found) >= _LINES_BYTES or time.monotonic() >= until_s:
+                break
+        return bytes(found)
+
+    return await trio.to_thread.run_sync(make, limiter=DECODING)
+
+
+def _line(topic: str, row: Row) -> bytes:
+    return json_lines([record_of(topic, row)]).encode("utf-8", "surrogatepass")
 
 
 def record_of(topic: str, row: Row) -> dict[str, object]:

@@ -4,14 +4,11 @@ Messages are collected in bounded parts with their bodies as they were published
 that small bodies which become large ones take memory one after the other.
 """
 
-import time
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
-
-import trio
 
 from ...api.request import Request
 from ...bodies.reading import ReadBody
@@ -22,9 +19,9 @@ from ..record_files import RecordWriter
 from ..upstream.client import Upstream, UpstreamError
 from ..upstream.json_lines import MAX_BYTES as LINE_BYTES
 from ..upstream.json_lines import read_lines
-from .bodies import DECODING, TopicBodies
+from .bodies import TopicBodies
 from .cursor import Cursor
-from .download import MAX_BYTES, MAX_MESSAGES, SILENCE_S, record_of
+from .download import MAX_BYTES, MAX_MESSAGES, SILENCE_S, next_lines, record_of
 from .message import Message, Row
 from .paging import Start, read_page
 from .search import Matches, search
@@ -36,9 +33,6 @@ MAX_LINES = 10_000
 """Of one list of a broker, which shows no more."""
 LIMITS = f"up to {MAX_MESSAGES:,} messages or {MAX_BYTES // MIB} MiB"
 LINE_LIMITS = f"up to {MAX_LINES:,} messages or {LINE_BYTES // MIB} MiB of each broker"
-_PIECE_BYTES = 1024 * 1024
-_PIECE_S = 0.5
-"""At about so many bytes, or after this time, lines are sent, and other pages can have their bodies decoded."""
 COLUMNS = (
     "topic",
     "broker",
@@ -119,11 +113,10 @@ async def download_list(
             raise next(UpstreamError(address, reason) for address, reason in errors.items())
         if not begun:
             begun = True
-            yield b""
-            if head := _head(writer, missing):
-                yield head
-        record, left = partial(_record_of_row, shown.topic, read), iter(rows)
-        while piece := await _piece(record, left, writer):
+            for opening in _opening(writer, missing):
+                yield opening
+        line, left = _lines_of(writer, partial(_record_of_row, shown.topic, read)), iter(rows)
+        while piece := await next_lines(line, left):
             size += len(piece)
             yield piece
         if errors:
@@ -192,14 +185,11 @@ async def download_lines(
                 lines = await read_lines(upstream, address, request(start), at_most=MAX_LINES)
                 if not begun:
                     begun = True
-                    yield b""
-                    if head := _head(writer, missing):
-                        yield head
-                record, left = (
-                    partial(_record_of_line, {**about, "broker": address}, read),
-                    iter(lines.objects),
-                )
-                while piece := await _piece(record, left, writer):
+                    for opening in _opening(writer, missing):
+                        yield opening
+                record = partial(_record_of_line, {**about, "broker": address}, read)
+                line, left = _lines_of(writer, record), iter(lines.objects)
+                while piece := await next_lines(line, left):
                     size += len(piece)
                     yield piece
                 count += len(lines.objects)
@@ -219,9 +209,8 @@ async def download_lines(
             raise CutOff(str(exc)) from exc
         raise
     if not begun:
-        yield b""
-        if head := _head(writer, missing):
-            yield head
+        for opening in _opening(writer, missing):
+            yield opening
 
 
 def _record_of_line(about: Mapping[str, str], read: ReadsLine, line: Mapping[str, Any]) -> Record:
@@ -243,27 +232,19 @@ def _record_of_line(about: Mapping[str, str], read: ReadsLine, line: Mapping[str
     return found | ({"origin": line["origin"]} if line.get("origin") else {})
 
 
-# ---------------------------------------------------------------------- pieces
+# ---------------------------------------------------------------------- text
 
 
-async def _piece(record: Callable[[_T], Record], rows: Iterator[_T], writer: RecordWriter) -> bytes:
-    """Return the next records as text, at least one; empty: there are no more rows."""
-    return await trio.to_thread.run_sync(_next_lines, record, rows, writer, limiter=DECODING)
+def _lines_of(writer: RecordWriter, record: Callable[[_T], Record]) -> Callable[[_T], bytes]:
+    return lambda row: writer.lines([record(row)])
 
 
-def _next_lines(record: Callable[[_T], Record], rows: Iterator[_T], writer: RecordWriter) -> bytes:
-    found, until_s = bytearray(), time.monotonic() + _PIECE_S
-    for row in rows:
-        found += writer.lines([record(row)])
-        if len(found) >= _PIECE_BYTES or time.monotonic() >= until_s:
-            break
-    return bytes(found)
-
-
-def _head(writer: RecordWriter, missing: Mapping[str, str]) -> bytes:
-    """Return the head, and a record for each broker whose messages are not in the file."""
+def _opening(writer: RecordWriter, missing: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield nothing, then the head and a record for each broker whose messages are not in the file, if any."""
+    yield b""
     records = ({"broker": address, "gap": f"no answer: {why}"} for address, why in missing.items())
-    return writer.head() + writer.lines(records)
+    if head := writer.head() + writer.lines(records):
+        yield head
 
 
 def _about(body: ReadBody, *, formats: bool = True) -> Record:

@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...access.secret import Secret
-from ...client.connection.tls import TLSFiles
 from ...http.urls import URL
 from ..bodies.schema import SUBJECT, BodySchema, SchemaSource, parse_schema, read_schema
 from ..export.layout import BodyFormat
-from ..options import OptionError, parse_choice, parse_patience
+from ..options import OptionError, parse_patience, parse_secret, parse_tls
 
 if TYPE_CHECKING:
     from ...bodies.registry import RegistryAccess
@@ -130,15 +128,5 @@ def _registry(options: Mapping[str, str], url: str) -> "RegistryAccess":
         )
     if "?" in url or "#" in url:  # paths of the API are added to it
         raise OptionError("the option registry cannot have a query, nor a part after #")
-    secret, file = options.get("registrySecret"), options.get("registrySecretFile")
-    if secret and file:
-        raise OptionError("the options registrySecret and registrySecretFile exclude each other")
-    tls = TLSFiles(
-        options.get("registryTlsRootCaFile"),
-        options.get("registryTlsCert"),
-        options.get("registryTlsKey"),
-        parse_choice(options, "registryTlsInsecureSkipVerify", "false", "true") == "true",
-    )
-    if tls.key and not tls.cert:
-        raise OptionError("the option registryTlsKey needs registryTlsCert")
-    return RegistryAccess(url, Secret(secret or "", file or None), tls, parse_patience(options))
+    secret = parse_secret(options, "registrySecret")
+    return RegistryAccess(url, secret, parse_tls(options, "registryTls"), parse_patience(options))
