@@ -80,6 +80,7 @@ class RawClient:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._buffer = b""
+        self._taken = 0  # bytes at the beginning of the buffer that were returned
         self._early: deque[bytes] = deque()  # messages that arrived between a command and its answer
 
     async def send(self, data: bytes) -> None:
@@ -98,19 +99,21 @@ class RawClient:
 
     async def exactly(self, size: int) -> bytes | None:
         """Read this many bytes; None if the broker has closed the connection."""
-        with trio.fail_after(PATIENCE_S):
-            while len(self._buffer) < size:
-                more = await self.stream.receive_some(65536)
-                if not more:
-                    assert not self._buffer, "the connection ended inside a frame"
-                    return None
-                self._buffer += more
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
-        return data
+        if len(self._buffer) - self._taken < size:
+            with trio.fail_after(PATIENCE_S):
+                self._buffer = self.take_received()
+                while len(self._buffer) < size:
+                    more = await self.stream.receive_some(65536)
+                    if not more:
+                        assert not self._buffer, "the connection ended inside a frame"
+                        return None
+                    self._buffer += more
+        begin, self._taken = self._taken, self._taken + size
+        return self._buffer[begin : self._taken]
 
     def take_received(self) -> bytes:
         """Return and remove the received bytes that are no complete frame."""
-        received, self._buffer = self._buffer, b""
+        received, self._buffer, self._taken = self._buffer[self._taken :], b"", 0
         return received
 
     async def ok(self) -> None:

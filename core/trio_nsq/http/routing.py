@@ -73,13 +73,17 @@ class _Resource:
     """All routes of one path, and the answers to its other methods."""
 
     def __init__(self, routes: Mapping[str, Route], methods: Iterable[str]) -> None:
-        allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         self.routes = routes
-        self.options = replace(Response.empty(), headers=allow)
-        self.refusal = replace(HTTPError(405, "METHOD_NOT_ALLOWED").response(), headers=allow)
+        self._methods = methods
 
     def resolve(self, method: str) -> Route | Response:
-        return self.routes.get(method) or (self.options if method == "OPTIONS" else self.refusal)
+        return self.routes.get(method) or self._without_route(method)
+
+    def _without_route(self, method: str) -> Response:
+        """Return a response, made on demand: making those of all paths would be a tenth of a broker's start."""
+        allow = {"Allow": ", ".join(sorted({*self._methods, "OPTIONS"}))}
+        found = Response.empty() if method == "OPTIONS" else HTTPError(405, "METHOD_NOT_ALLOWED").response()
+        return replace(found, headers=allow)
 
 
 class Router:
