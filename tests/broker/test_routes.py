@@ -13,6 +13,7 @@ import pytest
 import qcli
 import trio_nsq
 from broker.support import PATIENCE_S
+from soak import in_soak
 
 DOCUMENT = Path(__file__).parents[2] / "ARCHITECTURE.md"
 SYNCS = range(9, 16)
@@ -82,7 +83,7 @@ def traced(sources: Path, sync: str, *names: str) -> dict[str, list[list[str]]]:
     return calls
 
 
-@pytest.mark.parametrize(("sync", "limit"), [("always", (11, 10)), ("interval", (9, 6))])
+@pytest.mark.parametrize(("sync", "limit"), [("always", (11, 10)), *in_soak(("interval", (9, 6)))])
 def test_pub_and_fin(sync: str, limit: tuple[int, int], sources: Path) -> None:
     route = [
         step

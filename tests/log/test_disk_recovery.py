@@ -28,6 +28,7 @@ from log.support import (
     record_offsets,
     segment_files,
 )
+from soak import some
 from trio_nsq.log import DiskLog, LogReadError, NotASegmentError, RecordBatch
 from trio_nsq.log.files import OpenFiles, OverlayFiles
 from trio_nsq.log.records import HEADER_BYTES
@@ -74,7 +75,7 @@ LINKED = [
 def test_incomplete_linked_batch_is_cut_off(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", [LINKED[0], *LINKED[1:4]], together=True)
     offsets = record_offsets(LINKED[:4])
-    for size in range(offsets[1], offsets[-1]):
+    for size in some(range(offsets[1], offsets[-1]), *offsets):
         folder = copied(tmp_path / "whole", tmp_path / "torn")
         with (folder / FIRST).open("r+b") as file:
             file.truncate(size)
@@ -113,7 +114,7 @@ def test_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     make_log(tmp_path / "whole", BATCHES)
     offsets = record_offsets(BATCHES)
     assert (tmp_path / "whole" / FIRST).stat().st_size == offsets[-1]
-    for size in range(offsets[-1] + 1):
+    for size in some(range(offsets[-1] + 1), *offsets, FILE_HEADER_BYTES - 1):
         folder = copied(tmp_path / "whole", tmp_path / "torn")
         with (folder / FIRST).open("r+b") as file:
             file.truncate(size)
@@ -133,7 +134,7 @@ def test_tail_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_tail_torn_at_any_byte_after_another_segment(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", BATCHES, segment_bytes=1)
     last = segment_files(tmp_path / "whole")[-1]
-    for size in range(last.stat().st_size):
+    for size in some(range(last.stat().st_size), FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES):
         folder = copied(tmp_path / "whole", tmp_path / "torn")
         with (folder / last.name).open("r+b") as file:
             file.truncate(size)
@@ -156,7 +157,9 @@ def test_zeros_at_the_end(tmp_path: Path) -> None:
     make_log(tmp_path / "whole", BATCHES)
     content = (tmp_path / "whole" / FIRST).read_bytes()
     offsets = record_offsets(BATCHES)
-    for size in range(FILE_HEADER_BYTES, offsets[-1] - 3):  # a longer tail would not change the result
+    for size in some(
+        range(FILE_HEADER_BYTES, offsets[-1] - 3), *offsets
+    ):  # a longer tail would not change the result
         folder = copied(tmp_path / "whole", tmp_path / "torn")
         (folder / FIRST).write_bytes(content[:size].ljust(len(content), b"\0"))
         whole = [one for one, end in zip(BATCHES, offsets[1:], strict=True) if end <= size]
@@ -198,7 +201,7 @@ def test_bit_flipped_at_any_byte_of_the_last_segment(
     """It is found at the start, costs that record, is reported, and its sequences are not reused."""
     make_log(tmp_path / "whole", BATCHES)
     offsets = record_offsets(BATCHES)
-    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+    for at in some(range(FILE_HEADER_BYTES, offsets[-1]), *offsets):
         folder = copied(tmp_path / "whole", tmp_path / "damaged")
         flip(folder / FIRST, at)
         index = damaged_index(at, offsets)
@@ -223,7 +226,7 @@ def test_bit_flipped_at_any_byte_of_an_old_segment(tmp_path: Path, caplog: pytes
     log.append([batch(6, b"in another segment")], sync=False)
     log.close()
     offsets = record_offsets(BATCHES)
-    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+    for at in some(range(FILE_HEADER_BYTES, offsets[-1]), *offsets):
         folder = copied(tmp_path / "whole", tmp_path / "damaged")
         flip(folder / FIRST, at)
         index = damaged_index(at, offsets)
@@ -243,7 +246,7 @@ def test_bit_flipped_at_any_byte_of_an_old_segment(tmp_path: Path, caplog: pytes
 
 def test_bit_flipped_while_the_log_is_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     offsets = record_offsets(BATCHES)
-    for at in range(FILE_HEADER_BYTES, offsets[-1]):
+    for at in some(range(FILE_HEADER_BYTES, offsets[-1]), *offsets):
         folder = tmp_path / str(at)
         log = DiskLog(folder, files=HastyFiles())
         append_each(log, BATCHES)
@@ -349,7 +352,7 @@ def test_truncated_old_segment_at_any_byte(tmp_path: Path) -> None:
     log.append(later, sync=False)
     log.close()
     offsets = record_offsets(BATCHES)
-    for size in range(offsets[-1]):
+    for size in some(range(offsets[-1]), *offsets):
         folder = copied(tmp_path / "whole", tmp_path / "cut")
         with (folder / FIRST).open("r+b") as file:
             file.truncate(size)
@@ -393,7 +396,7 @@ def contents_of(folder: Path) -> list[RecordBatch]:
 # ---------------------------------------------------------------------- files that are not segments
 
 
-@pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
+@pytest.mark.parametrize("at", some(range(FILE_HEADER_BYTES)))
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
 def test_damaged_byte_in_the_header_of_a_file_costs_nothing(
     tmp_path: Path, at: int, segment_bytes: int, caplog: pytest.LogCaptureFixture
@@ -570,7 +573,7 @@ def test_segment_of_another_log_is_renamed_and_reported(
     check_usable(other, [batch(one.base_sequence, *[b"other"] * one.count) for one in BATCHES])
 
 
-@pytest.mark.parametrize("at", range(FILE_HEADER_BYTES))
+@pytest.mark.parametrize("at", some(range(FILE_HEADER_BYTES), 8))
 def test_segment_of_another_log_with_a_damaged_header_is_not_read(tmp_path: Path, at: int) -> None:
     make_log(tmp_path / "log", BATCHES)
     other_log(tmp_path / "other", 10**6)
@@ -621,7 +624,7 @@ def test_incarnation_file_is_recreated(
     make_log(tmp_path, BATCHES, segment_bytes)
     path = tmp_path / "incarnation"
     whole = path.read_bytes()
-    for at in range(len(whole)):
+    for at in some(range(len(whole))):
         if damage == "flip":
             flip(path, at)
         elif damage == "cut":
@@ -662,7 +665,7 @@ def test_nothing_is_renamed_while_the_disk_cannot_be_read(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------- new segments
 
 
-@pytest.mark.parametrize("left", [*range(FILE_HEADER_BYTES), "zeros", "some zeros", "middle"])
+@pytest.mark.parametrize("left", [*some(range(FILE_HEADER_BYTES), 1, 31), "zeros", "some zeros", "middle"])
 @pytest.mark.parametrize("end", ["missing", "zeros", "there, and the beginning is not"])
 @pytest.mark.parametrize("segment_bytes", [1, 10**6])
 def test_segment_that_was_being_created(

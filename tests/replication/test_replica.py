@@ -10,6 +10,7 @@ from faults.disk import Disk, Image, disk_at, write_image
 from faults.disk import RecordingFiles as RecordedDisk
 from log.support import HastyFiles
 from replication.leader import NaiveFolder, RandomChanges, Tree, tree_of, trees_of
+from soak import in_soak, some
 from trio_nsq.log.files import Files
 from trio_nsq.platform.checksum import crc32
 from trio_nsq.replication import changed_files
@@ -37,7 +38,7 @@ def random_stream(root: Path, seed: int, steps: int) -> OperationStream:
     return stream
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some(range(10)))
 def test_a_replica_has_the_same_files(tmp_path: Path, seed: int) -> None:
     stream = random_stream(tmp_path / "leader", seed, 200)
     chance = random.Random(seed)
@@ -63,7 +64,7 @@ def test_a_replica_has_the_same_files(tmp_path: Path, seed: int) -> None:
     assert not list(folder.glob("replica-journal*"))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8)))
 def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, seed: int) -> None:
     """After a power cut at any moment, also of the start that follows, the replica has a state that its leader had."""
     trees = trees_of(stream := random_stream(tmp_path / "leader", seed, 50))
@@ -137,7 +138,7 @@ SCRIPTS: dict[str, tuple[_Made, ...]] = {
 }
 
 
-@pytest.mark.parametrize("apart", [1, 2, 100], ids=["one by one", "in pairs", "at once"])
+@pytest.mark.parametrize("apart", [1, 100, *in_soak(2)], ids=["one by one", "at once", "in pairs"])
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_power_cut_at_each_moment(tmp_path: Path, script: Sequence[_Made], apart: int) -> None:
     root = tmp_path / "disk"
