@@ -45,12 +45,15 @@ def test_documented_programs_are_typed(tmp_path: Path) -> None:
             programs.append(tmp_path / f"{name}.py")
             programs[-1].write_text(program)
     assert len(programs) > 5
-    # One run for all of them. Celery's decorators have no types.
+    # One run for all of them, with the options of `make types`: it uses the cache that this leaves.
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--allow-untyped-decorators", *programs],
+        [sys.executable, "-m", "mypy", "--no-error-summary", *programs],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # Celery's decorators have no types.
+    wrong = [line for line in done.stdout.splitlines() if "Untyped decorator makes function" not in line]
+    assert (wrong, done.stderr) == ([], "")
+    assert done.returncode in (0, 1)

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import in_soak
 from trio_nsq.client import Consumer, Producer, PublishFailed
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ async def publish_to_others(producer: Producer, usual: list[float]) -> None:
         await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("lose", [kill, stop, hang, drain])
+@pytest.mark.parametrize("lose", [kill, hang, drain, *in_soak(stop)])
 async def test_new_publishes_are_not_held_up(brokers: list[Broker], lose: Callable[[Broker], None]) -> None:
     took: dict[float, float] = {}  # by the time of the start
     usual: list[float] = []
@@ -104,7 +105,7 @@ async def test_new_publishes_are_not_held_up(brokers: list[Broker], lose: Callab
         assert not held_up
 
 
-@pytest.mark.parametrize("lose", [kill, stop, hang, drain])
+@pytest.mark.parametrize("lose", [hang, stop, *in_soak(kill, drain)])
 async def test_tasks_that_wait_for_their_publishes_go_on(
     brokers: list[Broker], lose: Callable[[Broker], None]
 ) -> None:
@@ -115,6 +116,7 @@ async def test_tasks_that_wait_for_their_publishes_go_on(
         while True:
             await producer.publish("t", b"x")
             acknowledged_at.append(trio.current_time())
+            await trio.sleep(0.01)  # leave processor time for the brokers
 
     options: dict[str, Any] = {"retry": True, "publish_timeout_s": 0.7}
     with trio.fail_after(PATIENCE_S):
@@ -137,7 +139,7 @@ async def test_tasks_that_wait_for_their_publishes_go_on(
     assert gap_s < PROMISED_S + max(usual)
 
 
-@pytest.mark.parametrize(("lose", "limit_s"), [(kill, PROMISED_S), (stop, PROMISED_S), (hang, 3.5)])
+@pytest.mark.parametrize(("lose", "limit_s"), [(kill, PROMISED_S), (hang, 3.5), *in_soak((stop, PROMISED_S))])
 async def test_max_in_flight_of_a_lost_broker_goes_to_the_others(
     brokers: list[Broker], lose: Callable[[Broker], None], limit_s: float
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from interop.peers import Broker
+from soak import in_soak
 
 pytestmark = pytest.mark.slow  # starts a broker
 TIMEOUT_S = 60
@@ -63,7 +64,10 @@ with trio_nsq.sync.Consumer(topic, "c", nsqd_tcp_addresses=tcp) as consumer:
 """
 
 
-@pytest.mark.parametrize("beginning", BEGINNINGS)
+_SHORT = ("patched before the import", "without threads and select")
+
+
+@pytest.mark.parametrize("beginning", [*_SHORT, *in_soak(*(BEGINNINGS.keys() - _SHORT))])
 def test_all_ways_to_publish_and_to_consume(beginning: str, real_broker: Broker) -> None:
     topic = beginning.replace(" ", "-")
     printed = output(BEGINNINGS[beginning] + ALL_WAYS, real_broker.tcp_address, topic)

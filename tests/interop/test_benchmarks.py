@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from interop.peers import Broker, load_program, qcli_serve
+from soak import in_soak
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -20,13 +22,21 @@ PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py") if "parse_args()" in 
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_prints_help(name: str) -> None:
-    command = [sys.executable, str(BENCH / f"{name}.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--keep" in done.stdout
+def test_program_prints_help(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: most of a new one's time is the same imports, 28 times."""
+    program = str(BENCH / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.setattr(sys, "path", sys.path[:])  # the program adds folders to it
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(program, run_name="__main__")
+    said = capsys.readouterr()
+    assert (ended.value.code, said.err) == (0, "")
+    assert "--keep" in said.out
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_connectors_measures_every_contender(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
@@ -55,6 +65,7 @@ def test_neighbours_reports_latency_alone_and_under_attack(tmp_path: Path) -> No
         assert 0 < figures["p50"] <= figures["p99"] <= figures["max"]
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_cluster_measures_leader_and_follower(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
@@ -102,6 +113,7 @@ def test_peers_measures_all_servers(tmp_path: Path) -> None:
             assert 0 < figures["p50_ms"] <= figures["p99_ms"]
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_archive_measures_publishing_and_a_restore(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
@@ -131,11 +143,15 @@ def stages(tmp_path: Path, *flags: str) -> tuple[list[str], dict[str, dict[str, 
     return done.stdout.splitlines(), found
 
 
-def test_stages_measures_each_stage(tmp_path: Path) -> None:
-    lines, found = stages(tmp_path, "--repeats=2")
+SOME_STAGES = {"parse PUB or MPUB x 1", "append + sync x 20", "finish shuffled x 200"}
+
+
+@pytest.mark.parametrize("only", [",".join(sorted(SOME_STAGES)), *in_soak("")], ids=["some", "all"])
+def test_stages_measures_each_stage(tmp_path: Path, only: str) -> None:
+    lines, found = stages(tmp_path, "--repeats=2", f"--only={only}")
     printed = {" ".join(line.split()[:-3]) for line in lines}
     assert found["ours"].keys() < printed
-    assert {"parse PUB or MPUB x 1", "append + sync x 20", "finish shuffled x 200"} <= found["ours"].keys()
+    assert found["ours"].keys() >= SOME_STAGES
     assert all(len(each) == 2 and min(each) > 0 for each in found["ours"].values())
     assert any(" modules compiled, Python 3." in line or ": pure, Python 3." in line for line in lines)
 
@@ -149,8 +165,10 @@ def test_stages_compares_with_another_checkout(tmp_path: Path) -> None:
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    lines, found = stages(tmp_path, f"--against={tmp_path}", "--only=finish shuffled x 200", "--repeats=9")
-    assert len(found["ours"]["finish shuffled x 200"]) == len(found["theirs"]["finish shuffled x 200"]) == 9
+    lines, found = stages(
+        tmp_path, f"--against={tmp_path}", "--only=finish shuffled x 200", "--repeats=9", "--processes=1"
+    )
+    assert len(found["ours"]["finish shuffled x 200"]) == len(found["theirs"]["finish shuffled x 200"]) == 3
     assert sum(line.endswith("faster") for line in lines) == 1
 
 
@@ -314,6 +332,7 @@ def test_goload_prints_error_of_broker(broker: Broker) -> None:
     assert "E_BAD_TOPIC" in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.interop
 def test_quick_compares_versions_that_it_builds(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"

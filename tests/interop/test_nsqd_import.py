@@ -15,6 +15,7 @@ import trio
 
 from interop.our_client import PATIENCE_S
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import in_soak
 from trio_nsq.client import Consumer, MessageBatch, Producer
 
 DEFERRAL_NOTE = (
@@ -344,15 +345,9 @@ def longer_meta(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "damaged"),
     [
-        (cut, True),
-        (break_size, True),
-        (small_size, True),
-        (lose_file, True),
-        (lose_meta, True),
-        (break_meta, True),
-        (older_meta, False),
-        (older_meta_and_cut, True),
-        (longer_meta, True),
+        *((break_size, True), (lose_file, True), (break_meta, True), (older_meta, False)),
+        *in_soak((cut, True), (small_size, True), (lose_meta, True)),
+        *in_soak((older_meta_and_cut, True), (longer_meta, True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

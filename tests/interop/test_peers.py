@@ -1,4 +1,4 @@
-"""Test third-party NSQ clients with our broker, and with nsqd to verify the peer programs themselves."""
+"""Test third-party NSQ clients with our broker. The long form verifies the peer programs themselves, with nsqd."""
 
 import time
 from collections import Counter
@@ -10,6 +10,7 @@ import pytest
 
 from interop.deliveries import assert_drained, counted, some_bodies
 from interop.peers import CLIENTS, Broker, Client, nsqd, qcli_serve
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -18,7 +19,7 @@ each_client = pytest.mark.parametrize("client", [pytest.param(client, id=client.
 DEFERRED = "deferred."
 
 
-@pytest.fixture(scope="module", params=[pytest.param(qcli_serve, id="ours"), pytest.param(nsqd, id="nsqd")])
+@pytest.fixture(scope="module", params=[qcli_serve, *in_soak(nsqd)], ids=["ours", "nsqd"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     start: Callable[[Path], AbstractContextManager[Broker]] = request.param
     data_path = tmp_path_factory.mktemp("broker") / "data"

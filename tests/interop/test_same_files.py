@@ -16,6 +16,7 @@ from interop.connectors import await_finished, connector, publish, stop
 from interop.peers import Broker, nsqd, qcli_serve
 from interop.same.files import ALWAYS, CASES, CHECKPOINT, Case, Files, Stage, content, play
 from interop.same.table import rows
+from soak import in_soak
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -66,7 +67,7 @@ def test_same_files(brokers: Brokers, tmp_path: Path, name: str) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("name", ["gzip, more runs", "size, more runs", "SIGHUP"])
+@pytest.mark.parametrize("name", ["gzip, more runs", *in_soak("size, more runs", "SIGHUP")])
 def test_same_files_of_nsqd(brokers: Brokers, tmp_path: Path, name: str) -> None:
     """`to-file` consumes a channel of nsqd, as nsq_to_file does."""
     theirs, ours = play_both(CASES[name], Brokers(brokers.nsqd, brokers.nsqd), tmp_path)
