@@ -159,7 +159,7 @@ soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=
 	TEST_PROCESSES=new SOAK=1 $(BIN)/pytest tests -m 'soak and not hypothesis' --timeout=0 $(ARGS)
 	TEST_PROCESSES=new SOAK=1 MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
-	TEST_PROCESSES=new FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
+	TEST_PROCESSES=new SOAK=1 FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		NODE_KILLS=$${NODE_KILLS:-100} \
 		$(BIN)/pytest tests/archive tests/faults tests/integrations tests/node tests/recipes tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
 	BENCH_PEERS=1 $(BIN)/pytest tests/interop/test_benchmarks.py -k peers -s --timeout=0

@@ -21,6 +21,7 @@ import trio
 from faults.ledger import MS, ChannelName, Ledger
 from faults.load import CHANNELS, MSG_TIMEOUT_MS, TOPICS, Load, complaints, mostly_short
 from interop.peers import Broker, qcli_serve
+from soak import in_soak
 
 BACKUPS = int(os.environ.get("FAULT_KILLS", "2"))
 SEED = int(os.environ.get("FAULT_SEED", "7"))
@@ -51,7 +52,7 @@ def add_later_messages(known: Ledger, ledger: Ledger) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", "interval"])
+@pytest.mark.parametrize("sync", ["always", *in_soak("interval")])
 async def test_a_backup_has_every_acknowledged_message(tmp_path: Path, sync: str) -> None:
     flags = (
         f"--sync={sync}",

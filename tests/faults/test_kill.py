@@ -18,7 +18,7 @@ from faults.ledger import MS, Ledger
 from faults.load import MSG_TIMEOUT_MS, run_and_kill
 from interop.peers import Child, qcli_serve
 
-KILLS = int(os.environ.get("FAULT_KILLS", "3"))
+KILLS = int(os.environ.get("FAULT_KILLS", "2"))
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 CHECKPOINT_INTERVAL_MS = 200
 

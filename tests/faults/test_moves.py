@@ -34,10 +34,10 @@ from trio_nsq.client.http.broker_http import BrokerHTTP
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 KILLS = 60 if COMPLETE else 5
-CUTS = 200 if COMPLETE else 12
+CUTS = 200 if COMPLETE else 5
 PATIENCE_S = 120
 CHANNELS = ("all", "half", "late")
-MESSAGES = 4000 if COMPLETE else 2000
+MESSAGES = 4000 if COMPLETE else 1000
 
 
 class Life:
@@ -88,7 +88,7 @@ def fill(cli: Cli, broker: Broker) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", "interval"])
+@pytest.mark.parametrize("sync", ["always", "interval"] if COMPLETE else ["always"])
 def test_kills(tmp_path: Path, sync: str) -> None:
     """Kill qcli, the source and the target in turn, at random moments of a move."""
     chance = random.Random(SEED)
@@ -225,10 +225,10 @@ def test_publishers_and_consumers_meanwhile(tmp_path: Path) -> None:
         publishers = [Publisher([source, target], number * 1_000_000) for number in range(3)]
         with ThreadPoolExecutor() as executor:
             runs = [executor.submit(each.run) for each in publishers]
-            _until(lambda: sum(each.accepted[source.http_address] for each in publishers) > 1000)
+            _until(lambda: sum(each.accepted[source.http_address] for each in publishers) > 300)
             drained = cli("drain", "--move-to", target.http_address)
             assert drained.code == 0, drained.err
-            _until(lambda: sum(each.accepted[target.http_address] for each in publishers) > 500)
+            _until(lambda: sum(each.accepted[target.http_address] for each in publishers) > 150)
             for each in publishers:
                 each.stop()
             published = [body for run in runs for body in run.result(PATIENCE_S)]
@@ -264,7 +264,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_full_disk_at_the_target(tmp_path: Path) -> None:
-    size = 8 * 1024 * 1024
+    size = 4 * 1024 * 1024
     options: dict[str, Any] = {"max_bytes_per_file": 200_000, "checkpoint_interval_ms": 50}
     with (
         qcli_serve(tmp_path / "a") as source,
@@ -272,7 +272,7 @@ def test_full_disk_at_the_target(tmp_path: Path) -> None:
     ):
         source.create("t", "c")
         cli = Cli(source.tcp_address, source.http_address)
-        published = [b"%05d " % number + b"x" * 2000 for number in range(8000)]
+        published = [b"%05d " % number + b"x" * 2000 for number in range(4000)]
         cli.publish("t", published, at_once=500)
         given_up_at_s = time.monotonic() + PATIENCE_S
         told = ""

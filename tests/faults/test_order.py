@@ -11,14 +11,15 @@ import pytest
 
 from faults.order_load import under_kills
 from faults.order_operations import under_operations
+from soak import in_soak
 
 KILLS = int(os.environ.get("FAULT_KILLS", "3"))
-SECONDS = 300 if KILLS > 10 else 10
+SECONDS = 300 if KILLS > 10 else 5
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["always", "interval"])
+@pytest.mark.parametrize("sync", ["always", *in_soak("interval")])
 def test_messages_of_a_key_come_in_order(tmp_path: Path, sync: str) -> None:
     flags = (f"--sync={sync}", "--checkpoint-interval=200ms", "--mem-queue-size=1000")
     messages = 10_000 * KILLS

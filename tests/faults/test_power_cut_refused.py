@@ -20,6 +20,7 @@ from broker.support import connected, mpub, running_broker, settle, threads_done
 from faults.disk import RecordingFiles, disk_at, write_image
 from faults.power_cut import AHEAD, sync_options
 from log.support import HastyFiles
+from soak import in_soak
 from trio_nsq.log import DiskLog
 
 TOPICS = ("one", "two", "three")
@@ -89,7 +90,7 @@ FAILING: dict[str, dict[str, tuple[int, int]]] = {
     ("what", "stops"),
     [*[(what, False) for what in FAILING], ("a sync, and then the cut", True), ("a write", True)],
 )
-@pytest.mark.parametrize("sync", ["always", "interval", AHEAD])
+@pytest.mark.parametrize("sync", ["always", AHEAD, *in_soak("interval")])
 async def test_refused_messages_do_not_come_back(
     tmp_path: Path,
     mock_clock: trio.testing.MockClock,

@@ -19,8 +19,10 @@ from cli.support import Cli
 from connectors.http_receiver import Answer, Received, receiver
 from fleet.support import wait_until
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import in_soak
 
-KILLS = int(os.environ.get("FAULT_KILLS", "3"))
+KILLS = int(os.environ.get("FAULT_KILLS", "2"))
+BATCHES = ("--batch-size", "7", "--batch-format", "ndjson", "--batch-wait", "5ms")
 MESSAGES = 150
 """Messages for each life of the command."""
 OPTIONS = ("--retry-delay", "20ms", "--max-retry-delay", "200ms", "--max-attempts", "0", "-n", "10", "-q")
@@ -60,9 +62,8 @@ def _bodies(life: int) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "batch", [(), ("--batch-size", "7", "--batch-format", "ndjson", "--batch-wait", "5ms")]
+    ("run", "batch"), [(qcli_serve, BATCHES), (nsqd, ()), *in_soak((qcli_serve, ()), (nsqd, BATCHES))]
 )
-@pytest.mark.parametrize("run", [qcli_serve, nsqd])
 def test_killed_commands_lose_nothing(
     tmp_path: Path, run: Callable[..., AbstractContextManager[Broker]], batch: tuple[str, ...]
 ) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from interop.peers import Broker, Child, nsqd, qcli_serve
+from soak import in_soak
 from trio_nsq.client.http.idempotent_producer import IdempotentProducer
 
 SEED = int(os.environ.get("FAULT_SEED", "7"))
-KILLS = int(os.environ.get("FAULT_KILLS", "5"))
+KILLS = int(os.environ.get("FAULT_KILLS", "3"))
 DEADLINE_S = 90.0
 TOPIC = "clicks"
 _AT_ONCE = 40
@@ -167,7 +168,7 @@ def counts(targets: list[Server], topics: list[str], wanted: int) -> Iterator[bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("targets", [*in_soak(1), 2])
 def test_each_message_once_over_kills(tmp_path: Path, targets: int) -> None:
     chance = random.Random(SEED + targets)
     with servers(tmp_path, "source", *(f"target{number}" for number in range(targets))) as (source, *found):
@@ -244,7 +245,7 @@ def test_two_programs_at_the_same_time(tmp_path: Path) -> None:
         try:
             for _ in range(3):
                 before = target.count(TOPIC)
-                wait_for("copies go on", counts([target], [TOPIC], before + 20 * _AT_ONCE), programs[0])
+                wait_for("copies go on", counts([target], [TOPIC], before + 5 * _AT_ONCE), programs[0])
                 programs[1].kill_and_start()
         finally:
             count = publisher.stop()
@@ -263,7 +264,7 @@ def test_memory_while_the_destination_does_not_answer(tmp_path: Path) -> None:
         before = program.peak_bytes()
         target.broker.process.send_signal(signal.SIGSTOP)
         try:
-            bodies = [b"%06d" % number + bytes(100_000) for number in range(1000)]
+            bodies = [b"%06d" % number + bytes(100_000) for number in range(500)]
             for body in bodies:
                 source.broker.post("/pub", body, topic=TOPIC)
             # Until it has received what it can; then its memory does not grow any more.
