@@ -152,9 +152,18 @@ def test_changed_source_makes_the_compiled_modules_stale(tree: Path, tmp_path: P
     assert forms == ["compiled\n", "partly compiled\n", "not compiled\n"]
 
 
-@pytest.mark.parametrize("why", [{"TRIO_NSQ_COMPILE": "0"}, NO_COMPILER], ids=str)
-def test_without_compiling_there_is_no_extension(why: dict[str, str], tree: Path, tmp_path: Path) -> None:
-    for kind in ("wheel", "editable"):
+@pytest.mark.parametrize(
+    ("why", "kinds"),
+    [
+        (NO_COMPILER, ["wheel", "editable"]),
+        ({"TRIO_NSQ_COMPILE": "0"}, ["editable"]),  # test_links_of_a_source_distribution... builds a wheel so
+    ],
+    ids=str,
+)
+def test_without_compiling_there_is_no_extension(
+    why: dict[str, str], kinds: list[str], tree: Path, tmp_path: Path
+) -> None:
+    for kind in kinds:
         done = build(tree, f"build_{kind}", str(tmp_path), **why)
         assert done.returncode == 0, done.stdout + done.stderr
         wheel = tmp_path / done.stdout.split()[-1]
@@ -183,13 +192,15 @@ def test_invalid_setting_is_an_error(tree: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "TRIO_NSQ_COMPILE is 0 or 1, not no\n")
 
 
-def test_source_distribution_can_be_compiled(tree: Path, tmp_path: Path) -> None:
-    done = build(tree, "build_sdist", str(tmp_path), **NO_COMPILER)
+def test_source_distribution_without_a_compiler_or_a_repository(tree: Path, tmp_path: Path) -> None:
+    """It can be compiled elsewhere; its description has the links that README.md has."""
+    done = build(tree, "build_sdist", str(tmp_path), **NO_COMPILER, TRIO_NSQ_REPOSITORY="")
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"hatch_build.py", "pyproject.toml", "core/trio_nsq/protocol/bulk.py"} <= names
     assert not [name for name in names if ".so" in name]
+    assert metadata_of(tmp_path / done.stdout.split()[-1]) == ({}, (tree / "README.md").read_text())
 
 
 def test_attributes_that_close_files_are_replaced_with_their_old_value_kept() -> None:
@@ -255,8 +266,3 @@ def test_links_of_a_source_distribution_that_is_published(tree: Path, tmp_path: 
         links,
         text,
     )
-
-
-def test_links_of_other_source_distributions(tree: Path, tmp_path: Path) -> None:
-    done = build(tree, "build_sdist", str(tmp_path), TRIO_NSQ_REPOSITORY="")
-    assert metadata_of(tmp_path / done.stdout.split()[-1]) == ({}, (tree / "README.md").read_text())

@@ -1,4 +1,4 @@
-"""Tests for what `make release` refuses. The files that it makes are tested in test_wheels.py."""
+"""Tests for what `make release` refuses, and for its hashes. test_wheels.py makes all of its files."""
 
 import shutil
 import subprocess
@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tools.release import write_sums
 
 from trio_nsq import __version__
 
@@ -108,3 +109,15 @@ def test_distribution_without_the_links_of_the_project(tree: Path) -> None:
     said = refusal(tree, "--built", f"--tag=v{__version__}")
     name = f"trio_nsq-{__version__}-cp311-cp311-manylinux_2_17_aarch64.whl"
     assert said.startswith(f"release: {name}: PyPI would show links that lead nowhere")
+
+
+def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
+    files = [tmp_path / "a.whl", tmp_path / "b.tar.gz"]
+    for path in files:
+        path.write_text(path.name)
+    write_sums(tmp_path / "SHA256SUMS", files)
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, "a.whl: OK\nb.tar.gz: OK\n"), done.stderr
+    files[0].write_text("changed")
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, timeout=TIMEOUT_S).returncode == 1

@@ -1,4 +1,8 @@
-"""Tests for the files of a release, and for installing the source distribution without a C compiler."""
+"""Tests for the files of a release, and for installing the source distribution without a C compiler.
+
+CI makes all files of a release in a job of its own. Here, `make soak` does, because each new environment with the
+packages of a server takes seconds.
+"""
 
 import hashlib
 import json
@@ -15,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from building.build_tree import copy_project
+from soak import in_soak
 from trio_nsq import __version__
 from trio_nsq.protocol.bulk import COMPILED
 
@@ -62,6 +67,7 @@ def version(form: str) -> str:
     return f"qcli {__version__} (Python {platform.python_version()}, {form})"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_files_of_a_release(tree: Path, tmp_path: Path) -> None:
     if not COMPILED and os.environ.get("CI") != "true":
@@ -111,7 +117,7 @@ def test_interpreter_that_does_not_exist(tree: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("isolation", [True, False], ids=["isolated", "not isolated"])
+@pytest.mark.parametrize("isolation", [False, *in_soak(True)])
 def test_source_distribution_installs_without_a_compiler(isolation: bool, tree: Path, tmp_path: Path) -> None:
     """It runs as Python, and says so; mypy is not downloaded."""
     program = "import sys, os, hatchling.build as it; os.chdir(sys.argv[1]); it.build_sdist(sys.argv[2])"
