@@ -20,6 +20,7 @@ from cli.support import DEADLINE_S, Cli, Result, Run, all_contexts, command_line
 from client.support.tokens import SECRETS, UNKNOWN, AuthFile
 from interop.peers import Broker, qcli_lookupd, qcli_serve
 from qcli.framework.options import CONNECTION_OPTIONS
+from soak import in_soak
 from trio_nsq.access.secret import Secret
 from trio_nsq.client.connection.tls import TLSFiles
 from trio_nsq.client.http.broker_http import BrokerHTTP
@@ -40,7 +41,7 @@ class Guarded(NamedTuple):
         return Cli(self.broker.tcp_address, http, self.env | secret | env)
 
 
-@pytest.fixture(scope="module", params=["plain", "TLS"])
+@pytest.fixture(scope="module", params=["plain", *in_soak("TLS")])
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     auth_file = AuthFile(folder)
@@ -96,6 +97,20 @@ COMMANDS: dict[str, tuple[str, Callable[[str, Path], list[str]]]] = {
 
 TOO_SMALL = {"publish": "read", "consume": "publish", "read": "consume", "manage": "read"}
 """A role that does not include another one."""
+ALSO_OVER_TLS = {"pub", "tail channel", "tail --from", "to-parquet", "topic create", "stat"}
+"""One command for each way to connect."""
+
+
+def each_command(*, but: str = "") -> pytest.MarkDecorator:
+    """Run a test for each command but those that need this role, over plain connections, and for some over TLS."""
+    names = [name for name, (role, _) in COMMANDS.items() if role != but]
+    over_tls = [name for name in names if name in ALSO_OVER_TLS]
+    pairs = [
+        *(("plain", name) for name in names),
+        *(("TLS", name) for name in over_tls),
+        *in_soak(*(("TLS", name) for name in names if name not in over_tls)),
+    ]
+    return pytest.mark.parametrize(("guarded", "name"), pairs, indirect=["guarded"])
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +139,7 @@ def jobs(tmp_path: Path) -> dict[str, str]:
     return {"QCLI_JOBS_FOLDER": str(tmp_path / "jobs")}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_command()
 def test_command_with_its_role(
     guarded: Guarded, run_here: Run, topic: str, files: Path, jobs: dict[str, str], name: str
 ) -> None:
@@ -149,7 +164,7 @@ def _refused(guarded: Guarded, result: Result, *said: str) -> None:
 GIVE = "Give --auth-secret-file, or set QCLI_CLIENT_AUTH_SECRET_FILE."
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_command()
 def test_command_without_a_secret(
     guarded: Guarded, run_here: Run, topic: str, files: Path, jobs: dict[str, str], name: str
 ) -> None:
@@ -177,7 +192,7 @@ def test_commands_with_an_unknown_secret(
         )
 
 
-@pytest.mark.parametrize("name", [name for name, (role, _) in COMMANDS.items() if role != "any"])
+@each_command(but="any")
 def test_command_with_another_role(
     guarded: Guarded, run_here: Run, topic: str, files: Path, jobs: dict[str, str], name: str
 ) -> None:

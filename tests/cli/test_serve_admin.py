@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import pytest
 
 from access.support import ALL_ROLES, AuthFile, bearer, everything
 from broker.certificates import Certificates
-from cli.support import DEADLINE_S, command_line
+from cli.support import DEADLINE_S, Cli
 from interop.peers import Broker, qcli_serve
 
 pytest.importorskip("starlette")
@@ -85,26 +84,19 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Site]:
-    # One test compares the environments of both processes.
-    new = {"TEST_PROCESSES": "new"}
-    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags, env=new) as broker:
+def running(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Site]:
+    with qcli_serve(folder / "data", "--admin=127.0.0.1:0", *flags, env=env) as broker:
         yield Site(broker, json.loads((folder / "data.addresses.json").read_text()))
 
 
 def refused(folder: Path, *flags: str, env: dict[str, str] | None = None) -> str:
     """Run a broker that must not start, and return what it says."""
     addresses = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0")
-    done = subprocess.run(
-        command_line("serve", f"--data-path={folder}", *addresses, *flags),
-        capture_output=True,
-        env=os.environ | (env or {}),
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert b"ready:" not in done.stderr
-    return done.stderr.decode()
+    nowhere = Cli("127.0.0.1:1", "127.0.0.1:1", env or {})
+    done = nowhere("serve", f"--data-path={folder}", *addresses, *flags)
+    assert done.code == 1, done.err
+    assert "ready:" not in done.err
+    return done.err
 
 
 def test_one_command_and_one_url(tmp_path: Path) -> None:
@@ -215,7 +207,8 @@ def test_a_console_beside_a_follower_asks_the_leader_with_the_token_of_the_membe
 def test_viewers_log_in_with_their_tokens(tmp_path: Path) -> None:
     file = AuthFile(tmp_path / "auth.toml")
     file.add_token("all", everything(*ALL_ROLES))
-    with running(tmp_path, f"--auth-file={file.write()}") as site:
+    # In a fork, `/proc` has the environment of the first Python.
+    with running(tmp_path, f"--auth-file={file.write()}", env={"TEST_PROCESSES": "new"}) as site:
         connection = HTTPConnection(site.broker.http_address, timeout=DEADLINE_S)
         connection.request("POST", "/topic/create?topic=clicks", headers={"Authorization": bearer("all")})
         assert connection.getresponse().read() == b""

@@ -4,6 +4,8 @@ The text is laid out without click, so the files do not depend on the width of t
 version of click. A test checks that the files match the commands.
 """
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from .json_schemas import FOLDER as SCHEMAS
@@ -14,7 +16,8 @@ from .scripts import completion_scripts
 FOLDERS = ("completions", "man", SCHEMAS)
 
 
-def generated_files() -> dict[str, str]:
+@cache
+def generated_files() -> Mapping[str, str]:
     """The text of every generated file, by its path within the repository."""
     scripts = {f"completions/{name}": text for name, text in completion_scripts().items()}
     pages = {f"man/{name}": text for name, text in man_pages().items()}
