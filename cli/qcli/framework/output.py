@@ -57,7 +57,8 @@ def print_diagnostic(text: str) -> None:
     """
     try:
         # One write: several processes of a broker write lines to the same file.
-        print(printable(text, keep="\n\t") + "\n", end="", file=sys.stderr, flush=True)
+        sys.stderr.write(printable(text, keep="\n\t") + "\n")
+        sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
 
