@@ -1,10 +1,11 @@
 """Tests for addresses to listen at: host and port, or the path of a unix socket."""
 
 import os
+import resource
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,21 @@ from typing import Any
 import httpx
 import pytest
 import trio
+import trio.testing
 
 from broker.certificates import Certificates
-from broker.support import PATIENCE_S, RawClient, open_files, open_files_before, refusal, running_broker
+from broker.support import (
+    PATIENCE_S,
+    RawClient,
+    identify,
+    open_files,
+    open_files_before,
+    refusal,
+    running_broker,
+    settle,
+)
 from trio_nsq.broker import BrokerOptions, StartupError, serve
+from trio_nsq.protocol.address import parse_address
 from trio_nsq.server.listening import is_exposed, listen, loopback_host
 
 
@@ -37,6 +49,30 @@ async def unix_client(path: str) -> AsyncIterator[RawClient]:
         client = RawClient(stream)
         await client.send(b"  V2")
         yield client
+
+
+async def test_clients_are_accepted_as_soon_as_descriptors_are_free(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running_broker(tmp_path / "d") as bound, AsyncExitStack() as stack:
+        await settle()  # the broker has all its descriptors
+        clients = [stack.enter_context(socket.socket()) for _ in range(3)]
+        os.close(lowest := os.dup(clients[0].fileno()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            for client in clients:
+                client.connect(parse_address(bound.tcp_address))
+                await settle()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert caplog.text.count("cannot accept a client: Too many open files; retrying in 0.1 s") == 1
+        mock_clock.jump(0.1)
+        for client in clients:
+            client.setblocking(False)
+            raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(client)))
+            await raw.send(b"  V2" + identify())
+            await raw.ok()
 
 
 def unix_http(path: str, **options: Any) -> httpx.AsyncClient:

@@ -22,7 +22,7 @@ from ..lookup.registration import LookupRegistration
 from ..platform.requirements import has_gil, require_trio
 from ..protocol.errors import NSQError, StartupError
 from ..server.admission import Admission, connection_limit, http_refusal, https_refusal, tcp_refusal
-from ..server.listening import Listening, is_exposed, listen, serve_sockets
+from ..server.listening import Listening, accept_clients, is_exposed, listen
 from ..server.reloading import reload_on_request
 from ..server.startup_checks import secret_in
 from ..text.wording import count_of
@@ -229,11 +229,12 @@ async def _serve_folder(
         is_open = authentication.access.is_open and not requires_certificate(options.tls_client_auth_policy)
         async with trio.open_nursery() as accepting:
             for name, listening in opened.items():
-                handle = server.admissions[name].handle
+                admission = server.admissions[name]
                 if name == "TCP":
-                    accepting.start_soon(serve_sockets, handle, listening.listeners, workers)
+                    serve_client = partial(admission.begin, server.sessions.begin, workers)
+                    accepting.start_soon(accept_clients, serve_client, listening.listeners, server.poller)
                 else:
-                    accepting.start_soon(accept, handle, listening.listeners)
+                    accepting.start_soon(accept, admission.handle, listening.listeners)
                 logger.info("%s: listening on %s", name, listening.address)
                 if is_open and is_exposed(listening.address):
                     words = "%s: every client that reaches %s may do everything: see --auth-file"

@@ -143,25 +143,24 @@ class TopicRegistry:
 
     # ------------------------------------------------------------------ consuming
 
-    async def subscribe(
-        self, topic_name: str, channel_name: str, consumer: Consumer, *, private: bool = False
-    ) -> Channel:
-        """Add a consumer to a channel. Create the channel and its topic durably if needed.
+    def channel_now(self, topic_name: str, name: str) -> Channel | None:
+        """Return the channel of this name; None if `channel` has to wait for it, create it, or refuse it."""
+        try:
+            self.write_path.refuse_unless_leading()
+        except NotLeading:
+            return None
+        if self.broker.stopping or topic_name in self.broker.deleting:
+            return None
+        topic = self.broker.topics.get(topic_name)
+        return topic.channels.get(name) if topic is not None else None
 
-        Args:
-            private: If the channel is created, make it private; its name must be ephemeral.
-
-        Raises:
-            LogError, SaveError: The channel could not be created.
-            PublishRefused: Its topic is being deleted.
-            LimitReached: The channel has the maximum number of consumers.
-        """
-        channel = await self.channel(topic_name, channel_name, private=private)
+    def add_consumer(self, channel: Channel, consumer: Consumer) -> None:
+        """Add a consumer to its channel. Raises LimitReached: the channel has the maximum number of consumers."""
         limit = self.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
-            raise LimitReached(f"consumers for {topic_name}:{channel_name} exceeds limit of {limit}")
+            names = f"{channel.topic.name}:{channel.name}"
+            raise LimitReached(f"consumers for {names} exceeds limit of {limit}")
         channel.add(consumer)
-        return channel
 
     def unsubscribe(self, channel: Channel, consumer: Consumer) -> None:
         """Remove a consumer from its channel, and requeue its messages in flight."""

@@ -74,14 +74,14 @@ class PolledEndpoint:
 
     Attributes:
         state: Which task reads.
-        handed_over: Set when the client's task takes over.
+        handed_over: Set when the client's task takes over; None: no task waits for that.
         is_unread: The socket may have unread data.
         read_bytes: Maximum size of a read.
     """
 
     def __init__(self, sock: socket.socket, poller: "Poller") -> None:
         self.state: EndpointState = IN_TASK
-        self.handed_over: trio.Event = trio.Event()
+        self.handed_over: trio.Event | None = None
         self.read_bytes = RECEIVE_BYTES
         self._sock = sock
         self._poller = poller
@@ -147,7 +147,8 @@ class PolledEndpoint:
         """Wake the client's task."""
         assert self.state is not RESTING
         self.state = IN_TASK
-        self.handed_over.set()
+        if self.handed_over is not None:
+            self.handed_over.set()
 
     def poll_again(self) -> None:
         """After a completion, have the poller read again if there may be unread data."""
@@ -178,8 +179,9 @@ class SendBuffer:
         # Data before encoding; the same deque as `_wire` without a codec.
         self._plain: deque[bytes | memoryview] = self._wire
         self._late_bytes = 0
-        self._became_full = trio.Event()
-        self._emptied = trio.Event()
+        # While tasks wait for these: most clients never need them.
+        self._became_full: trio.Event | None = None
+        self._emptied: trio.Event | None = None
 
     def put(self, data: bytes | memoryview) -> None:
         """Add data to be sent by the next flush."""
@@ -211,11 +213,11 @@ class SendBuffer:
             self._send()
             if self._plain or self._wire:
                 self.full = True
-                self._emptied = trio.Event()
                 self._fill()
 
     def _fill(self) -> None:
-        self._became_full.set()
+        if self._became_full is not None:
+            self._became_full.set()
         if self.on_full is not None:
             self.on_full()
 
@@ -262,7 +264,10 @@ class SendBuffer:
 
         Returns False if the connection is lost, or the socket accepted no data for `patience_s`.
         """
-        await self._became_full.wait()
+        if not self.full:
+            self._became_full = trio.Event()
+            await self._became_full.wait()
+            self._became_full = None
         while self._plain or self._wire:
             with trio.move_on_after(self.patience_s) as scope:
                 try:
@@ -276,14 +281,21 @@ class SendBuffer:
             return False
         self.full = False
         self._late_bytes = 0
-        self._became_full = trio.Event()
-        self._emptied.set()
+        self._wake_waiting()
         return True
 
     async def emptied(self) -> None:
         """Wait until all data is sent or the connection is lost. `drain` must run in another task."""
-        if self.full:
+        if self.full and not self.broken:
+            if self._emptied is None:
+                self._emptied = trio.Event()
             await self._emptied.wait()
+
+    def _wake_waiting(self) -> None:
+        """Wake the tasks that wait in `emptied`."""
+        if self._emptied is not None:
+            self._emptied.set()
+            self._emptied = None
 
     def abandon(self) -> None:
         """Mark the connection as lost: drop all data, now and later."""
@@ -292,7 +304,7 @@ class SendBuffer:
         self._plain.clear()
         self._wire.clear()
         self._fill()
-        self._emptied.set()
+        self._wake_waiting()
 
 
 class Poller:

@@ -85,9 +85,9 @@ class PolledConnection(PolledEndpoint, Connection):
     async def _leave_to_poller(self) -> bool:
         """Let the poller serve the client until it needs the task. Returns False if the deadline has passed."""
         self._watchdog.deadline = math.inf
-        self.handed_over: trio.Event = trio.Event()
+        handed_over = self.handed_over = trio.Event()
         self.rest()
-        while not self.handed_over.is_set():
+        while not handed_over.is_set():
             now_s = trio.current_time()
             if now_s >= self._due_s:
                 self.state = IN_TASK
@@ -95,7 +95,7 @@ class PolledConnection(PolledEndpoint, Connection):
             # A deadline that is set after now cannot pass before the next check.
             next_s = now_s + min(IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S)
             with trio.move_on_at(min(self._due_s, next_s)):
-                await self.handed_over.wait()
+                await handed_over.wait()
         self._watchdog.deadline = self._due_s
         return True
 

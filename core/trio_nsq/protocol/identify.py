@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import CommandError
 from .go_json import decode_object
@@ -80,11 +81,21 @@ class IdentifySettings:
 
 
 _DEFLATE_LEVEL = 6
+_SHORT_BYTES = 1024
 _INT32 = range(-(2**31), 2**31)
 
 
 def parse_identify(body: bytes) -> IdentifyRequest:
     """Decode an IDENTIFY body like Go, see `GoObject`; unknown fields are ignored. Raises CommandError."""
+    return _parse_again(body) if len(body) <= _SHORT_BYTES else _parse(body)
+
+
+@lru_cache(maxsize=256)  # a program sends the same body for each of its connections
+def _parse_again(body: bytes) -> IdentifyRequest:
+    return _parse(body)
+
+
+def _parse(body: bytes) -> IdentifyRequest:
     try:
         given = decode_object(body)
         request = IdentifyRequest(
@@ -173,6 +184,11 @@ class Upgrades:
     snappy: bool = False
     deflate: bool = False
     deflate_level: int = 6
+
+    @property
+    def any(self) -> bool:
+        """Whether a layer is added."""
+        return self.tls or self.snappy or self.deflate
 
 
 def choose_upgrades(request: IdentifyRequest, limits: Limits, *, tls: bool) -> Upgrades:

@@ -55,6 +55,8 @@ class LiveLink(PolledEndpoint):
         self._buffer.patience_s = timeout_s
         self._has_sent = self._has_received = False  # since the last look
         self._error: Exception | None = None
+        self._over: trio.Event = trio.Event()
+        self.handed_over = self._over
 
     async def run(self, received: Iterable[tuple[FrameKind, memoryview]]) -> None:
         """Serve the follower until its connection ends, which is an error.
@@ -75,7 +77,7 @@ class LiveLink(PolledEndpoint):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._drain)
                 nursery.start_soon(self._watch)
-                await self.handed_over.wait()
+                await self._over.wait()
                 nursery.cancel_scope.cancel()
         finally:
             self.stop_polling()
@@ -127,7 +129,7 @@ class LiveLink(PolledEndpoint):
     def _end(self, error: Exception) -> None:
         """Have `run` end with this error."""
         self._error = self._error or error
-        self.handed_over.set()
+        self._over.set()
 
     async def _drain(self) -> None:
         """Send what the socket did not accept at once, and then what has come since."""

@@ -2,6 +2,7 @@
 
 import logging
 import resource
+import socket
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
@@ -124,6 +125,25 @@ class Admission:
         self._connected = self._being_refused = 0
         self.refused_count: int = 0
         self._limit_logged = False  # reset when half of the connections are free
+
+    def begin(
+        self,
+        begin: Callable[[socket.socket, str, Callable[[], None]], None],
+        nursery: trio.Nursery,
+        sock: socket.socket,
+        peer: str,
+    ) -> None:
+        """Begin to serve a client, or refuse it. Unlike `handle`, this needs no task for each client.
+
+        Args:
+            begin: Serves a client: its socket, its address, and what it calls at the end.
+            nursery: Runs the refusals.
+        """
+        if self._connected >= self._most and not self._make_room():
+            nursery.start_soon(self._refuse, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            return
+        self._connected += 1
+        begin(sock, peer, self._leave)
 
     async def handle(self, stream: trio.SocketStream, *about: str) -> None:
         """Serve a client, or refuse it."""

@@ -40,6 +40,7 @@ class Authorizer:
     Attributes:
         identity: The client's identity; None before AUTH, unless its certificate has one.
         allows_all: There is no authentication, so everything is allowed.
+        host: The host of the client's address.
     """
 
     def __init__(self, access: Access, peer: str) -> None:
@@ -47,7 +48,7 @@ class Authorizer:
         self.allows_all: bool = access.is_open
         self._access = access
         self._peer = peer
-        self._host = host_of(peer)
+        self.host: str = host_of(peer)
         self._subject = ""
         self._secret = b""
         self._tls: TLSSession | None = None
@@ -153,7 +154,7 @@ class Authorizer:
 
     async def _delay_failure(self, reason: Reason, error: str) -> None:
         self._record("login_failed", "AUTH", error)
-        await trio.sleep(self._access.failures.record_failure(self._host, trio.current_time(), "tcp", reason))
+        await trio.sleep(self._access.failures.record_failure(self.host, trio.current_time(), "tcp", reason))
 
     async def _ask(self) -> Identity:
         """Ask the auth servers. Raises AuthDenied; CommandError if none answers."""
@@ -161,7 +162,7 @@ class Authorizer:
         assert service is not None  # the caller has checked it
         try:
             identity, self._ask_again_at_s = await service.query(
-                remote_ip=self._host,
+                remote_ip=self.host,
                 tls=self._tls is not None,
                 common_name=self._tls.common_name if self._tls is not None else "",
                 secret=self._secret,

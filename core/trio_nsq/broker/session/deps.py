@@ -7,6 +7,7 @@ import trio
 
 from ...access.access import Access
 from ...event_loop.reactor import Poller
+from ...protocol.identify import IdentifySettings
 from ...server.body_memory import BodyMemoryLimit
 from ..clock import BrokerClock
 from ..delivery import Deliverer
@@ -33,6 +34,7 @@ class SessionDeps:
         bodies: Limits the memory of large bodies that are arriving.
         wrong_ports: Logs clients that speak another protocol.
         parsing: Held while a large request is parsed on the event loop.
+        default_settings: Those of a client before IDENTIFY.
     """
 
     options: BrokerOptions
@@ -50,3 +52,7 @@ class SessionDeps:
     wrong_ports: WrongPorts = field(default_factory=WrongPorts)
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     parsing: trio.Lock = field(default_factory=trio.Lock)
+    default_settings: IdentifySettings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.default_settings = IdentifySettings.default(self.options.limits)

@@ -1,5 +1,6 @@
 """IDENTIFY: negotiates settings with a client, and upgrades the connection to TLS and compression."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,6 +19,7 @@ from ...protocol.identify import (
     parse_identify,
 )
 from ..ingest.idempotent import NamedProducer
+from ..state.consumer import ELSEWHERE, REGION, ZONE
 from .deps import SessionDeps
 from .transport import Transport
 
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from ..siblings import Siblings
 
 _LARGE_BODY_BYTES = 4096
+_NO_UPGRADES = Upgrades()
+
+
+@lru_cache(maxsize=256)
+def _unidentified(host: str) -> IdentifyRequest:
+    """Return what a client of this host has before IDENTIFY."""
+    return IdentifyRequest(client_id=host, hostname=host)
 
 
 class Handshake:
@@ -39,15 +48,25 @@ class Handshake:
     """
 
     def __init__(self, deps: SessionDeps, reader: CommandReader, transport: Transport, host: str) -> None:
-        self.identity: IdentifyRequest = IdentifyRequest(client_id=host, hostname=host)
-        self.settings = self._negotiated = IdentifySettings.default(deps.options.limits)
-        self.upgrades: Upgrades = Upgrades()
+        self.identity: IdentifyRequest = _unidentified(host)
+        self.settings = self._negotiated = deps.default_settings
+        self.upgrades: Upgrades = _NO_UPGRADES
         self.producer: NamedProducer | None = None
         self.under_way: bool = False
         self._is_identified = False
         self._deps = deps
         self._reader = reader
         self._transport = transport
+
+    @property
+    def nearness(self) -> int:
+        """How near the client is: `ZONE`, `REGION` or `ELSEWHERE`."""
+        options, identity = self._deps.options, self.identity
+        if options.topology_zone and identity.topology_zone == options.topology_zone:
+            return ZONE
+        if options.topology_region and identity.topology_region == options.topology_region:
+            return REGION
+        return ELSEWHERE
 
     async def owner_in(self, siblings: "Siblings", body: bytes) -> int | None:
         """Return the process that serves this client, a producer with a name; None: this one. Raises CommandError."""
@@ -59,14 +78,39 @@ class Handshake:
         owner = siblings.owner_of(request.producer)
         return None if owner == siblings.index else owner
 
+    def identify_now(self, body: bytes) -> bool:
+        """Negotiate and answer, if nothing has to wait. Otherwise do nothing, and return False. Raises CommandError."""
+        if len(body) > _LARGE_BODY_BYTES:
+            return False
+        request = parse_identify(body)
+        settings, upgrades = self._negotiate(request)
+        if upgrades.any:
+            return False
+        self._answer(request, settings, upgrades)
+        return True
+
     async def identify(self, body: bytes) -> bytes | None:
         """Negotiate, answer, and upgrade the connection to TLS and compression. Raises CommandError.
 
         Returns the data received after the command, for the new layers to decode; None without new layers.
         """
+        request = await self._parse(body)
+        settings, upgrades = self._negotiate(request)
+        self._answer(request, settings, upgrades)
+        return await self._upgrade(upgrades) if upgrades.any else None
+
+    def _negotiate(self, request: IdentifyRequest) -> tuple[IdentifySettings, Upgrades]:
+        """Return the settings and the layers that a request results in. Raises CommandError."""
         deps, limits = self._deps, self._deps.options.limits
-        self.identity = request = await self._parse(body)
-        self._negotiated = settings = negotiate(request, limits, self._negotiated)
+        settings, upgrades = negotiate(request, limits, self._negotiated), _NO_UPGRADES
+        if request.feature_negotiation and self._transport.bare:  # a connection is upgraded only once
+            upgrades = choose_upgrades(request, limits, tls=deps.tls_context is not None)
+        return settings, upgrades
+
+    def _answer(self, request: IdentifyRequest, settings: IdentifySettings, upgrades: Upgrades) -> None:
+        """Use the settings, and answer."""
+        deps = self._deps
+        self.identity, self._negotiated = request, settings
         self._reader.heartbeats = settings.heartbeat_interval_ms > 0
         if not self._is_identified:  # as in nsqd, a second IDENTIFY is answered but changes nothing
             self._is_identified = True
@@ -75,28 +119,20 @@ class Handshake:
                 self.producer = NamedProducer(request.producer, request.producer_instance, deps.idempotent)
                 self._reader.numbered = True
             self._reader.uncounted_requeues = request.uncounted_requeues and request.feature_negotiation
-        buffer = self._transport.send_buffer
         if not request.feature_negotiation:
-            buffer.put(OK_FRAME)
-            return None
-        upgrades = Upgrades()
-        if self._transport.bare:  # a connection is upgraded only once
-            upgrades = choose_upgrades(request, limits, tls=deps.tls_context is not None)
-        auth_required = not deps.access.is_open
+            self._transport.send_buffer.put(OK_FRAME)
+            return
         reply = identify_reply(
             request,
             settings,
             upgrades,
-            limits,
+            deps.options.limits,
             __version__,
-            auth_required=auth_required,
+            auth_required=not deps.access.is_open,
             region=deps.options.topology_region,
             zone=deps.options.topology_zone,
         )
-        buffer.put(encode_response(reply))
-        if not (upgrades.tls or upgrades.snappy or upgrades.deflate):
-            return None
-        return await self._upgrade(upgrades)
+        self._transport.send_buffer.put(encode_response(reply))
 
     async def _parse(self, body: bytes) -> IdentifyRequest:
         """Parse the body. A large one takes milliseconds, so only one is parsed at a time. Raises CommandError."""

@@ -5,10 +5,9 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from random import random
 from time import perf_counter
-from typing import Final, NamedTuple
-
-import trio
+from typing import Final, NamedTuple, Protocol
 
 from ...event_loop.reactor import IN_TASK, RECEIVE_BYTES, PolledEndpoint
 from ...protocol import CommandError
@@ -27,6 +26,7 @@ from ...protocol.commands import (
     Touch,
 )
 from ...protocol.frames import CLOSE_WAIT_FRAME, OK_FRAME, encode_error
+from ...protocol.identify import IdentifySettings
 from ...protocol.states import State
 from ..errors import BatchRefused, PublishRefused, TopicFull
 from ..ingest.idempotent import NamedProducer
@@ -69,6 +69,19 @@ WAITING: Final = StopReason.WAITING
 TURN_OVER: Final = StopReason.TURN_OVER
 
 
+class WaitingPart(Protocol):
+    """The part of a session that waits: `ClientTask`."""
+
+    def start(self) -> None:
+        """Have the client's task execute what was handed over."""
+
+    def close(self) -> None:
+        """Close the connection soon."""
+
+    def apply_heartbeat_interval(self) -> None:
+        """Begin to count the interval of the settings."""
+
+
 class Subscription(NamedTuple):
     """A channel, and the client's consumer in it."""
 
@@ -101,12 +114,14 @@ class Session(PolledEndpoint):
         publishes: Publishes to one topic, to be stored together.
         next: The command or error that follows the publishes.
         answered: The send buffer has an answer that must be flushed.
-        scope: Cancelled to close the connection.
+        waiting: The part that waits, while the connection is open.
+        is_shared: The client has come by a shared port of a node: its task executes IDENTIFY and SUB.
     """
 
-    def __init__(self, deps: SessionDeps, sock: socket.socket, peer: str) -> None:
+    def __init__(self, deps: SessionDeps, sock: socket.socket, peer: str, *, is_shared: bool = False) -> None:
         super().__init__(sock, deps.poller)
         self.peer = peer
+        self.is_shared = is_shared
         self.connected_s: int = int(time.time())
         self.pub_counts: dict[str, int] = {}
         self.subscription: Subscription | None = None
@@ -117,14 +132,13 @@ class Session(PolledEndpoint):
         self.reader: CommandReader = CommandReader(deps.options.limits)
         self.reader.tls_required = deps.options.required_tls != "false"
         self.reader.auth_required = not self.authorizer.allows_all
-        host = peer.rpartition(":")[0].strip("[]")
-        self.handshake: Handshake = Handshake(deps, self.reader, self.transport, host)
+        self.handshake: Handshake = Handshake(deps, self.reader, self.transport, self.authorizer.host)
         self.rested_s: float = 0.0
         self.handed: bytes | Exception | None = None
         self.publishes: list[Publish] = []
         self.next: Command | CommandError | None = None
         self.answered: bool = False
-        self.scope: trio.CancelScope = trio.CancelScope()
+        self.waiting: WaitingPart | None = None
         self._deps = deps
         self._clock = deps.clock
         self._delivery = deps.delivery
@@ -135,8 +149,9 @@ class Session(PolledEndpoint):
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
 
     def close(self) -> None:
-        """Have the session's task close the connection."""
-        self.scope.cancel()
+        """Close the connection soon."""
+        if self.waiting is not None:
+            self.waiting.close()
 
     # ------------------------------------------------------------------ reading
 
@@ -216,6 +231,8 @@ class Session(PolledEndpoint):
         """Wake the task: to execute this data, to raise this exception, or (None) to execute the commands read."""
         self.handed = what
         self.hand_over()
+        if self.waiting is not None:
+            self.waiting.start()
 
     # ------------------------------------------------------------------ sending
 
@@ -455,13 +472,68 @@ class Session(PolledEndpoint):
 
     def _execute(self, command: Command) -> bool:
         """Execute a command other than a publish. If it has to wait, do nothing and return False."""
-        if isinstance(command, Identify | Subscribe | Auth | Claim):
+        if isinstance(command, Identify):
+            return self._identify_now(command)
+        if isinstance(command, Subscribe):
+            return self._subscribe_now(command)
+        if isinstance(command, Auth | Claim):
             return False
         if self.subscription is not None:  # the state table rejects these commands before SUB
             self._execute_for_consumer(command, self.subscription)
         elif self.elsewhere is not None:
             self.elsewhere.execute(command)
         return True
+
+    def _identify_now(self, command: Identify) -> bool:
+        before = self.handshake.settings
+        if self.is_shared or not self.handshake.identify_now(command.body):
+            return False
+        self._end_identify(before)
+        return True
+
+    async def identify(self, body: bytes) -> bytes | None:
+        """Execute IDENTIFY, as `Handshake.identify`."""
+        before = self.handshake.settings
+        received = await self.handshake.identify(body)
+        self._end_identify(before)
+        return received
+
+    def _end_identify(self, before: IdentifySettings) -> None:
+        self.answered = True
+        if self.handshake.settings is not before and self.waiting is not None:
+            self.waiting.apply_heartbeat_interval()
+
+    def _subscribe_now(self, command: Subscribe) -> bool:
+        if self.is_shared or not self.authorizer.allows_all or self.handshake.identity.private_channel:
+            return False
+        channel = self._deps.topics.channel_now(command.topic, command.channel)
+        if channel is None:
+            return False
+        self.subscribe(channel)
+        return True
+
+    def subscribe(self, channel: Channel) -> None:
+        """Become a consumer of a channel, and answer SUB. Raises CommandError."""
+        handshake = self.handshake
+        settings = handshake.settings
+        rate = settings.sample_rate
+        consumer = Consumer(
+            settings.msg_timeout_ms,
+            self,
+            (lambda: 100 * random() < rate) if rate else None,  # nsqd delivers one percent more
+            settings.output_buffer_size,
+            settings.output_buffer_timeout_ms,
+            wants_headers=handshake.identity.message_headers,
+            nearness=handshake.nearness,
+        )
+        try:
+            self._deps.topics.add_consumer(channel, consumer)
+        except PublishRefused as exc:
+            raise CommandError("E_SUB_FAILED", f"SUB failed {exc}") from exc
+        self.subscription = Subscription(channel, consumer)
+        self.reader.state = State.SUBSCRIBED
+        self.reader.expected_answers = consumer.in_flight.expected_answers
+        self.answer(OK_FRAME)
 
     def _execute_for_consumer(self, command: Command, subscription: Subscription) -> None:
         channel, consumer = subscription
