@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from processes import popen
-from processes.server import MODULES
+from processes.server import JOB_MODULES, MODULES
 
 QCLI = (sys.executable, "-m", "qcli")
 NOWHERE = "127.0.0.1:1"
@@ -40,6 +40,8 @@ def test_output_and_exit_codes() -> None:
     assert (code, out.split()[0], err) == (0, b"qcli", b"")
     assert answer("nonsense")[0] == 2
     code, out, err = answer("topic", "list", QCLI_NSQD_HTTP_ADDRESS=NOWHERE)
+    assert (code, out, NOWHERE.encode() in err) == (3, b"", True)
+    code, out, err = answer("pipeline", "status", QCLI_NSQD_HTTP_ADDRESS=NOWHERE)
     assert (code, out, NOWHERE.encode() in err) == (3, b"", True)
 
 
@@ -80,7 +82,7 @@ def test_process_is_a_child_with_signals_and_a_session(start: str, tmp_path: Pat
 
 
 def test_prepared_modules_exist() -> None:
-    assert [name for name in MODULES if find_spec(name) is None] == []
+    assert [name for name in MODULES + JOB_MODULES if find_spec(name) is None] == []
 
 
 def test_what_python_reads_when_it_starts_is_respected() -> None:

@@ -24,12 +24,15 @@ from processes.server import read_exactly
 
 _PROGRAM = Path(__file__).with_name("server.py")
 _QCLI = [sys.executable, "-m", "qcli"]
+_JOBS = {"pipeline", "replay", "to-parquet"}
+"""Commands that need modules of Arrow, which take longer to import than all of qcli."""
 _FORKABLE = {"stdin", "stdout", "stderr", "cwd", "start_new_session"}
 """Arguments of `Popen` that the server implements."""
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None).prctl
 _lock = threading.Lock()
-_server: "_Server | None" = None
+_servers: "dict[bool, _Server]" = {}
+"""By whether it has imported the modules for `_JOBS`."""
 
 
 def popen(
@@ -42,7 +45,7 @@ def popen(
         words[:3] == _QCLI
         and arguments.keys() <= _FORKABLE
         and environment.get("TEST_PROCESSES") != "new"
-        and _at_start(environment) == _the_server().at_start
+        and _at_start(environment) == _server_for(words).at_start
     ):
         return _Forked(words, env=environment, **arguments)
     return subprocess.Popen(words, env=environment, **arguments)
@@ -87,35 +90,38 @@ class _Forked(subprocess.Popen[bytes]):
             "new_session": start_new_session,
         }
         streams = [fd if fd != -1 else number for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
-        server = _the_server()
+        server = _server_for(args)
         with _lock:
             self.pid = server.fork(request, streams)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
-def _the_server() -> "_Server":
-    """Return the server of this process, which the first call starts."""
-    global _server
+def _server_for(words: Sequence[str]) -> "_Server":
+    """Return the server for a command line of `qcli`, which the first call starts."""
+    is_job = not _JOBS.isdisjoint(words[3:4])
     with _lock:
-        if _server is None:
-            _server = _Server()
-        return _server
+        if is_job not in _servers:
+            _servers[is_job] = _Server(["jobs"] if is_job else [])
+        return _servers[is_job]
 
 
 class _Server:
-    """The Python that has imported qcli's modules.
+    """A Python that has imported qcli's modules.
+
+    Args:
+        more: Further arguments of `server.py`.
 
     Attributes:
         at_start: What Python and the C library have read from the environment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more: list[str]) -> None:
         self.at_start = _at_start(os.environ)
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), str(theirs.fileno())],
+                [sys.executable, str(_PROGRAM), str(theirs.fileno()), *more],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

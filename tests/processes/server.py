@@ -1,6 +1,7 @@
 """Import qcli's modules, and then fork a process of `qcli` for each request: see `processes`.
 
-Modules of Arrow, DuckDB and Spark are left out, because they start threads, which a fork does not copy.
+With the argument `jobs`, also the modules of commands that use Arrow, DuckDB, tables and Spark. Until they are used,
+these libraries have no threads but those of an allocator, jemalloc, which expects forks.
 """
 
 import atexit
@@ -50,6 +51,22 @@ MODULES = (
     "trio_nsq.lookup.service.server",
 )
 """Modules that commands import when they run, and what these import."""
+JOB_MODULES = (
+    "qcli.commands.pipeline.command",
+    "qcli.commands.pipeline.run",
+    "qcli.commands.pipeline.status",
+    "qcli.commands.replay.files",
+    "qcli.commands.to_parquet.command",
+    "qcli.commands.to_parquet.export",
+    "trio_nsq.spark.replay.job",
+    "trio_nsq.spark.runtime.spark_engine",
+    "trio_nsq.spark.tables.delta",
+    "trio_nsq.spark.tables.iceberg",
+    "duckdb",
+    "pyiceberg.catalog.sql",
+    "pyspark.sql",
+)
+"""The same for exports, replays and pipelines."""
 
 
 def serve(connection: socket.socket) -> dict[str, Any]:
@@ -138,7 +155,8 @@ def read_exactly(connection: socket.socket, size: int) -> bytes:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the tests
-    for module in MODULES:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else numpy's import starts a thread for each core
+    for module in MODULES + JOB_MODULES * ("jobs" in sys.argv):
         with suppress(ModuleNotFoundError):  # a test reports it; without it, processes only start later
             importlib.import_module(module)
     # Objects that exist now are not examined in the processes: that, and freeing them, would copy their memory.

