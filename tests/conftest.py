@@ -1,8 +1,10 @@
 """Fixtures for all tests."""
 
+import functools
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,7 +12,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio.testing
@@ -71,6 +73,8 @@ _SLOW_FOLDERS = {
 """Folders in which most tests start processes or repeat a scenario."""
 _SPARK_FOLDERS = {"spark", "documents"}
 """Folders with the slowest files."""
+_SPARK_SESSION = re.compile(r"\b(spark: \"?SparkSession|engine: (Spark)?Engine)\b")
+"""An argument of a test or fixture that is the Spark of its process."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -148,8 +152,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `make soak` runs, and sort files that run side by side.
 
-    Spark is first, then slow files, then fast ones, so that all workers end together. Slow files of all folders are
-    mixed: some mostly compute, others mostly wait.
+    Those that share a Spark are first, then other slow files, then fast ones, so that all workers end together. Slow
+    files of all folders are mixed: some mostly compute, others mostly wait.
     """
     if not SOAK and (left_out := [item for item in items if item.get_closest_marker("soak")]):
         config.hook.pytest_deselected(items=left_out)
@@ -157,12 +161,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slow |= {item.path for item in items if item.path.parent.name in _SLOW_FOLDERS}
 
-    def order(item: pytest.Item) -> tuple[bool, bool, int]:
+    shared = {path for path in slow if _shares_spark(path)}
+
+    def order(item: pytest.Item) -> tuple[bool, bool, bool, int]:
         is_slow = item.path in slow
         mixed = zlib.crc32(item.path.name.encode()) if is_slow else 0
-        return not is_slow, item.path.parent.name not in _SPARK_FOLDERS, mixed
+        return item.path not in shared, not is_slow, item.path.parent.name not in _SPARK_FOLDERS, mixed
 
     items.sort(key=order)  # stable
+
+
+@functools.cache
+def _shares_spark(path: Path) -> bool:
+    """Return whether tests of a file use the Spark of their process."""
+    return path.parent.name == "spark" and _SPARK_SESSION.search(path.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist=loadfile`, run all files that share a Spark in one worker, because it takes 10 s to start."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    if config.getoption("dist") != "loadfile":
+        return None
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "the shared Spark" if _shares_spark(config.rootpath / scope) else scope
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
