@@ -19,6 +19,7 @@ import trio.testing
 import trustme
 from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
+from trio._core import _thread_cache
 
 from soak import SOAK, examples
 from trio_nsq.protocol.bulk import COMPILED
@@ -224,6 +225,12 @@ def _works(thread: threading.Thread) -> bool:
     return " from " in thread.name
 
 
+def _have_begun() -> bool:
+    """Return whether no thread of trio has a job that it has not begun: it gets its name when it begins."""
+    unnamed = sum(thread.name.startswith("Trio thread ") for thread in threading.enumerate())
+    return unnamed <= len(_thread_cache.THREAD_CACHE._idle_workers)
+
+
 @pytest.fixture
 def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
     """A clock that jumps to the next deadline when all tasks and threads wait.
@@ -235,7 +242,7 @@ def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> trio.testing.MockClock:
     jump = clock._autojump
 
     def jump_unless_threads_work() -> None:
-        if not any(map(_works, threading.enumerate())):
+        if _have_begun() and not any(map(_works, threading.enumerate())):
             jump()
 
     monkeypatch.setattr(clock, "_autojump", jump_unless_threads_work)  # the class cannot be subclassed

@@ -21,6 +21,7 @@ from broker.support import (
 )
 from faults.power_cut import AHEAD, sync_options
 from replication.leader import tree_of
+from soak import some
 from trio_nsq.replication.link import FrameKind, LinkError, encode_json, encode_number
 
 SYNCS = pytest.mark.parametrize("sync", ["always", AHEAD, "interval"])
@@ -146,7 +147,7 @@ class Load:
 
 
 @SYNCS
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2)))
 async def test_a_follower_has_all_that_was_acknowledged(tmp_path: Path, sync: str, seed: int) -> None:
     """It is cut off at some moment, and a broker opens its folder."""
     chance = random.Random(seed)

@@ -10,6 +10,7 @@ import pytest
 from broker.support import connected, running_broker
 from faults.scenario import stats
 from log.support import FIRST, HastyFiles, segment_files
+from soak import some
 from trio_nsq.log.inspection.verify import verify_log
 
 OLD = Path(__file__).parent / "folders" / "format-1.zip"
@@ -186,7 +187,7 @@ async def test_segment_of_format_1_is_not_used_by_a_topic_without_such_segments(
     assert (folder / f"{FIRST}.foreign").exists()
 
 
-@pytest.mark.parametrize("at", range(32))
+@pytest.mark.parametrize("at", some(range(32)))
 @pytest.mark.parametrize("started", [False, True])
 async def test_damaged_header_of_format_1_costs_nothing(old: Path, at: int, started: bool) -> None:
     if started:
@@ -200,7 +201,7 @@ async def test_damaged_header_of_format_1_costs_nothing(old: Path, at: int, star
     await all_of(old, 1000, finish=True, expected={"small": OLD_MESSAGES["small"]})
 
 
-@pytest.mark.parametrize("at", range(8, 40))
+@pytest.mark.parametrize("at", some(range(8, 40)))
 async def test_damage_before_carried_forward_messages_of_format_1_costs_nothing(old: Path, at: int) -> None:
     path = old / "topics" / "carried.topic" / "stragglers"
     content = bytearray(path.read_bytes())

@@ -439,7 +439,7 @@ async def test_power_cuts_at_every_operation(tmp_path: Path) -> None:
     chance = random.Random(5)
     complete = os.environ.get("FAULT_COMPLETE") == "1"
     moments = range(ledger[0][0], len(files.journal) + 1)
-    chosen = moments if complete else sorted(chance.sample(moments, 30))
+    chosen = moments if complete else sorted(chance.sample(moments, 12))
     for now, disk in disk_at(files.journal, chosen):
         cuts = list(disk.power_cuts(chance))
         for what, image in cuts if complete else chance.sample(cuts, 2):

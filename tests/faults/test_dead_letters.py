@@ -39,7 +39,7 @@ SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 KILLS = int(os.environ.get("FAULT_KILLS", "2"))
 STEPS = 120 if COMPLETE else 35
-CUTS = 8
+CUTS = 4
 _SOURCES = ("one", "two")
 _CHANNEL, _DEAD = "c", "dead"
 

@@ -4,6 +4,7 @@ Each shows or changes what it can, names the brokers that failed with the reason
 a partial answer. The commands run at the same time, because each one waits for the hung broker.
 """
 
+import itertools
 import json
 import shlex
 import time
@@ -19,6 +20,7 @@ from cli.support import Run as RunHere
 from fleet.support import SECRET, Wreck, cli_of, wrecked_fleet
 from interop.peers import Broker
 from qcli.framework.errors import ExitCode
+from soak import in_soak
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -257,37 +259,36 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMIT, 1.0)
 
 
-@pytest.mark.parametrize("line", ["stat", "topic create TOPIC", "peek topic00", "nodes", "clients"])
-@pytest.mark.parametrize(
-    ("fault", "reason", "alone"),
-    [
-        (
-            "silent",
-            "The broker at {} does not answer: connected, but no answer within {} s.",
-            ExitCode.UNREACHABLE,
-        ),
-        ("down", "No broker answers at {}: connection refused.", ExitCode.UNREACHABLE),
-        ("refusing", "The broker at {} requires a secret.", ExitCode.FAILURE),
-    ],
-)
+FAULTS = {
+    "silent": (
+        "The broker at {} does not answer: connected, but no answer within {} s.",
+        ExitCode.UNREACHABLE,
+    ),
+    "down": ("No broker answers at {}: connection refused.", ExitCode.UNREACHABLE),
+    "refusing": ("The broker at {} requires a secret.", ExitCode.FAILURE),
+}
+"""What a command says of a broker with a fault, and its exit code if no other broker answers."""
+LINES = ["stat", "topic create TOPIC", "peek topic00", "nodes", "clients"]
+EACH = list(itertools.product(LINES, FAULTS))
+SHORT = [
+    *(("stat", "silent"), ("stat", "down"), ("stat", "refusing"), ("nodes", "silent")),
+    *(("topic create TOPIC", "down"), ("peek topic00", "refusing"), ("clients", "silent")),
+]
+
+
+@pytest.mark.parametrize(("line", "fault"), [*SHORT, *in_soak(*(each for each in EACH if each not in SHORT))])
 def test_one_fault(
-    run_here: RunHere,
-    wreck: Wreck,
-    topic: str,
-    line: str,
-    fault: str,
-    reason: str,
-    alone: ExitCode,
-    monkeypatch: pytest.MonkeyPatch,
+    run_here: RunHere, wreck: Wreck, topic: str, line: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reason, alone = FAULTS[fault]
     words = line.replace("TOPIC", f"{topic}.{fault}").split()
     failing: Broker = getattr(wreck, fault)
     if fault == "silent":
-        monkeypatch.setattr(LIMIT, 2.0)  # the other broker must answer in time
+        monkeypatch.setattr(LIMIT, 4.0)  # the other broker must answer in time, on a busy machine, too
     some = run_here(cli_of(wreck.well, failing), *words)
     assert some.code == PARTIAL
     assert some.err.count("Error: ") == 1
-    assert reason.format(failing.http_address, 2) in some.err
+    assert reason.format(failing.http_address, 4) in some.err
     monkeypatch.setattr(LIMIT, 1.0)
     none = run_here(cli_of(failing), *words)
     assert (none.code, reason.format(failing.http_address, 1) in none.err) == (alone, True)
@@ -310,7 +311,7 @@ def test_drain_of_a_hung_broker_ends_in_time(wreck: Wreck) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("line", ["stat", "topic create other", "peek topic00", "nodes", "clients"])
+@pytest.mark.parametrize("line", ["stat", "topic create other", *in_soak("peek topic00", "nodes", "clients")])
 def test_no_broker_answers(run_here: RunHere, wreck: Wreck, line: str) -> None:
     none = run_here(cli_of(wreck.silent, wreck.down), *line.split())
     assert none.code == ExitCode.UNREACHABLE

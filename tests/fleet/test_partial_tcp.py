@@ -11,6 +11,7 @@ from cli.support import Cli, lines
 from fleet.support import SECRET, Wreck, cli_of, wait_until, wrecked_fleet
 from interop.peers import Broker
 from qcli.framework.errors import ExitCode
+from soak import in_soak
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -75,8 +76,10 @@ def test_pub_to_all_publishes_nothing(wreck: Wreck, topic: str) -> None:
     assert (count(wreck.well, topic), count(wreck.nsqd, topic)) == (0, 0)
 
 
-@pytest.mark.parametrize("strategy", ["round-robin", "hash"])
-@pytest.mark.parametrize("by_discovery", [False, True])
+@pytest.mark.parametrize(
+    ("by_discovery", "strategy"),
+    [(False, "round-robin"), (True, "hash"), *in_soak((False, "hash"), (True, "round-robin"))],
+)
 def test_pub_to_one_of_the_brokers_loses_nothing(
     wreck: Wreck, topic: str, strategy: str, by_discovery: bool
 ) -> None:

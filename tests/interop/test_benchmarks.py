@@ -351,7 +351,7 @@ def test_quick_compares_versions_that_it_builds(tmp_path: Path) -> None:
 
 
 def test_quick_refuses_unknown_revision() -> None:
-    command = [sys.executable, str(BENCH / "quick.py"), "--pure", "--base=no-such-revision"]
+    command = [sys.executable, str(BENCH / "quick.py"), "--pure", "--new=no-such-revision"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2
     assert "no-such-revision" in done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from interop.peers import CLIENTS, Broker, Child, Client, nsqadmin, qcli_lookupd, qcli_serve
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -30,7 +31,7 @@ def stored(broker: Broker, topic: str) -> list[str]:
 
 
 @each_client
-@pytest.mark.parametrize("batch", [1, 3], ids=["PUB", "MPUB"])
+@pytest.mark.parametrize("batch", [1, *in_soak(3)], ids=["PUB", "MPUB"])
 def test_publish_fails_with_the_reason(tmp_path: Path, client: Client, batch: int) -> None:
     bodies = [b"1", b"2", b"3"]
     with qcli_serve(tmp_path / "d") as broker:

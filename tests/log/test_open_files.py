@@ -21,7 +21,7 @@ from log.support import (
 )
 from trio_nsq.log import DiskLog, Files, LogReadError, OpenFiles, reasonable_limit
 
-SEGMENTS = 1500
+SEGMENTS = 400
 
 
 def many_segments(folder: Path, files: Files, most: int = 16, segments: int = SEGMENTS) -> DiskLog:
@@ -158,7 +158,7 @@ def test_threads_read_concurrently(tmp_path: Path) -> None:
 
     def read(step: int) -> None:
         try:
-            for turn in range(1000):
+            for turn in range(250):
                 n = turn * step % 200
                 assert log.read(n, 0) == [batch(n, b"%d" % n)]
         except BaseException as exc:

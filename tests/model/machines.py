@@ -29,6 +29,7 @@ from broker.state import (
     kept,
 )
 from model.naive import NOT_IN_FLIGHT, Copy, NaiveChannel, NaiveConsumer, NaiveTopic, Place
+from soak import examples
 from trio_nsq.broker.state import batch as batch_module
 from trio_nsq.broker.state import dispatcher as dispatcher_module
 from trio_nsq.broker.state import key_order as order_module
@@ -51,7 +52,7 @@ def channel_name(client: tuple[str, Subscriber]) -> str:
 
 
 SETTINGS = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", examples())),
     stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from soak import examples
 from trio_nsq.broker.state.in_flight import InFlight
 from trio_nsq.broker.state.in_flight_batch import InFlightBatch, InFlightCopy
 from trio_nsq.protocol.encode import encode_finish
@@ -243,7 +244,7 @@ class InFlightMachine(RuleBasedStateMachine):
 
 
 InFlightMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("MODEL_EXAMPLES", "60")), stateful_step_count=40
+    max_examples=int(os.environ.get("MODEL_EXAMPLES", examples())), stateful_step_count=40
 )
 TestInFlight = InFlightMachine.TestCase
 

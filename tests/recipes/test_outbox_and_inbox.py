@@ -19,7 +19,7 @@ from recipes.support import EXAMPLES, PATIENCE_S, Program, wait_until
 
 pytestmark = pytest.mark.slow
 
-FAULTS = int(os.environ.get("FAULT_KILLS", "3"))
+FAULTS = int(os.environ.get("FAULT_KILLS", "2"))
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 ITEMS = ("pear", "apple", "plum")
 TOPIC, CHANNEL = "orders", "shop"

@@ -209,7 +209,7 @@ def test_a_power_cut_at_each_moment(tmp_path: Path, attempts: list[int], *, has_
     """Of a former leader's folder, or of one that has followed another leader."""
     chance = random.Random(f"{attempts} {has_followed}")
     recorded = Recorded(tmp_path, attempts, has_followed=has_followed)
-    apart = 4 if IS_COMPLETE else 32
+    apart = 4 if IS_COMPLETE else 80
     moments = range(recorded.files.position + 1)[chance.randrange(apart) :: apart]
     for at, where, image in recorded.images(chance, moments):
         check(
