@@ -37,6 +37,7 @@ from urllib.parse import quote
 
 import pytest
 
+import processes
 from cli.schemas import check_records
 from processes import popen
 from qcli.app import run
@@ -94,19 +95,13 @@ class Cli:
 
     def __call__(self, *args: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
         """Run a command to its end."""
-        with popen(
+        done = processes.run(
             command_line(*args),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            data=stdin,
             env=self.environment(**(env or {})),
-        ) as process:
-            try:
-                out, err = process.communicate(stdin, self.timeout_s)
-            except BaseException:
-                process.kill()
-                raise
-        return Result(process.returncode, out, err.decode())
+            timeout=self.timeout_s,
+        )
+        return Result(done.returncode, done.stdout, done.stderr.decode())
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, at_once: int = 5000) -> None:
         """Publish over HTTP, in a hundredth of the time of `qcli pub`."""

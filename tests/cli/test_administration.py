@@ -6,6 +6,7 @@ import pytest
 
 from cli.support import DEADLINE_S, Cli, command_line, does_not_exist, without_suggestion
 from interop.peers import Broker
+from soak import in_soak
 
 
 def test_topic_create_list_and_delete(qcli: Cli, topic: str) -> None:
@@ -127,7 +128,7 @@ def test_deleting_needs_yes_without_a_terminal(qcli: Cli, args: list[str]) -> No
     assert "--yes" in result.err
 
 
-@pytest.mark.parametrize("args", ["topic delete t", "channel empty t/c", "dlq drop t"])
+@pytest.mark.parametrize("args", ["topic delete t", *in_soak("channel empty t/c", "dlq drop t")])
 def test_deleting_needs_yes_with_stdin_closed(qcli: Cli, args: str) -> None:
     line = " ".join(command_line(*args.split()))
     done = subprocess.run(

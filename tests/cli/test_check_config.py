@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import socket
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import processes
 from broker.certificates import Certificates
 from cli.support import FREE_PORTS, Cli, CliHere, Run, command_line, lines_until_ready, options, serving
 from client.support.tokens import AuthFile
@@ -445,12 +445,8 @@ def test_options_in_effect(cli: Cli, tmp_path: Path) -> None:
 def test_process_exits_with_the_code(tmp_path: Path) -> None:
     environment = Cli("", "").environment()
     for flags, code in (([], 0), (["--data-path=/nowhere/x"], 1), (["--sync=x"], 2)):
-        done = subprocess.run(
-            command_line("serve", "--check-config", *flags),
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            timeout=30,
+        done = processes.run(
+            command_line("serve", "--check-config", *flags), cwd=tmp_path, env=environment, timeout=30
         )
         assert done.returncode == code, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import pytest
 
 from cli.contexts import cli_with_contexts, contexts_file, shown
 from cli.support import DEADLINE_S, Cli, Run, command_line
+from processes import popen
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_default_folder(cli: Cli, tmp_path: Path) -> None:
 def test_concurrent_changes_lose_nothing(cli: Cli) -> None:
     names = {f"c{number}" for number in range(6)}
     saving = [
-        subprocess.Popen(
+        popen(
             command_line("context", "save", name, "--nsqd-http-address", "a:1"),
             stderr=subprocess.DEVNULL,
             env=cli.environment(),

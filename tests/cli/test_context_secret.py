@@ -14,6 +14,7 @@ from cli.contexts import cli_with_contexts, contexts_file
 from cli.support import DEADLINE_S, Cli, Run, command_line
 from client.support.tokens import SECRETS, AuthFile
 from interop.peers import Broker, qcli_serve
+from processes import popen
 from qcli.contexts.secret import secret_of_command
 from qcli.framework.errors import Failure
 
@@ -174,7 +175,7 @@ def test_interruption_ends_a_command_that_hangs(cli: Cli, guarded: Broker, tmp_p
         "time.sleep(60)"
     )
     save(cli, guarded, "--auth-secret-command", program(tmp_path, text))
-    process = subprocess.Popen(command_line("stat"), env=cli.environment(), stderr=subprocess.PIPE)
+    process = popen(command_line("stat"), env=cli.environment(), stderr=subprocess.PIPE)
     try:
         fifo.read_bytes()
         process.send_signal(signal.SIGINT)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import processes
 from cli.support import Cli, command_line, only_ours
 from interop.peers import Broker, qcli_serve
+from processes import popen
 from qcli.commands.pub.batches import Batch
 from qcli.commands.pub.records import RecordParser, Records
 from qcli.framework.output import json_lines
@@ -205,15 +207,14 @@ def test_copy_to_another_broker_keeps_everything(
     qcli("pub", f"{topic}.one", "--defer", "2h", stdin=b"later")
     with qcli_serve(tmp_path / "data") as other:
         there = Cli(other.tcp_address, other.http_address)
-        tail = subprocess.Popen(
+        tail = popen(
             command_line("tail", f"{topic}.one", f"{topic}.two", "--to", "latest", "--format", "json"),
             stdout=subprocess.PIPE,
             env=qcli.environment(),
         )
-        pub = subprocess.run(
+        pub = processes.run(
             command_line("pub", "--format", "json"),
             stdin=tail.stdout,
-            capture_output=True,
             env=there.environment(),
             timeout=60,
         )
@@ -330,10 +331,9 @@ def test_path_in_place_of_the_topic(nowhere: Cli, tmp_path: Path) -> None:
 def test_file_in_place_of_the_topic_is_noted(qcli: Cli, topic: str, tmp_path: Path) -> None:
     (tmp_path / topic).write_bytes(b'{"topic": "%s.x", "body": "a"}' % topic.encode())
     for args in ([topic], ["-", topic]):
-        done = subprocess.run(
+        done = processes.run(
             command_line("pub", "--format", "json", *args),
-            input=b"",
-            capture_output=True,
+            data=b"",
             env=qcli.environment(),
             cwd=tmp_path,
             timeout=30,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import processes
 from cli.support import DEADLINE_S, Cli, Run, command_line, lines_until_ready, serving
+from processes import popen
 
 TOKEN = re.compile(rb"nsq_[A-Za-z0-9_-]{43}\n")
 
@@ -150,10 +152,9 @@ def test_taken_name_and_invalid_file(nowhere: Cli, run_here: Run, file: str) -> 
 
 def test_token_that_cannot_be_printed_is_not_created(nowhere: Cli, file: str) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
+        done = processes.run(
             command_line("token", "create", "web", "--role", "read", "--auth-file", file),
             stdout=full,
-            stderr=subprocess.PIPE,
             env=nowhere.environment(),
         )
     assert (done.returncode, done.stderr) == (
@@ -166,7 +167,7 @@ def test_token_that_cannot_be_printed_is_not_created(nowhere: Cli, file: str) ->
 def test_concurrent_creates_lose_nothing(nowhere: Cli, file: str) -> None:
     wanted = {f"t{number}" for number in range(6)}
     creating = [
-        subprocess.Popen(
+        popen(
             command_line("token", "create", name, "--role", "read", "--auth-file", file),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

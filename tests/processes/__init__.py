@@ -1,8 +1,8 @@
 """Start processes of `qcli` as users do, in a tenth of the processor time.
 
-`popen` starts a process as `subprocess.Popen` does. For `python -m qcli` it is a copy (a fork) of a Python that has
-imported qcli's modules already. It is a child of the process that asks, with its own pipes, environment, folder and
-session: it gets real signals, and ends with a real exit code.
+`popen` starts a process as `subprocess.Popen` does, and `run` waits for its end. For `python -m qcli` it is a copy (a
+fork) of a Python that has imported qcli's modules already. It is a child of the process that asks, with its own pipes,
+environment, folder and session: it gets real signals, and ends with a real exit code.
 
 `TEST_PROCESSES=new` in the environment starts a new Python for each, as `make soak` does. Tests that read the command
 line or environment of a process in `/proc` need it: in a fork, they are those of the first Python.
@@ -49,6 +49,28 @@ def popen(
     ):
         return _Forked(words, env=environment, **arguments)
     return subprocess.Popen(words, env=environment, **arguments)
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    data: bytes | None = None,
+    timeout: float | None = None,
+    **arguments: Any,
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a process to its end. `data` is its input, and the other arguments are those of `Popen`.
+
+    A pipe takes each stream that the arguments leave out.
+    """
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with popen(argv, env=env, **(streams | arguments)) as process:
+        try:
+            out, err = process.communicate(data, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
 def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
