@@ -22,7 +22,13 @@ RECORD = {
 }
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("nsqd", marks=pytest.mark.interop)])
+_NSQD = pytest.param("nsqd", marks=pytest.mark.interop)
+also_nsqd = pytest.mark.parametrize("target", ["ours", _NSQD], indirect=True)
+
+
+@pytest.fixture(
+    scope="module", params=["ours", pytest.param("nsqd", marks=[pytest.mark.interop, pytest.mark.soak])]
+)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker to measure, ours and nsqd."""
     run = nsqd if request.param == "nsqd" else qcli_serve
@@ -81,6 +87,7 @@ def wait_for_messages(broker: Broker, topic: str, count: int) -> None:
         ("--deflate",),
     ],
 )
+@also_nsqd
 def test_pub_publishes_exactly_the_messages_that_it_reports(
     bench: Run, target: Broker, topic: str, flags: tuple[str, ...]
 ) -> None:
@@ -130,6 +137,7 @@ def test_refused_messages_are_a_failure_and_the_topic_is_deleted(bench: Run, tar
 
 
 @pytest.mark.parametrize("flags", [(), ("--connections", "3", "--max-in-flight", "7"), ("--snappy",)])
+@also_nsqd
 def test_sub_finishes_exactly_the_messages_that_it_reports(
     bench: Run, target: Broker, bench_topic: str, flags: tuple[str, ...]
 ) -> None:
@@ -204,6 +212,7 @@ def test_backlog_is_for_the_own_topic_only(bench: Run, bench_topic: str) -> None
 # ------------------------------------------------------------------------------------------------ latency
 
 
+@also_nsqd
 def test_latency_receives_each_message_once(bench: Run, target: Broker, bench_topic: str) -> None:
     found = record(bench("latency", bench_topic, "--rate", "500", "--duration", "400ms", "--format", "json"))
     assert stats(target, bench_topic)["message_count"] == found["messages"] == 200

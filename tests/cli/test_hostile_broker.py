@@ -13,7 +13,7 @@ import pytest
 
 from cli.support import Cli, Run
 from interop.peers import Broker
-from soak import SOAK, examples
+from soak import in_soak
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r"
 SHOWN = r"\x1b]0;title\x07\x1b[2J\r"
@@ -396,36 +396,43 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 """A right answer to a command."""
 WRONG = [None, -5, 1e400, "\ud800", [5], {"a": 1}]
-AT_ONE_PLACE = examples(len(WRONG))
-"""How many of these are in the place of one value; the next place has the next ones."""
 
 
-def changed(answer: Any, wrong: Iterator[Any]) -> Iterator[Any]:
-    """Yield the answer without each of its fields, with other values in them, and with what has no fields."""
+def changed(answer: Any, wrong: Iterator[Any], at_one_place: int) -> Iterator[Any]:
+    """Yield the answer without each of its fields, with other values in them, and with what has no fields.
+
+    Args:
+        wrong: Values of a wrong type.
+        at_one_place: How many of these are in the place of one value; the next place has the next ones.
+    """
     if isinstance(answer, dict):
         for name in answer:
             yield {other: value for other, value in answer.items() if other != name}
-            for value in changed(answer[name], wrong):
+            for value in changed(answer[name], wrong, at_one_place):
                 yield {**answer, name: value}
         if "origin" in answer or "origins" in answer:
             yield {**answer, "broker": {}, "more_ns": "x", "timestamp": []}
     elif isinstance(answer, list) and answer:
-        yield from ([each] for each in changed(answer[0], wrong))
-    yield from islice(wrong, AT_ONE_PLACE)
+        yield from ([each] for each in changed(answer[0], wrong, at_one_place))
+    yield from islice(wrong, at_one_place)
 
 
 @pytest.mark.parametrize("line", ANSWERS)
-def test_answers_without_fields_or_of_wrong_types(run_here: Run, line: str) -> None:
-    """Each is one error, or, if it is about what the command can do without, no error."""
+@pytest.mark.parametrize("whole", [False, *in_soak(True)])
+def test_answers_without_fields_or_of_wrong_types(run_here: Run, line: str, whole: bool) -> None:
+    """Each is one error, or, if it is about what the command can do without, no error.
+
+    The long form has all wrong values at all places, and prints each answer in all forms.
+    """
     body = b""
     forms = [""]
     if line.startswith(("peek", "deferred list", "dlq show")):
         forms += [" --format json", " --format-string %t%o%T%i%a%c%b%s%d"]
     with answering(200, lambda: body) as qcli:
-        for answer in changed(ANSWERS[line], cycle(WRONG)):
+        for answer in changed(ANSWERS[line], cycle(WRONG), len(WRONG) if whole else 2):
             body = json.dumps(answer).encode()
             forms.append(forms.pop(0))
-            for form in forms if SOAK else forms[:1]:
+            for form in forms if whole else forms[:1]:
                 result = run_here(qcli, *(line + form).split())
                 assert "Traceback" not in result.err, (answer, result.err)
                 assert result.code in (0, 1, 3, 4), (answer, result)

@@ -22,6 +22,7 @@ from qcli.commands.pub.pipeline import PublishPipeline
 from qcli.commands.pub.results import BrokerResult
 from qcli.commands.pub.send import MAX_PRODUCERS, Sender
 from qcli.framework.errors import ExitCode
+from soak import in_soak
 from trio_nsq.client import BrokerError, ConnectionLost, PublishFailed
 
 # ---------------------------------------------------------------------- with brokers
@@ -75,7 +76,10 @@ class Writer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_each_line_is_stored_once_and_in_order_over_restarts(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("restarts", [1, *in_soak(3)])
+def test_each_line_is_stored_once_and_in_order_over_restarts(
+    tmp_path: Path, number: signal.Signals, restarts: int
+) -> None:
     with qcli_serve(tmp_path / "data") as broker:
         qcli = Cli(broker.tcp_address, broker.http_address)
         broker.create("t")
@@ -85,7 +89,7 @@ def test_each_line_is_stored_once_and_in_order_over_restarts(tmp_path: Path, num
         qcli.wait_until("t", lambda record: record["message_count"] >= 100)
         end(broker, number)
     try:
-        for _ in range(3):
+        for _ in range(restarts):
             assert pub.hear_line().startswith(f"Warning: the broker at {broker.tcp_address} ")
             with qcli_serve(tmp_path / "data", *again(broker)) as anew:
                 assert (
@@ -142,8 +146,14 @@ def pub_without_broker(tmp_path: Path, *args: str) -> Iterator[tuple[Running, Br
             yield pub, broker
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("over_tcp", [True, False])
+@pytest.mark.parametrize(
+    ("number", "over_tcp"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        *in_soak((signal.SIGINT, False), (signal.SIGTERM, True)),
+    ],
+)
 def test_signal_in_an_outage_reports_unpublished_messages(
     tmp_path: Path, number: signal.Signals, over_tcp: bool
 ) -> None:
@@ -433,7 +443,7 @@ class Unreliable:
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 16])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *in_soak(*range(1, 5))])
 def test_order_is_kept(
     at_once: int,
     seed: int,

@@ -13,6 +13,7 @@ from broker.letters import ORIGIN
 from broker.state import damage
 from cli.support import Cli, Run, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import examples
 from trio_nsq.client.reading.log_stream import is_for_all_channels
 from trio_nsq.log import RecordBatch
 from trio_nsq.log.record_metadata import (
@@ -114,11 +115,12 @@ def test_old_messages_then_new_ones(qcli: Cli, broker: Broker, topic: str) -> No
 
 def test_read_during_constant_publishing(qcli: Cli, topic: str) -> None:
     fill(qcli, topic, 1)
-    with qcli.running("tail", topic, "--from", "0", "-n", "20001") as tail:
+    count = 1 + examples(20_000)
+    with qcli.running("tail", topic, "--from", "0", "-n", str(count)) as tail:
         with qcli.running("pub", topic, "-q", "--batch-size", "50") as pub:
-            pub.write(lines([b"%d" % number for number in range(1, 20001)]))
+            pub.write(lines([b"%d" % number for number in range(1, count)]))
             assert pub.end().code == 0
-        assert tail.end().out == lines([b"%d" % number for number in range(20001)])
+        assert tail.end().out == lines([b"%d" % number for number in range(count)])
 
 
 @pytest.mark.parametrize(

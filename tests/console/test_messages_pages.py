@@ -3,7 +3,9 @@
 import gc
 import json
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,7 @@ from broker.retention import FAST
 from broker.state import damage
 from broker.support import PATIENCE_S, connected
 from console.message_support import all_pages, browsing, http_address, listed
+from processes.shell import CLIENT, serving
 
 MARKUP = "</td></script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)&lt;"
 HOSTILE = [
@@ -268,31 +271,42 @@ async def test_dead_letters_tell_their_origin(tmp_path: Path) -> None:
         assert "dead letter of t/c" in (await site.page("/topics/dead/messages")).text
 
 
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
-async def test_the_command_lines_do_what_they_say(tmp_path: Path, number: int) -> None:
-    body = HOSTILE[number]
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a `qcli` for shells, which starts as `processes.shell` says."""
+    folder = tmp_path_factory.mktemp("programs")
+    with serving() as path:
+        client = shlex.join([sys.executable, "-I", "-S", str(CLIENT), str(path)])
+        (folder / "qcli").write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+        (folder / "qcli").chmod(0o755)
+        yield folder
+
+
+async def test_the_command_lines_do_what_they_say(tmp_path: Path, programs: Path) -> None:
     async with browsing(tmp_path) as (site, (broker,)):
-        await broker.post("/pub", body, topic="t")
-        (tmp_path / "body.bin").write_bytes(body)
-        page = await site.page("/topics/t/messages/0")
-        assert len(page.commands) == 4
-        assert all(command.isprintable() for command in page.commands)
-        reads, publishes = page.commands[:2], page.commands[2:]
-        if number not in (0, 3):
-            reads = reads[:1]  # each start of qcli takes a while
-            publishes = publishes[:1]
-        for command in reads:
-            answer = json.loads((await run(command, tmp_path)).splitlines()[0])
-            assert answer["sequence"] == 0
-        for command in publishes:
-            await run(command, tmp_path)
-        for sequence in range(1, 1 + len(publishes)):
-            assert (await site.get(f"/topics/t/messages/{sequence}/body")).content == body
+        for number, body in enumerate(HOSTILE):
+            topic = f"t{number}"
+            await broker.post("/pub", body, topic=topic)
+            (tmp_path / "body.bin").write_bytes(body)
+            page = await site.page(f"/topics/{topic}/messages/0")
+            assert len(page.commands) == 4
+            assert all(command.isprintable() for command in page.commands)
+            reads, publishes = page.commands[:2], page.commands[2:]
+            if number not in (0, 3):
+                reads = reads[:1]  # each start of a shell takes a while
+                publishes = publishes[:1]
+            for command in reads:
+                answer = json.loads((await run(command, tmp_path, programs)).splitlines()[0])
+                assert answer["sequence"] == 0
+            for command in publishes:
+                await run(command, tmp_path, programs)
+            for sequence in range(1, 1 + len(publishes)):
+                assert (await site.get(f"/topics/{topic}/messages/{sequence}/body")).content == body
 
 
-async def run(command: str, folder: Path) -> bytes:
+async def run(command: str, folder: Path, programs: Path) -> bytes:
     """Run a command line in a shell, with the qcli of this project."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{programs}:{os.environ['PATH']}"
     with trio.fail_after(60):
         done = await trio.run_process(
             ["bash", "-o", "pipefail", "-c", command],
