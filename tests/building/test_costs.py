@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from soak import in_soak
+
 ROOT = Path(__file__).parents[2]
 CHILD_WORKS = """
 import subprocess, sys
@@ -29,7 +31,7 @@ IDLE = "import time\n\ndef test_waits():\n    time.sleep(0.2)\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--numprocesses=1"]], ids=["", "xdist"])
+@pytest.mark.parametrize("options", [["--numprocesses=1"], *in_soak(([],))], ids=str)
 def test_processes_count_once_and_waiting_does_not(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "test_busy.py").write_text(CHILD_WORKS)
     (tmp_path / "test_idle.py").write_text(IDLE)

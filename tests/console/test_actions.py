@@ -10,6 +10,7 @@ from cli.support import Cli
 from console.acting import Page, Site, acting_site
 from fleet.support import hung, subscribed, take_down, wait_until
 from interop.peers import Broker
+from soak import in_soak
 
 
 def stats(broker: Broker, topic: str) -> dict[str, object] | None:
@@ -66,8 +67,13 @@ def test_delete_topic_names_the_counts_of_each_broker_and_wants_the_name(site: S
     assert [stats(broker, "t.delete") for broker in site.fleet.brokers] == [None, None, None]
 
 
-@pytest.mark.parametrize("verb", ["pause", "unpause", "empty", "delete"])
-@pytest.mark.parametrize("channel", ["", "c"])
+@pytest.mark.parametrize(
+    ("verb", "channel"),
+    [
+        *(("pause", ""), ("unpause", "c"), ("empty", "c"), ("delete", "")),
+        *in_soak(("pause", "c"), ("unpause", ""), ("empty", ""), ("delete", "c")),
+    ],
+)
 def test_page_and_command_do_the_same(site: Site, verb: str, channel: str) -> None:
     states = []
     for way in ("page", "command"):

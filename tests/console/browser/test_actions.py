@@ -24,12 +24,15 @@ from console.browser.support import (
 )
 from fleet.support import Fleet, running_fleet, wait_until
 from interop.peers import Broker, RunningConsole, qcli_admin
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
 _numbers = count()
 
-both = pytest.mark.parametrize("javascript", [True, False], ids=["script", "plain"])
+both = pytest.mark.parametrize("javascript", [True, False])
+mostly = pytest.mark.parametrize("javascript", [True, *in_soak(False)])
+"""For forms that `tests/console` sends without a browser, as one does without JavaScript."""
 
 
 @pytest.fixture
@@ -144,7 +147,7 @@ def test_pause_empty_and_delete(
     assert not any(stats(broker, topic) for broker in fleet.brokers)
 
 
-@both
+@mostly
 def test_time_travel(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
@@ -171,7 +174,7 @@ def test_time_travel(
     assert [channel(broker, topic, "work")["depth"] for broker in fleet.brokers] == [5, 5, 5]
 
 
-@both
+@mostly
 def test_dead_letters(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
@@ -201,7 +204,7 @@ def test_dead_letters(
     assert channel(broker, dead, "dead-letters")["depth"] == 0
 
 
-@both
+@mostly
 def test_deferred_messages(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
@@ -220,7 +223,7 @@ def test_deferred_messages(
     assert channel(broker, topic, "work")["deferred_count"] == 2
 
 
-@both
+@mostly
 def test_settings(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:
@@ -242,7 +245,7 @@ def test_settings(
         assert found["max_attempts"] == 4
 
 
-@both
+@mostly
 def test_publish(
     console: RunningConsole, fleet: Fleet, visit: Callable[..., Visitor], topic: str, javascript: bool
 ) -> None:

@@ -12,6 +12,7 @@ from coordination.conftest import etcd_member  # noqa: F401 - a fixture
 from coordination.etcd_server import Member
 from fleet.support import wait_until
 from interop.peers import Broker, RunningConsole, qcli_admin, qcli_serve
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -58,7 +59,7 @@ def test_page(console: RunningConsole, visit: Callable[..., Visitor]) -> None:
     assert overflow_px(page) == 0
 
 
-@pytest.mark.parametrize("javascript", [True, False], ids=["script", "plain"])
+@pytest.mark.parametrize("javascript", [True, *in_soak(False)])
 def test_another_member_leads(
     console: RunningConsole, members: list[Broker], visit: Callable[..., Visitor], javascript: bool
 ) -> None:

@@ -10,6 +10,7 @@ from console.browser.links import get
 from console.browser.lively_fleet import ALIKE, DOTS, HOSTILE_BODIES, LONGEST, MARKUP, LivelyFleet
 from console.browser.support import PHONE, Visitor, overflow_px
 from interop.peers import RunningConsole
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -38,7 +39,7 @@ def message_path(lively: LivelyFleet, sequence: int, view: str = "auto") -> str:
     )
 
 
-@pytest.mark.parametrize("size", [(1280, 900), PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [PHONE, *in_soak(((1280, 900),))])
 def test_bodies(
     console: RunningConsole, lively: LivelyFleet, visit: Callable[..., Visitor], size: tuple[int, int]
 ) -> None:
@@ -87,11 +88,10 @@ def test_consumers(console: RunningConsole, visit: Callable[..., Visitor]) -> No
     check(page)
 
 
-@pytest.mark.parametrize("path", ["/nodes", "/lookup", "/health", "/"])
-def test_producer_that_is_no_broker(
-    console: RunningConsole, visit: Callable[..., Visitor], path: str
-) -> None:
-    check(visit(console.origin).open(path))
+def test_producer_that_is_no_broker(console: RunningConsole, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(console.origin)
+    for path in ("/nodes", "/lookup", "/health", "/"):
+        check(visitor.open(path))
 
 
 def test_text_in_addresses(console: RunningConsole, visit: Callable[..., Visitor]) -> None:

@@ -1,7 +1,6 @@
 """Pages change without a reload, and show what happens to brokers. Keys lead everywhere."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -13,17 +12,18 @@ from interop.peers import RunningConsole, qcli_admin
 pytestmark = pytest.mark.interop
 
 
-@pytest.fixture
-def own_fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """A fleet for this test alone, which may end and stop its processes."""
-    with running_fleet(tmp_path, ours=2) as running:
+@pytest.fixture(scope="module")
+def own_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet for the tests of this file. The last one that uses it may end and stop its processes."""
+    with running_fleet(tmp_path_factory.mktemp("live"), ours=2) as running:
         running.create("orders", "billing")
+        running.create("visits", "billing")
         yield running
 
 
 @pytest.fixture
 def own_console(own_fleet: Fleet) -> Iterator[RunningConsole]:
-    """The console of this test's fleet. It polls often, and waits for a second."""
+    """A console of this fleet. It polls often, and waits for a second."""
     with qcli_admin(
         *(f"--lookupd-http-address={each}" for each in own_fleet.lookupd_addresses),
         "--poll-interval=200ms",
@@ -80,6 +80,19 @@ def test_paused_updates(own_fleet: Fleet, own_console: RunningConsole, visit: Ca
     expect(page.locator(row("later"))).to_be_visible()
 
 
+def test_console_that_ends(own_console: RunningConsole, visit: Callable[..., Visitor]) -> None:
+    """The page says that its numbers are old, and keeps them."""
+    visitor = visit(own_console.origin)
+    page = visitor.open("/")
+    expect(page.locator("#live-state")).to_contain_text("Live")
+    with visitor.expects("ERR_"):
+        own_console.process.kill()
+        own_console.process.wait()
+        expect(page.locator("#live-state")).to_contain_text("No connection since")
+        expect(page.locator(row("orders"))).to_be_visible()
+        page.close()  # it would go on trying
+
+
 def test_brokers_that_hang_and_end(
     own_fleet: Fleet, own_console: RunningConsole, visit: Callable[..., Visitor]
 ) -> None:
@@ -92,28 +105,15 @@ def test_brokers_that_hang_and_end(
         expect(page.locator("#live")).to_contain_text("no answer within 1 s")
         expect(nodes.locator("#live")).to_contain_text("no answer within 1 s")
         for _ in range(100):
-            well.post("/pub", b"x", topic="orders")
-        expect(page.locator(row("orders"))).to_contain_text("100")
+            well.post("/pub", b"x", topic="visits")
+        expect(page.locator(row("visits"))).to_contain_text("100")
         assert own_fleet.nsqd.http_address in page.inner_text("#live")
         take_down(ending)
         expect(page.locator("#live")).to_contain_text("Connection refused")
-        fresh = visit(own_console.origin).open("/topics/orders")  # a page does not wait for them
+        fresh = visit(own_console.origin).open("/topics/visits")  # a page does not wait for them
         expect(fresh.locator("#live")).to_contain_text("100")
     expect(page.locator("#live")).not_to_contain_text("no answer within")
     assert stayed(page)
-
-
-def test_console_that_ends(own_console: RunningConsole, visit: Callable[..., Visitor]) -> None:
-    """The page says that its numbers are old, and keeps them."""
-    visitor = visit(own_console.origin)
-    page = visitor.open("/")
-    expect(page.locator("#live-state")).to_contain_text("Live")
-    with visitor.expects("ERR_"):
-        own_console.process.kill()
-        own_console.process.wait()
-        expect(page.locator("#live-state")).to_contain_text("No connection since")
-        expect(page.locator(row("orders"))).to_be_visible()
-        page.close()  # it would go on trying
 
 
 def test_keys(console: RunningConsole, visit: Callable[..., Visitor]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from console.browser.support import DEADLINE_MS, Visitor, overflow_px
+from console.browser.support import DEADLINE_MS, Visitor
 from console.support import qcli_admin
 from interop.peers import Broker, qcli_serve
 
@@ -232,11 +232,3 @@ def test_too_many_viewers(site: str, visit: Visit) -> None:
     with visitor.expects("503"):
         page = visitor.open("/")
         expect(page.locator("#live-state")).to_contain_text("Too many viewers", timeout=DEADLINE_MS)
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/topics/clicks", "/topics/clicks/archive", "/nodes", "/lookup", "/counter"]
-)
-def test_pages_fit_a_phone(site: str, visit: Visit, path: str) -> None:
-    page = visit(site, size=(390, 844)).open(path)
-    assert overflow_px(page) == 0

@@ -10,6 +10,7 @@ from access.support import ALL_ROLES, AuthFile, everything
 from console.browser.support import PHONE, Visitor, accessibility_faults, done, overflow_px
 from console.oidc_support import CLIENT, SECRET, real_provider
 from interop.peers import RunningConsole, free_ports, qcli_admin, qcli_serve
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -70,7 +71,7 @@ def log_in(page: Page, user: str) -> None:
     page.locator("button[type=submit]").click()
 
 
-@pytest.mark.parametrize("javascript", [True, False], ids=["script", "plain"])
+@pytest.mark.parametrize("javascript", [True, *in_soak(False)])
 def test_a_user_of_a_provider(guarded: RunningConsole, open_page: Opener, javascript: bool) -> None:
     visitor, page = open_page(guarded.origin, "/create", javascript=javascript)
     expect(page).to_have_url(f"{guarded.url}login?next=%2Fcreate")
