@@ -4,6 +4,7 @@ A page of the site whose only line is `# file: NAME` shows that document. In all
 to its page. A link to another file of the repository, outside the site, becomes the file's name.
 """
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -29,7 +30,7 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
         path = docs.parent / shown[1]
         source[0] = path.read_text()
         app.env.note_dependency(str(path))
-    pages = {match[1]: page for page in docs.rglob("*.md") if (match := _SHOWS.fullmatch(page.read_text()))}
+    pages = _documents(docs)
 
     def resolve(link: re.Match[str]) -> str:
         text, target, fragment = link[1], link[2], link[3] or ""
@@ -40,3 +41,9 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
         return f"[{text}](/{found.relative_to(docs)}{fragment})"
 
     source[0] = _LINK.sub(resolve, source[0])
+
+
+@functools.cache
+def _documents(docs: Path) -> dict[str, Path]:
+    """Return the pages that name a document, by its name. A build reads all pages, so it asks for each of them."""
+    return {match[1]: page for page in docs.rglob("*.md") if (match := _SHOWS.fullmatch(page.read_text()))}
