@@ -84,7 +84,8 @@ types: $(READY) ## mypy --strict
 type-completeness: $(READY) ## how many names of the client have types that all type checkers know, a minute
 	$(BIN)/python tools/type_completeness.py --least 98
 
-# Files run side by side; within a file in order. Many tests wait for processes: four of them keep two cores busy.
+# Files run side by side, those that share a Spark one after the other; within a file in order. Many tests wait for
+# processes: four of them keep two cores busy.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 
 pytest: $(READY) ## the tests alone: make pytest [ARGS='-k log'] [WORKERS=1]

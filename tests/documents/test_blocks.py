@@ -52,6 +52,7 @@ _NONE = re.compile(r"(?<![\d.,])0 messages(?!/s)")
 _PATIENCE_S = 60
 _PORTS = (4150, 4151, 4152, 4160, 4161)
 _END = "--end-of-command--"
+_NOT_FORWARDED = re.compile(r"\bkill -(?:9|KILL|STOP)\b")
 _STAT = re.compile(r"qcli stat\b[^|>]* --once\b[^|>]*")
 _TERMINAL = """
 import os, pty, subprocess, sys
@@ -127,11 +128,15 @@ def script(steps: list[Step], ports: dict[int, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def wrapper(ports: dict[int, int], socket: Path) -> str:
+def wrapper(steps: list[Step], ports: dict[int, int], socket: Path) -> str:
     """Return a script `qcli` that makes servers listen on these ports, unless the page sets addresses.
 
-    Servers are processes of their own, which pages stop and kill. Other commands are forks: see `processes.shell`.
+    Commands are forks: see `processes.shell`. Where a page sends signals that cannot be forwarded, servers are new
+    processes.
     """
+    forked = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(CLIENT))} {shlex.quote(str(socket))}"
+    is_new = any(_NOT_FORWARDED.search(step.line) for step in steps)
+    server = f"exec {shlex.quote(sys.executable)} -m qcli" if is_new else forked
     return f"""#!/bin/sh
 case "$1" in
 serve)
@@ -142,9 +147,9 @@ lookupd)
     export QCLI_TCP_ADDRESS="${{QCLI_TCP_ADDRESS-127.0.0.1:{ports[4160]}}}"
     export QCLI_HTTP_ADDRESS="${{QCLI_HTTP_ADDRESS-127.0.0.1:{ports[4161]}}}" ;;
 *)
-    exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(CLIENT))} {shlex.quote(str(socket))} "$@" ;;
+    {forked} "$@" ;;
 esac
-exec {shlex.quote(sys.executable)} -m qcli "$@"
+{server} "$@"
 """
 
 
@@ -188,7 +193,7 @@ def test_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
         programs = tmp_path / "bin"
         programs.mkdir()
         for name, text in (
-            ("qcli", wrapper(ports, processes)),
+            ("qcli", wrapper(steps, ports, processes)),
             ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
             ("terminal", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(_TERMINAL)} "$@"\n'),
         ):

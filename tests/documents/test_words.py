@@ -51,16 +51,20 @@ def texts() -> Iterator[Path]:
 
 
 @cache
-def lines() -> list[tuple[str, str]]:
-    """Return each line of the texts after its place."""
-    return [
-        (f"{path.relative_to(ROOT)}:{number}", line.strip())
-        for path in texts()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-    ]
+def contents() -> dict[str, str]:
+    """Return all texts, by their paths in the project."""
+    return {str(path.relative_to(ROOT)): path.read_text() for path in texts()}
 
 
 @pytest.mark.parametrize("pattern", RETIRED)
 def test_retired_phrase_is_not_used(pattern: str) -> None:
-    found = [f"{place}: {line}" for place, line in lines() if re.search(pattern, line)]
+    # Without `\b` at its start, most patterns begin with letters, which are found much faster.
+    roughly, exactly = re.compile(pattern.removeprefix(r"\b")), re.compile(pattern)
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in contents().items()
+        if roughly.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if exactly.search(line)
+    ]
     assert found == [], f"say: {RETIRED[pattern]}"
