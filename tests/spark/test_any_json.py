@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from pyiceberg.expressions import EqualTo
 from pyiceberg.types import DateType
 
+from soak import examples
 from spark.support import FIRST_ID, NOON_NS
 from spark.table_support import DELTA, ICEBERG, catalog_environment, iceberg_table
 from trio_nsq.log import DiskLog, RecordBatch
@@ -147,7 +148,7 @@ rounds = st.lists(st.lists(bodies, min_size=1, max_size=4), min_size=2, max_size
 @example(
     [[b'{"a":1}'], [f"{{{json.dumps(name)}:{n}}}".encode() for n, name in enumerate(NAMES)], [b'{"a.b":1}']]
 )
-@settings(max_examples=5)
+@settings(max_examples=examples(10))
 def test_export_goes_on(
     target: TableTarget | None, fields: list[tuple[str, ColumnType]], found: list[list[bytes]]
 ) -> None:
@@ -166,7 +167,7 @@ def test_export_goes_on(
     [[b'{"a":"x"}'], [b'{"A":"y","i":"z","b":1,"s":3}'], [b'{"a":"x","A":"u","i":"v","b":2,"s":4}']],
     ["i"],
 )
-@settings(max_examples=2)
+@settings(max_examples=examples(5))
 def test_two_exports_to_one_table_go_on(
     target: TableTarget, one: list[list[bytes]], other: list[list[bytes]], added: list[str]
 ) -> None:

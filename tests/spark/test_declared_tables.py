@@ -317,11 +317,12 @@ def test_kills_of_supervisor_and_broker(tmp_path: Path) -> None:
                     broker.create(name)
                     declare(broker, name, f"delta:{tmp_path / name}")
             with qcli.running("pipeline", "run", *args) as running:
-                until_s = time.monotonic() + chance.uniform(1.0, 2.0)
+                until_s = time.monotonic() + chance.uniform(0.5, 1.0)
                 while time.monotonic() < until_s:
                     for name in published:
                         qcli.publish(name, numbers(20, published[name]))
                         published[name] += 20
+                    time.sleep(0.01)
                 running.process.kill()
                 running.process.wait()
             broker.process.kill()

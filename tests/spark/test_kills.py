@@ -88,6 +88,7 @@ def test_killed_conversion(qcli: Cli, topic: str, tmp_path: Path, kills: int) ->
             deadline = time.monotonic() + DEADLINE_S
             while count_double(tmp_path) < (number + 1) * files // (kills + 3):
                 assert time.monotonic() < deadline
+                time.sleep(0.005)
             time.sleep(chance.uniform(0, 0.01))
             running.process.kill()
             running.process.wait()

@@ -49,8 +49,8 @@ def data(small_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("data") / "data"
     shutil.copytree(small_data, data)
     folder = data / "topics" / "t.topic"
-    log = DiskLog(folder, segment_bytes=20_000_000, files=HastyFiles())
-    for _ in range(90):
+    log = DiskLog(folder, segment_bytes=17_500_000, files=HastyFiles())
+    for _ in range(62):
         log.append(link(numbered(log.next_sequence, 3, size=100_000)), sync=False)
     log.close()
     return data

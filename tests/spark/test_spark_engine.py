@@ -16,6 +16,7 @@ import trio_nsq
 from cli.support import Cli
 from qcli.app import run
 from qcli.commands.spark import ENTRY
+from soak import SOAK
 from spark.class_archive import class_archive
 from spark.javas import JAVAS, java_environment
 from spark.support import column, export, jvm_of, leftovers, numbers, parquet_files, rows, until
@@ -57,13 +58,13 @@ class Sleep:
         time.sleep(600)
 """
 _INTERRUPTS = """
-import os, random, signal, threading, time
+import os, random, signal, sys, threading, time
 
 from sleeping import Sleep
 from trio_nsq.spark.runtime.spark_engine import open_spark
 
 with open_spark("local[1]") as engine:
-    for number in range(30):
+    for number in range(int(sys.argv[1])):
         delay_s = random.uniform(0, random.choice((0.03, 0.3)))  # while it starts, and while it runs
         interrupt = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
         try:
@@ -78,15 +79,16 @@ with open_spark("local[1]") as engine:
 @pytest.mark.slow
 def test_each_interrupt_ends_a_job(tmp_path: Path) -> None:
     """Wherever the program is: a call to the JVM may lose the interrupt, and leave its answer to the next call."""
+    count = 30 if SOAK else 10
     (tmp_path / "sleeping.py").write_text(_SLEEPING_TASK)
     done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTS],
+        [sys.executable, "-c", _INTERRUPTS, str(count)],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [str(n) for n in range(30)], "")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [str(n) for n in range(count)], "")
 
 
 @pytest.mark.slow
