@@ -154,15 +154,18 @@ fuzz: $(READY)  ## a million mutated inputs for what reads from strangers: make 
 	PYTHONPATH=tests $(BIN)/python -m fuzz.protocol --inputs 1000000 $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.broker --seconds 60 $(ARGS)
 
+# The last run has these in full.
+SOAK_FAULTS := $(addprefix tests/,archive faults integrations node recipes replication cluster spark)
 soak: SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 soak: $(READY)  ## the fault tests in full and random examples, two hours; SEED=N, which it prints, repeats a run
 	@echo 'To repeat this run: make soak SEED=$(SEED)'
-	TEST_PROCESSES=new SOAK=1 $(BIN)/pytest tests -m 'soak and not hypothesis' --timeout=0 $(ARGS)
+	TEST_PROCESSES=new SOAK=1 $(BIN)/pytest tests $(addprefix --ignore=,$(SOAK_FAULTS)) \
+		-m 'soak and not hypothesis' --timeout=0 $(ARGS)
 	TEST_PROCESSES=new SOAK=1 MODEL_EXAMPLES=$${MODEL_EXAMPLES:-2000} $(BIN)/pytest tests -m hypothesis --timeout=0 \
 		--hypothesis-profile=random --hypothesis-seed=$(SEED) $(ARGS)
 	TEST_PROCESSES=new SOAK=1 FAULT_COMPLETE=1 ARCHIVE_MESSAGES=$${ARCHIVE_MESSAGES:-10000000} FAULT_KILLS=$${FAULT_KILLS:-50} FAULT_SEED=$${FAULT_SEED:-$(SEED)} \
 		NODE_KILLS=$${NODE_KILLS:-100} \
-		$(BIN)/pytest tests/archive tests/faults tests/integrations tests/node tests/recipes tests/replication tests/cluster tests/spark -s --timeout=0 $(ARGS)
+		$(BIN)/pytest $(SOAK_FAULTS) -s --timeout=0 $(ARGS)
 	BENCH_PEERS=1 $(BIN)/pytest tests/interop/test_benchmarks.py -k peers -s --timeout=0
 	$(MAKE) etcds
 

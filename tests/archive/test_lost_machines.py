@@ -67,7 +67,7 @@ async def test_nothing_acknowledged_is_lost_with_the_machine(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["s3", *in_soak("moto_s3"), "azure"])
+@pytest.mark.parametrize("kind", ["s3", *in_soak("moto_s3", "azure")])
 async def test_nothing_acknowledged_is_lost_with_a_bucket_that_loses_answers(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:

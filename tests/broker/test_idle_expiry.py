@@ -20,6 +20,7 @@ from broker.audit_lines import lines_of
 from broker.letters import fail, letters
 from broker.state import Fixture
 from broker.support import HeldFiles, connected, settle
+from soak import in_soak, some
 from trio_nsq.broker.moved_groups import MovedGroup
 from trio_nsq.broker.state.settings import TopicSettings
 from trio_nsq.log import Files
@@ -31,9 +32,10 @@ PATIENT_S = 0.01
 
 
 @pytest.fixture
-def autojump_clock() -> MockClock:
-    """Return a clock that jumps when all tasks wait, and gives threads and sockets time to answer before that."""
-    return MockClock(autojump_threshold=PATIENT_S)
+def autojump_clock(autojump_clock: MockClock) -> MockClock:
+    """Return the clock of all tests, which also gives sockets time to answer before it jumps."""
+    autojump_clock.autojump_threshold = PATIENT_S
+    return autojump_clock
 
 
 async def put(api: Api, path: str, **settings: Any) -> None:
@@ -143,14 +145,21 @@ async def test_default_holds_for_topics_and_channels_unless_they_have_their_own(
         assert await names(api) == {"a": ["d"]}
 
 
+USES = [
+    *("a message waits", "a message is deferred", "a consumer", "a message in flight", "paused", "off"),
+    *("a message waits in the paused topic", "a deferred one waits in the paused topic"),
+]
+
+
 @pytest.mark.parametrize(
-    "use",
+    ("what", "use"),
     [
-        *("a message waits", "a message is deferred", "a consumer", "a message in flight", "paused", "off"),
-        *("a message waits in the paused topic", "a deferred one waits in the paused topic"),
+        *[("topic", use) for use in USES[:2] + USES[4:7]],
+        *[("channel", use) for use in USES[2:6] + USES[7:]],
+        *in_soak(*[("topic", use) for use in USES[2:4] + USES[7:]]),
+        *in_soak(*[("channel", use) for use in USES[:2] + USES[6:7]]),
     ],
 )
-@pytest.mark.parametrize("what", ["topic", "channel"])
 async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use: str, what: str) -> None:
     times = (MINUTE, 0) if what == "topic" else (0, MINUTE)
     async with broker_with(tmp_path, *times) as api, connected(address(api)) as client:
@@ -417,7 +426,7 @@ async def test_seek_under_way_keeps_the_channel(autojump_clock: MockClock, tmp_p
         assert await consume(api) == [b"m"]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2)))
 async def test_no_acknowledged_message_is_lost(
     autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:

@@ -35,7 +35,7 @@ def cluster() -> str:
     return f"cluster{next(_numbers)}"
 
 
-@pytest.fixture(params=["etcd", "s3", *in_soak("moto_s3"), "azure", "gcs"])
+@pytest.fixture(params=["etcd", "s3", *in_soak("moto_s3", "azure", "gcs")])
 def opened(request: pytest.FixtureRequest, cluster: str) -> Iterator[Callable[..., Coordinator]]:
     """Opens coordinators of one cluster in an engine; leases are long unless `ttl_s` is given."""
     with ExitStack() as stack:

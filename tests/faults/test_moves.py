@@ -34,7 +34,7 @@ from trio_nsq.client.http.broker_http import BrokerHTTP
 SEED = int(os.environ.get("FAULT_SEED", "7"))
 COMPLETE = os.environ.get("FAULT_COMPLETE") == "1"
 KILLS = 60 if COMPLETE else 5
-CUTS = 200 if COMPLETE else 5
+CUTS = 200 if COMPLETE else 3
 PATIENCE_S = 120
 CHANNELS = ("all", "half", "late")
 MESSAGES = 4000 if COMPLETE else 1000

@@ -10,6 +10,7 @@ from cli.support import Cli, Run
 from fleet.support import Fleet, await_nodes, hung, nodes, service_hung
 from interop.peers import Broker
 from qcli.framework.errors import ExitCode
+from soak import in_soak
 
 pytestmark = pytest.mark.interop
 
@@ -53,7 +54,7 @@ def breaking(fleet: Fleet, how: str, topic: str) -> Iterator[Broken]:
         yield Broken(fleet, cli, silent.http_address, well, topic)
 
 
-HOW = ("ours hangs", "nsqlookupd hangs", "down")
+HOW = ("ours hangs", "down", *in_soak("nsqlookupd hangs"))
 
 
 def lookupds(*addresses: str) -> Cli:

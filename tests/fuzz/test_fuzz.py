@@ -9,10 +9,11 @@ from fuzz.broker import BrokerFailed, broker_to_fuzz, check_frames, check_respon
 from fuzz.commands import Commands
 from fuzz.engine import Target, make, run, try_input
 from fuzz.protocol import TARGETS, main
+from soak import examples
 from trio_nsq.protocol.command_reader import CommandReader
 from trio_nsq.protocol.frames import encode_error
 
-INPUTS = 1500
+INPUTS = examples(1500)
 SEED = 20
 
 

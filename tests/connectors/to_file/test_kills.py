@@ -19,6 +19,7 @@ from cli.support import Cli
 from cli.to_file import Writing, depth_of, to_file
 from connectors.to_file.outputs import content, files_in
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import in_soak
 
 KILLS = int(os.environ.get("FAULT_KILLS", "3"))
 SEED = int(os.environ.get("FAULT_SEED", str(random.randrange(10**6))))
@@ -105,7 +106,7 @@ def _until_read(writing: Writing, brokers: Sequence[Broker]) -> None:
     writing.until(lambda: all(depth_of(broker, TOPIC) == (0, 0) for broker in brokers))
 
 
-@pytest.mark.parametrize("form", ["gzip", "lines", "lines in a work folder"])
+@pytest.mark.parametrize("form", ["gzip", "lines in a work folder", *in_soak("lines")])
 def test_kills_lose_and_repeat_no_message_of_logs(tmp_path: Path, form: str) -> None:
     print(f"FAULT_SEED={SEED}")
     chance = random.Random(SEED)
