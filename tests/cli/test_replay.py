@@ -10,6 +10,7 @@ import pytest
 from broker.state import damage
 from cli.support import Cli, does_not_exist, lines, only_ours, without_suggestion
 from interop.peers import Broker, nsqd, qcli_serve
+from soak import in_soak
 
 pytestmark = only_ours
 
@@ -101,7 +102,7 @@ def test_rate_is_kept(qcli: Cli, topic: str) -> None:
 # ---------------------------------------------------------------------- ending early, and going on
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *in_soak((signal.SIGTERM, 143))])
 def test_interrupted_replay_prints_how_to_continue(
     qcli: Cli, topic: str, number: signal.Signals, code: int
 ) -> None:
