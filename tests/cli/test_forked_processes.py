@@ -11,6 +11,7 @@ import pytest
 
 from processes import popen
 from processes.server import JOB_MODULES, MODULES
+from soak import in_soak
 
 QCLI = (sys.executable, "-m", "qcli")
 NOWHERE = "127.0.0.1:1"
@@ -18,7 +19,7 @@ TIMEOUT_S = 200
 """A new Python takes long on a busy machine."""
 
 
-@pytest.fixture(params=["forked", "new"])
+@pytest.fixture(params=["forked", *in_soak("new")])
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Selects how `popen` starts a process."""
     monkeypatch.setenv("TEST_PROCESSES", request.param)
