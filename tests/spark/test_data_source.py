@@ -12,6 +12,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from broker.state import damage
 from cli.support import Cli
 from interop.peers import qcli_serve
+from soak import in_soak
 from spark.support import HOUR_NS, NOON_NS, export, rows, write_log
 from trio_nsq.log.gaps import Span
 from trio_nsq.spark.data_source import NsqDataSource
@@ -82,7 +83,7 @@ def test_lost_messages_are_an_error(tmp_path: Path) -> None:
         assert list(late.read(None)) == []
 
 
-@pytest.mark.parametrize(("body_bytes", "count"), [(1_000_000, 400), (10_000_000, 40)])
+@pytest.mark.parametrize(("body_bytes", "count"), [(10_000_000, 40), *in_soak((1_000_000, 400))])
 def test_memory_does_not_grow_with_the_bodies(tmp_path: Path, body_bytes: int, count: int) -> None:
     """A task needs less than 256 MiB, whatever the bodies; all of them are 400 MB."""
     sizes = ("--max-msg-size=10000000", "--max-body-size=40000100")

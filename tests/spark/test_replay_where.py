@@ -71,8 +71,7 @@ def test_common_conditions(evaluator: SparkEngine | None, tmp_path: Path) -> Non
     times = [NOON_NS + n * HOUR_NS for n in range(len(bodies))]
     amounts = pa.array([None, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5])
     columns = as_export(bodies, times) | {"amount": amounts, "kind": ["a", "b"] * 4}  # type: ignore[arg-type]
-    write_parquet(tmp_path / "hour=07" / "a.parquet", columns, row_group_size=3)
-    for condition, rows in {
+    expected = {
         "body LIKE '%error%'": [1, 7],
         "lower(body) LIKE 'error%'": [1, 6],
         "body IS NULL OR body = ''": [2, 3],
@@ -94,10 +93,21 @@ def test_common_conditions(evaluator: SparkEngine | None, tmp_path: Path) -> Non
         "upper(kind) = 'A' AND NOT (seq > 2)": [0, 2],
         "rand() < 2 AND now() > TIMESTAMP '2026-01-01 00:00:00' AND seq = 1": [1],
         "`seq` = 1" if evaluator is not None else '"seq" = 1': [1],
-    }.items():
-        assert chosen(evaluator, tmp_path, condition) == ({"hour=07/a.parquet": rows} if rows else {}), (
-            condition
-        )
+    }
+    # All are one query, which Spark plans once: each has its own copy of the rows.
+    table, count = pa.table(columns), len(bodies)
+    copies = pa.concat_tables(
+        table.append_column("copy", pa.array([number] * count)) for number in range(len(expected))
+    )
+    write_parquet(
+        tmp_path / "hour=07" / "a.parquet", dict(zip(copies.column_names, copies.columns, strict=True)), 3
+    )
+    cases = (f"WHEN {number} THEN ({condition}\n)" for number, condition in enumerate(expected))
+    rows = chosen(evaluator, tmp_path, f"CASE copy {' '.join(cases)} END")["hour=07/a.parquet"]
+    assert {
+        condition: [row % count for row in rows if row // count == number]
+        for number, condition in enumerate(expected)
+    } == expected
 
 
 @pytest.mark.parametrize(
