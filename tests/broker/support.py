@@ -463,7 +463,7 @@ class Watched(RawClient):
         except BlockingIOError:
             pass
         bodies: list[bytes] = []
-        while self._early or self._buffer:
+        while self._early or len(self._buffer) > self._taken:
             bodies.append((await self.message()).body)
         return bodies
 
