@@ -31,6 +31,32 @@ async def test_no_task_serves_a_client_that_waits_only_for_messages(tmp_path: Pa
         assert trio.lowlevel.current_statistics().tasks_living == before
 
 
+class Spawned(trio.abc.Instrument):
+    """Counts the tasks that begin."""
+
+    count = 0
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+
+async def test_no_task_ends_the_sessions_of_clients_that_leave(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "d") as bound, connected(bound.tcp_address) as other:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(bound.tcp_address)) for _ in range(CLIENTS)]
+            for client in clients:
+                await client.subscribe("t", "c", ready_count=1)
+            await other.publish("t", *[b"x"] * CLIENTS)
+            for client in clients:
+                await client.message()
+            trio.lowlevel.add_instrument(spawned := Spawned())
+        await settle()
+        trio.lowlevel.remove_instrument(spawned)
+        assert spawned.count == 0
+        await other.subscribe("t", "c", ready_count=CLIENTS)
+        assert [(await other.message()).attempts for _ in range(CLIENTS)] == [2] * CLIENTS
+
+
 async def test_heartbeats_are_called_in_the_order_of_their_times(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

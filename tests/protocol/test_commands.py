@@ -818,6 +818,21 @@ def test_end_within_a_large_body(size: int, received: int, text: str) -> None:
     assert (caught.value.code, caught.value.text) == ("E_BAD_MESSAGE", text)
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_reader_is_empty_only_between_commands(size: int) -> None:
+    data = b"PUB t\n" + int32(size) + bytes(size)
+    for first in (*range(1, 11), len(data) - 1):
+        reader = reader_in(State.INIT)
+        assert reader.is_empty
+        reader.receive_data(data[:first])
+        assert reader.next_command() is None
+        assert not reader.is_empty
+        reader.receive_data(data[first:])
+        assert not reader.is_empty
+        assert reader.next_command() is not None
+        assert reader.is_empty
+
+
 @pytest.mark.parametrize(
     ("step", "size"), [(1, 75_000), (100, 300_000), (4095, 300_000), (4096, 300_000), (60_000, 300_000)]
 )

@@ -166,6 +166,11 @@ class CommandReader:
             self._buffer += data
         self._position = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all data is read: neither a command nor a part of one waits."""
+        return self._body is None and self._large is None and self._position == len(self._buffer)
+
     def receive_eof(self) -> None:
         """End the input: an incomplete body is now an error, an incomplete line is ignored."""
         self._end_large()

@@ -405,7 +405,9 @@ class ClientTask:
         session = self._session
         if self._siblings is not None and await self._pass_on_producer(command, self._siblings):
             return
-        received = await session.identify(command.body)
+        before = session.handshake.settings
+        received = await session.handshake.identify(command.body)
+        session.end_identify(before)
         if received is not None:
             if session.transport.tls is not None:
                 session.authorizer.use_certificate(session.transport.tls)

@@ -161,7 +161,9 @@ class Session(PolledEndpoint):
         self.rested_s = self._clock.clock_s()
 
     def serve_data(self, data: bytes | None) -> None:
-        if data is None:
+        if not data and self.transport.bare and self.reader.is_empty:
+            self._end_input(is_lost=data is None)
+        elif data is None:
             self.send_buffer.abandon()
             self._hand_over(None)
         elif not data or not self.transport.bare or self.send_buffer.broken:
@@ -172,6 +174,20 @@ class Session(PolledEndpoint):
                 self._receive_more()
             else:
                 self._go_on()
+
+    def _end_input(self, *, is_lost: bool) -> None:
+        """In the poller: end the session of a client that has ended its side, and whose commands are all executed."""
+        try:
+            if is_lost:
+                self.send_buffer.abandon()
+            self.leave_channel()
+            self.send_buffer.flush()
+            if self.send_buffer.full and not is_lost:
+                self._hand_over(b"")  # the client may still read the answers: the task sends them
+            else:
+                self.close()
+        except Exception as exc:
+            self._hand_over(exc)
 
     def _receive_more(self) -> None:
         """In the poller: read more of a large body in this turn. A round costs about as much as such a read."""
@@ -488,17 +504,11 @@ class Session(PolledEndpoint):
         before = self.handshake.settings
         if self.is_shared or not self.handshake.identify_now(command.body):
             return False
-        self._end_identify(before)
+        self.end_identify(before)
         return True
 
-    async def identify(self, body: bytes) -> bytes | None:
-        """Execute IDENTIFY, as `Handshake.identify`."""
-        before = self.handshake.settings
-        received = await self.handshake.identify(body)
-        self._end_identify(before)
-        return received
-
-    def _end_identify(self, before: IdentifySettings) -> None:
+    def end_identify(self, before: IdentifySettings) -> None:
+        """Use the settings that IDENTIFY has negotiated; `before` are the earlier ones."""
         self.answered = True
         if self.handshake.settings is not before and self.waiting is not None:
             self.waiting.apply_heartbeat_interval()
