@@ -287,7 +287,10 @@ def _compile(sources: Path, folder: Path) -> list[tuple[Path, Path]]:
         for extension in extensions:
             # The files of the modules look for the group's header here.
             extension.include_dirs.append(str(c_files / _source(GROUP).parent))
-            extension.extra_compile_args.append("-Wno-error")  # what another compiler warns of does no harm
+            extension.extra_compile_args += [
+                "-Wno-error",  # what another compiler warns of does no harm
+                "-fvisibility=hidden",  # calls between modules need no indirection: nothing else may replace them
+            ]
         command = _build_ext()(Distribution({"name": "trio-nsq", "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(lib), str(objects)
         command.ensure_finalized()
