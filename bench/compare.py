@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from bench import record
+from bench import loads, record
 from bench.contenders import EVERY_OK, IN_MEMORY, INTERVAL
 from bench.verdicts import FEWEST_ROUNDS, MISSED, REACHED, TOO_NOISY, judge_goal
 from bench.workloads import CONTENDERS, CPU, WORKLOADS, Figures, Goal, Row, Turn, Workload
@@ -220,6 +220,13 @@ def parse() -> argparse.Namespace:
         "--seconds", type=float, default=2.0, help="how long a load lasts (default: %(default)s)"
     )
     parser.add_argument(
+        "--load-processors",
+        type=_processors,
+        default=set(),
+        metavar="N,...",
+        help="processors of the load generators, such as 1; brokers use all of them (default: all for both)",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="one round with a fraction of the load, to check that everything works; the figures are not meaningful",
@@ -235,9 +242,17 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def _processors(words: str) -> set[int]:
+    found = {int(word) for word in words.split(",")}
+    if unknown := found - os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"there is no processor {min(unknown)}")
+    return found
+
+
 def main() -> None:
     """Measure, print, and write the requested results."""
     options = parse()
+    loads.keep_to(options.load_processors)
     about = record.begin(options)
     results: list[Result] = []
     failed: list[str] = []
@@ -253,7 +268,12 @@ def main() -> None:
     print("", table(rows, results), f"took {time.monotonic() - began_s:.0f} s", sep="\n")
     kept: dict[str, Any] = {
         "machine": about,
-        "settings": {"rounds": options.rounds, "seconds": options.seconds, "share": options.share},
+        "settings": {
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "share": options.share,
+            "load_processors": sorted(options.load_processors),
+        },
         "comparisons": [asdict(one) | {"title": row.title} for row, own in rows for one in own],
         "results": [asdict(result) for result in results],
     }

@@ -8,7 +8,8 @@ import os
 import re
 import resource
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,6 +24,26 @@ FILL_CONNECTIONS = 16
 """The connections that fill a backlog, without being measured: many, so that syncing every OK is fast enough."""
 READY_COUNT = 2500  # nsqd's maximum, and bench_reader's default
 PATIENCE_S = 120
+
+
+_own_processors: set[int] = set()
+
+
+def keep_to(processors: set[int]) -> None:
+    """Have load generators that start from now on run on these processors only; empty: on all."""
+    _own_processors.clear()
+    _own_processors.update(processors)
+
+
+@contextmanager
+def _on_own_processors() -> Iterator[None]:
+    """Start a load generator in this block: it inherits the processors that `keep_to` has set."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _own_processors or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Rates(NamedTuple):
@@ -58,13 +79,14 @@ class Load:
             *flags,
         ]
         self._cpu_before_s = children_cpu_s()
-        self._process = subprocess.Popen(
-            self._command,
-            env=os.environ | {"GOMAXPROCS": str(connections)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with _on_own_processors():
+            self._process = subprocess.Popen(
+                self._command,
+                env=os.environ | {"GOMAXPROCS": str(connections)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
 
     def finish(self) -> Rates:
         """Wait until the generator ends. The processor time is correct if no other child process ends meanwhile.
@@ -179,7 +201,8 @@ def run_program(program: Path, command: str, address: str, flags: Mapping[str, o
         f"--timeout={PATIENCE_S}s",
         *(f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in flags.items()),
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S + 30)
+    with _on_own_processors():
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S + 30)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
     told: dict[str, float] = json.loads(done.stdout)

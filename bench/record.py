@@ -88,6 +88,7 @@ def _machine(data_path: Path) -> dict[str, Any]:
         "system": platform.platform(),
         "data_file_system": _said("stat", "-f", "-c", "%T", str(data_path)),
         "python": platform.python_version(),
+        "python_program": os.path.realpath(sys.executable),
         "trio": version("trio"),
         "trio_nsq": trio_nsq.__version__,
         "commit": _said("git", "-C", str(_ROOT), "describe", "--always", "--dirty"),

@@ -521,6 +521,11 @@ WORKLOADS = [
         {DISK: partial(disk_rate, connections=2, batch=1)},
     ),
     Workload(
+        "publish-one-16",
+        partial(publish_singles, connections=16),
+        (Row("publish, PUB, 16 connections", "rate", "msg/s", _goals(1.0)),),
+    ),
+    Workload(
         "publish-one-200",
         partial(publish_singles, connections=200),
         (
