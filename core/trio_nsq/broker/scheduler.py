@@ -10,8 +10,8 @@
    channels with much to deliver; when no client sends for output buffers; before the sleep for consumers that have
    most of their RDY in flight.
 6. **Idle**, when no client sends: begin syncs, or do the only one; then deliveries that may wait.
-7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread or a follower that syncs, or for
-   clients that send all the time; then sleep in trio, until the next timer at most.
+7. **Sleep.** First busy-wait for clients that answer at once, then nap for a thread or a follower that syncs, for
+   clients that send all the time, or for FINs that are read later; then sleep in trio, until the next timer at most.
 
 Due timers (deferred messages, timeouts) run in step 5, before the deliveries.
 
@@ -88,6 +88,8 @@ class Scheduler:
     async def _sleep(self) -> None:
         """Wait until there is something to serve, or a timer is due."""
         wait_s = self._delivery.next_timer_s
+        if self._poller.reads_later:
+            wait_s = min(wait_s, self._pacing.finishes_s)
         if wait_s == math.inf:
             await self._poller.sleep()
         else:
@@ -115,7 +117,7 @@ class Scheduler:
                 pass
             elif self._write_path.is_call_near and not tasks.runnable and poller.nap_for_call():
                 self._round()
-            elif naps and self._may_linger(lingers_until_s, tasks):
+            elif (naps or poller.reads_later) and self._may_linger(lingers_until_s, tasks):
                 naps = poller.nap()
             else:
                 return

@@ -29,6 +29,8 @@ class Pacing:
             with later messages. It equals the default of `--min-output-buffer-timeout`.
         refilling_s: While clients send all the time, a consumer with most of its RDY in flight gets no message for this
             long. Its next delivery then has more.
+        finishes_s: How long further FINs of a consumer stay in its socket, if it sends several in this time and has
+            enough messages meanwhile. Reading each alone costs more than the rest of a delivery.
         coalesce_s: Maximum delay of a sync that waits for more publishes.
         min_commit_threads, max_commit_threads: Number of threads that sync.
         fast_sync_s: If syncs take less than this on average, the minimum number of threads is best: each working thread
@@ -60,6 +62,7 @@ class Pacing:
     grants_per_turn: int = 16
     waiting_s: float = 0.025
     refilling_s: float = 0.001
+    finishes_s: float = 0.001
     coalesce_s: float = 0.001
     min_commit_threads: int = 2
     max_commit_threads: int = 16

@@ -36,6 +36,7 @@ _MAX_PARTS: Final = 256
 _CONGESTED_BYTES: Final = 4 * 1024 * 1024
 # Edge-triggered: a socket is registered once, and each arrival of data causes an event.
 _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+_UNWATCHED: Final = select.EPOLLET  # still reports once that the connection is lost
 _ENDED: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -149,6 +150,11 @@ class PolledEndpoint:
         self.state = IN_TASK
         if self.handed_over is not None:
             self.handed_over.set()
+
+    def read_later(self) -> None:
+        """Have the poller not read for `Pacing.finishes_s`, because more will have arrived then."""
+        assert self.state is RESTING
+        self._poller.read_later(self._sock.fileno())
 
     def poll_again(self) -> None:
         """After a completion, have the poller read again if there may be unread data."""
@@ -332,6 +338,7 @@ class Poller:
         # To serve next. An ordered set: a client is queued at most once.
         self._again: dict[PolledEndpoint, None] = {}
         self._due: deque[Callable[[], None]] = deque()  # to call in this round
+        self._later: dict[int, float] = {}  # sockets that are not watched before this time, in its order
         self._napped_in_vain = False  # and nothing has called since
 
     def add(self, fd: int, endpoint: PolledEndpoint) -> None:
@@ -343,6 +350,7 @@ class Poller:
     def remove(self, fd: int) -> None:
         """Remove a client. Call this before its socket is closed."""
         del self._endpoints[fd]
+        self._later.pop(fd, None)
         if self._epoll is not None:
             self._epoll.unregister(fd)
 
@@ -351,7 +359,20 @@ class Poller:
         if self.in_round:
             self._again[self._endpoints[fd]] = None
         elif self._epoll is not None:
+            self._later.pop(fd, None)
             self._epoll.modify(fd, _EVENTS)  # causes an event if there is data
+
+    def read_later(self, fd: int) -> None:
+        """See `PolledEndpoint.read_later`."""
+        if self._epoll is not None:
+            self._later.pop(fd, None)
+            self._later[fd] = self.clock_s() + self._pacing.finishes_s
+            self._epoll.modify(fd, _UNWATCHED)
+
+    @property
+    def reads_later(self) -> bool:
+        """Whether a socket is not watched now: `poll` has to be called within `Pacing.finishes_s`."""
+        return bool(self._later)
 
     def wake(self) -> None:
         """Have the poller start a round soon. Thread-safe."""
@@ -412,6 +433,7 @@ class Poller:
         with self._waking:  # later calls must not overtake these
             self._epoll.close()
             self._epoll = None
+            self._later.clear()
             os.close(self._wake_fd)
             for call, args in self._calls:
                 self._token.run_sync_soon(call, *args)
@@ -490,6 +512,8 @@ class Poller:
     def _look(self, timeout_s: float = 0) -> bool:
         """Ask the kernel which sockets are readable, and wait for one. Returns whether there is one, or a call."""
         assert self._epoll is not None
+        if self._later:
+            self._watch_again()
         events = self._epoll.poll(timeout_s, self._pacing.clients_per_round)
         for fd, event in events:
             if fd == self._wake_fd:
@@ -499,3 +523,14 @@ class Poller:
             endpoint.mark_readable(ended=bool(event & _ENDED))
             self._again[endpoint] = None
         return bool(events)
+
+    def _watch_again(self) -> None:
+        """Watch the sockets again whose time is over; those with data cause events."""
+        assert self._epoll is not None
+        now_s = self.clock_s()
+        while self._later:
+            fd = next(iter(self._later))
+            if self._later[fd] > now_s:
+                return
+            del self._later[fd]
+            self._epoll.modify(fd, _EVENTS)

@@ -36,6 +36,7 @@ from ..state.consumer import Consumer
 from ..state.topic import Topic
 from .authorizer import Authorizer
 from .deps import SessionDeps
+from .finish_rate import FinishRate
 from .handshake import Handshake
 from .transport import LARGE_RECEIVE_BYTES, Transport
 
@@ -147,6 +148,7 @@ class Session(PolledEndpoint):
         self._not_stored: dict[int, PublishRefused | BatchRefused | None] = {}
         self._takes_room = False  # has a reservation in the broker's `BodyMemoryLimit`, or waits for one
         self._held_bytes = 0  # of messages in the send buffer that wait for further messages
+        self._finish_rate = FinishRate(self._pacing.finishes_s)
 
     def close(self) -> None:
         """Close the connection soon."""
@@ -224,12 +226,18 @@ class Session(PolledEndpoint):
 
     def _end_turn(self) -> None:
         """All commands read are executed: send the answers, and wait for more data."""
-        if self.answered:
+        waits_for_answer = self.answered
+        if waits_for_answer:
             self.flush_answers()
         if self.send_buffer.congested or not self.has_room():
             self._hand_over(None)
-        else:
-            self.rest()
+            return
+        self.rest()
+        if self.subscription is not None and not (waits_for_answer or self.is_unread):
+            consumer = self.subscription.consumer
+            now_s = self._poller.clock_s()
+            if self._finish_rate.allows_wait(consumer.finish_count, consumer.in_flight.count, now_s):
+                self.read_later()
 
     def has_room(self) -> bool:
         """Whether the client may send the rest of a large body. Releases the room of a complete one."""
