@@ -212,6 +212,10 @@ async def test_connections_of_a_revoked_member_end(
         leader.upgraded(target, bearer("a"), tls=tls) as a,
         leader.upgraded(target, bearer("b"), tls=tls) as b,
     ):
+        if "forward" in target:
+            first = RawClient(a)
+            await first.send(b"  V2" + auth("a-secret"))
+            assert await first.frame() is not None  # a client without an identity is closed in any case
         file.add_token("a", everything("read"))
         file.write()
         await put(leader.bound, "/config/auth_file", str(file.path).encode())

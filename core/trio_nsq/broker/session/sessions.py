@@ -40,7 +40,7 @@ class Sessions:
         siblings: "Siblings | None" = None,
         deps: SessionDeps | None = None,
     ) -> None:
-        """Serve one client until its end; arguments as of `begin`.
+        """Serve one client until its end, also if this is cancelled; arguments as of `begin`.
 
         Args:
             peer: Its address; empty: that of the socket.
@@ -53,8 +53,15 @@ class Sessions:
         except OSError:
             sock.close()  # the client has disconnected already
             return
-        self.begin(sock, peer, ended.set, siblings=siblings, deps=deps)
-        await ended.wait()
+        session = self.begin(sock, peer, ended.set, siblings=siblings, deps=deps)
+        try:
+            await ended.wait()
+        except trio.Cancelled:  # such as that of a member whose token was revoked
+            if session is not None:
+                session.close()
+            with trio.CancelScope(shield=True):
+                await ended.wait()
+            raise
 
     def begin(
         self,
@@ -64,8 +71,8 @@ class Sessions:
         *,
         siblings: "Siblings | None" = None,
         deps: SessionDeps | None = None,
-    ) -> None:
-        """Begin to serve a client.
+    ) -> Session | None:
+        """Begin to serve a client. Returns its session; None: the broker stops, so the client is closed.
 
         Args:
             sock: Its non-blocking socket. Frames are sent without a task switch; trio only waits for it.
@@ -77,7 +84,7 @@ class Sessions:
         if self._deps.broker.stopping:
             sock.close()
             on_end()
-            return
+            return None
         deps = deps or self._deps
         session = Session(deps, sock, peer, is_shared=siblings is not None)
         self.connected[session] = None
@@ -85,6 +92,7 @@ class Sessions:
             self._all_closed = trio.Event()
         logger.info("TCP: new client(%s)", peer)
         ClientTask(session, deps, partial(self._end, session, on_end), siblings).begin()
+        return session
 
     def _end(self, session: Session, on_end: Callable[[], object]) -> None:
         del self.connected[session]
