@@ -1,6 +1,8 @@
 """Tests for the maximum numbers of clients, topics and channels, and the errors beyond them."""
 
+import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 import trio
 
 from broker.certificates import Certificates
-from broker.support import connected, pub, running_broker
+from broker.support import connected, pub, running_broker, settle
+from trio_nsq.protocol.address import parse_address
 from trio_nsq.server.admission import connection_limit
 
 
@@ -115,6 +118,28 @@ async def test_new_topics_work_while_clients_use_all_their_descriptors(
         assert limit - 8 <= served <= limit
         for number in range(20):
             await publisher.publish(f"t{number}", b"x")
+
+
+async def test_a_flood_of_refused_clients_leaves_descriptors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running_broker(tmp_path / "d", max_connections=1) as bound, AsyncExitStack() as stack:
+        publisher = await stack.enter_async_context(connected(bound.tcp_address))
+        await publisher.publish("t", b"x")
+        await settle()  # the broker has all its descriptors
+        flood = [stack.enter_context(socket.socket()) for _ in range(200)]
+        os.close(lowest := os.dup(flood[0].fileno()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 64, limits[1]))
+        try:
+            for client in flood:
+                client.setblocking(False)
+                client.connect_ex(parse_address(bound.tcp_address))
+            await settle()
+            await publisher.publish("t2", b"x")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert "Too many open files" not in caplog.text
 
 
 async def test_topic_limit(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class Admission:
 
     def begin(
         self,
-        begin: Callable[[socket.socket, str, Callable[[], None]], None],
+        begin: Callable[[socket.socket, str, Callable[[], None]], object],
         nursery: trio.Nursery,
         sock: socket.socket,
         peer: str,
@@ -140,7 +140,11 @@ class Admission:
             nursery: Runs the refusals.
         """
         if self._connected >= self._most and not self._make_room():
-            nursery.start_soon(self._refuse, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            # Counted here: many clients may come before a task runs.
+            if self._begin_refusal():
+                nursery.start_soon(self._refuse, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            else:
+                sock.close()
             return
         self._connected += 1
         begin(sock, peer, self._leave)
@@ -148,7 +152,10 @@ class Admission:
     async def handle(self, stream: trio.SocketStream, *about: str) -> None:
         """Serve a client, or refuse it."""
         if self._connected >= self._most and not self._make_room():
-            await self._refuse(stream)
+            if self._begin_refusal():
+                await self._refuse(stream)
+            else:
+                stream.socket.close()
             return
         self._connected += 1
         place = _Place(self._leave)
@@ -163,7 +170,8 @@ class Admission:
         self._connected -= 1
         self._limit_logged &= self._connected > self._most // 2
 
-    async def _refuse(self, stream: trio.SocketStream) -> None:
+    def _begin_refusal(self) -> bool:
+        """Count a client above the limit. Returns False if it is to be closed without a refusal."""
         self.refused_count += 1
         if not self._limit_logged:
             self._limit_logged = True
@@ -172,9 +180,12 @@ class Admission:
                 self._name, self._connected,
             )  # fmt: skip
         if self._being_refused >= _REFUSED_AT_ONCE:
-            stream.socket.close()  # keeps the remaining descriptors in a flood of refused clients
-            return
+            return False  # keeps the remaining descriptors in a flood of refused clients
         self._being_refused += 1
+        return True
+
+    async def _refuse(self, stream: trio.SocketStream) -> None:
+        """Send the refusal to a client that `_begin_refusal` has counted."""
         try:
             await refuse(stream, self._refusal)
         finally:
