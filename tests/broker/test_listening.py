@@ -5,7 +5,7 @@ import resource
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from broker.support import (
     settle,
 )
 from trio_nsq.broker import BrokerOptions, StartupError, serve
+from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.protocol.address import parse_address
-from trio_nsq.server.listening import is_exposed, listen, loopback_host
+from trio_nsq.server.listening import accept_clients, is_exposed, listen, loopback_host
 
 
 @pytest.fixture
@@ -73,6 +74,34 @@ async def test_clients_are_accepted_as_soon_as_descriptors_are_free(
             raw = RawClient(trio.SocketStream(trio.socket.from_stdlib_socket(client)))
             await raw.send(b"  V2" + identify())
             await raw.ok()
+
+
+async def test_a_listener_that_is_closed_accepts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    accepted: list[socket.socket] = []
+    poller = Poller()
+    poller.open()
+    listening = await listen("--flag", "127.0.0.1:0")
+    with ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                accept_clients, lambda sock, _: accepted.append(sock), listening.listeners, poller
+            )
+            await settle()
+            for _ in range(50):  # more than at once, so that the poller will serve the listener again
+                client = stack.enter_context(socket.socket())
+                client.connect(parse_address(listening.address))
+            assert poller.poll()
+            poller.serve()
+            nursery.cancel_scope.cancel()
+        before = len(accepted)
+        assert 0 < before < 50
+        poller.poll()
+        poller.serve()
+        assert len(accepted) == before
+        assert not caplog.text
+        for sock in accepted:
+            sock.close()
+    poller.close()
 
 
 def unix_http(path: str, **options: Any) -> httpx.AsyncClient:

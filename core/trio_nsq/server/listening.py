@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import trio
 
-from ..event_loop.reactor import PolledEndpoint, Poller
+from ..event_loop.reactor import RESTING, PolledEndpoint, Poller
 from ..protocol.address import format_address, format_peer, is_unix_path
 from ..protocol.errors import StartupError
 
@@ -87,7 +87,7 @@ class Listening:
             pass  # it is already removed; if not, the next start removes it
 
 
-Begin: TypeAlias = Callable[[socket.socket, str], None]
+Begin: TypeAlias = Callable[[socket.socket, str], object]
 """Begins to serve a client: its non-blocking socket, and its address."""
 
 
@@ -117,6 +117,7 @@ class _PolledListener(PolledEndpoint):
         with self._sock as sock:
             sock.setblocking(False)
             self.start_polling()
+            self.rest()
             try:
                 while True:
                     await self._failed.wait()
@@ -128,7 +129,7 @@ class _PolledListener(PolledEndpoint):
 
     def serve(self) -> bool:
         """Accept the clients that are there. Returns True if there may be more."""
-        if self._failed.is_set():
+        if self._failed.is_set() or self.state is not RESTING:  # or it was closed after it was queued
             return False
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
