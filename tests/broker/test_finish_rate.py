@@ -1,13 +1,15 @@
 """Tests for FINs that are read later: when a consumer's may be, and that the poller reads them then."""
 
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.api import running_api
-from broker.support import PATIENCE_S, PolledClient, identify, mpub
+from broker.support import PATIENCE_S, PolledClient, identify, mpub, pub
 from trio_nsq.broker.session.finish_rate import FinishRate
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
@@ -43,6 +45,29 @@ def test_nothing_waits_after_other_commands() -> None:
     rate.allows_wait(1, 2000, 10.0)
     assert rate.allows_wait(2, 2000, 10.00001)
     assert not rate.allows_wait(2, 2000, 10.00002)
+
+
+@given(
+    after_s=st.floats(0, 0.1),
+    reads=st.lists(st.tuples(st.integers(0, 30), st.floats(0.00001, 0.001)), min_size=1, max_size=100),
+)
+def test_nothing_waits_for_four_waits_after_an_answer(after_s: float, reads: list[tuple[int, float]]) -> None:
+    rate = FinishRate(0.001)
+    count, now_s = 1, 10.0
+    rate.allows_wait(count, 2000, now_s)
+    now_s += after_s
+    rate.note_answer(now_s)
+    for finished, passed_s in reads:
+        count, now_s = count + finished, now_s + passed_s
+        if rate.allows_wait(count, 2000, now_s):
+            assert now_s >= 10.0 + after_s + 0.004
+
+
+def test_consumer_waits_again_when_its_answers_are_long_past() -> None:
+    rate = FinishRate(0.001)
+    rate.note_answer(10.0)
+    rate.allows_wait(1, 2000, 10.004)
+    assert rate.allows_wait(2, 2000, 10.0041)
 
 
 def test_consumer_with_one_message_at_a_time_is_always_read() -> None:
@@ -146,3 +171,23 @@ async def test_fins_that_arrive_one_by_one_are_all_executed_although_nothing_els
             while (channel := await api.channel("t", "c"))["in_flight_count"]:
                 pass
         assert channel["clients"][0]["finish_count"] == count
+
+
+async def test_client_that_publishes_and_consumes_over_one_connection_is_read_at_once(tmp_path: Path) -> None:
+    count, cycles, wait_s = 2000, 400, 0.05
+    options: dict[str, Any] = {"pacing": Pacing(finishes_s=wait_s), "sync": "interval"}
+    async with running_api(tmp_path, **options) as api:
+        client = api.tcp
+        await client.send(identify(output_buffer_timeout=-1) + b"SUB t c\n")
+        await client.ok()
+        await client.ok()
+        await client.send(mpub("t", *[b"x"] * count) + b"RDY 2500\n")
+        await client.ok()
+        ids = [(await client.message()).id for _ in range(count)]
+        began_s = perf_counter()  # as the poller's clock
+        for message_id in ids[:cycles]:
+            await client.send(b"FIN %s\n" % message_id)
+            await client.send(pub("other", b"result"))
+            await client.ok()
+        # Otherwise, half of the answers come so much later.
+        assert perf_counter() - began_s < cycles * wait_s / 4

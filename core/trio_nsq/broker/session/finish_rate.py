@@ -7,6 +7,9 @@ _FEWEST: Final = 4
 _KEPT_BUSY: Final = 4
 """Until its FINs are read, a consumer must have so many times as many messages in flight as it finishes: a round of the
 poller can be late, and the consumer must not wait for more messages."""
+_ALONE: Final = 4
+"""For so many waits after an answer, FINs are read as they arrive: a client that publishes its results over the same
+connection would otherwise wait longer for most answers."""
 
 
 class FinishRate:
@@ -20,6 +23,11 @@ class FinishRate:
         self._wait_s = wait_s
         self._count = 0
         self._at_s = 0.0
+        self._from_s = 0.0  # none waits before
+
+    def note_answer(self, now_s: float) -> None:
+        """The client was sent an answer: it may send the next command that has one soon, and wait for it."""
+        self._from_s = now_s + _ALONE * self._wait_s
 
     def allows_wait(self, count: int, in_flight: int, now_s: float) -> bool:
         """Whether the next FINs may wait: several are to be expected, and the consumer has enough other messages.
@@ -33,6 +41,8 @@ class FinishRate:
         if not finished:
             return False
         self._count, self._at_s = count, now_s
+        if now_s < self._from_s:
+            return False
         # Both sides times `passed_s`: without a time there is no rate.
         expected = finished * self._wait_s
         return 0 < _FEWEST * passed_s <= expected and expected * _KEPT_BUSY <= in_flight * passed_s

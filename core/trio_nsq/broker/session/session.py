@@ -233,11 +233,18 @@ class Session(PolledEndpoint):
             self._hand_over(None)
             return
         self.rest()
-        if self.subscription is not None and not (waits_for_answer or self.is_unread):
-            consumer = self.subscription.consumer
-            now_s = self._poller.clock_s()
-            if self._finish_rate.allows_wait(consumer.finish_count, consumer.in_flight.count, now_s):
-                self.read_later()
+        if self.subscription is not None:
+            self._note_finishes(self.subscription.consumer, waits_for_answer=waits_for_answer)
+
+    def _note_finishes(self, consumer: Consumer, *, waits_for_answer: bool) -> None:
+        """Have the poller read the consumer later if it sends FINs quickly, one by one."""
+        now_s = self._poller.clock_s()
+        if waits_for_answer:
+            self._finish_rate.note_answer(now_s)
+        elif not self.is_unread and self._finish_rate.allows_wait(
+            consumer.finish_count, consumer.in_flight.count, now_s
+        ):
+            self.read_later()
 
     def has_room(self) -> bool:
         """Whether the client may send the rest of a large body. Releases the room of a complete one."""
