@@ -1,5 +1,6 @@
 """Tests for addresses to listen at: host and port, or the path of a unix socket."""
 
+import errno
 import os
 import resource
 import socket
@@ -101,6 +102,38 @@ async def test_a_listener_that_is_closed_accepts_nobody(caplog: pytest.LogCaptur
         assert not caplog.text
         for sock in accepted:
             sock.close()
+    poller.close()
+
+
+async def test_a_client_that_cannot_be_served_does_not_affect_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    accepted: list[socket.socket] = []
+
+    def begin(sock: socket.socket, _: str) -> None:
+        accepted.append(sock)
+        if len(accepted) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    poller = Poller()
+    poller.open()
+    listening = await listen("--flag", "127.0.0.1:0")
+    with ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept_clients, begin, listening.listeners, poller)
+            await settle()
+            first, second = [stack.enter_context(socket.socket()) for _ in range(2)]
+            for client in (first, second):
+                client.connect(parse_address(listening.address))
+            assert poller.poll()
+            poller.serve()
+            nursery.cancel_scope.cancel()
+        assert first.recv(1) == b""
+        assert len(accepted) == 2
+        assert accepted[1].send(b"x") == 1
+        assert second.recv(1) == b"x"
+        accepted[1].close()
+    assert "No space left on device" in caplog.text
     poller.close()
 
 

@@ -147,7 +147,12 @@ class _PolledListener(PolledEndpoint):
                 with suppress(OSError):  # the client has disconnected already
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-            self._begin(sock, format_peer(address))
+            try:
+                self._begin(sock, format_peer(address))
+            except Exception:
+                # A bug, or the kernel refuses to watch the socket: it must not affect other clients.
+                logger.exception("a client cannot be served: internal error")
+                sock.close()
         return True
 
 
