@@ -88,8 +88,6 @@ class Scheduler:
     async def _sleep(self) -> None:
         """Wait until there is something to serve, or a timer is due."""
         wait_s = self._delivery.next_timer_s
-        if self._poller.reads_later:
-            wait_s = min(wait_s, self._pacing.finishes_s)
         if wait_s == math.inf:
             await self._poller.sleep()
         else:
@@ -117,8 +115,15 @@ class Scheduler:
                 pass
             elif self._write_path.is_call_near and not tasks.runnable and poller.nap_for_call():
                 self._round()
-            elif (naps or poller.reads_later) and self._may_linger(lingers_until_s, tasks):
+            elif naps and self._may_linger(lingers_until_s, tasks):
                 naps = poller.nap()
+            elif poller.reads_later:
+                # Not in trio's sleep, whose clock need not be the poller's. Other tasks run once in a nap.
+                if tasks.runnable or clock_s() > lingers_until_s:
+                    await trio.lowlevel.checkpoint()
+                    lingers_until_s = clock_s() + pacing.spin_at_most_s
+                else:
+                    poller.nap()
             else:
                 return
             if clock_s() > turn_over_s:

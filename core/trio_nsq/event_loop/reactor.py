@@ -371,7 +371,7 @@ class Poller:
 
     @property
     def reads_later(self) -> bool:
-        """Whether a socket is not watched now: `poll` has to be called within `Pacing.finishes_s`."""
+        """Whether a socket is not watched now: `poll` has to be called again soon."""
         return bool(self._later)
 
     def wake(self) -> None:
