@@ -4,12 +4,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.api import running_api
-from broker.support import PATIENCE_S, PolledClient, identify, mpub, pub
+from broker.support import PolledClient, identify, mpub, pub
 from trio_nsq.broker.session.finish_rate import FinishRate
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
@@ -154,22 +156,27 @@ async def test_client_that_is_polled_again_or_removed_is_not_read_later() -> Non
 # ---------------------------------------------------------------------- a broker
 
 
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """A clock that stands still: the poller has its own."""
+    return trio.testing.MockClock()
+
+
 async def test_fins_that_arrive_one_by_one_are_all_executed_although_nothing_else_happens(
-    tmp_path: Path,
+    tmp_path: Path, clock: trio.testing.MockClock
 ) -> None:
-    count = 2000
+    count = 4000  # more than RDY: the last ones arrive only when FINs were read
     async with running_api(tmp_path) as api:
         client = api.tcp
-        await client.send(identify(output_buffer_timeout=-1) + b"SUB t c\n")
+        await client.send(identify(output_buffer_size=-1) + b"SUB t c\n")
         await client.ok()
         await client.ok()
-        await client.send(mpub("t", *[b"x"] * count) + b"RDY 2500\n")
+        await client.send(mpub("t", *[b"x"] * count) + b"RDY 2000\n")
         await client.ok()
-        for message_id in [(await client.message()).id for _ in range(count)]:
-            await client.send(b"FIN %s\n" % message_id)
-        with trio.fail_after(PATIENCE_S):
-            while (channel := await api.channel("t", "c"))["in_flight_count"]:
-                pass
+        for _ in range(count):
+            await client.send(b"FIN %s\n" % (await client.message()).id)
+        while (channel := await api.channel("t", "c"))["in_flight_count"]:
+            pass
         assert channel["clients"][0]["finish_count"] == count
 
 
