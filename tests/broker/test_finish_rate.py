@@ -99,6 +99,17 @@ def served_in_a_round(poller: Poller, served: list[str]) -> list[str]:
     return list(served)
 
 
+def read_much_later() -> tuple[Poller, PolledClient, list[str]]:
+    """Return an open poller with a client that has been served, and is not read again soon."""
+    served: list[str] = []
+    poller = Poller(Pacing(finishes_s=1000), Clock())
+    client = PolledClient("client", served, poller)
+    poller.open()
+    assert served_in_a_round(poller, served) == ["client"]
+    client.read_later()
+    return poller, client, served
+
+
 async def test_client_that_is_read_later_is_served_once_for_all_that_has_arrived() -> None:
     clock, served = Clock(), list[str]()
     poller = Poller(Pacing(finishes_s=0.5), clock)
@@ -123,12 +134,7 @@ async def test_client_that_is_read_later_is_served_once_for_all_that_has_arrived
 
 
 async def test_lost_connection_is_noticed_at_once_although_it_is_read_later() -> None:
-    served: list[str] = []
-    poller = Poller(Pacing(finishes_s=1000), Clock())
-    client = PolledClient("client", served, poller)
-    poller.open()
-    assert served_in_a_round(poller, served) == ["client"]
-    client.read_later()
+    poller, client, served = read_much_later()
     client.other.close()
     assert served_in_a_round(poller, served) == ["client"]
     poller.close()
@@ -136,12 +142,7 @@ async def test_lost_connection_is_noticed_at_once_although_it_is_read_later() ->
 
 
 async def test_client_that_is_polled_again_or_removed_is_not_read_later() -> None:
-    served: list[str] = []
-    poller = Poller(Pacing(finishes_s=1000), Clock())
-    client = PolledClient("client", served, poller)
-    poller.open()
-    assert served_in_a_round(poller, served) == ["client"]
-    client.read_later()
+    poller, client, served = read_much_later()
     client.other.send(b"x")
     poller.poll_again(client.ours.fileno())
     assert not poller.reads_later

@@ -118,10 +118,9 @@ class Scheduler:
             elif naps and self._may_linger(lingers_until_s, tasks):
                 naps = poller.nap()
             elif poller.reads_later:
-                # Not in trio's sleep, whose clock need not be the poller's. Other tasks run once in a nap.
+                # Not in trio's sleep, whose clock need not be the poller's.
                 if tasks.runnable or clock_s() > lingers_until_s:
-                    await trio.lowlevel.checkpoint()
-                    lingers_until_s = clock_s() + pacing.spin_at_most_s
+                    turn_over_s = -math.inf  # others run now, and after each nap
                 else:
                     poller.nap()
             else:
