@@ -182,7 +182,7 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
             sets = [MessageSet.join([publication.sets[0] for publication in together])]
         elif first.metadata_of_rest:
             pass  # each set has a record of its own
-        elif is_about_messages(first.metadata):
+        elif first.metadata and is_about_messages(first.metadata):
             sets = [MessageSet.join(sets)]
         else:
             sets = [piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)]

@@ -17,7 +17,6 @@ Creating a file of a log blocks on the disk, so a thread does it. Publications t
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -111,8 +110,8 @@ class WritePath:
         )
         self.syncs: ScheduledSyncs = ScheduledSyncs(options, self.local)
         self._threads = trio.CapacityLimiter(_THREADS)
-        # Collected, not written; several groups if they are large. No deque is empty.
-        self._gathered: dict[Topic, deque[Group]] = {}
+        # Collected, not written; several groups if they are large. No list is empty.
+        self._gathered: dict[Topic, list[Group]] = {}
         self.due: dict[Topic, None] = {}
         self.on_refused: Callable[[Topic], None] = lambda topic: None
         self._is_called = False  # a call of `write_gathered` is scheduled
@@ -178,7 +177,7 @@ class WritePath:
             self._check_limits(topic, publications, size)
         groups = self._gathered.get(topic)
         if groups is None:
-            groups = self._gathered[topic] = deque([Group()])
+            groups = self._gathered[topic] = [Group()]
             if topic not in self._holds:
                 self.due[topic] = None
         elif groups[-1].size >= _LARGE_BYTES:
@@ -282,7 +281,7 @@ class WritePath:
     def _take_group(self, topic: Topic) -> None:
         """Remove the first of a topic's collected groups; the next one is due."""
         groups = self._gathered[topic]
-        groups.popleft()
+        del groups[0]
         if groups:
             self.due[topic] = None
         else:

@@ -80,8 +80,10 @@ class TopicLimits:
 
         Applies to private channels, and with `drop-oldest` also to the other channels and undistributed messages.
         """
+        if not self._topic.is_limited:
+            return
         limits, drops = self.settings, self.settings.drops
-        if not (drops or (self._private and limits.is_limited)):
+        if not (drops or self._private):
             return
         channels = self._channels if drops else self._private
         if limits.max_messages:

@@ -10,7 +10,8 @@ from errno import EFBIG, EISDIR, ELOOP, ENXIO
 from pathlib import Path
 from typing import NamedTuple
 
-_IOV_MAX = os.sysconf("SC_IOV_MAX")
+from .write_all import write_all
+
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _KEPT_BYTES = 1024 * 1024
 NO_FILE = frozenset((EISDIR, ELOOP, ENXIO))
@@ -82,15 +83,7 @@ class Files:
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         """Write all parts one after the other from `offset` on, continuing partial writes."""
-        for start in range(0, len(parts), _IOV_MAX):
-            group = parts[start : start + _IOV_MAX] if len(parts) > _IOV_MAX else parts
-            size = sum(map(len, group))
-            written = os.pwritev(fd, group, offset)
-            if written < size:
-                rest = memoryview(b"".join(group))
-                while written < size:
-                    written += os.pwrite(fd, rest[written:], offset + written)
-            offset += size
+        write_all(fd, offset, parts)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Read up to `size` bytes from `offset` on; fewer at the end of the file."""
