@@ -52,7 +52,7 @@ class Publication:
 
     @property
     def count(self) -> int:
-        return sum([len(messages.sizes) for messages in self.sets])
+        return sum(len(messages.sizes) for messages in self.sets)
 
     @property
     def record_bytes(self) -> int:
@@ -143,7 +143,7 @@ class Group:
 
     @property
     def messages(self) -> int:
-        return sum([publication.count for publication in self.publications])
+        return sum(publication.count for publication in self.publications)
 
     def complete(self, error: PublishRefused | None) -> None:
         for on_complete in self.on_complete:
@@ -186,7 +186,7 @@ def records_for(publications: Sequence[Publication], sequence: int, ids: Message
             sets = [MessageSet.join(sets)]
         else:
             sets = [piece for large in sets for piece in large.split(MAX_RECORD_MESSAGES, MAX_RECORD_BYTES)]
-        count = sum([len(messages.sizes) for messages in sets])
+        count = sum(len(messages.sizes) for messages in sets)
         first_id = ids.take(count)
         record = RecordBatch(sequence, first_id, timestamp_ns, first.due_ns, sets[0], first.metadata)
         if len(sets) == 1:

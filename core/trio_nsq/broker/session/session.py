@@ -141,6 +141,9 @@ class Session(PolledEndpoint):
         self.answered: bool = False
         self.waiting: WaitingPart | None = None
         self._deps = deps
+        # Bound once: these are looked up for each publish.
+        self._broker = deps.broker
+        self._write_path = deps.write_path
         self._clock = deps.clock
         self._delivery = deps.delivery
         self._pacing = deps.options.pacing
@@ -388,13 +391,13 @@ class Session(PolledEndpoint):
         """Have the log store the publishes: `STORING`, `BLOCKED`, or `IDLE` if they are refused, and answered."""
         self._deliver_waiting()  # now, because these publishes must be delivered after their answer
         name = self.publishes[0].topic
-        topic = self._deps.broker.publishable(name)
+        topic = self._broker.publishable(name)
         if topic is None or not (self.authorizer.allows_all or self.authorizer.may_publish(name)):
             return BLOCKED
         if self.handshake.producer is not None:
             return self._store_numbered(topic, self.handshake.producer)
         try:
-            self._deps.write_path.submit(topic, self._publications(), self._complete_publishes)
+            self._write_path.submit(topic, self._publications(), self._complete_publishes)
         except PublishRefused as exc:
             self.answer_publishes(exc)
             return IDLE
@@ -438,7 +441,7 @@ class Session(PolledEndpoint):
             self.answer_publishes(None)
             return IDLE
         try:
-            self._deps.write_path.submit(topic, publications, self._complete_numbered)
+            self._write_path.submit(topic, publications, self._complete_numbered)
         except PublishRefused as exc:
             self.answer_publishes(exc)
             return IDLE

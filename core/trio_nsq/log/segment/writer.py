@@ -165,7 +165,7 @@ class SegmentWriter:
             if isinstance(exc, OSError):
                 raise LogWriteError(self.segment.path, exc) from exc
             raise
-        self.written_size = start + sum([batch.record_bytes for batch in batches])
+        self.written_size = start + sum(batch.record_bytes for batch in batches)
         self._uncommitted.append((batches, self.written_size, parts))
         if self.written_size > self._zeros_to:
             self._zeros_to = self.written_size
