@@ -29,6 +29,7 @@ from trio_nsq.protocol.messages import pack_messages
 DAY_MS = 86_400_000
 MINUTE = 60
 PATIENT_S = 0.01
+IDLE_S = 0.001
 
 
 @pytest.fixture
@@ -36,6 +37,13 @@ def autojump_clock(autojump_clock: MockClock) -> MockClock:
     """Return the clock of all tests, which also gives sockets time to answer before it jumps."""
     autojump_clock.autojump_threshold = PATIENT_S
     return autojump_clock
+
+
+async def pass_time(clock: MockClock, duration_s: float) -> None:
+    """Sleep while no client waits for an answer: the clock, which jumps about each second, need not be patient."""
+    clock.autojump_threshold = IDLE_S
+    await trio.sleep(duration_s)
+    clock.autojump_threshold = PATIENT_S
 
 
 async def put(api: Api, path: str, **settings: Any) -> None:
@@ -99,9 +107,9 @@ async def test_idle_topic_is_deleted_with_its_files(
     async with broker_with(tmp_path, 10 * MINUTE, audit_log=str(audit)) as api:
         assert await api.post("/pub", b"m", topic="t") == OK
         assert await consume(api) == [b"m"]
-        await trio.sleep(9.5 * MINUTE)
+        await pass_time(autojump_clock, 9.5 * MINUTE)
         assert await names(api) == {"t": ["c"]}
-        await trio.sleep(MINUTE)
+        await pass_time(autojump_clock, MINUTE)
         assert await names(api) == {}
         assert not (tmp_path / "d" / "topics" / "t.topic").exists()
         assert "topic t is deleted: it was idle for 10m" in caplog.messages
@@ -114,11 +122,11 @@ async def test_idle_topic_is_deleted_with_its_files(
 async def test_idle_channel_is_deleted_and_its_topic_stays(autojump_clock: MockClock, tmp_path: Path) -> None:
     audit = tmp_path / "audit"
     async with broker_with(tmp_path, 0, 10 * MINUTE, audit_log=str(audit)) as api:
-        await trio.sleep(9.5 * MINUTE)
+        await pass_time(autojump_clock, 9.5 * MINUTE)
         assert await names(api) == {"t": ["c"]}
-        await trio.sleep(MINUTE)
+        await pass_time(autojump_clock, MINUTE)
         assert await names(api) == {"t": []}
-        await trio.sleep(MINUTE)
+        await pass_time(autojump_clock, MINUTE)
     async with running_api(tmp_path / "d") as api:
         assert await names(api) == {"t": []}
     assert {"event": "expired", "topic": "t", "channel": "c"} in lines_of(audit)
@@ -137,11 +145,11 @@ async def test_default_holds_for_topics_and_channels_unless_they_have_their_own(
         await put(api, "/channel/settings?topic=a&channel=d", expire_idle_ms=0)
         await put(api, "/topic/settings?topic=a", expire_idle_ms=0)
         await put(api, "/topic/settings?topic=b", expire_idle_ms=20 * MINUTE * 1000)
-        await trio.sleep(9.5 * MINUTE)
+        await pass_time(autojump_clock, 9.5 * MINUTE)
         assert await names(api) == {"a": ["d", "e"], "b": [], "c": []}
-        await trio.sleep(MINUTE)
+        await pass_time(autojump_clock, MINUTE)
         assert await names(api) == {"a": ["d"], "b": []}
-        await trio.sleep(10 * MINUTE)
+        await pass_time(autojump_clock, 10 * MINUTE)
         assert await names(api) == {"a": ["d"]}
 
 
@@ -181,10 +189,12 @@ async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use
             assert await api.post("/pub", b"m", topic="t", **later) == OK
         else:
             await put(api, f"/{what}/settings?topic=t&channel=c", expire_idle_ms=0)
-        for _ in range(18):
-            if use in ("a consumer", "a message in flight"):
+        if use in ("a consumer", "a message in flight"):
+            for _ in range(18):
                 await client.send(b"NOP\n")
-            await trio.sleep(5)
+                await trio.sleep(5)
+        else:
+            await pass_time(autojump_clock, 90)
         assert await names(api) == {"t": ["c"]}
         if use.endswith("in the paused topic"):
             assert await api.post("/topic/unpause", topic="t") == DONE
@@ -193,15 +203,15 @@ async def test_what_is_used_stays(autojump_clock: MockClock, tmp_path: Path, use
 
 async def test_each_use_begins_the_time_anew(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with broker_with(tmp_path, 3 * MINUTE) as api:
-        await trio.sleep(2.5 * MINUTE)
+        await pass_time(autojump_clock, 2.5 * MINUTE)
         assert await api.post("/pub", b"m", topic="t") == OK
-        await trio.sleep(2.5 * MINUTE)
+        await pass_time(autojump_clock, 2.5 * MINUTE)
         assert await consume(api) == [b"m"]
-        await trio.sleep(2.5 * MINUTE)
+        await pass_time(autojump_clock, 2.5 * MINUTE)
         assert await consume(api, 0) == []
-        await trio.sleep(2.5 * MINUTE)
+        await pass_time(autojump_clock, 2.5 * MINUTE)
         assert "t" in await names(api)
-        await trio.sleep(MINUTE)
+        await pass_time(autojump_clock, MINUTE)
         assert "t" not in await names(api)
 
 
@@ -226,7 +236,7 @@ async def test_ephemeral_ones_have_their_own_rules(autojump_clock: MockClock, tm
     async with broker_with(tmp_path, MINUTE) as api:
         assert await api.post("/pub", b"m", topic="e#ephemeral") == OK
         await put(api, "/topic/settings?topic=e%23ephemeral", expire_idle_ms=1000)
-        await trio.sleep(3 * MINUTE)
+        await pass_time(autojump_clock, 3 * MINUTE)
         assert await names(api) == {"e#ephemeral": []}
 
 
@@ -238,26 +248,26 @@ async def test_time_goes_on_after_a_restart(
 ) -> None:
     real = time.time_ns
     async with broker_with(tmp_path, 10 * MINUTE) as api:
-        await trio.sleep(8 * MINUTE)
+        await pass_time(autojump_clock, 8 * MINUTE)
         assert await names(api) == {"t": ["c"]}
     monkeypatch.setattr(time, "time_ns", lambda: real() + 8 * MINUTE * 10**9)  # as the clock of the test
     async with running_api(tmp_path / "d", checkpoint_interval_ms=30_000) as api:
         api.client.headers["connection"] = "close"
-        await trio.sleep(4 * MINUTE)
+        await pass_time(autojump_clock, 4 * MINUTE)
         assert await names(api) == {"t": ["c"]}  # clients may connect again
-        await trio.sleep(2 * MINUTE)
+        await pass_time(autojump_clock, 2 * MINUTE)
         assert await names(api) == {}
 
 
 async def test_use_after_a_restart_begins_the_time_anew(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with broker_with(tmp_path, 10 * MINUTE) as api:
-        await trio.sleep(8 * MINUTE)
+        await pass_time(autojump_clock, 8 * MINUTE)
     async with running_api(tmp_path / "d", checkpoint_interval_ms=30_000) as api:
         api.client.headers["connection"] = "close"
         assert await consume(api, 0) == []
-        await trio.sleep(9 * MINUTE)
+        await pass_time(autojump_clock, 9 * MINUTE)
         assert "t" in await names(api)
-        await trio.sleep(2 * MINUTE)
+        await pass_time(autojump_clock, 2 * MINUTE)
         assert "t" not in await names(api)
 
 
@@ -302,7 +312,7 @@ async def test_what_comes_during_a_deletion_waits(
     files = HeldFiles()
     times = (MINUTE, 0) if what == "topic" else (0, MINUTE)
     async with broker_with(tmp_path, *times, files=files) as api:
-        await trio.sleep(MINUTE - 1)
+        await pass_time(autojump_clock, MINUTE - 1)
         files.hold("rename" if what == "topic" else "replace")
         await files.reached()
         async with connected(address(api)) as other, trio.open_nursery() as nursery:
@@ -352,7 +362,7 @@ async def test_message_for_a_channel_that_is_being_deleted_is_refused(
             await fail(client, 1)
             while (await names(api)).get("dead") != ["dead-letters"] or not await letters(api):
                 await trio.sleep(0.1)
-        await trio.sleep(MINUTE - 1)
+        await pass_time(autojump_clock, MINUTE - 1)
         files.hold("rename" if what == "topic" else "replace")
         await files.reached()
         group = MovedGroup(5, 5, pack_messages([b"moved"]), channel="c").encode()
@@ -389,7 +399,7 @@ async def test_publish_under_way_keeps_the_topic(autojump_clock: MockClock, tmp_
     async with broker_with(tmp_path, MINUTE, MINUTE, files=files) as api:
         assert await api.post("/pub", b"creates the log", topic="t") == OK
         assert await consume(api) == [b"creates the log"]
-        await trio.sleep(MINUTE - 5)
+        await pass_time(autojump_clock, MINUTE - 5)
         autojump_clock.autojump_threshold = math.inf  # a thread takes no time of this clock
         files.hold("sync")
         async with connected(address(api)) as other, trio.open_nursery() as nursery:
@@ -399,7 +409,7 @@ async def test_publish_under_way_keeps_the_topic(autojump_clock: MockClock, tmp_
             await settle()
             files.release()
         autojump_clock.autojump_threshold = PATIENT_S
-        await trio.sleep(3 * MINUTE)
+        await pass_time(autojump_clock, 3 * MINUTE)
         assert (await names(api))["t"] == ["c"]
         assert await consume(api) == [b"m"]
 
@@ -411,7 +421,7 @@ async def test_seek_under_way_keeps_the_channel(autojump_clock: MockClock, tmp_p
         await put(api, "/topic/settings?topic=t", retention_time_ms=DAY_MS)
         assert await api.post("/pub", b"m", topic="t") == OK
         assert await consume(api) == [b"m"]
-        await trio.sleep(60)  # the idle time begins within 10 s, when the broker examines the channel
+        await pass_time(autojump_clock, 60)  # the idle time begins within 10 s, when the broker examines the channel
         autojump_clock.autojump_threshold = math.inf
         files.hold("replace")
         async with trio.open_nursery() as nursery:
@@ -421,7 +431,7 @@ async def test_seek_under_way_keeps_the_channel(autojump_clock: MockClock, tmp_p
             await settle()
             files.release()
         autojump_clock.autojump_threshold = PATIENT_S
-        await trio.sleep(3 * MINUTE)
+        await pass_time(autojump_clock, 3 * MINUTE)
         assert (await names(api))["t"] == ["c"]
         assert await consume(api) == [b"m"]
 
@@ -456,7 +466,7 @@ async def test_no_acknowledged_message_is_lost(
             # What is new, or is just being deleted, gets the settings in the next round.
             for target in ("/topic/settings?topic=t", "/channel/settings?topic=t&channel=c"):
                 await api.send("PUT", target, body=b'{"expire_idle_ms": 10000}')
-            await trio.sleep(rng.uniform(9, 13))
+            await pass_time(autojump_clock, rng.uniform(9, 13))
             async with trio.open_nursery() as nursery:
                 for name in (b"a", b"b"):
                     nursery.start_soon(publish, api, b"%s %d" % (name, number), rng.uniform(0, 1))
@@ -483,11 +493,11 @@ async def test_failure_is_logged_once_and_tried_again(
 ) -> None:
     files = UndeletableFiles()
     async with broker_with(tmp_path, MINUTE, files=files) as api:
-        await trio.sleep(3 * MINUTE)
+        await pass_time(autojump_clock, 3 * MINUTE)
         assert await names(api) == {"t": ["c"]}
         assert await api.post("/pub", b"m", topic="t") == OK
         assert await consume(api) == [b"m"]
         files.fails = False
-        await trio.sleep(2 * MINUTE)
+        await pass_time(autojump_clock, 2 * MINUTE)
         assert "t" not in await names(api)
     assert caplog.messages.count("topic t is idle and cannot be deleted: Input/output error") == 1

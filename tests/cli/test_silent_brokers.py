@@ -41,7 +41,7 @@ def test_silent_broker_is_reported_as_such(
     monkeypatch.setattr("qcli.broker.admin_client.REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.connection.connection.HANDSHAKE_TIMEOUT_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.connection.connection.LEADER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("trio_nsq.client.reading.topic_reader.WAIT_S", -29.95)
+    monkeypatch.setattr("trio_nsq.client.reading.topic_reader.SILENCE_S", 0.05)
     monkeypatch.setattr("trio_nsq.client.http.broker_http.ANSWER_TIMEOUT_S", 0.05)
     result = run_here(silent, *command.split())
     assert result.code == ExitCode.UNREACHABLE

@@ -24,8 +24,8 @@ from soak import in_soak
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
-AT_ONCE = 6
-"""Commands that run at the same time: starting more makes each one slower on a small machine."""
+AT_ONCE = 16
+"""Commands that run at the same time. Nearly all their time, they wait for the hung broker."""
 ANSWER_S = 2.0 + 5.0
 """A command's limits for a connection and for an answer."""
 PATIENCE_S = 45.0
@@ -271,8 +271,8 @@ FAULTS = {
 LINES = ["stat", "topic create TOPIC", "peek topic00", "nodes", "clients"]
 EACH = list(itertools.product(LINES, FAULTS))
 SHORT = [
-    *(("stat", "silent"), ("stat", "down"), ("stat", "refusing"), ("nodes", "silent")),
-    *(("topic create TOPIC", "down"), ("peek topic00", "refusing"), ("clients", "silent")),
+    *(("stat", "silent"), ("stat", "down"), ("stat", "refusing")),
+    *(("topic create TOPIC", "down"), ("peek topic00", "refusing")),
 ]
 
 
@@ -295,13 +295,18 @@ def test_one_fault(
 
 
 def test_drain_of_a_hung_broker_ends_in_time(wreck: Wreck) -> None:
-    for line in (
-        f"drain --nsqd-http-address {wreck.silent.http_address}",
-        f"drain --nsqd-http-address {wreck.well.http_address} --move-to {wreck.silent.http_address}",
-    ):
+    def drain(options: str) -> tuple[Result, float]:
         began = time.monotonic()
-        result = cli_of(wreck.well)(*line.split())
-        assert time.monotonic() - began < ANSWER_S + PATIENCE_S
+        return cli_of(wreck.well)("drain", *options.split()), time.monotonic() - began
+
+    lines = (
+        f"--nsqd-http-address {wreck.silent.http_address}",
+        f"--nsqd-http-address {wreck.well.http_address} --move-to {wreck.silent.http_address}",
+    )
+    with ThreadPoolExecutor(len(lines)) as threads:
+        runs = list(threads.map(drain, lines))
+    for result, seconds in runs:
+        assert seconds < ANSWER_S + PATIENCE_S
         assert result.code == ExitCode.UNREACHABLE
         reason = (
             f"The broker at {wreck.silent.http_address} does not answer: connected, but no answer within 5 s."

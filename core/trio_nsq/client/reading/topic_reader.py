@@ -31,7 +31,7 @@ from .log_stream import Found, LogStream
 CONNECT_TIMEOUT_S = 2.0
 WAIT_S = 20
 """How long a request waits for messages. A new request at this interval detects a lost connection."""
-_SILENCE_S = WAIT_S + 30.0
+SILENCE_S = WAIT_S + 30.0
 """The longest time without data: the disk of a broker may be slow."""
 _HTTPS = "https://"
 _MAX_SHORT_BYTES = 64 * 1024
@@ -127,7 +127,7 @@ class TopicReader:
         self._left: float = math.inf if max_messages is None else max_messages
         self._http = HTTPClient(
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            request_timeout_s=_SILENCE_S,
+            request_timeout_s=SILENCE_S,
             max_answer_bytes=_MAX_SHORT_BYTES,
             tls=tls,
         )
@@ -345,10 +345,10 @@ class TopicReader:
 def _limited() -> Iterator[None]:
     """Limit how long a broker sends nothing. Raises AnswerSilent, and NotHTTP with advice."""
     try:
-        with runtime.fail_after(_SILENCE_S):
+        with runtime.fail_after(SILENCE_S):
             yield
     except runtime.TooSlowError:
-        raise AnswerSilent(f"no data for {_SILENCE_S:g} s") from None
+        raise AnswerSilent(f"no data for {SILENCE_S:g} s") from None
     except NotHTTP as exc:
         raise NotHTTP(f"the answer is not HTTP. {WRONG_PORT}") from exc
 
