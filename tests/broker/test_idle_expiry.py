@@ -421,7 +421,8 @@ async def test_seek_under_way_keeps_the_channel(autojump_clock: MockClock, tmp_p
         await put(api, "/topic/settings?topic=t", retention_time_ms=DAY_MS)
         assert await api.post("/pub", b"m", topic="t") == OK
         assert await consume(api) == [b"m"]
-        await pass_time(autojump_clock, 60)  # the idle time begins within 10 s, when the broker examines the channel
+        # The idle time begins within 10 s, when the broker examines the channel.
+        await pass_time(autojump_clock, MINUTE)
         autojump_clock.autojump_threshold = math.inf
         files.hold("replace")
         async with trio.open_nursery() as nursery:
