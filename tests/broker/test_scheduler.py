@@ -235,7 +235,7 @@ async def test_data_that_arrives_while_busy_waiting_is_served() -> None:
                 gone_s += 2 * PATIENCE_S
         return gone_s
 
-    async with scheduling(Pacing(spin_s=PATIENCE_S, spin_at_most_s=PATIENCE_S), clock_s) as running:
+    async with scheduling(Pacing(spin_s=PATIENCE_S), clock_s) as running:
         client = PolledClient("served", served, running.poller)
         with trio.fail_after(PATIENCE_S):
             await settle()
@@ -260,9 +260,9 @@ async def test_no_busy_wait_while_others_need_the_event_loop() -> None:
             if others is not None:
                 others.start_soon(trio.lowlevel.checkpoint)
 
-    async def waits(at_most_s: float = 100, sleep_s: float = 0, *, needs_rotation: bool = False) -> bool:
+    async def waits(sleep_s: float = 0, *, needs_rotation: bool = False) -> bool:
         nonlocal looks, slept_s
-        pacing = Pacing(spin_s=1, spin_at_most_s=at_most_s, turn_s=100)
+        pacing = Pacing(spin_s=1, turn_s=100)
         async with scheduling(pacing, clock_s) as running, trio.open_nursery() as nursery:
             client = Waking("client", [], running.poller)
             if needs_rotation:
@@ -279,7 +279,6 @@ async def test_no_busy_wait_while_others_need_the_event_loop() -> None:
         return looked >= 100
 
     assert await waits()
-    assert not await waits(at_most_s=0)
     assert not await waits(sleep_s=10)  # it arrives rarely
     assert not await waits(needs_rotation=True)
     async with trio.open_nursery() as nursery:
@@ -326,7 +325,13 @@ class SleepsOfTrio(trio.abc.Instrument):
 @asynccontextmanager
 async def napping(nap_s: float) -> AsyncIterator[tuple[Scheduled, Served]]:
     """Run a scheduler, with a client that has been served, while a thread syncs."""
-    async with scheduling(Pacing(nap_s=nap_s, spin_s=0, turn_s=PATIENCE_S)) as running:
+    ahead_s = 0.0
+
+    def clock_s() -> float:
+        return perf_counter() + ahead_s
+
+    async with scheduling(Pacing(nap_s=nap_s, spin_s=0, turn_s=PATIENCE_S), clock_s) as running:
+        ahead_s = 100 * nap_s  # the client has not sent for a while: no nap in vain now
         client = Served(running.poller)
         await settle()
         running.write_path.local.request(running.topic)
@@ -408,7 +413,7 @@ async def test_nap_without_trio_while_clients_send_often() -> None:
         assert client.served.wait(PATIENCE_S)
         running.poller.call_soon(done.set)
 
-    pacing = Pacing(nap_s=PATIENCE_S, spin_s=0, spin_at_most_s=PATIENCE_S, turn_s=PATIENCE_S)
+    pacing = Pacing(nap_s=PATIENCE_S, spin_s=0, turn_s=PATIENCE_S)
     async with scheduling(pacing) as running:
         client = Served(running.poller)
         await until(client.served.is_set)
@@ -423,6 +428,55 @@ async def test_nap_without_trio_while_clients_send_often() -> None:
         thread.join()
         client.close()
     assert slept_in_trio == [False, False]
+
+
+@pytest.mark.parametrize("napped_s", [0, 10])
+async def test_busy_wait_after_a_nap_if_a_client_has_sent_again_at_once(napped_s: float) -> None:
+    looks = 0
+    gone_s = 0.0
+    busy_waited = threading.Event()
+    done = trio.Event()
+    found: list[bool] = []
+
+    def clock_s() -> float:
+        """Tick when it is read, as a busy-wait does."""
+        nonlocal looks
+        looks += 1
+        if looks >= 100:
+            busy_waited.set()
+        return gone_s + looks / 100
+
+    def served() -> None:
+        nonlocal looks, gone_s
+        gone_s += looks / 100
+        looks = 0
+
+    def work() -> None:
+        nonlocal gone_s
+        assert client.served.wait(PATIENCE_S)
+        found.append(busy_waited.wait(0.2))
+        client.served.clear()
+        gone_s += napped_s
+        client.other.send(b"x")
+        assert client.served.wait(PATIENCE_S)
+        found.append(busy_waited.wait(0.2))
+        running.poller.call_soon(done.set)
+
+    async with scheduling(Pacing(nap_s=PATIENCE_S, spin_s=1, turn_s=100 * PATIENCE_S), clock_s) as running:
+        client = Served(running.poller)
+        client.on_served = served
+        await until(client.served.is_set)
+        await settle()
+        client.served.clear()
+        busy_waited.clear()
+        gone_s += 10  # the client has not sent for a while
+        thread = threading.Thread(target=work)
+        thread.start()
+        client.other.send(b"x")
+        await done.wait()
+        thread.join()
+        client.close()
+    assert found == [False, not napped_s]
 
 
 # ---------------------------------------------------------------------- timers

@@ -101,7 +101,6 @@ class Scheduler:
         woke_s = clock_s()
         spins = woke_s - fell_asleep_s < 2 * pacing.spin_s  # clients have sent again at once
         naps = woke_s - fell_asleep_s < _SOON * pacing.nap_s  # they send all the time
-        lingers_until_s = woke_s + pacing.spin_at_most_s
         turn_over_s = woke_s + pacing.turn_s
         while True:
             has_input = poller.poll()
@@ -109,18 +108,20 @@ class Scheduler:
                 self._round(all_served=not has_input)
             elif self._idle():
                 pass
-            elif spins and self._may_linger(lingers_until_s, tasks) and poller.spin():
+            elif spins and self._may_linger(tasks) and poller.spin():
                 self._round()
             elif self._delivery.before_sleep():
                 pass
             elif self._write_path.is_call_near and not tasks.runnable and poller.nap_for_call():
                 self._round()
-            elif naps and self._may_linger(lingers_until_s, tasks):
+            elif naps and self._may_linger(tasks):
+                fell_asleep_s = clock_s()
                 naps = poller.nap()
+                spins = naps and clock_s() - fell_asleep_s < 2 * pacing.spin_s
             elif poller.reads_later:
                 # Not in trio's sleep, whose clock need not be the poller's.
-                if tasks.runnable or clock_s() > lingers_until_s:
-                    turn_over_s = -math.inf  # others run now, and after each nap
+                if tasks.runnable:
+                    turn_over_s = -math.inf  # they run now
                 else:
                     poller.nap()
             else:
@@ -128,7 +129,6 @@ class Scheduler:
             if clock_s() > turn_over_s:
                 await trio.lowlevel.checkpoint()
                 self._delivery.extend_if_late()
-                lingers_until_s = clock_s() + pacing.spin_at_most_s
                 turn_over_s = clock_s() + pacing.turn_s
 
     def _round(self, *, all_served: bool = False) -> None:
@@ -160,6 +160,6 @@ class Scheduler:
         self._local.begin()
         return self._delivery.idle()
 
-    def _may_linger(self, until_s: float, tasks: _OtherTasks) -> bool:
+    def _may_linger(self, tasks: _OtherTasks) -> bool:
         """Whether nothing else needs the event loop or the processor: no sync here or in a follower, no task."""
-        return not (self._poller.clock_s() > until_s or self._write_path.is_busy or tasks.runnable)
+        return not (self._write_path.is_busy or tasks.runnable)

@@ -12,13 +12,13 @@ class Pacing:
 
     Attributes:
         turn_s: Maximum time of one kind of work before other tasks run: reading clients that always have data,
-            publishers that publish again at once, deliveries to one channel. More than 0.
+            publishers that publish again at once, busy-waiting and naps for clients, deliveries to one channel. More
+            than 0.
         clients_per_round: Maximum number of clients that the poller gets from the kernel at a time.
         many_clients: If a round has this many clients, the poller asks for further ones before the round ends: their
             publishes go into the same write.
         spin_s: Request/response clients usually send again within this time. Sleeping and waking takes as long, so
             the poller busy-waits for them, unless the last wait was longer.
-        spin_at_most_s: Maximum time of busy-waiting, and of naps for clients, before trio runs other tasks.
         nap_s: While syncs take less than this on average, or clients send often, the poller sleeps for at most this
             long without trio.
         commands_s: Maximum time to execute small commands that arrived together from one client.
@@ -54,7 +54,6 @@ class Pacing:
     clients_per_round: int = 64
     many_clients: int = 8
     spin_s: float = 0.000_05
-    spin_at_most_s: float = 0.001
     nap_s: float = 0.001
     commands_s: float = 0.000_5
     commands_at_least: int = 32
