@@ -119,15 +119,17 @@ async def test_ended_heartbeat_keeps_nothing(autojump_clock: trio.testing.MockCl
 
 
 def test_both_forms_describe_the_same() -> None:
-    names = ("a", "b", "c", "d", "e", "f")
+    layout = {"a": str, "b": int, "c": bool, "d": list, "e": list, "f": dict, "g": object, "h": object}
 
     def describe(form: Form) -> object:
-        inner = [form.describe(("n",), (number,)) for number in range(2)]
+        inner = [form.describe(form.prepared({"n": int}), (number,)) for number in range(2)]
         values = (
             form.text('a "quoted" \\ é \u2028 \x00'), 5, form.boolean(True), form.listed(inner), form.listed(None),
-            form.other({"x": None, "y": [1.5]}),
+            form.other({"x": None, "y": [1.5]}), form.optional(None), form.optional(2**40),
         )  # fmt: skip
-        return form.describe(names, values, form.fields({"more": [True], "text": "%s"}))
+        fields = form.joined(
+            form.fields({"more": [True], "text": "%s"}), form.field("one", form.listed(inner))
+        )
+        return form.describe(form.prepared(layout), values, fields)
 
     assert describe(Texts()) == compact_json(describe(Dicts()))
-    assert Texts().describe(("n",), (1,)) == compact_json(Dicts().describe(("n",), (1,)))

@@ -3,19 +3,25 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.api import Api, running_api
 from broker.auth_server import answer, authenticated, authorization, running_auth_server
 from broker.auth_server import options as auth_options
 from broker.certificates import Certificates
-from broker.support import connected
-from broker.upgrading import negotiate, upgrade
+from broker.support import connected, identify, settle
+from broker.upgrading import compress, negotiate, upgrade
+from soak import examples
 from trio_nsq.broker.monitoring.process import ProcessFigures
+from trio_nsq.http import compact_json
 
 MEMORY = [
     "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",
@@ -301,3 +307,89 @@ async def test_ping_does_not_wait_for_all_earlier_answers(tmp_path: Path, path: 
             for number, stream in enumerate(streams):
                 nursery.start_soon(read, number, stream)
     assert answered.index(19) < 10
+
+
+# ---------------------------------------------------------------------- any clients
+
+TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["", "%s %d %%", 'a "b"\\', "\x00\x1f\x7f", "é", "\u2028", "🎉"]
+)
+
+
+@st.composite
+def connections(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what a client sends: the fields of IDENTIFY, how many messages to which topics, and SUB or not."""
+    texts = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    fields = {name: draw(TEXTS) for name in texts}
+    return {
+        "fields": fields | {"sample_rate": draw(st.sampled_from([0, 0, 1, 99]))},
+        "kind": draw(st.sampled_from([None, None, "deflate", "snappy"])),
+        "published": draw(st.dictionaries(st.sampled_from(["a", "b", "c#ephemeral"]), st.integers(1, 3))),
+        "consumes": draw(st.booleans()),
+        "ready_count": draw(st.integers(0, 2500)),
+    }
+
+
+def described(sent: dict[str, Any], port: int, topic: str) -> dict[str, Any]:
+    """Return what `/stats` has to tell of a client, without its time."""
+    fields, published = sent["fields"], {n: c for n, c in sent["published"].items() if topic in ("", n)}
+    places = {name: fields[name] for name in ("topology_region", "topology_zone")}
+    counts = [{"topic": name, "count": count} for name, count in sorted(published.items())]
+    return {
+        **{name: fields[name] for name in ("client_id", "hostname")},
+        "version": "V2",
+        "remote_address": f"127.0.0.1:{port}",
+        "state": 3 if sent["consumes"] else 0,
+        "ready_count": sent["ready_count"] if sent["consumes"] else 0,
+        **dict.fromkeys(("in_flight_count", "message_count", "finish_count", "requeue_count"), 0),
+        "sample_rate": fields["sample_rate"],
+        "deflate": sent["kind"] == "deflate",
+        "snappy": sent["kind"] == "snappy",
+        "user_agent": fields["user_agent"],
+        **(places if any(places.values()) else {}),
+        **({"pub_counts": counts} if counts else {}),
+        **{name: value for name, value in PLAIN.items() if name.startswith("tls")},
+    }
+
+
+@given(st.lists(connections(), max_size=4), st.sampled_from(["", "", "a", "idle"]))
+@settings(max_examples=examples(60), deadline=None)
+def test_any_clients(drawn: list[dict[str, Any]], topic: str) -> None:
+    async def run() -> None:
+        with TemporaryDirectory() as folder:
+            async with running_api(Path(folder) / "d") as api, AsyncExitStack() as stack:
+                for name in ("a", "idle"):
+                    await api.post("/topic/create", topic=name)
+                ports = []
+                for sent in drawn:
+                    client = await stack.enter_async_context(connected(api.tcp_address))
+                    ports.append(client.stream.socket.getsockname()[1])
+                    await client.send(
+                        identify(feature_negotiation=True, **sent["fields"], **{str(sent["kind"]): True})
+                    )
+                    assert await client.frame() is not None
+                    if sent["kind"]:
+                        compress(client, sent["kind"])
+                        await client.ok()
+                    for name, count in sent["published"].items():
+                        await client.publish(name, *[b"x"] * count)
+                    if sent["consumes"]:
+                        await client.subscribe("idle", "c", ready_count=sent["ready_count"])
+                await settle()
+                here = [(sent, described(sent, port, topic)) for sent, port in zip(drawn, ports, strict=True)]
+                for _ in range(2):  # the second time, from what the broker remembers
+                    answer = await api.get("/stats", format="json", topic=topic)
+                    stats = answer.json()
+                    assert answer.text == compact_json(stats)  # the escapes are those of any other JSON
+                    check(stats["producers"], [each for sent, each in here if sent["published"]])
+                    idle = [found for found in stats["topics"] if found["topic_name"] == "idle"]
+                    for channel in idle[0]["channels"] if idle else ():
+                        check(channel["clients"], [each for sent, each in here if sent["consumes"]])
+
+    def check(clients: list[dict[str, Any]] | None, expected: list[dict[str, Any]]) -> None:
+        for each in clients or ():
+            assert each.pop("connect_ts") > 0
+        assert (clients or []) == expected
+        assert list(map(list, clients or [])) == list(map(list, expected))  # the order of the fields
+
+    trio.run(run)

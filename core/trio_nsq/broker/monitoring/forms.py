@@ -1,81 +1,126 @@
 """The two forms of a description for `/stats`: a dict, and JSON text, which takes a fraction of the time to make."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from json.encoder import encode_basestring
-from typing import Any, Protocol
+from typing import Any
 
 from ...http import compact_json
 
+Layout = Mapping[str, type]
+"""The names of an object's fields, in their order, with the types of their values."""
 
-class Form(Protocol):
+
+class Form:
     """Describes things. Each value is given as one of these methods returns it, or is an integer."""
 
-    def text(self, value: str) -> Any: ...
+    def text(self, value: str) -> Any:
+        raise NotImplementedError
 
-    def boolean(self, value: bool) -> Any: ...
+    def boolean(self, value: bool) -> Any:
+        raise NotImplementedError
+
+    def optional(self, value: int | None) -> Any:
+        """An integer, or none."""
+        raise NotImplementedError
 
     def other(self, value: Any) -> Any:
         """Any value that JSON can have."""
-        ...
+        raise NotImplementedError
 
     def listed(self, values: Sequence[Any] | None) -> Any:
         """A list of descriptions, or none."""
-        ...
+        raise NotImplementedError
 
     def fields(self, values: Mapping[str, Any]) -> Any:
-        """Fields with any values, for `describe`."""
-        ...
+        """Fields with any values, at least one, for `describe`."""
+        raise NotImplementedError
 
-    def describe(self, names: tuple[str, ...], values: tuple[Any, ...], more: Any = None) -> Any:
-        """Describe an object: fields with their values, and further `fields`."""
-        ...
+    def field(self, name: str, value: Any) -> Any:
+        """A field with a value of this form, for `describe`."""
+        raise NotImplementedError
+
+    def joined(self, fields: Any, more: Any) -> Any:
+        """The fields of both, for `describe`."""
+        raise NotImplementedError
+
+    def prepared(self, layout: Layout) -> Any:
+        """Prepare a layout for `describe`."""
+        raise NotImplementedError
+
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
+        """Describe an object: the values of a layout that is `prepared`, and further fields."""
+        raise NotImplementedError
 
 
-class Dicts:
+class Dicts(Form):
     """Describes things as dicts."""
 
-    def text(self, value: str) -> str:
+    def text(self, value: str) -> Any:
         return value
 
-    def boolean(self, value: bool) -> bool:
+    def boolean(self, value: bool) -> Any:
+        return value
+
+    def optional(self, value: int | None) -> Any:
         return value
 
     def other(self, value: Any) -> Any:
         return value
 
-    def listed(self, values: Sequence[Any] | None) -> Sequence[Any] | None:
+    def listed(self, values: Sequence[Any] | None) -> Any:
         return values
 
-    def fields(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def fields(self, values: Mapping[str, Any]) -> Any:
         return values
 
-    def describe(
-        self, names: tuple[str, ...], values: tuple[Any, ...], more: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        return {**dict(zip(names, values, strict=True)), **(more or {})}
+    def field(self, name: str, value: Any) -> Any:
+        return {name: value}
+
+    def joined(self, fields: Any, more: Any) -> Any:
+        return {**fields, **more}
+
+    def prepared(self, layout: Layout) -> Any:
+        return tuple(layout)
+
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
+        described = dict(zip(prepared, values, strict=True))
+        if more is not None:
+            described.update(more)
+        return described
 
 
-class Texts:
+class Texts(Form):
     """Describes things as `compact_json` would encode their dicts."""
 
-    text = staticmethod(encode_basestring)
-    other = staticmethod(compact_json)
+    def text(self, value: str) -> Any:
+        return encode_basestring(value)
 
-    def boolean(self, value: bool) -> str:
+    def boolean(self, value: bool) -> Any:
         return "true" if value else "false"
 
-    def listed(self, values: Sequence[str] | None) -> str:
+    def optional(self, value: int | None) -> Any:
+        return "null" if value is None else value
+
+    def other(self, value: Any) -> Any:
+        return compact_json(value)
+
+    def listed(self, values: Sequence[Any] | None) -> Any:
         return "null" if values is None else f"[{','.join(values)}]"
 
-    def fields(self, values: Mapping[str, Any]) -> str:
+    def fields(self, values: Mapping[str, Any]) -> Any:
         return compact_json(values)[1:-1]
 
-    def describe(self, names: tuple[str, ...], values: tuple[Any, ...], more: str | None = None) -> str:
-        text = _template(names) % values
-        return f"{text},{more}}}" if more else f"{text}}}"
+    def field(self, name: str, value: Any) -> Any:
+        return f'"{name}":{value}'
 
+    def joined(self, fields: Any, more: Any) -> Any:
+        return f"{fields},{more}"
 
-@cache
-def _template(names: tuple[str, ...]) -> str:
-    return "{" + ",".join([f'"{name}":%s' for name in names])
+    def prepared(self, layout: Layout) -> Any:
+        # %d takes less time than %s, which makes a text of the integer first.
+        return "{" + ",".join([f'"{name}":{"%d" if kind is int else "%s"}' for name, kind in layout.items()])
+
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
+        template: str = prepared
+        text = template % values
+        return f"{text}}}" if more is None else f"{text},{more}}}"
