@@ -1,10 +1,14 @@
 """Tests for the body of MPUB: its size, its count, its messages, and inconsistent ones."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from protocol.support import int32, messages, mpub_body, read_all, reader_in, single_bytes
+from soak import examples
 from trio_nsq.protocol import CommandError, Limits, MessageSet, pack_messages
 from trio_nsq.protocol.commands import NoOperation, Publish
 from trio_nsq.protocol.encode import encode_mpub
@@ -216,9 +220,12 @@ def test_encoder_enforces_the_limits_of_the_decoder() -> None:
     assert encode_mpub("t", packed) == LINE + mpub_body(b"a", b"bc")
 
 
-@pytest.mark.parametrize(("most", "size"), [(1, 1), (3, 1000), (100, 12), (2, 9), (100, 1000)])
-def test_set_is_split_into_equal_content(most: int, size: int) -> None:
-    bodies = [b"x" * (n * 7 % 11 + 1) for n in range(20)]
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 12), st.integers(1, 200))
+@example([3] * 20, 5, 14)  # five messages are a window of sizes, two fit
+@example([3] * 20, 4, 28)  # the bytes of exactly so many
+def test_set_is_split_into_the_fewest_sets(sizes: list[int], most: int, size: int) -> None:
+    bodies = [b"x" * each for each in sizes]
     sets = pack_messages(bodies).split(most, size)
     assert [body for some in sets for body in some.bodies()] == bodies
     for some in sets:
@@ -226,3 +233,5 @@ def test_set_is_split_into_equal_content(most: int, size: int) -> None:
         assert len(some.data) == sum(some.sizes) + 4 * len(some.sizes)
         assert len(some) <= most
         assert len(some) == 1 or len(some.data) <= size
+    for some, following in pairwise(sets):
+        assert len(some) == most or len(some.data) + 4 + following.sizes[0] > size, "it has room for one more"

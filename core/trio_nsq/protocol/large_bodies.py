@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final
 
 from .limits import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
-from .messages import MessageSet, split_sizes
+from .messages import MessageSet, read_sizes, split_sizes, unpack_sizes
 
 _INT32: Final = Struct(">i")
 _PIECE_BYTES: Final = 4096
@@ -74,16 +74,27 @@ class LargeBody:
             biggest: The maximum size of a message; the minimum is 1.
         """
         sizes = known[:]
-        while len(sizes) < count:
-            field = self._between(walked, walked + 4)
-            if len(field) < 4:
-                return []
-            (size,) = _INT32.unpack(field)
-            if not 0 < size <= biggest:
-                return []
-            sizes.append(size)
-            walked += 4 + size
-        if walked != self._received:
+        before = 0
+        for piece in self._pieces:
+            end = before + len(piece)
+            if walked < end:
+                start = walked - before
+                if isinstance(piece, bytes):
+                    at = read_sizes(piece, start, len(piece), count, 1, biggest, sizes)
+                else:
+                    at = unpack_sizes(piece, start, len(piece), count, 1, biggest, sizes)
+                walked = before + at
+                if len(sizes) < count and walked < end:
+                    field = self._between(walked, walked + 4)
+                    if at <= len(piece) - 4 or len(field) < 4:
+                        return []  # the next size is wrong, or the last bytes are no size
+                    (size,) = _INT32.unpack(field)  # a part of it is in the next piece
+                    if not 0 < size <= biggest:
+                        return []
+                    sizes.append(size)
+                    walked += 4 + size
+            before = end
+        if len(sizes) < count or walked != self._received:
             return []
         self._at = self._before = start = 0
         sets: list[MessageSet] = []

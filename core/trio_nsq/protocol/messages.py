@@ -22,6 +22,8 @@ from .limits import Limits
 
 _INT32: Final = Struct(">i")
 _BYTES: Final = frozenset({bytes})
+_with_field: Final = (4).__add__
+"""Returns the size of a message with its size field."""
 
 
 @dataclass(init=False, slots=True)
@@ -77,14 +79,16 @@ def split_sizes(sizes: list[int], max_messages: int, max_bytes: int) -> list[tup
     found: list[tuple[list[int], int]] = []
     index = 0
     while index < len(sizes):
-        some = sizes[index : index + max_messages]
-        size = sum(some) + 4 * len(some)
-        if size > max_bytes and len(some) > 1:
-            ends = [end + 4 * number for number, end in enumerate(accumulate(some), 1)]
-            del some[max(1, bisect_right(ends, max_bytes)) :]
-            size = ends[len(some) - 1]
-        found.append((some, size))
-        index += len(some)
+        # Where the messages of the next sets end, with their size fields: so many that the first set is complete.
+        ends = list(accumulate(map(_with_field, sizes[index : index + max_messages])))
+        start = before = 0
+        while start < len(ends):
+            stop = max(start + 1, bisect_right(ends, before + max_bytes, start))
+            if start and stop == len(ends) and index + stop < len(sizes):
+                break  # this set may have more messages
+            found.append((sizes[index + start : index + stop], ends[stop - 1] - before))
+            start, before = stop, ends[stop - 1]
+        index += start
     return found
 
 
