@@ -201,9 +201,8 @@ def test_same_shares(brokers: dict[str, Brokers], mode: str) -> None:
             broker.create(f"{topic}.copy", "c")
         publish(used.source, topic, bodies)
         flags = [f"--destination-nsqd-tcp-address={broker.tcp_address}" for broker in both]
-        if (
-            program == "to-nsq" and mode == "round-robin"
-        ):  # `hostpool` shows that the flags of nsq_to_nsq are enough
+        # `hostpool` shows that the flags of nsq_to_nsq are enough.
+        if program == "to-nsq" and mode == "round-robin":
             flags += [f"--destination-nsqd-http-address={broker.http_address}" for broker in both]
         flags += [f"--topic={topic}", f"--destination-topic={topic}.copy", f"--mode={mode}"]
         with connector(program, used.source, *flags) as child:
