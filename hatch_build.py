@@ -53,6 +53,7 @@ MODULES = (
     "trio_nsq.broker.scheduler",
     "trio_nsq.broker.ingest.scheduled_syncs",
     "trio_nsq.broker.ingest.sync_stage",
+    "trio_nsq.broker.session.description",
     "trio_nsq.broker.session.finish_rate",
     "trio_nsq.broker.session.session",
     "trio_nsq.broker.session.transport",

@@ -127,9 +127,8 @@ def test_both_forms_describe_the_same() -> None:
             form.text('a "quoted" \\ é \u2028 \x00'), 5, form.boolean(True), form.listed(inner), form.listed(None),
             form.other({"x": None, "y": [1.5]}), form.optional(None), form.optional(2**40),
         )  # fmt: skip
-        fields = form.joined(
-            form.fields({"more": [True], "text": "%s"}), form.field("one", form.listed(inner))
-        )
-        return form.describe(form.prepared(layout), values, fields)
+        fields = form.joined(form.fields({"more": [True], "text": "%s"}), form.fields({"last": None}))
+        fields = form.with_list(form.fields({"before": 1}), "list", inner, fields)
+        return form.describe(form.prepared(layout), values, fields, first=form.fields({"first": "%d"}))
 
     assert describe(Texts()) == compact_json(describe(Dicts()))

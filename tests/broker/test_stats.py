@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -273,6 +274,44 @@ async def test_authorized_connection(tmp_path: Path, about: dict[str, Any]) -> N
     assert list(found)[14 : 16 + len(about)] == ["user_agent", "authed", *(f"auth_{key}" for key in about)]
 
 
+async def test_identify_and_auth_after_an_answer_are_in_the_next_one(tmp_path: Path) -> None:
+    everything = [authorization(), authorization(".*", ".*", "read")]
+    certificates = Certificates(tmp_path / "certificates")
+    async with running_auth_server(answer(*everything, identity="it")) as server:
+        async with running_api(tmp_path / "d", **auth_options(server), **certificates.options) as api:
+            api.client.headers["Authorization"] = "Bearer secret"
+            async with connected(api.tcp_address) as other:
+                await authenticated(other)
+                await other.publish("t", b"x")
+                first = await producer(api)
+                assert (first["client_id"], first["user_agent"]) == ("127.0.0.1", "")
+                await upgrade(other, certificates.client_context(), "deflate")
+                second = await producer(api)
+                assert (second["tls"], second["deflate"]) == (True, True)
+                await negotiate(other, client_id="me", hostname="here", user_agent="a/1")
+                third = await producer(api)
+                changed = {"client_id": "me", "hostname": "here", "user_agent": "a/1"}
+                assert third == second | changed
+                assert await producer(api) == third
+
+
+async def test_identity_that_has_changed_after_an_answer_is_in_the_next_one(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    everything = [authorization(), authorization(".*", ".*", "read")]
+    async with running_auth_server(answer(*everything, ttl=60, identity="before")) as server:
+        async with running_api(tmp_path / "d", **auth_options(server)) as api:
+            api.client.headers["Authorization"] = "Bearer secret"
+            await negotiate(api.tcp, heartbeat_interval=-1)
+            await authenticated(api.tcp)
+            await api.tcp.publish("t", b"x")
+            assert (await producer(api))["auth_identity"] == "before"
+            server.response = answer(*everything, identity="after")
+            await trio.sleep(61)
+            await api.tcp.publish("t", b"x")
+            assert (await producer(api))["auth_identity"] == "after"
+
+
 async def test_connections_that_do_not_publish_are_not_producers(tmp_path: Path) -> None:
     async with running_api(tmp_path / "d") as api:
         await api.tcp.subscribe("t", "c")
@@ -319,12 +358,15 @@ TEXTS = st.text(max_size=8) | st.sampled_from(
 @st.composite
 def connections(draw: st.DrawFn) -> dict[str, Any]:
     """Draw what a client sends: the fields of IDENTIFY, how many messages to which topics, and SUB or not."""
-    texts = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
-    fields = {name: draw(TEXTS) for name in texts}
+    fields = {name: draw(TEXTS) for name in ("client_id", "hostname", "user_agent")}
+    # Often the same, so that clients differ in one field alone.
+    fields |= {name: draw(st.sampled_from(["", "", "é"])) for name in ("topology_region", "topology_zone")}
     return {
-        "fields": fields | {"sample_rate": draw(st.sampled_from([0, 0, 1, 99]))},
-        "kind": draw(st.sampled_from([None, None, "deflate", "snappy"])),
-        "published": draw(st.dictionaries(st.sampled_from(["a", "b", "c#ephemeral"]), st.integers(1, 3))),
+        "fields": fields | {"sample_rate": draw(st.sampled_from([0, 0, 0, 99]))},
+        "kind": draw(st.sampled_from([None, None, None, "deflate", "snappy"])),
+        "published": draw(
+            st.dictionaries(st.sampled_from(["a", "b", "c#ephemeral"]), st.integers(1, 3), max_size=2)
+        ),
         "consumes": draw(st.booleans()),
         "ready_count": draw(st.integers(0, 2500)),
     }
@@ -352,7 +394,7 @@ def described(sent: dict[str, Any], port: int, topic: str) -> dict[str, Any]:
     }
 
 
-@given(st.lists(connections(), max_size=4), st.sampled_from(["", "", "a", "idle"]))
+@given(st.lists(connections(), min_size=2, max_size=6), st.sampled_from(["", "", "a", "idle"]))
 @settings(max_examples=examples(60), deadline=None)
 def test_any_clients(drawn: list[dict[str, Any]], topic: str) -> None:
     async def run() -> None:

@@ -11,6 +11,7 @@ from ...access.description import describe
 from ...http import Request, Response, compact_json
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
+from ..monitoring.clients import Clients
 from ..monitoring.disk import disk_space
 from ..monitoring.forms import Dicts, Texts
 from ..monitoring.oldest import OldestMessages
@@ -34,6 +35,7 @@ class Status:
         self._server = server
         self._bound = bound
         self._oldest = OldestMessages()
+        self._clients = Clients(_TEXTS, keeps=True)
         self._metrics: MetricsExposition | None = None
 
     async def ping(self, request: Request) -> Response:
@@ -108,6 +110,7 @@ class Status:
             reads=partial(limited.allows, "read") if limited is not None else None,
             figures_only=identity is not None and identity.source == "anonymous",
             form=_TEXTS if is_json else _DICTS,
+            of_clients=self._clients if is_json else None,
         )
         stats["health"] = self._health(request)
         if is_set(request, "include_disk") and limited is None:

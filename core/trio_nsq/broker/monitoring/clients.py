@@ -6,15 +6,13 @@ What clients have in common, such as settings, is made once for each answer; com
 from collections.abc import Iterable
 from typing import Any, Final
 
+from ...access import Identity
+from ..session.description import Description, SharedFields
 from ..session.session import Session
 from ..state.consumer import Consumer
 from .forms import Form, Layout
 
-_CLIENT: Final[Layout] = {
-    "client_id": str,
-    "hostname": str,
-    "version": str,
-    "remote_address": str,
+_COUNTS: Final[Layout] = {
     "state": int,
     "ready_count": int,
     "in_flight_count": int,
@@ -23,6 +21,8 @@ _CLIENT: Final[Layout] = {
     "requeue_count": int,
     "connect_ts": int,
 }
+_MOST_SHARED: Final = 1000
+"""Limit of the different fields that are remembered: clients may send anything as their user agent."""
 _PUB_COUNT: Final[Layout] = {"topic": str, "count": int}
 
 
@@ -42,28 +42,33 @@ class ClientDescriber:
                 described.append(self.describe(session, topic))
         return described
 
-    def of_sessions(self, sessions: Iterable[Session], topic: str) -> list[Any]:
-        """Describe these clients; `topic` as of `describe`."""
+    def of_producers(self, sessions: Iterable[Session], topic: str) -> list[Any]:
+        """Describe those of these clients that have published; `topic` as of `describe`."""
         described = []
         for session in sessions:
-            described.append(self.describe(session, topic))
+            if session.pub_counts:
+                described.append(self.describe(session, topic))
         return described
 
 
 class Clients(ClientDescriber):
-    """Describes clients as objects, in a form."""
+    """Describes clients as objects, in a form.
 
-    def __init__(self, form: Form) -> None:
+    Args:
+        keeps: Each session keeps the part that changes only with IDENTIFY and AUTH, until another instance keeps its
+            own there. To make it reads ten objects of a client, and with thousands of clients none is in a cache of the
+            processor.
+    """
+
+    def __init__(self, form: Form, *, keeps: bool = False) -> None:
         self._form = form
-        self._v2 = form.text("V2")
-        self._client = form.prepared(_CLIENT)
+        self._keeps = keeps
+        self._counts = form.prepared(_COUNTS)
         self._pub_count = form.prepared(_PUB_COUNT)
-        # By what they are made from: the fields before and after `pub_counts`, and both. Many clients have the same.
-        self._alike: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self._shared: dict[tuple[Any, ...], SharedFields] = {}  # by what they are made from
 
     def describe(self, client: Session, topic: str) -> Any:
-        form, handshake, subscription = self._form, client.handshake, client.subscription
-        request = handshake.identity
+        form, subscription = self._form, client.subscription
         ready = in_flight = messages = finished = requeued = 0
         if subscription is not None:
             consumer = subscription.consumer
@@ -73,42 +78,51 @@ class Clients(ClientDescriber):
                 consumer.message_count,
             )
             finished, requeued = consumer.finish_count, consumer.requeue_count
-        before, after, more = self._more(client)
+        identity = client.authorizer.identity
+        about = client.description
+        if about is None or about.shared.maker is not self or about.identity is not identity:
+            about = self._unchanging(client, identity)
+            if self._keeps:
+                client.description = about
+        shared = about.shared
+        more = shared.both
         if client.pub_counts and (counts := self._pub_counts(client.pub_counts, topic)):
-            more = form.joined(form.joined(before, form.field("pub_counts", form.listed(counts))), after)
+            more = form.with_list(shared.before, "pub_counts", counts, shared.after)
         values = (
-            form.text(request.client_id), form.text(request.hostname), self._v2, form.text(client.peer),
             int(client.reader.state), ready, in_flight, messages, finished, requeued, client.connected_s,
         )  # fmt: skip
-        return form.describe(self._client, values, more)
+        return form.describe(self._counts, values, more, first=about.names)
 
-    def _more(self, client: Session) -> tuple[Any, Any, Any]:
-        """Return the fields before and after `pub_counts`, and both together."""
-        request, upgrades = client.handshake.identity, client.handshake.upgrades
-        identity, tls = client.authorizer.identity, client.transport.tls
+    def _unchanging(self, client: Session, identity: Identity | None) -> Description:
+        request, upgrades, tls = client.handshake.identity, client.handshake.upgrades, client.transport.tls
         key = (
             client.handshake.settings.sample_rate, upgrades.deflate, upgrades.snappy, request.user_agent,
             request.topology_region, request.topology_zone,
             None if identity is None else (identity.name, identity.url),
             None if tls is None else (tls.cipher_suite, tls.version),
         )  # fmt: skip
-        found = self._alike.get(key)
-        if found is None:
+        shared = self._shared.get(key)
+        if shared is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
             before, after = (
                 self._form.fields(_before_counts(client)),
                 self._form.fields(_after_counts(client)),
             )
-            found = self._alike[key] = before, after, self._form.joined(before, after)
-        return found
+            shared = self._shared[key] = SharedFields(self, before, after, self._form.joined(before, after))
+        names = {
+            "client_id": request.client_id,
+            "hostname": request.hostname,
+            "version": "V2",
+            "remote_address": client.peer,
+        }
+        return Description(self._form.fields(names), shared, identity)
 
     def _pub_counts(self, counts: dict[str, int], topic: str) -> list[Any]:
         """Describe all topics that a client has published to; nsqd lists one of them."""
-        form = self._form
-        if topic:
-            return (
-                [form.describe(self._pub_count, (form.text(topic), counts[topic]))] if topic in counts else []
-            )
-        return [form.describe(self._pub_count, (form.text(name), counts[name])) for name in sorted(counts)]
+        names = sorted(counts) if not topic else [topic] if topic in counts else []
+        form, prepared = self._form, self._pub_count
+        return [form.describe(prepared, (form.text(name), counts[name])) for name in names]
 
 
 def _before_counts(client: Session) -> dict[str, Any]:

@@ -35,20 +35,20 @@ class Form:
         """Fields with any values, at least one, for `describe`."""
         raise NotImplementedError
 
-    def field(self, name: str, value: Any) -> Any:
-        """A field with a value of this form, for `describe`."""
-        raise NotImplementedError
-
     def joined(self, fields: Any, more: Any) -> Any:
         """The fields of both, for `describe`."""
+        raise NotImplementedError
+
+    def with_list(self, before: Any, name: str, values: Sequence[Any], after: Any) -> Any:
+        """A field with a list of descriptions, between other fields, for `describe`."""
         raise NotImplementedError
 
     def prepared(self, layout: Layout) -> Any:
         """Prepare a layout for `describe`."""
         raise NotImplementedError
 
-    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
-        """Describe an object: the values of a layout that is `prepared`, and further fields."""
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None, *, first: Any = None) -> Any:
+        """Describe an object: the values of a layout that is `prepared`, and fields after and before them."""
         raise NotImplementedError
 
 
@@ -73,20 +73,18 @@ class Dicts(Form):
     def fields(self, values: Mapping[str, Any]) -> Any:
         return values
 
-    def field(self, name: str, value: Any) -> Any:
-        return {name: value}
-
     def joined(self, fields: Any, more: Any) -> Any:
         return {**fields, **more}
+
+    def with_list(self, before: Any, name: str, values: Sequence[Any], after: Any) -> Any:
+        return {**before, name: values, **after}
 
     def prepared(self, layout: Layout) -> Any:
         return tuple(layout)
 
-    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None, *, first: Any = None) -> Any:
         described = dict(zip(prepared, values, strict=True))
-        if more is not None:
-            described.update(more)
-        return described
+        return {**(first or {}), **described, **(more or {})}
 
 
 class Texts(Form):
@@ -110,17 +108,19 @@ class Texts(Form):
     def fields(self, values: Mapping[str, Any]) -> Any:
         return compact_json(values)[1:-1]
 
-    def field(self, name: str, value: Any) -> Any:
-        return f'"{name}":{value}'
-
     def joined(self, fields: Any, more: Any) -> Any:
         return f"{fields},{more}"
 
+    def with_list(self, before: Any, name: str, values: Sequence[Any], after: Any) -> Any:
+        return f'{before},"{name}":[{",".join(values)}],{after}'
+
     def prepared(self, layout: Layout) -> Any:
         # %d takes less time than %s, which makes a text of the integer first.
-        return "{" + ",".join([f'"{name}":{"%d" if kind is int else "%s"}' for name, kind in layout.items()])
+        return ",".join([f'"{name}":{"%d" if kind is int else "%s"}' for name, kind in layout.items()])
 
-    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None) -> Any:
+    def describe(self, prepared: Any, values: tuple[Any, ...], more: Any = None, *, first: Any = None) -> Any:
         template: str = prepared
         text = template % values
-        return f"{text}}}" if more is None else f"{text},{more}}}"
+        if first is not None:
+            return f"{{{first},{text},{more}}}" if more is not None else f"{{{first},{text}}}"
+        return f"{{{text},{more}}}" if more is not None else f"{{{text}}}"

@@ -8,7 +8,7 @@ import trio
 
 from ..._version import __version__
 from ..server import Server
-from .clients import Clients
+from .clients import ClientDescriber, Clients
 from .forms import Dicts, Form
 from .oldest import OldestMessages
 from .queues import NO_LATENCY, Queues
@@ -47,6 +47,7 @@ async def broker_stats(
     reads: Callable[[str], bool] | None = None,
     figures_only: bool = False,
     form: Form = _DICTS,
+    of_clients: ClientDescriber | None = None,
 ) -> dict[str, Any]:
     """Build the JSON document of `/stats`, in steps. The broker serves clients in between.
 
@@ -64,9 +65,10 @@ async def broker_stats(
         sees: Whether the reader may know a topic of this name; None: all.
         reads: Whether the reader may know the clients of a topic; None: all.
         figures_only: Leave out settings, memory, and why topics are unavailable.
+        of_clients: Describes the clients; None: as objects in the same form.
     """
     figures = Queues(form, server.options, now_ns, oldest, figures_only=figures_only)
-    of_clients = Clients(form)
+    of_clients = of_clients or Clients(form)
     topics: dict[str, Any] | None = None  # by name
     step = _Step()
 
@@ -116,9 +118,9 @@ async def broker_stats(
             described_missing = {name: form.other(found) for name, found in missing.items()}
             topics = dict(sorted(((topics or {}) | described_missing).items()))
     unknown = topics is None and bool(topic)  # then nsqd lists nothing, not even producers
-    publishing = []
+    connected = []
     if include_clients and not unknown and sees is None:  # producers publish to any topics
-        publishing = [session for session in server.sessions.connected if session.pub_counts]
+        connected = list(server.sessions.connected)
     stats: dict[str, Any] = {
         "version": __version__,
         "health": server.health,
@@ -135,7 +137,7 @@ async def broker_stats(
         }
     if include_mem and not figures_only:
         stats["memory"] = server.process.memory()
-    producers = await in_steps(of_clients.of_sessions, publishing, topic)
+    producers = await in_steps(of_clients.of_producers, connected, topic)
     stats["producers"] = producers or None
     return stats
 

@@ -36,6 +36,7 @@ from ..state.consumer import Consumer
 from ..state.topic import Topic
 from .authorizer import Authorizer
 from .deps import SessionDeps
+from .description import Description
 from .finish_rate import FinishRate
 from .handshake import Handshake
 from .transport import LARGE_RECEIVE_BYTES, Transport
@@ -117,6 +118,7 @@ class Session(PolledEndpoint):
         answered: The send buffer has an answer that must be flushed.
         waiting: The part that waits, while the connection is open.
         is_shared: The client has come by a shared port of a node: its task executes IDENTIFY and SUB.
+        description: Of the last `/stats`; None: there was none since IDENTIFY.
     """
 
     def __init__(self, deps: SessionDeps, sock: socket.socket, peer: str, *, is_shared: bool = False) -> None:
@@ -140,6 +142,7 @@ class Session(PolledEndpoint):
         self.next: Command | CommandError | None = None
         self.answered: bool = False
         self.waiting: WaitingPart | None = None
+        self.description: Description | None = None
         self._deps = deps
         # Bound once: these are looked up for each publish.
         self._broker = deps.broker
@@ -528,6 +531,7 @@ class Session(PolledEndpoint):
     def end_identify(self, before: IdentifySettings) -> None:
         """Use the settings that IDENTIFY has negotiated; `before` are the earlier ones."""
         self.answered = True
+        self.description = None
         if self.handshake.settings is not before and self.waiting is not None:
             self.waiting.apply_heartbeat_interval()
 
