@@ -27,10 +27,9 @@ def test_status_of_a_connector(broker: Broker, qcli: Cli, topic: str, tmp_path: 
             "to-file": ["--output-dir", str(tmp_path), "--sync-interval", "50ms"],
             "to-http": ["--post", server.url],
             "to-nsq": [
-                "--destination-nsqd-tcp-address",
-                broker.tcp_address,
-                "--destination-topic",
-                f"{topic}.copy",
+                f"--destination-nsqd-tcp-address={broker.tcp_address}",
+                f"--destination-nsqd-http-address={broker.http_address}",
+                f"--destination-topic={topic}.copy",
             ],
         }[kind]
         if kind != "to-http":  # their reports go to the brokers whose logs they read

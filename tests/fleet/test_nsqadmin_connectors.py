@@ -53,6 +53,7 @@ def running(fleet: Fleet, topic: str, tmp_path: Path) -> Iterator[str]:
             "to-http": [f"--post={receiver.address}/"],
             "to-nsq": [
                 f"--destination-nsqd-tcp-address={fleet.ours[0].tcp_address}",
+                f"--destination-nsqd-http-address={fleet.ours[0].http_address}",
                 f"--destination-topic={topic}.copy",
             ],
         }
