@@ -117,6 +117,17 @@ def test_errors_are_those_of_a_body_in_one_read(
     assert wires == [whole(each) for each in expected]
 
 
+@pytest.mark.parametrize("within", [0, 1, 2, 3, 4, 5])
+def test_large_messages_are_cut_not_joined_if_a_read_ends_in_a_size(within: int) -> None:
+    sizes = [16_384, 5000, 20_000, 16_384] * 20
+    wire = b"MPUB t\n" + mpub_body(*bodies_of(sizes))
+    at = 15 + sum(4 + size for size in sizes[:17]) + within
+    (command,) = read_all(reader_in(State.INIT), [wire[:READ_BYTES], wire[READ_BYTES:at], wire[at:]])
+    assert isinstance(command, Publish)
+    assert [each for some in command.sets for each in some.sizes] == sizes
+    assert len(command.sets) > 1
+
+
 @pytest.mark.parametrize(("size", "count"), [(262_144, 19), (16_384, 300), (100_000, 50)])
 def test_messages_of_one_size_are_not_copied(size: int, count: int) -> None:
     wire = b"MPUB t\n" + mpub_body(*bodies_of([size] * count))

@@ -86,9 +86,9 @@ class LargeBody:
                 walked = before + at
                 if len(sizes) < count and walked < end:
                     field = self._between(walked, walked + 4)
-                    if at <= len(piece) - 4 or len(field) < 4:
-                        return []  # the next size is wrong, or the last bytes are no size
-                    (size,) = _INT32.unpack(field)  # a part of it is in the next piece
+                    if len(field) < 4:
+                        return []
+                    (size,) = _INT32.unpack(field)  # a part of it is in the next piece, or it is wrong
                     if not 0 < size <= biggest:
                         return []
                     sizes.append(size)
