@@ -34,6 +34,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = Path("core")
 MODULES = (
+    "trio_nsq.event_loop.monotonic_clock",
     "trio_nsq.event_loop.reactor",
     "trio_nsq.event_loop.pacing",
     "trio_nsq.protocol.bulk",
@@ -49,6 +50,7 @@ MODULES = (
     "trio_nsq.broker.clock",
     "trio_nsq.broker.ingest.local_sync",
     "trio_nsq.broker.ingest.publication",
+    "trio_nsq.broker.ingest.write_ahead",
     "trio_nsq.broker.ingest.write_path",
     "trio_nsq.broker.scheduler",
     "trio_nsq.broker.ingest.scheduled_syncs",
@@ -96,6 +98,7 @@ MODULES = (
     "trio_nsq.log.files.write_all",
     "trio_nsq.log.segment.index",
     "trio_nsq.log.segment.writer",
+    "trio_nsq.log.write_ahead.file",
     "trio_nsq.replication.barrier",
     "trio_nsq.replication.follower",
     "trio_nsq.replication.frame_socket",

@@ -225,7 +225,7 @@ class RawRecord:
         return self.header.next_sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class UnsyncedPart:
     """Whole records at the end of a segment that are not on stable storage yet.
 
@@ -241,6 +241,15 @@ class UnsyncedPart:
     offset: int
     size: int
     data: Sequence[bytes]
+
+    def __init__(
+        self, incarnation: bytes, base_sequence: int, offset: int, size: int, data: Sequence[bytes]
+    ) -> None:
+        self.incarnation = incarnation
+        self.base_sequence = base_sequence
+        self.offset = offset
+        self.size = size
+        self.data = data
 
 
 def encode_header(batch: RecordBatch, seed: int) -> bytes:

@@ -96,6 +96,7 @@ def run_server(
     Raises:
         Failure: The address file cannot be written, or a file that the server writes has another use, too.
     """
+    from trio_nsq.event_loop.monotonic_clock import MonotonicClock
     from trio_nsq.server.startup_checks import problems_of
 
     for problem in problems_of([partial(check_used_files, ctx, own)]):
@@ -121,7 +122,8 @@ def run_server(
     with send, receive, send_drain, drains:
         serving = partial(serve, reloads=receive, **({"drains": drains} if can_drain else {}))
         actions = {signal.SIGUSR1: drain} if can_drain else {}
-        run_trio(_run, serving, options, values["address_file"], describe, reload, actions, log_line)
+        args = serving, options, values["address_file"], describe, reload, actions, log_line
+        run_trio(_run, *args, clock=MonotonicClock())
 
 
 def raise_file_limit() -> None:
