@@ -1,4 +1,4 @@
-"""A clock for trio, compiled: the broker reads trio's clock for each message, and trio's own is an interpreted method."""
+"""A clock for trio, compiled: a broker reads trio's clock for each message, and trio's own is interpreted."""
 
 from time import perf_counter
 
