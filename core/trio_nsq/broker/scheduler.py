@@ -117,7 +117,7 @@ class Scheduler:
             elif naps and self._may_linger(tasks):
                 fell_asleep_s = clock_s()
                 naps = poller.nap()
-                spins = naps and clock_s() - fell_asleep_s < 2 * pacing.spin_s
+                spins = naps and clock_s() - fell_asleep_s < pacing.spin_s
             elif poller.reads_later:
                 # Not in trio's sleep, whose clock need not be the poller's.
                 if tasks.runnable:
