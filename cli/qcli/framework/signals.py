@@ -26,9 +26,7 @@ PATIENCE_S = 1.0
 _CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
-def run_trio(
-    work: Callable[..., Awaitable[_T]], *args: object, clock: trio.abc.Clock | None = None
-) -> _T:
+def run_trio(work: Callable[..., Awaitable[_T]], *args: object, clock: trio.abc.Clock | None = None) -> _T:
     """Run work as `trio.run` does, in the main thread, with an orderly end at SIGINT and SIGTERM.
 
     The first signal calls the function that the work gave to `at_first_signal`. If it gave none yet, the work is
