@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Final
 
 from .limits import MAX_RECORD_BYTES, MAX_RECORD_MESSAGES
-from .messages import MessageSet, read_sizes, split_sizes, unpack_sizes
+from .messages import MessageSet, read_sizes, split_sizes
 
 _INT32: Final = Struct(">i")
 _PIECE_BYTES: Final = 4096
@@ -79,10 +79,7 @@ class LargeBody:
             end = before + len(piece)
             if walked < end:
                 start = walked - before
-                if isinstance(piece, bytes):
-                    at = read_sizes(piece, start, len(piece), count, 1, biggest, sizes)
-                else:
-                    at = unpack_sizes(piece, start, len(piece), count, 1, biggest, sizes)
+                at = read_sizes(piece, start, len(piece), count, 1, biggest, sizes)
                 walked = before + at
                 if len(sizes) < count and walked < end:
                     field = self._between(walked, walked + 4)

@@ -151,8 +151,19 @@ def unpack_sizes(
     return start
 
 
-read_sizes = walk_sizes if COMPILED else unpack_sizes
-"""`walk_sizes`, or `unpack_sizes` if that is not compiled."""
+def read_sizes(
+    data: bytes | bytearray,
+    start: int,
+    end: int,
+    count: int,
+    smallest: int,
+    biggest: int,
+    sizes: list[int],
+) -> int:
+    """As `walk_sizes`, or `unpack_sizes` for a bytearray and if that is not compiled."""
+    if COMPILED and type(data) is bytes:
+        return walk_sizes(data, start, end, count, smallest, biggest, sizes)
+    return unpack_sizes(data, start, end, count, smallest, biggest, sizes)
 
 
 def walk_messages(
@@ -183,10 +194,7 @@ def walk_messages(
         CommandError: `E_BAD_MESSAGE`, for a size outside 1..max_msg_size + more.
     """
     biggest = min(limits.max_msg_size + more, MAX_INT32)
-    if type(data) is bytes:
-        start = read_sizes(data, start, end, count, 1, biggest, sizes)
-    else:
-        start = unpack_sizes(data, start, end, count, 1, biggest, sizes)
+    start = read_sizes(data, start, end, count, 1, biggest, sizes)
     if len(sizes) < count and start <= end - 4:
         (size,) = _INT32.unpack_from(data, start)
         if size <= 0:
