@@ -12,6 +12,7 @@ def main() -> NoReturn:
     """Run the command line in `sys.argv` and end the process with its exit code."""
     import os
     import signal
+    import sys
 
     # Until a command runs, SIGINT ends the process silently. An exception would be raised inside an import, where
     # Python sometimes replaces or drops it.
@@ -23,6 +24,11 @@ def main() -> NoReturn:
 
         if (hint := server_hint(error)) is None:
             raise
+        if sys.argv[1:] == ["--version"]:
+            from .framework.version import version_line
+
+            os.write(1, version_line().encode())
+            os._exit(0)
         os.write(2, f"Error: {hint}\n".encode())
         os._exit(1)  # ExitCode.FAILURE
 

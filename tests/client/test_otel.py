@@ -377,7 +377,7 @@ def test_dead_letters_have_an_envelope_again(
 def test_without_the_extra_an_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "trio_nsq.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(ImportError, match="extra 'otel': pip install 'opentelemetry-api"):
+    with pytest.raises(ImportError, match=r"extra 'otel': pip install 'trio-nsq\[otel\]'"):
         import_module("trio_nsq.otel")
 
 

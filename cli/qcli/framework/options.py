@@ -2,14 +2,11 @@
 
 import functools
 import os
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
-
-from trio_nsq._version import __version__
 
 from .output import write
 from .params import Integer, Number, delimiter, duration, long_duration, positive_duration
@@ -271,9 +268,9 @@ def delimiter_of(separator: bytes, null: bool) -> bytes:
 def _print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from trio_nsq.platform.compiled import form
+    from .version import version_line
 
-    write(f"qcli {__version__} (Python {platform.python_version()}, {form()})\n")
+    write(version_line())
     ctx.exit()
 
 
@@ -285,4 +282,4 @@ version_option = click.option(
     callback=_print_version,
     help="Show the version and exit.",
 )
-"""`--version`: of qcli and Python; `compiled` says that the faster compiled code of the broker is used."""
+"""`--version`. See `version_line`."""

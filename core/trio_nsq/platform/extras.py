@@ -45,9 +45,9 @@ _SERVER_MODULES = frozenset(
 def install_hint(extra: str) -> str:
     """Return the command that installs the packages of an extra.
 
-    It lists the packages from the metadata of this installation; for other extras than `server`, without those of
-    `server`, which the caller has. That works for a checkout, a wheel and a URL, whereas `trio-nsq[EXTRA]` needs an
-    index with trio-nsq.
+    `trio-nsq[EXTRA]` works for an installation from a checkout, a wheel or a URL, too: pip and uv keep the trio-nsq
+    that is installed, and read the packages of the extra from its metadata. Copied code has no metadata: there, the
+    command lists the packages.
 
     Args:
         extra: The name of the extra, such as `spark`.
@@ -55,21 +55,10 @@ def install_hint(extra: str) -> str:
     import importlib.metadata  # slow, and only for errors
 
     try:
-        required = importlib.metadata.requires("trio-nsq") or []
+        importlib.metadata.distribution("trio-nsq")
     except importlib.metadata.PackageNotFoundError:
-        required = []
-    servers = _packages(required, "server")  # a build may write them into the other extras
-    found = [package for package in _packages(required, extra) if extra == "server" or package not in servers]
-    return "pip install " + " ".join(f"'{package}'" for package in found or _PACKAGES[extra])
-
-
-def _packages(required: list[str], extra: str) -> list[str]:
-    return [
-        requirement.partition(";")[0].strip()
-        for requirement in required
-        if requirement.replace('"', "'").endswith(f"extra == '{extra}'")
-        and not requirement.startswith("trio-nsq[")
-    ]
+        return "pip install " + " ".join(f"'{package}'" for package in _PACKAGES[extra])
+    return f"pip install 'trio-nsq[{extra}]'"
 
 
 def server_hint(error: BaseException) -> str | None:
