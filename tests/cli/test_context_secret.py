@@ -297,4 +297,6 @@ def test_missing_package(cli: Cli, guarded: Broker, tmp_path: Path) -> None:
     (tmp_path / "keyring.py").write_text("raise ImportError('not installed')")
     code, said = run(cli, "stat", env={"PYTHONPATH": str(tmp_path)})
     assert code == 1
-    assert "auth_secret_keyring: this needs the Python package keyring: pip install 'trio-nsq[keyring]'" in said
+    assert (
+        "auth_secret_keyring: this needs the Python package keyring: pip install 'trio-nsq[keyring]'" in said
+    )

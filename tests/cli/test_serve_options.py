@@ -237,6 +237,10 @@ def test_syntax_of_go(go_s: str, ours: str) -> None:
     [
         ("--snappy false", "Write --snappy=false"),
         ("-tls-required tcp-https", "Write -tls-required=tcp-https"),
+        ("--snappy 0", "Write --snappy=0"),
+        ("--admin 127.0.0.1:4171", "Write --admin=127.0.0.1:4171: the value must follow '='"),
+        ("-with-lookupd 0.0.0.0:4161", "Write -with-lookupd=0.0.0.0:4161"),
+        ("--admin ./data", r"unexpected extra argument \(./data\)"),
         ("--snappy word", r"unexpected extra argument \(word\)"),
         ("-worker-id 7", r"-worker-id has no effect, see --node-id: leave '7' out"),
         ("-- --snappy", r"unexpected extra argument \(--snappy\)"),

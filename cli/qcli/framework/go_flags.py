@@ -31,7 +31,7 @@ class GoFlagsCommand(DocumentedCommand):
                 continue
             if ignored := getattr(param, "ignored", None):
                 raise click.UsageError(f"{flag} has no effect, {ignored}: leave '{word}' out.", ctx)
-            if isinstance(param.type, click.Choice) and word.lower() in param.type.choices:
+            if self._may_be_value(ctx, param, word):
                 raise click.UsageError(f"Write {flag}={word}: the value must follow '='.", ctx)
         return super().parse_args(ctx, self.in_click_syntax(ctx, args))
 
@@ -62,6 +62,19 @@ class GoFlagsCommand(DocumentedCommand):
             elif not param.is_flag:
                 written += itertools.islice(words, 1)  # not checked: a value may begin with a dash
         return written
+
+    def _may_be_value(self, ctx: click.Context, param: click.Option, word: str) -> bool:
+        """Return whether a user who wrote this word after the option meant its value.
+
+        A command with arguments may have an argument there: only a word that completion offers is a value then.
+        """
+        if any(isinstance(other, click.Argument) for other in self.params):
+            return isinstance(param.type, click.Choice) and word.lower() in param.type.choices
+        try:
+            param.type_cast_value(ctx, word)
+        except click.BadParameter:
+            return False
+        return True
 
     def _options_by_name(self, ctx: click.Context) -> dict[str, click.Option]:
         """Return the options by their names without the dashes."""
