@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..protocol.message_json import json_lines
@@ -36,6 +36,12 @@ class RecordWriter:
             return _encoded(json_lines(records))
         rows = ([_cell(record.get(name)) for name in self._columns] for record in records)
         return _encoded("".join(map(_csv_line, rows)))
+
+
+def gaps(missing: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    """Yield the record of each broker whose records a file lacks, by the reason: a script would miss them silently."""
+    for address, why in missing.items():
+        yield {"broker": address, "gap": f"no answer: {why}"}
 
 
 def file_headers(name: str, form: str, end: str = "") -> dict[str, str]:

@@ -30,6 +30,22 @@ class Targets:
         """Whether the topic is on nsqd only, so that the feature does not exist for it."""
         return not self.addresses and not self.failing and IS_NSQD in self.left_out.values()
 
+    def only(self, address: str) -> "Targets":
+        """Return the one broker that a viewer named.
+
+        Raises:
+            UpstreamError: It does not answer.
+            ValueError: It cannot do this, or has no such topic or channel.
+        """
+        if address in self.addresses:
+            return Targets([address])
+        why = self.failing.get(address, self.left_out.get(address))
+        if why == IS_NSQD:
+            raise ValueError(f"{address}: {IS_NSQD}")
+        if why is not None:
+            raise UpstreamError(address, why)
+        raise ValueError(f"the broker {address[:200]!r} is not known, or has no such topic or channel")
+
     def failures(self, *errors: Mapping[str, UpstreamError]) -> dict[str, str]:
         """Return why brokers do not answer, those included that have just failed."""
         return {

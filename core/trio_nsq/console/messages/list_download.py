@@ -15,7 +15,7 @@ from ...bodies.reading import ReadBody
 from ...http import CutOff
 from ...protocol.limits import MIB
 from ...protocol.message_json import body_field, rfc3339
-from ..record_files import RecordWriter
+from ..record_files import RecordWriter, gaps
 from ..upstream.client import Upstream, UpstreamError
 from ..upstream.json_lines import MAX_BYTES as LINE_BYTES
 from ..upstream.json_lines import read_lines
@@ -242,8 +242,7 @@ def _lines_of(writer: RecordWriter, record: Callable[[_T], Record]) -> Callable[
 def _opening(writer: RecordWriter, missing: Mapping[str, str]) -> Iterator[bytes]:
     """Yield nothing, then the head and a record for each broker whose messages are not in the file, if any."""
     yield b""
-    records = ({"broker": address, "gap": f"no answer: {why}"} for address, why in missing.items())
-    if head := writer.head() + writer.lines(records):
+    if head := writer.head() + writer.lines(gaps(missing)):
         yield head
 
 

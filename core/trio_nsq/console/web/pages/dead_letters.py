@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import trio
@@ -24,10 +25,11 @@ from ...actions.run import record_action
 from ...console import console_of, snapshot_of, upstream_of
 from ...messages.list_download import LIMITS, MAX_LINES
 from ...notices import Continuation
+from ...record_files import gaps
 from ...upstream.client import Results
 from ..confirming import Confirmation, finished, names_of, selected
 from ..forms import Form, form, whole
-from ..page import Page, Table, View
+from ..page import NotFound, Page, Table, View
 from ..rendering import path_of
 from ..table_files import wanted_form
 from .message_files import file_of_dead_letters
@@ -71,7 +73,13 @@ async def overview(request: Request) -> View:
         for name, parts in named.items()
         for address, queue in parts.items()
     ]
-    table = Table("dead-letters", ("topic", "broker", "dead_letters", "in_flight"), records)
+    silent = {
+        address: broker.error
+        for address, broker in snapshot.brokers.items()
+        if broker.error and not broker.is_nsqd
+    }
+    columns = ("topic", "broker", "dead_letters", "in_flight", "gap")
+    table = Table("dead-letters", columns, chain(records, gaps(silent)))
     return View("dead_letters.html", context, table=table)
 
 
@@ -86,14 +94,18 @@ async def topic_page(request: Request) -> View | Response:
     chosen = Filter(query.get("origin", "")[:140], _reason(query.get("reason")))
     shown = shown_bodies(request, topic)
     only, start = query.get("broker", ""), whole(query.get("from"))
-    addresses = [only] if only in found.addresses else found.addresses
+    asked = found
+    if only:
+        try:
+            asked = found.only(only)
+        except ValueError as exc:
+            raise NotFound(f"Dead letters of topic {topic}: {exc}.") from exc
     if file_form := wanted_form(request):
-        missing = {} if only in found.addresses else found.failures()
 
         def lines(at: int) -> BrokerRequest[list[dict[str, Any]]]:
             return api.dead_letters(*chosen.of(topic), at or (start if only else 0), MAX_LINES)
 
-        return await file_of_dead_letters(request, topic, addresses, lines, file_form, missing)
+        return await file_of_dead_letters(request, topic, asked.addresses, lines, file_form, asked.failures())
     counts: Results[LetterCounts] = Results()
     pages: Results[tuple[list[DeadLetter], bool]] = Results()
 
@@ -108,7 +120,7 @@ async def topic_page(request: Request) -> View | Response:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count)
-        pages = await upstream.on_all(addresses, read)
+        pages = await upstream.on_all(asked.addresses, read)
     filters = {"origin": chosen.origin or None, "reason": chosen.reason or None}
     lists = [
         {
@@ -129,7 +141,7 @@ async def topic_page(request: Request) -> View | Response:
         "total": sum(each.total for each in counts.values.values()),
         "lists": lists,
         "chosen": chosen,
-        "only": only if only in found.addresses else "",
+        "only": only,
         "start": start,
         "reasons": REASONS,
         "failures": found.failures(counts.errors, pages.errors),
@@ -138,7 +150,7 @@ async def topic_page(request: Request) -> View | Response:
         "is_there": bool(found.addresses or found.failing),
         "may_change": viewer.allows("manage", topic),
         "several": len(found.addresses) > 1,
-        "files": {**filters, "broker": only if only in found.addresses else None},
+        "files": {**filters, "broker": only or None},
         "limits": LIMITS,
     }
     return View("dead_letter_topic.html", context)

@@ -24,10 +24,10 @@ async def disconnect(request: Request) -> View | Response:
     query = request.query_params
     client = query.get("client") or None
     if client is not None:
-        broker = query.get("broker", "")
-        if broker not in found.addresses:
-            raise NotFound(f"The broker {broker[:200]!r} cannot disconnect consumers of this channel.")
-        found = targets.Targets([broker])
+        try:
+            found = found.only(query.get("broker", ""))
+        except ValueError as exc:
+            raise NotFound(f"Consumers of channel {topic}/{channel}: {exc}.") from exc
     which = f"the consumer {client}" if client is not None else "all consumers"
     here = path_of(
         request, "disconnect", dict(query) if client is not None else None, topic=topic, channel=channel

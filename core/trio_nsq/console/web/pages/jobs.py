@@ -2,15 +2,18 @@
 
 from dataclasses import asdict, fields
 from functools import partial
+from itertools import chain
 
 from starlette.requests import Request
 
 from ...access.viewer import viewer_of
 from ...console import console_of, snapshot_of
 from ...fleet.jobs import Job, ask_jobs, merge_jobs
+from ...record_files import gaps
 from ..page import Page, Table, View
 
-_COLUMNS = tuple(field.name for field in fields(Job))
+_COLUMNS = (*(field.name for field in fields(Job)), "broker", "gap")
+"""The last two are of brokers that do not answer."""
 
 
 async def jobs(request: Request) -> View:
@@ -27,9 +30,12 @@ async def jobs(request: Request) -> View:
         ("Running", [job for job in shown if job.is_running]),
         ("Ended in the last hour", [job for job in shown if not job.is_running]),
     )
-    brokers = [address for address, broker in snapshot.brokers.items() if not broker.is_nsqd]
-    context = {"groups": groups, "errors": found.errors, "has_brokers": bool(brokers)}
-    return View("jobs.html", context, table=Table("jobs", _COLUMNS, map(asdict, shown)))
+    brokers = [broker for broker in snapshot.brokers.values() if not broker.is_nsqd]
+    errors = {broker.address: broker.error for broker in brokers if broker.error}
+    errors |= {address: error.reason for address, error in found.errors.items()}
+    context = {"groups": groups, "errors": errors, "has_brokers": bool(brokers)}
+    records = chain(map(asdict, shown), gaps(errors))
+    return View("jobs.html", context, table=Table("jobs", _COLUMNS, records))
 
 
 PAGES = [Page("/jobs", "jobs", jobs, live=True)]

@@ -42,6 +42,11 @@ class TopicBrokers:
         """Those that are asked now."""
         return [address for address in self.ours if self.selected in ("", address)]
 
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Why those are not asked that should be: `errors` without the brokers that the viewer left out."""
+        return {address: why for address, why in self.errors.items() if self.selected in ("", address)}
+
 
 async def brokers_of(request: Request, topic: str, channel: str = "", selected: str = "") -> TopicBrokers:
     """Return the brokers of a topic, or of a channel of it. Raises NotFound."""

@@ -44,10 +44,7 @@ async def file_of_messages(
         UpstreamError: A broker does not answer.
         NotFound: No broker has such a list.
     """
-    missing = brokers.errors
-    if brokers.selected:
-        missing = {address: why for address, why in missing.items() if address == brokers.selected}
-    _require_broker(brokers.asked, missing, f"topic {topic}")
+    _require_broker(brokers.asked, brokers.missing, f"topic {topic}")
     masked = shown_bodies(request, topic, WHOLE).without_limit()
     unmasked = shown_bodies(request, topic, WHOLE, masks=False).without_limit()
 
@@ -67,7 +64,7 @@ async def file_of_messages(
         matches,
         read,
         RecordWriter(form, COLUMNS),
-        missing=missing,
+        missing=brokers.missing,
     )
     await anext(pieces)  # the brokers answer
     return Streamed(pieces, file_headers(topic, form))

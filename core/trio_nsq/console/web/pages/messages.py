@@ -116,7 +116,7 @@ async def messages(request: Request) -> PageView | Response:
                 listing.errors,
                 {},
             )
-    errors = {**brokers.errors, **shown.errors} if not wanted.broker else shown.errors
+    errors = {**brokers.missing, **shown.errors}
     is_masked = shown_bodies(request, topic).reader().is_masked
     context = {
         "topic": topic,

@@ -14,7 +14,7 @@ from ...actions import commands, impact, targets
 from ...actions.run import record_action
 from ...actions.seek import Destination, destination, done_text, limit_text
 from ...console import console_of, snapshot_of, upstream_of
-from ...upstream.client import Results
+from ...upstream.client import Results, UpstreamError
 from ..confirming import Confirmation, crumbs_of, finished, names_of, place
 from ..forms import form, whole
 from ..page import Page, View
@@ -44,8 +44,8 @@ async def show(request: Request) -> View | Response:
     kind, broker = asked.get("to", ""), asked.get("broker", "")
     try:
         to = destination(kind, asked.get(kind, ""))
-        addresses = _chosen(found.addresses, broker, to)
-    except ValueError as exc:
+        addresses = _chosen(found, broker, to)
+    except (ValueError, UpstreamError) as exc:
         return View("seek.html", {**context, "problem": f"{exc}."}, 422)
     dry = await upstream.ask_all(addresses, api.seek(topic, channel, to.http, dry_run=True))
     page = _question(request, topic, channel, to, broker, addresses, dry, found)
@@ -70,15 +70,13 @@ async def show(request: Request) -> View | Response:
     )
 
 
-def _chosen(addresses: list[str], broker: str, to: Destination) -> list[str]:
-    """Return the brokers to move the channel on. Raises ValueError."""
+def _chosen(found: targets.Targets, broker: str, to: Destination) -> list[str]:
+    """Return the brokers to move the channel on. Raises ValueError, and UpstreamError of a broker that is down."""
     if broker:
-        if broker not in addresses:
-            raise ValueError(f"the channel is not on the broker {broker[:100]!r}")
-        return [broker]
-    if to.is_sequence and len(addresses) > 1:
+        return found.only(broker).addresses
+    if to.is_sequence and len(found.addresses) > 1:
         raise ValueError("each broker has its own sequences: choose one broker, or give a time")
-    return addresses
+    return found.addresses
 
 
 def _question(
