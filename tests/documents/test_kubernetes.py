@@ -12,6 +12,7 @@ from tools.pods import single_pods
 from documents.commands import check_command
 from documents.compose import Compose, until
 from documents.manifests import mistakes, render
+from trio_nsq.fleet.allowed_tables import AllowedPlace, may_have_table
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 DEPLOYED = "brokers", "cluster"
@@ -166,6 +167,16 @@ def test_prometheus_scrapes_each_broker_once() -> None:
     selected = of_tables["spec"]["selector"]["matchLabels"].items()
     services = [each["metadata"] for each in objects("tables") if each["kind"] == "Service"]
     assert [selected <= each["labels"].items() for each in services] == [True]
+
+
+def test_tables_are_not_where_the_lease_and_the_files_of_iceberg_are() -> None:
+    """Who may change the settings of a topic would overwrite them."""
+    (pod,) = (each for each in objects("tables") if each["kind"] == "Deployment")
+    (container,) = pod["spec"]["template"]["spec"]["containers"]
+    options = dict(each.removeprefix("--").split("=", 1) for each in container["args"] if "=" in each)
+    allowed = [AllowedPlace.parse(each, Path("/")) for each in options["allow-table"].split(",")]
+    for folder in options["lease"], options["iceberg-folder"]:
+        assert not may_have_table(folder, Path("/"), allowed)
 
 
 @pytest.mark.slow

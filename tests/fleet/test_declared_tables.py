@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from soak import examples
 from trio_nsq.fleet.allowed_tables import AllowedPlace
 from trio_nsq.fleet.declared_tables import declared_tables
 from trio_nsq.protocol.tables import DeclaredTable
@@ -127,6 +130,13 @@ def test_different_tables(one: str, other: str) -> None:
         (["./lake"], ["delta:/home/ann/lake/x"], ["delta:/lake/x"]),
         (["../bob", "/x"], ["delta:/home/bob/x", "parquet:/x/y"], ["delta:/home/ann/x"]),
         (["/"], ["delta:/any"], ["delta:s3://any/x"]),
+        (["s3a://lake//tables"], ["delta:s3://lake/tables/a"], ["delta:s3://lake/tables/%2E%2e/a"]),
+        (
+            ["abfss://tables@account.dfs.core.windows.net"],
+            ["delta:abfss://tables@account.dfs.core.windows.net/a"],
+            ["delta:abfss://leases@account.dfs.core.windows.net/a", "delta:abfss://tables/a"],
+        ),
+        (["s3://lake"], ["delta:s3://lake/a"], ["delta:s3://key@lake/a"]),
         ([], ["delta:/any", "iceberg:a/b.c"], []),
     ],
 )
@@ -145,5 +155,44 @@ def test_allowed_places(places: list[str], tables: list[str], others: list[str])
     "text", ["", "delta:", "s3://", "s3:lake", "iceberg:", "iceberg:/a", "iceberg:a/b..c", "s3://a/../b"]
 )
 def test_places_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a folder|is empty|lacks two slashes"):
+    with pytest.raises(ValueError, match=r"is not a folder|is not iceberg:|is empty|lacks two slashes"):
         AllowedPlace.parse(text, Path("/home/ann"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://key@lake/x",
+        "delta:s3://key:hidden@lake/x",
+        "s3://lake?endpoint_override=h&secret=hidden",
+        "s3://k:hid/den@lake",
+    ],
+)
+def test_places_with_what_no_table_has(text: str) -> None:
+    """They would allow nothing."""
+    with pytest.raises(ValueError, match="has no user, no secret and no options") as caught:
+        AllowedPlace.parse(text, Path("/"))
+    assert "hid" not in str(caught.value)
+
+
+_NAMES = st.lists(st.sampled_from(["a", "b", "..", ""]), max_size=4).map("/".join)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.sampled_from(["/", "file:///", "s3://lake/", "s3a://lake//"]), _NAMES, _NAMES)
+def test_another_name_of_an_allowed_table_is_allowed(scheme: str, place: str, below: str) -> None:
+    """The rule for places and the rule for two topics with one table see the same parts."""
+    table = DeclaredTable("delta", f"{scheme}{place}/{below}")
+    other = DeclaredTable(
+        "delta", scheme.replace("s3:", "s3a:").replace("file://", "") + f"{place}//{below}/"
+    )
+    try:
+        allowed = [AllowedPlace.parse(f"{scheme}{place}", Path("/"))]
+    except ValueError:
+        return
+    found = declared_tables({"x": {"t": str(table), "u": str(other)}}, {"t": table}, allowed)
+    if found.tables:
+        assert found.problems["u"].startswith(f"u: its table {other} is that of t, too.")
+        assert ".." not in str(table).split("/")
+    else:
+        assert ".." in str(table).split("/")

@@ -259,7 +259,19 @@ def test_ephemeral_channel_is_refused() -> None:
         (("run", "--lease", ""), "'--lease': it is empty: name a folder or a URL"),
         (
             ("run", "--allow-table", "iceberg:"),
-            "'--allow-table': 'iceberg:' is not a folder, such as s3://lake/",
+            "'--allow-table': 'iceberg:' is not iceberg:CATALOG, iceberg:CATALOG/NAMESPACE",
+        ),
+        (
+            ("run", "--allow-table", "s3://key:hidden@lake"),
+            "'--allow-table': s3://lake: a place of tables has no user, no secret and no options",
+        ),
+        (
+            ("run", "--allow-table", "s3://lake/,iceberg:prod", "--lease", "s3a://key:hidden@lake/pipeline"),
+            "--lease s3a://lake/pipeline is in a place of --allow-table",
+        ),
+        (
+            ("run", "--allow-table", "./lake", "--lease", "lake"),
+            "--lease lake is in a place of --allow-table",
         ),
         (("status", "--http-address", ""), "'--http-address': '' is not host:port"),
         (("status", "--http-address", "localhost"), "'--http-address': 'localhost' is not host:port"),
@@ -268,6 +280,7 @@ def test_ephemeral_channel_is_refused() -> None:
 def test_wrong_addresses_and_leases(arguments: tuple[str, ...], said: str) -> None:
     found = run_in_process(NOWHERE, "pipeline", *arguments)
     assert (found.code, said in " ".join(found.err.split())) == (2, True), found.err
+    assert "hidden" not in found.err
 
 
 def test_iceberg_needs_a_folder(own: Broker, qcli: Cli, tmp_path: Path) -> None:

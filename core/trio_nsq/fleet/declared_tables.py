@@ -1,13 +1,11 @@
 """The tables that topics declare with the setting `table`, on all brokers that have them. Pure."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.tables import DeclaredTable
-from ..storage import StorageError, local_path
-from ..storage.storage_uri import parse_place
 from .allowed_tables import AllowedPlace, is_allowed
+from .table_places import parts_of
 
 
 @dataclass(slots=True)
@@ -92,14 +90,8 @@ def _leave_out_shared(found: DeclaredTables, current: Mapping[str, DeclaredTable
 
 
 def _place_of(table: DeclaredTable) -> tuple[str, ...]:
-    """Return what all names of a table have in common: `/a//b` and `file:///a/b` are one folder."""
-    if table.format == "iceberg":
-        return (table.target,)
+    """Return what all names of a table have in common."""
     try:
-        local = local_path(table.target)
-    except StorageError:
+        return parts_of(table)
+    except ValueError:
         return (table.target,)  # refused when it is opened
-    if local is not None:
-        return tuple(filter(None, os.path.normpath(local).split("/")))
-    uri = parse_place(table.target)
-    return (uri.kind or uri.scheme, uri.user, uri.host, *filter(None, uri.path.split("/")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,18 @@ def _lease_folder(text: str) -> str:
     if not text:  # an unset variable: the lease would be in the current folder
         raise click.BadParameter("it is empty: name a folder or a URL, such as s3://bucket/pipeline.")
     return text
+
+
+def _check_lease(lease: str, allowed: Sequence[AllowedPlace]) -> None:
+    """Raises UsageError: a topic could declare its table where the lease is."""
+    from trio_nsq.fleet.allowed_tables import may_have_table
+    from trio_nsq.storage import shown_place
+
+    if may_have_table(lease, Path.cwd(), allowed):
+        raise click.UsageError(
+            f"--lease {shown_place(lease)} is in a place of --allow-table, so topics could declare tables there. Use "
+            "a folder beside the tables, such as s3://lake/pipeline with --allow-table s3://lake/tables."
+        )
 
 
 def _allowed_place(text: str) -> AllowedPlace:
@@ -190,6 +203,8 @@ def run(config: Path | None, lease: str | None, allowed: tuple[AllowedPlace, ...
     sections: TableSections = click.get_current_context().meta[_SECTIONS]
     sections.allowed = allowed
     sections.check()
+    if lease is not None:
+        _check_lease(lease, allowed)
 
     from .supervisor import supervise
 
