@@ -88,6 +88,7 @@ MODULES = (
     "trio_nsq.broker.monitoring.clients",
     "trio_nsq.broker.monitoring.forms",
     "trio_nsq.broker.monitoring.histogram",
+    "trio_nsq.broker.monitoring.lines",
     "trio_nsq.broker.monitoring.oldest",
     "trio_nsq.broker.monitoring.queues",
     "trio_nsq.broker.storage.disk_reserve",

@@ -1,5 +1,6 @@
 """A broker whose HTTP API is called through httpx."""
 
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 
 from broker.support import RawClient, connected, running_broker
+from trio_nsq.broker.monitoring.stats_text import render_text
 
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Saves a client its own, whose authorities take a millisecond to load."""
@@ -44,6 +46,14 @@ class Api:
         stats: dict[str, Any] = (await self.get("/stats", format="json", **query)).json()
         return stats
 
+    async def check_text(self, **query: Any) -> str:
+        """Check that `/stats` as text has the same as its JSON, but for times; return the text."""
+        query |= {"include_mem": "false"}
+        text = (await self.get("/stats", **query)).text
+        expected = render_text(await self.stats(**query), 0, 0)
+        assert _without_times(text) == _without_times(expected)
+        return text
+
     async def channel(self, topic: str, channel: str) -> dict[str, Any]:
         """Return the stats of a channel."""
         (found,) = (await self.stats(topic=topic, channel=channel))["topics"]
@@ -55,6 +65,10 @@ class Api:
         (found,) = (await self.stats(topic=topic))["topics"]
         depth: int = found["depth"]
         return depth
+
+
+def _without_times(text: str) -> str:
+    return re.sub(r"(?m)^uptime .*$|connected: .*$", "", text)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -293,6 +294,7 @@ async def test_identify_and_auth_after_an_answer_are_in_the_next_one(tmp_path: P
                 changed = {"client_id": "me", "hostname": "here", "user_agent": "a/1"}
                 assert third == second | changed
                 assert await producer(api) == third
+                assert re.search(r"\[V2 here:[0-9]+ a/1 *\] msgs: 1 ", await api.check_text())
 
 
 async def test_identity_that_has_changed_after_an_answer_is_in_the_next_one(
@@ -424,6 +426,7 @@ def test_any_clients(drawn: list[dict[str, Any]], topic: str) -> None:
                     stats = answer.json()
                     assert answer.text == compact_json(stats)  # the escapes are those of any other JSON
                     check(stats["producers"], [each for sent, each in here if sent["published"]])
+                    await api.check_text(topic=topic)
                     idle = [found for found in stats["topics"] if found["topic_name"] == "idle"]
                     for channel in idle[0]["channels"] if idle else ():
                         check(channel["clients"], [each for sent, each in here if sent["consumes"]])

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from broker.api import running_api
-from broker.support import identify
+from broker.support import connected, dpub, identify, settle
 from trio_nsq import __version__
-from trio_nsq.broker.monitoring.stats_text import go_duration, render_text, short_duration
+from trio_nsq.broker.monitoring.lines import go_duration, short_duration
+from trio_nsq.broker.monitoring.stats_text import render_text
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -160,3 +161,39 @@ async def test_text_unless_json_is_requested(tmp_path: Path, query: dict[str, st
         bare = await api.get("/stats", include_mem="false", include_clients="0", **query)
         assert "Memory" not in bare.text
         assert "V2" not in bare.text
+
+
+async def test_text_has_what_json_has(tmp_path: Path) -> None:
+    async with running_api(tmp_path / "d", e2e_processing_latency_percentiles=(1.0, 0.99)) as api:
+        channels = {"a": ["c", "p"], "b#ephemeral": ["c", "e#ephemeral"], "empty": []}
+        for topic in channels:
+            await api.post("/topic/create", topic=topic)
+            for channel in channels[topic]:
+                await api.post("/channel/create", topic=topic, channel=channel)
+        await api.post("/topic/pause", topic="empty")
+        await api.post("/channel/pause", topic="a", channel="p")
+        await api.tcp.subscribe("a", "c", ready_count=4)
+        async with connected(api.tcp_address) as producer:
+            await producer.publish("a", *[b"x"] * 5)
+            await producer.publish("b#ephemeral", b"x")
+            await producer.send(dpub("a", 3_600_000, b"x"))
+            await producer.ok()
+            await api.tcp.send(b"FIN %s\n" % (await api.tcp.message()).id)
+            await api.tcp.send(b"REQ %s 3600000\n" % (await api.tcp.message()).id)
+            await settle()
+            text = await api.check_text()
+            for topic in "", "a", "b#ephemeral", "empty", "unknown":
+                for channel in "", "c", "p", "unknown":
+                    await api.check_text(topic=topic, channel=channel)
+            await api.check_text(include_clients="false")
+    wanted = [
+        r"   \[a              \] depth: 0 .* msgs: 6        e2e%: [0-9.]+ms, [0-9.]+ms",
+        r"      \[c                        \] depth: 0     be-depth: 0     inflt: 3    def: 2    re-q: 1 ",
+        r"        \[V2 127.* state: 3 inflt: 3    rdy: 4    fin: 1        re-q: 1        msgs: 5   ",
+        r"   \*P \[p                        \] depth: 5     be-depth: 0     inflt: 0    def: 1  ",
+        r"      \[e#ephemeral              \] depth: 1 ",
+        r"\*P \[empty          \] ",
+        r"   \[V2 127.* msgs: 7        topics: a=6,b#ephemeral=1 connected: ",
+    ]
+    for line in wanted:
+        assert re.search(f"(?m)^{line}", text), (line, text)

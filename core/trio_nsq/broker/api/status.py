@@ -11,12 +11,14 @@ from ...access.description import describe
 from ...http import Request, Response, compact_json
 from ...server.listening import port_of
 from ..addresses import BoundAddresses, Broadcast
-from ..monitoring.clients import Clients
+from ..monitoring.clients import ClientDescriber, Clients
 from ..monitoring.disk import disk_space
-from ..monitoring.forms import Dicts, Texts
+from ..monitoring.forms import Texts
+from ..monitoring.lines import ClientLines, QueueLines
 from ..monitoring.oldest import OldestMessages
+from ..monitoring.queues import QueueDescriber, Queues
 from ..monitoring.stats import broker_stats
-from ..monitoring.stats_text import render_text
+from ..monitoring.stats_text import join_text
 from ..server import Server
 from .targets import is_set
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from ..monitoring.metrics import MetricsExposition
 
 _NS_PER_MS = 1_000_000
-_DICTS = Dicts()
+_NS_PER_S = 1_000_000_000
 _TEXTS = Texts()
 
 
@@ -89,36 +91,43 @@ class Status:
         query, identity = request.query, request.identity
         topic, channel = query.get("topic", ""), query.get("channel", "")
         limited = identity if identity is not None and not identity.allows_everywhere("read") else None
-        await self._oldest.refresh(
-            each
-            for found in self._server.broker.topics.values()
-            if topic in ("", found.name) and (limited is None or limited.sees(found.name))
-            for each in found.channels.values()
-            if channel in ("", each.name)
-        )
-        now_ns = time.time_ns()
         is_json = query.get("format") == "json"
+        if is_json:  # the text has no ages
+            await self._oldest.refresh(
+                each
+                for found in self._server.broker.topics.values()
+                if topic in ("", found.name) and (limited is None or limited.sees(found.name))
+                for each in found.channels.values()
+                if channel in ("", each.name)
+            )
+        now_ns = time.time_ns()
+        figures_only = identity is not None and identity.source == "anonymous"
+        options = self._server.options
+        queues: QueueDescriber = QueueLines(options, now_ns)
+        clients: ClientDescriber = ClientLines(now_ns // _NS_PER_S)
+        if is_json:
+            queues = Queues(_TEXTS, options, now_ns, self._oldest, figures_only=figures_only)
+            clients = self._clients
         stats = await broker_stats(
             self._server,
             now_ns,
-            oldest=self._oldest,
             topic=topic,
             channel=channel,
             include_clients=is_set(request, "include_clients", "true"),
             include_mem=is_set(request, "include_mem", "true"),
             sees=limited.sees if limited is not None else None,
             reads=partial(limited.allows, "read") if limited is not None else None,
-            figures_only=identity is not None and identity.source == "anonymous",
-            form=_TEXTS if is_json else _DICTS,
-            of_clients=self._clients if is_json else None,
+            figures_only=figures_only,
+            queues=queues,
+            of_clients=clients,
         )
         stats["health"] = self._health(request)
         if is_set(request, "include_disk") and limited is None:
-            stats["disk"] = await disk_space(self._server.broker, self._server.options.data_path)
+            stats["disk"] = await disk_space(self._server.broker, options.data_path)
         if is_json:
             return _encode(stats)
         uptime_ns = self._server.clock.now_ns() - self._server.start_time_ns
-        return Response.text(render_text(stats, now_ns, uptime_ns))
+        return Response.text(join_text(stats, uptime_ns))
 
     async def metrics(self, request: Request) -> Response:
         """Return metrics for Prometheus."""

@@ -21,6 +21,8 @@ _COUNTS: Final[Layout] = {
     "requeue_count": int,
     "connect_ts": int,
 }
+_INDENT_OF_CONSUMERS: Final = "        "
+_INDENT_OF_PRODUCERS: Final = "   "
 _MOST_SHARED: Final = 1000
 """Limit of the different fields that are remembered: clients may send anything as their user agent."""
 _PUB_COUNT: Final[Layout] = {"topic": str, "count": int}
@@ -34,21 +36,32 @@ class ClientDescriber:
         raise NotImplementedError
 
     def of_consumers(self, consumers: Iterable[Consumer], topic: str) -> list[Any]:
-        """Describe the clients of these consumers; `topic` as of `describe`. A broker's own consumers are left out."""
+        """Describe the clients of these consumers; `topic` as of `describe`. A broker's own consumers are left out.
+
+        Returns descriptions, or parts of a text of them: see `together`.
+        """
         described = []
         for consumer in consumers:
             session = consumer.subscriber
             if isinstance(session, Session) and session.subscription is not None:
                 described.append(self.describe(session, topic))
-        return described
+        return self.together(described, _INDENT_OF_CONSUMERS) if described else described
 
     def of_producers(self, sessions: Iterable[Session], topic: str) -> list[Any]:
-        """Describe those of these clients that have published; `topic` as of `describe`."""
+        """Describe those of these clients that have published; `topic` and the result as of `of_consumers`."""
         described = []
         for session in sessions:
             if session.pub_counts:
                 described.append(self.describe(session, topic))
-        return described
+        return self.together(described, _INDENT_OF_PRODUCERS) if described else described
+
+    def together(self, described: list[Any], indent: str) -> list[Any]:
+        """Join descriptions, at least one, if they are texts: the memory of each is free for the next clients then.
+
+        Args:
+            indent: Begins each line of text.
+        """
+        raise NotImplementedError
 
 
 class Clients(ClientDescriber):
@@ -68,16 +81,8 @@ class Clients(ClientDescriber):
         self._shared: dict[tuple[Any, ...], SharedFields] = {}  # by what they are made from
 
     def describe(self, client: Session, topic: str) -> Any:
-        form, subscription = self._form, client.subscription
-        ready = in_flight = messages = finished = requeued = 0
-        if subscription is not None:
-            consumer = subscription.consumer
-            ready, in_flight, messages = (
-                consumer.ready_count,
-                consumer.in_flight.count,
-                consumer.message_count,
-            )
-            finished, requeued = consumer.finish_count, consumer.requeue_count
+        form = self._form
+        ready, in_flight, messages, finished, requeued = counts_of(client)
         identity = client.authorizer.identity
         about = client.description
         if about is None or about.shared.maker is not self or about.identity is not identity:
@@ -86,7 +91,8 @@ class Clients(ClientDescriber):
                 client.description = about
         shared = about.shared
         more = shared.both
-        if client.pub_counts and (counts := self._pub_counts(client.pub_counts, topic)):
+        if client.pub_counts and (published := publishes_of(client, topic)):
+            counts = [form.describe(self._pub_count, (form.text(name), count)) for name, count in published]
             more = form.with_list(shared.before, "pub_counts", counts, shared.after)
         values = (
             int(client.reader.state), ready, in_flight, messages, finished, requeued, client.connected_s,
@@ -118,11 +124,32 @@ class Clients(ClientDescriber):
         }
         return Description(self._form.fields(names), shared, identity)
 
-    def _pub_counts(self, counts: dict[str, int], topic: str) -> list[Any]:
-        """Describe all topics that a client has published to; nsqd lists one of them."""
-        names = sorted(counts) if not topic else [topic] if topic in counts else []
-        form, prepared = self._form, self._pub_count
-        return [form.describe(prepared, (form.text(name), counts[name])) for name in names]
+    def together(self, described: list[Any], indent: str) -> list[Any]:
+        return self._form.together(described)
+
+
+def counts_of(client: Session) -> tuple[int, int, int, int, int]:
+    """Return RDY, and the messages in flight, sent, finished and requeued, of a client; 0 before SUB."""
+    subscription = client.subscription
+    if subscription is None:
+        return 0, 0, 0, 0, 0
+    consumer = subscription.consumer
+    return (
+        consumer.ready_count, consumer.in_flight.count, consumer.message_count, consumer.finish_count,
+        consumer.requeue_count,
+    )  # fmt: skip
+
+
+def publishes_of(client: Session, topic: str) -> list[tuple[str, int]]:
+    """Return the topics that a client has published to, with the counts; nsqd lists one of them.
+
+    Args:
+        topic: Only this one; empty: all.
+    """
+    counts = client.pub_counts
+    if topic:
+        return [(topic, counts[topic])] if topic in counts else []
+    return sorted(counts.items())
 
 
 def _before_counts(client: Session) -> dict[str, Any]:

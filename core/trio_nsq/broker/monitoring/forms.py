@@ -31,6 +31,10 @@ class Form:
         """A list of descriptions, or none."""
         raise NotImplementedError
 
+    def together(self, values: list[Any]) -> list[Any]:
+        """Join some descriptions of a list, at least one, if that is possible, for `listed`."""
+        raise NotImplementedError
+
     def fields(self, values: Mapping[str, Any]) -> Any:
         """Fields with any values, at least one, for `describe`."""
         raise NotImplementedError
@@ -70,6 +74,9 @@ class Dicts(Form):
     def listed(self, values: Sequence[Any] | None) -> Any:
         return values
 
+    def together(self, values: list[Any]) -> list[Any]:
+        return values
+
     def fields(self, values: Mapping[str, Any]) -> Any:
         return values
 
@@ -104,6 +111,9 @@ class Texts(Form):
 
     def listed(self, values: Sequence[Any] | None) -> Any:
         return "null" if values is None else f"[{','.join(values)}]"
+
+    def together(self, values: list[Any]) -> list[Any]:
+        return [",".join(values)]
 
     def fields(self, values: Mapping[str, Any]) -> Any:
         return compact_json(values)[1:-1]

@@ -41,12 +41,57 @@ _CHANNEL: Final[Layout] = {
 }
 _CHANNEL_WITH_AGE: Final[Layout] = {**_CHANNEL, "oldest_message_age_ms": object}
 _SENT_TO: Final = "zone_local_msg_count", "region_local_msg_count", "global_msg_count"
-NO_LATENCY: Final[Mapping[str, Any]] = {"count": 0, "percentiles": None}
+_NO_LATENCY: Final[Mapping[str, Any]] = {"count": 0, "percentiles": None}
 _USUAL_SETTINGS: Final = TopicSettings()
 
 
-class Queues:
-    """Describes topics and channels."""
+class QueueDescriber:
+    """Describes topics and channels in some form.
+
+    Args:
+        now_ns: Unix nanoseconds by the wall clock.
+    """
+
+    def __init__(self, options: BrokerOptions, now_ns: int) -> None:
+        self.fractions: Final = options.e2e_processing_latency_percentiles
+        self._now_ns: Final = now_ns
+
+    def topic(self, topic: Topic, channels: list[Any]) -> Any:
+        """Describe a topic, with its channels as described."""
+        raise NotImplementedError
+
+    def unavailable(self, name: str, reason: str) -> Any:
+        """Describe a topic that cannot be used, and why."""
+        raise NotImplementedError
+
+    def channel(self, topic: Topic, channel: Channel, clients: list[Any] | None) -> Any:
+        """Describe a channel, with its clients as a `ClientDescriber` of the same form returns them; None: left out."""
+        raise NotImplementedError
+
+    def latency(self, channels: Iterable[Channel]) -> tuple[int, list[int]] | None:
+        """Merge the latencies of these channels.
+
+        Returns how many messages were measured, and nanoseconds, for each of `fractions`. None: none is measured.
+        """
+        merged: Sketch | None = None
+        for channel in channels:
+            if channel.e2e_latency is not None:
+                recent = channel.e2e_latency.recent(self._now_ns)
+                if merged is None:
+                    merged = recent
+                else:
+                    merged.merge(recent)
+        return None if merged is None else (merged.count, merged.quantiles(self.fractions))
+
+
+class Queues(QueueDescriber):
+    """Describes topics and channels as objects, in a form.
+
+    Args:
+        now_ns: Unix nanoseconds by the wall clock.
+        oldest: The ages of messages, refreshed just before; None: leave them out.
+        figures_only: Leave out settings.
+    """
 
     def __init__(
         self,
@@ -57,13 +102,12 @@ class Queues:
         *,
         figures_only: bool,
     ) -> None:
+        super().__init__(options, now_ns)
         self._form = form
         self._topic = form.prepared(_TOPIC)
         self._channel = form.prepared(_CHANNEL if oldest is None else _CHANNEL_WITH_AGE)
-        self._no_latency = form.other(NO_LATENCY)
-        self._fractions = options.e2e_processing_latency_percentiles
+        self._no_latency = form.other(_NO_LATENCY)
         self._knows_place = bool(options.topology_region or options.topology_zone)
-        self._now_ns = now_ns
         self._oldest = oldest
         self._figures_only = figures_only
 
@@ -75,6 +119,11 @@ class Queues:
         )  # fmt: skip
         more = self._more_of_topic(topic)
         return form.describe(self._topic, values, form.fields(more) if more else None)
+
+    def unavailable(self, name: str, reason: str) -> Any:
+        form = self._form
+        values = form.text(name), form.listed([]), 0, 0, 0, 0, form.boolean(False), self._no_latency
+        return form.describe(self._topic, values, form.fields({"unavailable": reason}))
 
     def _more_of_topic(self, topic: Topic) -> dict[str, Any]:
         """Return the fields that only some topics have."""
@@ -136,23 +185,16 @@ class Queues:
         return stats | _losses(topic.settings, channel.messages)
 
     def _latency(self, channels: Iterable[Channel]) -> Any:
-        """Merge the latencies of these channels. If none is measured, `percentiles` is None."""
-        merged: Sketch | None = None
-        for channel in channels:
-            if channel.e2e_latency is not None:
-                recent = channel.e2e_latency.recent(self._now_ns)
-                if merged is None:
-                    merged = recent
-                else:
-                    merged.merge(recent)
-        if merged is None:
+        """Describe the latencies of these channels. If none is measured, `percentiles` is None."""
+        measured = self.latency(channels)
+        if measured is None:
             return self._no_latency
-        values_ns = merged.quantiles(self._fractions)
+        count, values_ns = measured
         percentiles = [
             {"quantile": int(f) if f == int(f) else f, "value": v}  # 1, as Go writes it
-            for f, v in zip(self._fractions, values_ns, strict=True)
+            for f, v in zip(self.fractions, values_ns, strict=True)
         ]
-        return self._form.other({"count": merged.count, "percentiles": percentiles})
+        return self._form.other({"count": count, "percentiles": percentiles})
 
 
 def _non_default_settings(settings: TopicSettings) -> dict[str, Any]:

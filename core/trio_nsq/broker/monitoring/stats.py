@@ -1,6 +1,6 @@
 """The document of `/stats`, with nsqd's names, order and units (NSQ's HTTP API: /stats)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -9,9 +9,8 @@ import trio
 from ..._version import __version__
 from ..server import Server
 from .clients import ClientDescriber, Clients
-from .forms import Dicts, Form
-from .oldest import OldestMessages
-from .queues import NO_LATENCY, Queues
+from .forms import Dicts
+from .queues import QueueDescriber, Queues
 
 _T = TypeVar("_T")
 _PER_STEP = 200
@@ -38,7 +37,6 @@ async def broker_stats(
     server: Server,
     now_ns: int,
     *,
-    oldest: OldestMessages | None = None,
     topic: str = "",
     channel: str = "",
     include_clients: bool = True,
@@ -46,29 +44,28 @@ async def broker_stats(
     sees: Callable[[str], bool] | None = None,
     reads: Callable[[str], bool] | None = None,
     figures_only: bool = False,
-    form: Form = _DICTS,
+    queues: QueueDescriber | None = None,
     of_clients: ClientDescriber | None = None,
 ) -> dict[str, Any]:
-    """Build the JSON document of `/stats`, in steps. The broker serves clients in between.
+    """Build the document of `/stats`, in steps. The broker serves clients in between.
 
-    The topics, with what they contain, and the producers are in this form; the rest is a dict.
+    The topics, with what they contain, and the producers are as the describers return them; the rest is a dict.
 
     Fields that nsqd does not have are present only if they apply. An unavailable topic has the reason under
     `unavailable`, no channels, and 0 for all counts.
 
     Args:
         now_ns: Unix nanoseconds by the wall clock.
-        oldest: The ages of messages, refreshed just before; None: leave them out.
         topic: Only this topic; empty for all. If the topic does not exist, `topics` is None, as in nsqd.
         channel: Only this channel of each topic, and only topics that have it; empty for all.
         include_clients: List the clients of channels, and the producers.
         sees: Whether the reader may know a topic of this name; None: all.
         reads: Whether the reader may know the clients of a topic; None: all.
-        figures_only: Leave out settings, memory, and why topics are unavailable.
-        of_clients: Describes the clients; None: as objects in the same form.
+        figures_only: Leave out memory, and why topics are unavailable.
+        queues, of_clients: Describe the topics and channels, and the clients, in the same form; None: as dicts.
     """
-    figures = Queues(form, server.options, now_ns, oldest, figures_only=figures_only)
-    of_clients = of_clients or Clients(form)
+    queues = queues or Queues(_DICTS, server.options, now_ns, None, figures_only=figures_only)
+    of_clients = of_clients or Clients(_DICTS)
     topics: dict[str, Any] | None = None  # by name
     step = _Step()
 
@@ -107,16 +104,16 @@ async def broker_stats(
             if lists_clients:
                 about = topic or (found.name if sees else "")
                 clients = await in_steps(of_clients.of_consumers, list(each.consumers), about)
-            described.append(figures.channel(found, each, clients))
-        topics[name] = figures.topic(found, described)
+            described.append(queues.channel(found, each, clients))
+        topics[name] = queues.topic(found, described)
     if not channel or topic:
-        missing = _unavailable_topics(server.broker.unavailable, topic)
-        missing = {name: found for name, found in missing.items() if sees is None or sees(name)}
-        if figures_only:
-            missing = {name: found | {"unavailable": "unavailable"} for name, found in missing.items()}
+        missing = {
+            name: queues.unavailable(name, "unavailable" if figures_only else reason)
+            for name, reason in server.broker.unavailable.items()
+            if topic in ("", name) and (sees is None or sees(name))
+        }
         if missing:
-            described_missing = {name: form.other(found) for name, found in missing.items()}
-            topics = dict(sorted(((topics or {}) | described_missing).items()))
+            topics = dict(sorted(((topics or {}) | missing).items()))
     unknown = topics is None and bool(topic)  # then nsqd lists nothing, not even producers
     connected = []
     if include_clients and not unknown and sees is None:  # producers publish to any topics
@@ -154,22 +151,4 @@ def _cluster(server: Server) -> dict[str, Any] | None:
         "role": "leader",
         "in_sync": sum(each["in_sync"] and each["state"] != "disconnected" for each in members),
         "members": len(members),
-    }
-
-
-def _unavailable_topics(reasons: Mapping[str, str], topic: str) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "topic_name": name,
-            "channels": [],
-            "depth": 0,
-            "backend_depth": 0,
-            "message_count": 0,
-            "message_bytes": 0,
-            "paused": False,
-            "e2e_processing_latency": NO_LATENCY,
-            "unavailable": reason,
-        }
-        for name, reason in reasons.items()
-        if not topic or name == topic
     }
