@@ -207,6 +207,27 @@ def test_report_starts_on_a_new_line_after_ctrl_c(qcli: Cli, topic: str) -> None
     assert b"\r\n\r\n1 message (5 B) published" in terminal.shown
 
 
+def test_user_is_asked_for_input_on_a_terminal(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    asked = b"Reading messages from the terminal, one per line; Ctrl-D ends.\r\n"
+    (tmp_path / topic).write_bytes(b"line\n")
+    command = f"cd {tmp_path} && {sys.executable} -m qcli pub {topic}"
+    with qcli.on_terminal(shell=command, columns=300) as terminal:
+        terminal.expect(asked)
+        terminal.type(b"\x04")  # end of input
+        assert terminal.end() == 0
+    note = f"Note: all messages go to the topic {topic}. To read the file {topic}: qcli pub TOPIC {topic}\r\n"
+    assert terminal.shown.startswith(note.encode() + asked)
+    with qcli.on_terminal("pub", topic, "-0") as terminal:
+        terminal.expect(b"Reading messages from the terminal; Ctrl-D ends.\r\n")
+    with qcli.on_terminal("pub", topic, "--quiet") as terminal:
+        terminal.type(b"\x04")
+        assert terminal.end() == 0
+    assert b"Reading" not in terminal.shown
+    with qcli.on_terminal(shell=f"cd {tmp_path} && echo a | {sys.executable} -m qcli pub {topic}") as terminal:
+        assert terminal.end() == 0
+    assert b"Reading" not in terminal.shown and b"Note" not in terminal.shown
+
+
 @pytest.mark.parametrize("command", ["pub", "tail"])
 def test_http_port_as_tcp_address(qcli: Cli, command: str) -> None:
     result = qcli(command, "t", "--nsqd-tcp-address", qcli.http_address, stdin=b"a\n")

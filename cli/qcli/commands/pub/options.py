@@ -116,8 +116,19 @@ class PubOptions:
     @property
     def shows_progress(self) -> bool:
         """Whether to show a status line; not if the user types messages on the terminal."""
-        typing = "-" in self.inputs and is_terminal(sys.stdin)
-        return not self.quiet and is_live_terminal(sys.stderr) and not typing
+        return not self.quiet and is_live_terminal(sys.stderr) and not self._reads_terminal
+
+    @property
+    def welcome(self) -> str | None:
+        """The line for a user who types messages on the terminal, once the brokers are connected; None: none."""
+        if self.quiet or not self._reads_terminal or not is_terminal(sys.stderr):
+            return None
+        by_line = "" if self.framing == "length" or self.delimiter != b"\n" else ", one per line"
+        return f"Reading messages from the terminal{by_line}; Ctrl-D ends."
+
+    @property
+    def _reads_terminal(self) -> bool:
+        return "-" in self.inputs and is_terminal(sys.stdin)
 
     @property
     def reads_json(self) -> bool:
@@ -165,10 +176,7 @@ class PubOptions:
                 "--null, --delimiter and --framing are for --format raw; JSON is one object per line."
             )
         if self.topic and not self.files and Path(self.topic).is_file():
-            print_diagnostic(
-                f"Note: all records go to the topic {self.topic}. To read the file {self.topic}: "
-                f"qcli pub --format json - {shlex.quote(self.topic)}"
-            )
+            self._note_file("records", "--format json -")
 
     def _check_raw(self) -> None:
         if self.topic is None:
@@ -182,6 +190,15 @@ class PubOptions:
             )
         if self.delimiter != b"\n" and self.strip_cr:
             raise click.UsageError("--strip-cr is for lines: leave out --delimiter and --null.")
+        if not self.files and self._reads_terminal and Path(self.topic).is_file():
+            self._note_file("messages", "TOPIC")
+
+    def _note_file(self, messages: str, before: str) -> None:
+        assert self.topic is not None
+        print_diagnostic(
+            f"Note: all {messages} go to the topic {self.topic}. To read the file {self.topic}: "
+            f"qcli pub {before} {shlex.quote(self.topic)}"
+        )
 
     @property
     def is_spread(self) -> bool:

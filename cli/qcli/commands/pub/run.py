@@ -4,7 +4,7 @@ from functools import partial
 
 import trio
 
-from ...framework.output import silence_library
+from ...framework.output import print_diagnostic, silence_library
 from ...framework.signals import at_first_signal
 from ..shared.rate_limiter import RateLimiter
 from .batches import BatchSource, Lines
@@ -46,6 +46,8 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
         )
         at_first_signal(pipeline.stop)
         result = pipeline.result
+        if options.welcome is not None:
+            print_diagnostic(options.welcome)
         if options.shows_progress:
             from ...terminal.progress import show_progress
 
