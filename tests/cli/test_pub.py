@@ -223,7 +223,9 @@ def test_user_is_asked_for_input_on_a_terminal(qcli: Cli, topic: str, tmp_path: 
         terminal.type(b"\x04")
         assert terminal.end() == 0
     assert b"Reading" not in terminal.shown
-    with qcli.on_terminal(shell=f"cd {tmp_path} && echo a | {sys.executable} -m qcli pub {topic}") as terminal:
+    with qcli.on_terminal(
+        shell=f"cd {tmp_path} && echo a | {sys.executable} -m qcli pub {topic}"
+    ) as terminal:
         assert terminal.end() == 0
     assert b"Reading" not in terminal.shown and b"Note" not in terminal.shown
 

@@ -49,3 +49,12 @@ def test_silent_broker_is_reported_as_such(
     assert "stopped (SIGSTOP), overloaded, or waiting for its disk: see its log." in result.err
     assert f"Or use another address: {option}." in result.err
     assert "qcli serve" not in result.err
+
+
+@pytest.mark.parametrize("command", [("pub", "t", __file__), ("tail", "t/c")])
+def test_wait_for_an_answer_is_reported_on_a_terminal(silent: Cli, command: tuple[str, ...]) -> None:
+    with silent.on_terminal(*command, columns=200) as terminal:
+        terminal.expect(
+            f"Note: no answer yet from {silent.tcp_address}. A member of a cluster waits".encode()
+        )
+        assert terminal.interrupt() == ExitCode.INTERRUPTED

@@ -85,3 +85,23 @@ def test_address_without_port(nowhere: Cli) -> None:
     result = nowhere("tail", "clicks", *args)
     assert (result.code, result.out) == (ExitCode.USAGE, b"")
     assert reason in " ".join(result.err.split())
+
+
+def test_topic_without_a_registered_broker_is_reported_on_a_terminal(tmp_path: Path, nowhere: Cli) -> None:
+    """Otherwise a user whose broker does not register waits without an end."""
+    with qcli_lookupd() as lookupd:
+        known = f"--lookupd-tcp-address={lookupd.tcp_address}"
+        with qcli_serve(tmp_path / "a", known) as broker:
+            broker.create("clicks", "archive")
+            while b"clicks" not in lookupd.http("GET", "/topics"):
+                pass
+            told = f"--lookupd-http-address={lookupd.http_address}"
+            with nowhere.on_terminal(
+                "tail", "clicks/archive", "orders", told, columns=300, QCLI_NSQD_TCP_ADDRESS=""
+            ) as terminal:
+                terminal.expect(b"Waiting for messages of clicks/archive, orders; Ctrl-C ends.\r\n")
+                terminal.expect(
+                    f"Note: no broker that is registered at {lookupd.http_address} has orders yet. 'qcli serve "
+                    "--lookupd-tcp-address HOST:4160' registers.\r\n".encode()
+                )
+                assert terminal.interrupt() == ExitCode.INTERRUPTED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -10,18 +12,24 @@ from trio_nsq.protocol.address import is_unix_path
 from trio_nsq.text.wording import printable, untrusted_certificate
 
 from ..framework.errors import ExitCode, Failure, chain, reason_of
+from ..framework.output import is_terminal, print_diagnostic
 from ..framework.params import Source, is_https
 from .address_options import HTTP_OPTION, LOOKUPD_OPTION, TCP_OPTION
 from .connection_options import ConnectOptions
 from .wrong_ports import what_listens
 
 if TYPE_CHECKING:
+    import trio
+
     from trio_nsq.client import BrokerError, BrokerUnreachable, ConnectionFailed, RequestRefused
     from trio_nsq.client.http.broker_http import BrokerHTTP
 
 NO_ANSWER = "connected, but no answer"
 """The beginning of a reason, also of the library's, if a connection was accepted and nothing was sent."""
 
+
+SLOW_S = 2.0
+"""After this time without an answer, a note says on a terminal what the command waits for."""
 
 _GIVE_SECRET = "Give --auth-secret-file, or set QCLI_CLIENT_AUTH_SECRET_FILE."
 _DENIED = re.compile('AUTH failed for ([A-Z]+) on "(.*)" "(.*)"')
@@ -286,3 +294,17 @@ def http_failure(error: RequestRefused | BrokerUnreachable) -> Failure:
             return not_a_broker(address)
         reason = hung_up(address)
     return unreachable(address, HTTP_OPTION, reason)
+
+
+async def note_if_slow(addresses: Iterable[str], answered: trio.Event) -> None:
+    """Say on a terminal, once, that these servers have not answered for `SLOW_S`; return before that if they answer."""
+    import trio
+
+    with trio.move_on_after(SLOW_S):
+        await answered.wait()
+        return
+    if is_terminal(sys.stderr):
+        print_diagnostic(
+            f"Note: no answer yet from {', '.join(addresses)}. A member of a cluster waits up to 30 s for a leader. "
+            "Ctrl-C ends."
+        )

@@ -4,6 +4,7 @@ from functools import partial
 
 import trio
 
+from ...broker.failures import note_if_slow
 from ...framework.output import print_diagnostic, silence_library
 from ...framework.signals import at_first_signal
 from ..shared.rate_limiter import RateLimiter
@@ -32,7 +33,11 @@ async def publish(options: PubOptions, brokers: dict[str, str]) -> PublishResult
     silence_library()
     strategy = _strategy(options)
     async with trio.open_nursery() as nursery:
+        connected = trio.Event()
+        if not options.quiet:
+            nursery.start_soon(note_if_slow, brokers, connected)
         senders = await connect(options, brokers, options.is_spread, nursery)
+        connected.set()
         batch_size = min(sender.batch_size for sender in senders.values())
         if options.is_spread:
             batch_size *= len(senders)  # which a batch is divided among

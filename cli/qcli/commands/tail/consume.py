@@ -22,7 +22,7 @@ from ...broker.address_options import HTTP_OPTION
 from ...broker.admin_client import channels_by_topic, client_of
 from ...broker.connection_options import ConnectOptions
 from ...broker.discovery import ask_lookupds
-from ...broker.failures import connection_failure, lookupd_unreachable
+from ...broker.failures import connection_failure, lookupd_unreachable, note_if_slow
 from ...framework.errors import ExitCode, Failure, leaf_exceptions
 from ...framework.output import print_diagnostic, show_library_warnings, silence_library
 from ...framework.signals import at_first_signal
@@ -131,9 +131,9 @@ async def tail_channels(options: TailOptions) -> ExitCode:
     try:
         async with trio.open_nursery() as nursery:
             at_first_signal(printer.stop)
-            await printer.run(
-                consumers, f"Waiting for messages of {', '.join(map(str, options.sources))}; Ctrl-C ends."
-            )
+            servers = options.nsqd_tcp_addresses + options.lookupd_addresses
+            nursery.start_soon(note_if_slow, servers, printer.opened)
+            await printer.run(consumers, lambda: _welcome(options, consumers))
             nursery.cancel_scope.cancel()
     except* ConnectionFailed as group:
         (error, *_) = leaf_exceptions(group)
@@ -152,6 +152,17 @@ async def tail_channels(options: TailOptions) -> ExitCode:
             ExitCode.PARTIAL,
         )
     return ExitCode.OK
+
+
+def _welcome(options: TailOptions, consumers: Sequence[tuple[str, Consumer]]) -> str:
+    """Return what a user sees while there are no messages."""
+    text = f"Waiting for messages of {', '.join(map(str, options.sources))}; Ctrl-C ends."
+    if missing := [topic for topic, consumer in consumers if not consumer.stats().connections]:
+        text += (
+            f"\nNote: no broker that is registered at {', '.join(options.lookupd_addresses)} has "
+            f"{' or '.join(missing)} yet. 'qcli serve --lookupd-tcp-address HOST:4160' registers."
+        )
+    return text
 
 
 class SharedChannel:

@@ -26,10 +26,12 @@ class Printer(Generic[Source]):
         template: How to write a message; None: raw or as JSON.
         messages_left: How many more messages to write; infinite: no limit.
         stopped: The exit code of the signal that arrived; None: no signal.
+        opened: Set when the sources are open.
     """
 
     def __init__(self, options: TailOptions) -> None:
         self.stopped: ExitCode | None = None
+        self.opened = trio.Event()
         self.as_json = options.form == "json"
         self.template = options.format_string
         self.messages_left = math.inf if options.count is None else options.count
@@ -49,12 +51,14 @@ class Printer(Generic[Source]):
         self._scope.cancel()
         self._write_scope.deadline = trio.current_time() + LAST_WRITE_S
 
-    async def run(self, sources: Sequence[tuple[str, Source]], welcome: str | None = None) -> None:
+    async def run(
+        self, sources: Sequence[tuple[str, Source]], welcome: Callable[[], str] | None = None
+    ) -> None:
         """Open sources, write their messages until a limit, a timeout or a signal, and close them.
 
         Args:
             sources: Each with its topic.
-            welcome: A line for a terminal, once they are open; None: no line.
+            welcome: Returns a text for a terminal, once they are open; None: no text.
 
         Raises:
             ConnectionFailed: A broker is unreachable at the start. Connections that are lost later are reopened.
@@ -64,9 +68,10 @@ class Printer(Generic[Source]):
             async with AsyncExitStack() as stack:
                 for _, source in sources:
                     await stack.enter_async_context(source)
+                self.opened.set()
                 show_library_warnings()
                 if welcome is not None and is_terminal(sys.stderr):
-                    print_diagnostic(welcome)
+                    print_diagnostic(welcome())
                 self._scope.deadline = trio.current_time() + self._idle_timeout_s
                 async with trio.open_nursery() as nursery:
                     if self._output.is_pipe:
