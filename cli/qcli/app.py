@@ -124,6 +124,8 @@ _SYNONYMS = {
     "bug-report": "support bundle",
     "diagnostics": "support bundle",
     "seek": "channel seek",
+    "version": "--version",
+    "doctor": "nodes --check",
 }
 """What users of other tools may type, and the command for it."""
 

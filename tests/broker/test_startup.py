@@ -39,7 +39,7 @@ async def test_locked_folder(tmp_path: Path) -> None:
 
 async def test_missing_parent_folder(tmp_path: Path) -> None:
     text = await refusal(tmp_path / "no" / "d")
-    assert text == f"--data-path: the folder {tmp_path / 'no'} does not exist"
+    assert text == f"--data-path: the folder {tmp_path / 'no'} does not exist; create it first"
 
 
 async def test_data_path_is_a_file(tmp_path: Path) -> None:

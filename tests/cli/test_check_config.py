@@ -127,13 +127,13 @@ def test_all_problems_are_named(cli: Cli, tmp_path: Path) -> None:
         "Error: Invalid value for '--max-topics': -1 is not in the range x>=0.",
         "Error: Invalid value for 'QCLI_SYNC_TIMEOUT' in the environment: '5' has no unit: write 5s for seconds, or "
         "ms, m, h.",
-        "Error: --address-file: the folder missing does not exist.",
+        "Error: --address-file: the folder missing does not exist; create it first.",
         "Error: --tls-cert: cannot read cert.pem: No such file or directory.",
         "Error: --auth-file: cannot read the auth file auth.toml: No such file or directory; 'qcli token create' "
         "creates it.",
         "Error: --lookupd-auth-secret-file: secret: No such file or directory.",
-        "Error: --audit-log: the folder missing does not exist.",
-        f"Error: --data-path: the folder {tmp_path}/missing does not exist.",
+        "Error: --audit-log: the folder missing does not exist; create it first.",
+        f"Error: --data-path: the folder {tmp_path}/missing does not exist; create it first.",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml"]
 
@@ -261,7 +261,7 @@ def test_a_path_has_no_nul(cli: Cli, tmp_path: Path, key: str) -> None:
 def test_unix_sockets(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert errors(cli, "serve", "--tcp-address=./missing/socket", "--http-address=./file") == [
-        "--tcp-address: the folder missing does not exist.",
+        "--tcp-address: the folder missing does not exist; create it first.",
         "--http-address: file already exists and is not a socket.",
     ]
     assert cli("serve", "--http-address=./socket", "--data-path=data", "--check-config").err == VALID

@@ -1,5 +1,6 @@
 """Tests for `qcli dlq`."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -51,6 +52,22 @@ def test_list_fits_a_terminal(qcli: Cli, topic: str, dead: str) -> None:
     heading, row = terminal.shown.decode().splitlines()
     assert (heading.split()[-1], row.split()[-1]) == ("LETTERS", "3")
     assert max(len(heading), len(row)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "left_out"),
+    [(100, ()), (75, ("PUBLISHED (UTC)",)), (50, ("PUBLISHED (UTC)", "ATTEMPTS", "REASON"))],
+)
+def test_show_fits_a_terminal(
+    qcli: Cli, topic: str, dead: str, columns: int, left_out: tuple[str, ...]
+) -> None:
+    with qcli.on_terminal("dlq", "show", dead, columns=columns) as terminal:
+        assert terminal.end() == 0
+    heading, *rows = terminal.shown.decode().splitlines()
+    shown = (name for name in ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED (UTC)", "BODY"))
+    assert re.split("  +", heading) == [name for name in shown if name not in left_out]
+    assert max(map(len, (heading, *rows))) <= columns
+    assert [row.split()[-1] for row in rows] == ["one", "two", "three"]
 
 
 def test_show(qcli: Cli, topic: str, dead: str) -> None:

@@ -67,6 +67,7 @@ def test_usage_errors(nowhere: Cli, args: list[str]) -> None:
         (["produce"], "pub"),
         (["status"], "stat"),
         (["ls"], "topic list"),
+        (["version"], "--version"),
         (["topic", "ls"], "list"),
         (["topic", "show"], "settings"),
         (["topic", "resume"], "unpause"),

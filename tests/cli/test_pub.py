@@ -158,6 +158,7 @@ def test_message_too_long_for_the_broker(qcli: Cli, topic: str) -> None:
     assert result.code == 1
     assert "The broker refused: " in result.err
     assert "too big" in result.err
+    assert "Its limits are --max-msg-size and --max-body-size of 'qcli serve' and nsqd." in result.err
 
 
 def test_deferred_messages_wait(qcli: Cli, broker: Broker, topic: str) -> None:
@@ -227,7 +228,8 @@ def test_user_is_asked_for_input_on_a_terminal(qcli: Cli, topic: str, tmp_path: 
         shell=f"cd {tmp_path} && echo a | {sys.executable} -m qcli pub {topic}"
     ) as terminal:
         assert terminal.end() == 0
-    assert b"Reading" not in terminal.shown and b"Note" not in terminal.shown
+    assert b"Reading" not in terminal.shown
+    assert b"Note" not in terminal.shown
 
 
 @pytest.mark.parametrize("command", ["pub", "tail"])

@@ -23,6 +23,13 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%06d" % number for number in range(start, start + count)]
 
 
+def test_status_line_counts_what_is_synced(qcli: Cli, topic: str, tmp_path: Path) -> None:
+    qcli.publish(topic, numbers(10))
+    with qcli.on_terminal("to-file", topic, "--output-dir", str(tmp_path), "--sync-interval=1h") as terminal:
+        terminal.expect(b" messages synced, 0 B, ")
+        assert terminal.interrupt() == 130
+
+
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with nsqd(tmp_path_factory.mktemp("theirs") / "data") as broker:

@@ -350,3 +350,21 @@ def test_an_interruption(broker: Broker, qcli: Cli, topic: str) -> None:
     qcli.wait_until(
         f"{topic}/nsq_to_http", lambda record: record["depth"] == 1 and not record["in_flight_count"]
     )
+
+
+def test_counts_are_shown_on_a_terminal(broker: Broker, qcli: Cli, topic: str) -> None:
+    """Without messages, too: otherwise nothing tells a user that the command works."""
+    source = _create(broker, topic, "hook")
+    with receiver() as server:
+        line = ("to-http", topic, "--channel=hook", f"--post={server.url}/a")
+        with qcli.on_terminal(*line) as terminal:
+            terminal.expect(b"0 messages delivered, ")
+            qcli.publish(topic, [b"one"])
+            _drained(qcli, source)
+            terminal.expect(b"1 message delivered, ")
+            assert terminal.interrupt() == 130
+        with qcli.on_terminal(*line, "--quiet") as terminal:
+            qcli.publish(topic, [b"two"])
+            _drained(qcli, source)
+            assert terminal.interrupt() == 130
+    assert b"delivered" not in terminal.shown

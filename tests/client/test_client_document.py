@@ -15,6 +15,7 @@ import pytest
 
 from interop.peers import Broker, nsqlookupd, qcli_serve
 from trio_nsq.client import DiscoverySettings, ProducerSettings
+from trio_nsq.text.wording import NAME_RULE
 
 pytestmark = pytest.mark.slow  # to start a broker
 
@@ -139,7 +140,7 @@ def test_examples(broker: Broker, tmp_path: Path) -> None:
     published = run_example("producer.py", "lines", broker.tcp_address, "127.0.0.1:1", stdin=b"\n" + lines)
     assert (published.stdout, published.returncode) == ("500 stored\n", 0), published.stderr
     refused = run_example("producer.py", "a b", broker.tcp_address, stdin=b"line\n")
-    said = "1 not sent ('a b' is not a valid topic name)\n"
+    said = f"1 not sent ('a b' is not a valid topic name: {NAME_RULE})\n"
     assert (refused.stdout, refused.stderr, refused.returncode) == (said, "", 1)
     file = tmp_path / "archive"
     archived = run_example("archive.py", "lines/archive", str(file), broker.tcp_address)
@@ -170,9 +171,9 @@ def test_examples_refuse_invalid_names_and_addresses(tmp_path: Path) -> None:
     file = str(tmp_path / "file")
     complaints = {
         ("archive.py", "lines", file, "127.0.0.1:1"): "archive.py TOPIC/CHANNEL FILE",
-        ("archive.py", "a b/c", file, "127.0.0.1:1"): "'a b' is not a valid topic name\n",
+        ("archive.py", "a b/c", file, "127.0.0.1:1"): f"'a b' is not a valid topic name: {NAME_RULE}\n",
         ("consumer.py", "lines", "127.0.0.1:1"): "consumer.py TOPIC/CHANNEL",
-        ("consumer.py", "a/c d", "127.0.0.1:1"): "'c d' is not a valid channel name\n",
+        ("consumer.py", "a/c d", "127.0.0.1:1"): f"'c d' is not a valid channel name: {NAME_RULE}\n",
         ("producer.py", "lines", "localhost"): "address 'localhost' has no port; write it as host:port\n",
     }
     with ThreadPoolExecutor() as executor:

@@ -81,7 +81,7 @@ async def test_argument_of_the_wrong_type_is_named(broker: FakeBroker) -> None:
         ("the messages must be a list, .* not bytes", lambda each: each.publish_many("t", b"abc")),
         ("the messages must be a list, .* not str", lambda each: each.publish_many("t", "abc")),
         ("the messages must be a list, .* not int", lambda each: each.publish_many("t", 5)),
-        ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"])),
+        ("a message must be bytes, not str; encode it", lambda each: each.publish_many("t", ["s"])),
         ("a message must be bytes, not int", lambda each: each.publish_many("t", [b"x", 5])),
         ("a message must be bytes, not str", lambda each: each.publish_many("t", ["s"], defer_s=0.001)),
         ("the name of a topic must be a string, not bytes", lambda each: each.publish(b"t", b"x")),
@@ -207,9 +207,9 @@ async def test_empty_publish_sends_nothing(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda p: p.publish("a b", b"x"), "not a valid topic name"),
+        (lambda p: p.publish("a b", b"x"), "'a b' is not a valid topic name: 1 to 64 of the characters "),
         (lambda p: p.publish("t", b""), "empty message"),
-        (lambda p: p.publish("t", b"x" * 101), "a message of 101 bytes; the limit is 100"),
+        (lambda p: p.publish("t", b"x" * 101), "a message of 101 bytes; the limit is 100, see max_msg_size"),
         (lambda p: p.publish("t", b"x", defer_s=-0.001), r"defer_s is -0\.001; it must be at least 0"),
         (lambda p: p.publish("t", b"x", defer_s=math.nan), "defer_s is nan"),
         (lambda p: p.publish("t", b"x", defer_s=math.inf), "defer_s is inf"),

@@ -426,7 +426,11 @@ def test_usage_errors(
         (["./nope", "t"], 1, f"{tmp_path}/nope does not exist"),
         (["two/c", "t"], 1, "There is no folder or file two/c. To replay a topic: 'qcli replay two t'."),
         ([str(tmp_path / "data"), "t"], 1, "has no Parquet files"),
-        (["archive", "t"], 1, "Note: archive is a topic here; for the folder of this name, write ./archive"),
+        (
+            ["archive", "t"],
+            1,
+            "Note: this replays the topic archive. To replay the folder of this name, write ./archive",
+        ),
         (["gopher://x/y", "t"], 1, "The URL gopher://x/y is not supported"),
     ):
         (tmp_path / "data").mkdir(exist_ok=True)

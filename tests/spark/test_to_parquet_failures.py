@@ -70,7 +70,10 @@ def test_unusable_folder(to_parquet: ToParquet, qcli: Cli, topic: str, tmp_path:
     qcli.publish(topic, numbers(3))
     (tmp_path / "file").write_text("")
     result = to_parquet(topic, tmp_path / "file")
-    assert (result.code, result.err) == (1, f"Error: {tmp_path}/file: Not a directory\n")
+    assert (result.code, result.err) == (
+        1,
+        f"Error: {tmp_path}/file: Not a directory. Name another folder.\n",
+    )
     result = to_parquet(topic, "nonsense://bucket/folder")
     assert (result.code, "nonsense://bucket/folder is not supported" in result.err) == (1, True)
 

@@ -231,7 +231,10 @@ def refused(broker: str, error: BrokerError) -> str:
         action = f"consume {Source(topic, channel)}" if verb == "SUB" else f"publish to {topic}"
         role = "consume" if verb == "SUB" else "publish"
         return f"{broker} does not allow you to {action}. Use another secret, or have this one granted the role {role}."
-    return f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
+    text = f"{broker} refused: {f'{error.code} {error.text}'.rstrip()}."
+    if error.code == "E_BAD_MESSAGE" and "too big" in error.text:
+        text += " Its limits are --max-msg-size and --max-body-size of 'qcli serve' and nsqd."
+    return text
 
 
 def connection_failure(

@@ -21,7 +21,7 @@ from ..framework.params import Source, channel_source, message_id
 from ..framework.positions import short_time
 from ..records.messages import PeekedRecord
 from .shared.format_string import FormatString, columns_of, format_string_option, refuse_other_formats
-from .shared.messages import message_table
+from .shared.messages import columns_to_leave_out, message_table
 
 
 @click.group(
@@ -97,7 +97,8 @@ def list_deferred(
             ("DUE (UTC)", "ID", "ATTEMPTS", "PUBLISHED (UTC)"),
             [_row(message) for message in messages],
         )
-        write(message_table(headings, rows, messages))
+        left_out = columns_to_leave_out(headings, rows, ("PUBLISHED (UTC)", "ATTEMPTS"))
+        write(message_table(headings, rows, messages, left_out))
     if not messages:
         report_none("deferred messages", wanted)
     found.check()

@@ -22,7 +22,7 @@ from ..framework.positions import POSITIONS_NOTE, from_option, is_in_future, ref
 from ..records.messages import PeekedRecord
 from .shared.body_options import body_options, decoded_bodies
 from .shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
-from .shared.messages import body_of, message_table
+from .shared.messages import body_of, columns_to_leave_out, message_table
 
 DEFAULT_COUNT = 10
 OUTPUT, SELECTION = "Output", "Which messages"
@@ -194,4 +194,9 @@ def _table(messages: Sequence[dict[str, Any]]) -> str:
         headings.append("DUE (UTC)")
         for row, message in zip(rows, messages, strict=True):
             row.append(short_time(message["due_ns"]) if message["due_ns"] else "")
-    return message_table(headings, rows, messages)
+    return message_table(
+        headings,
+        rows,
+        messages,
+        columns_to_leave_out(headings, rows, ("PUBLISHED (UTC)", "ATTEMPTS", "STATE")),
+    )

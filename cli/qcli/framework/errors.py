@@ -129,4 +129,6 @@ def _os_error(error: OSError) -> str:
     text = os.strerror(error.errno or 0)
     if error.errno == errno.EMFILE:
         return f"{text}: raise the limit with 'ulimit -n'."
+    if error.errno == errno.ENOTDIR and error.filename:
+        return f"{error.filename}: {text}. Name another folder."
     return f"{error.filename}: {text}" if error.filename else text

@@ -16,6 +16,7 @@ from trio_nsq.protocol.address import check_host, check_host_pattern, is_unix_pa
 from trio_nsq.text.durations import parse_duration_ms, parse_long_duration_ms, parse_retention_ms
 from trio_nsq.text.numbers import parse_decimal, parse_integer
 from trio_nsq.text.sizes import parse_size
+from trio_nsq.text.wording import NAME_RULE
 
 _T = TypeVar("_T")
 _HOST_PORT = re.compile(r"(?P<host>\[[^\s/\[\]]+\]|[^\s:/\[\]]*):(?P<port>[0-9]{1,5})")
@@ -24,7 +25,6 @@ _MAX_PORT = 65535
 _NO_INT64 = 2**63
 _TRUTH = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 _OF_STATSD = " |:@#"
-_NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
 
 
 def duration(text: str) -> int:
@@ -353,5 +353,5 @@ def _name(text: str, kind: str) -> str:
     from trio_nsq.protocol import is_valid_name
 
     if not is_valid_name(text):
-        raise click.BadParameter(f"{text!r} is not a {kind} name: {_NAME_RULE}.")
+        raise click.BadParameter(f"{text!r} is not a {kind} name: {NAME_RULE}.")
     return text

@@ -160,12 +160,13 @@ async def show_live_text(text_at: Callable[[float], Text]) -> None:
             live.update(text_at(trio.current_time()), refresh=True)
 
 
-async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -> None:
+async def show_progress(progress: Callable[[], tuple[int, int, float | None]], done: str = "") -> None:
     """Show a status line on standard error until cancelled; then remove it.
 
     Args:
         progress: Returns the acknowledged messages, the bytes of their bodies, and the completed share, 0 to 1; None:
             unknown.
+        done: What happened to the messages that count, such as `synced`; empty: the command says it.
     """
     import trio
     from rich.text import Text
@@ -180,7 +181,7 @@ async def show_progress(progress: Callable[[], tuple[int, int, float | None]]) -
         return Text.assemble(
             "" if share is None else f"{share:.0%}, ",
             (f"{messages:,}", bold),
-            f" message{'' if messages == 1 else 's'}, {size(body_bytes)}, ",
+            f" message{'' if messages == 1 else 's'}{done and f' {done}'}, {size(body_bytes)}, ",
             ("" if per_second is None else rate(per_second), bold),
             "" if per_second is None else " messages/s, ",
             f"{now_s - begun_s:.0f} s",

@@ -15,6 +15,7 @@ from trio_nsq.text.arguments import (
     in_milliseconds,
     warn_deprecated,
 )
+from trio_nsq.text.wording import NAME_RULE
 
 
 def check_name(what: str, name: str) -> None:
@@ -24,7 +25,7 @@ def check_name(what: str, name: str) -> None:
     except TypeError:
         raise TypeError(f"the name of a {what} must be a string, not {type(name).__name__}") from None
     if not valid:
-        raise ValueError(f"{name!r} is not a valid {what} name")
+        raise ValueError(f"{name!r} is not a valid {what} name: {NAME_RULE}")
 
 
 def check_producer(name: str) -> None:

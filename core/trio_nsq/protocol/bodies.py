@@ -22,4 +22,5 @@ def check_bytes(bodies: Sequence[bytes]) -> None:
         return  # in less than half the time of the loop
     for body in bodies:
         if not isinstance(body, bytes):
-            raise TypeError(f"a message must be bytes, not {type(body).__name__}")
+            hint = "; encode it, such as text.encode()" if isinstance(body, str) else ""
+            raise TypeError(f"a message must be bytes, not {type(body).__name__}{hint}")

@@ -166,7 +166,7 @@ def check_data_folder(path: Path) -> None:
     """
     flag = "--data-path"
     if not path.parent.is_dir():
-        raise StartupError(f"{flag}: the folder {path.parent} does not exist")
+        raise StartupError(f"{flag}: the folder {path.parent} does not exist; create it first")
     if not path.exists():
         _check_writable(flag, path.parent)
         return
@@ -177,7 +177,7 @@ def check_data_folder(path: Path) -> None:
 
 def _check_writable(flag: str, folder: Path) -> None:
     if not folder.is_dir():
-        raise StartupError(f"{flag}: the folder {folder} does not exist")
+        raise StartupError(f"{flag}: the folder {folder} does not exist; create it first")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise StartupError(f"{flag}: cannot write to {folder}: {_why_not_writable(folder)}")
 

@@ -1,5 +1,10 @@
 """Format counts and untrusted text for people."""
 
+from typing import Final
+
+NAME_RULE: Final = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
+"""What a name of a topic or channel is (`is_valid_name` in `protocol`), for errors."""
+
 
 def count_of(count: int, what: str) -> str:
     """Format a count with its noun, such as `1 topic` or `1,234 topics`.

@@ -22,7 +22,7 @@ from ...framework.positions import short_time
 from ...records.messages import LetterCountRecord, LetterRecord
 from ...terminal.fitted_table import Column, fitted_table, output_width
 from ..shared.format_string import FormatString, columns_of, message_formats, refuse_other_formats
-from ..shared.messages import body_of, message_table
+from ..shared.messages import body_of, columns_to_leave_out, message_table
 from .move import drop, requeue
 from .selection import (
     NOTE,
@@ -125,6 +125,9 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 DEFAULT_COUNT = 10
 
+_DISPENSABLE = ("PUBLISHED (UTC)", "ATTEMPTS", "REASON")
+"""Columns that a narrow terminal leaves out, this one first."""
+
 _PAGE = 1000
 
 
@@ -162,6 +165,7 @@ def show(form: str, format_string: FormatString | None, **selected: Any) -> None
     selection = Selection(**selected)
     pages, found = _read_all(selection)
     begun = False
+    left_out: tuple[str, ...] = ()
     for messages in pages:
         if format_string is not None:
             columns = columns_of(messages, "".join(selection.brokers.addresses[:1]))
@@ -173,7 +177,9 @@ def show(form: str, format_string: FormatString | None, **selected: Any) -> None
         else:
             headings = ("ID", "FROM", "ATTEMPTS", "REASON", "PUBLISHED (UTC)")
             rows = [_letter_row(message) for message in messages]
-            table = message_table(headings, rows, messages)
+            if not begun:
+                left_out = columns_to_leave_out(headings, rows, _DISPENSABLE)
+            table = message_table(headings, rows, messages, left_out)
             write(table.partition("\n")[2] if begun else table)
         begun = True
     if not begun:

@@ -59,7 +59,8 @@ def replay_topic(options: ReplayOptions) -> ExitCode:
     if (path := Path(options.source)).exists():
         kind = "folder" if path.is_dir() else "file"
         output.print_diagnostic(
-            f"Note: {options.source} is a topic here; for the {kind} of this name, write ./{options.source}"
+            f"Note: this replays the topic {options.source}. To replay the {kind} of this name, write "
+            f"./{options.source}"
         )
     brokers = options.brokers()
     destinations = options.destinations(brokers)

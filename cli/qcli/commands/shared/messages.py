@@ -25,6 +25,30 @@ def body_of(message: Mapping[str, Any]) -> bytes:
     return base64.b64decode(message["body_base64"])
 
 
+def columns_to_leave_out(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], dispensable: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the columns to leave out on a narrow terminal, so that bodies have room: the first ones of `dispensable`.
+
+    Args:
+        dispensable: Headings of columns.
+    """
+    for count in range(len(dispensable)):
+        if (
+            room := available_width(_without(dispensable[:count], headings, rows))
+        ) is None or room > _LEAST_SHOWN:
+            return tuple(dispensable[:count])
+    return tuple(dispensable)
+
+
+def _without(
+    left_out: Sequence[str], headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """Return headings and rows without some columns."""
+    kept = [index for index, heading in enumerate(headings) if heading not in left_out]
+    return [[row[index] for index in kept] for row in (headings, *rows)]
+
+
 def available_width(rows: Sequence[Sequence[str]]) -> int | None:
     """Return the number of characters of a body that fit beside these columns, including headings; None: no limit."""
     if not is_terminal(sys.stdout):
@@ -51,9 +75,17 @@ def headers_text(headers: Mapping[str, str]) -> str:
 
 
 def message_table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], messages: Sequence[Mapping[str, Any]]
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    messages: Sequence[Mapping[str, Any]],
+    left_out: Sequence[str] = (),
 ) -> str:
-    """Return headings and rows as text, with more columns for bodies, and for headers if any message has some."""
+    """Return headings and rows as text, with more columns for bodies, and for headers if any message has some.
+
+    Args:
+        left_out: Headings of columns that are not shown.
+    """
+    headings, *rows = _without(left_out, headings, rows)
     if any(message.get("headers") for message in messages):
         headings = [*headings, "HEADERS"]
         room = 2 * _LEAST_SHOWN if is_terminal(sys.stdout) else None

@@ -62,7 +62,8 @@ async def _run(connector: ToFile, quiet: bool) -> ExitCode:
             if not quiet and is_live_terminal(sys.stderr):
                 from ...terminal.progress import show_progress
 
-                nursery.start_soon(show_progress, progress)
+                # Written ones count after a sync, by default every 30 s: until then, a 0 would look like a fault.
+                nursery.start_soon(show_progress, progress, "synced")
             await connector.run()
             nursery.cancel_scope.cancel()
     finally:

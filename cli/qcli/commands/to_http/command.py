@@ -1,6 +1,10 @@
 """`qcli to-http`: sends the messages of topics to HTTP receivers."""
 
+from __future__ import annotations
+
+import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,10 +12,16 @@ from ...broker.connection_options import ConnectOptions
 from ...framework.errors import ExitCode
 from ...framework.go_flags import GoFlagsCommand
 from ...framework.options import option, options_as, several
-from ...framework.output import print_diagnostic
+from ...framework.output import is_live_terminal, print_diagnostic
 from ...framework.params import Integer, Number, byte_size, duration, positive_duration, topic_name
 from ..shared.consuming import consuming_options
 from .options import MODES, ToHttpOptions, http_status
+
+if TYPE_CHECKING:
+    from trio_nsq.client.connection.options import ConnectionOptions
+    from trio_nsq.connectors.source.options import SourceOptions
+    from trio_nsq.connectors.to_http.options import DeliveryOptions
+    from trio_nsq.connectors.to_http.statistics import Statistics
 
 RECEIVERS, REQUESTS, BATCHES, FAILURES = "Where to", "Requests", "Batches", "Failures"
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -300,7 +310,6 @@ def command(options: ToHttpOptions) -> int:
     delivery = options.delivery_options()
     sources = options.source_options()
     connecting = ConnectOptions.of_command().options()
-    from trio_nsq.connectors.to_http.run import to_http
     from trio_nsq.connectors.to_http.statistics import Statistics
 
     from ..shared.connector_status import connector_status
@@ -320,9 +329,35 @@ def command(options: ToHttpOptions) -> int:
     try:
         with status:
             run_connector(
-                to_http, sources, delivery, connecting, statistics, failure_of=failure_of, quiet=quiet
+                _run, sources, delivery, connecting, statistics, quiet, failure_of=failure_of, quiet=quiet
             )
     finally:
         if not quiet and (statistics.delivered or statistics.requeued or statistics.dead):
             print_diagnostic(statistics.summary())
     return ExitCode.OK
+
+
+async def _run(
+    sources: SourceOptions,
+    delivery: DeliveryOptions,
+    connecting: ConnectionOptions,
+    statistics: Statistics,
+    quiet: bool,
+) -> None:
+    """Send messages until cancelled, and show the counts on a terminal."""
+    import trio
+
+    from trio_nsq.connectors.to_http.run import to_http
+
+    async with trio.open_nursery() as nursery:
+        if not quiet and is_live_terminal(sys.stderr):
+            from rich.text import Text
+
+            from ...terminal.progress import show_live_text
+
+            begun_s = trio.current_time()
+            nursery.start_soon(
+                show_live_text, lambda now_s: Text(f"{statistics.summary()}, {now_s - begun_s:.0f} s")
+            )
+        await to_http(sources, delivery, connecting, statistics)
+        nursery.cancel_scope.cancel()

@@ -167,7 +167,9 @@ class FolderLock:
         except FileNotFoundError as exc:
             if path.parent.is_dir():  # a folder such as /proc, in which none can be created
                 raise unusable(path, exc) from exc
-            raise StartupError(f"--data-path: the folder {path.parent} does not exist") from exc
+            raise StartupError(
+                f"--data-path: the folder {path.parent} does not exist; create it first"
+            ) from exc
         except (FileExistsError, NotADirectoryError) as exc:
             raise StartupError(f"--data-path: {path} is not a folder") from exc
         except OSError as exc:

@@ -70,7 +70,7 @@ class PublishLimits:
     def check_set(self, messages: MessageSet) -> None:
         if len(messages.data) > self.max_set_bytes:
             raise ValueError(
-                f"a message set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}"
+                f"a message set of {len(messages.data)} bytes; the limit is {self.max_set_bytes}, see max_body_size"
             )
         if sum(messages.sizes) != messages.body_bytes:
             raise ValueError("the sizes of a message set do not add up to its data")
@@ -86,4 +86,6 @@ def _check_sizes(sizes: Sequence[int], biggest: int) -> None:
     if sizes and min(sizes) < 1:
         raise ValueError("the message is empty; brokers do not accept empty messages")
     if sizes and max(sizes) > biggest:
-        raise ValueError(f"a message of {max(sizes)} bytes; the limit is {biggest}")
+        raise ValueError(
+            f"a message of {max(sizes)} bytes; the limit is {biggest}, see max_msg_size and max_body_size"
+        )

@@ -16,7 +16,6 @@ from .page import NotFound, View
 from .rendering import path_of
 
 TYPED = "typed"
-NAME_RULE = "1 to 64 of the characters . _ - a-z A-Z 0-9, optionally with #ephemeral at the end"
 _SEE_OTHER = 303
 _ID = re.compile("[0-9a-f]{16}", re.ASCII)
 

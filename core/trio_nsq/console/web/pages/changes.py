@@ -10,13 +10,13 @@ from starlette.responses import Response
 from ....api import broker as api
 from ....fleet.changes import Change, Count, Step
 from ....protocol import is_valid_name
+from ....text.wording import NAME_RULE
 from ...access.viewer import require
 from ...actions import cluster, commands, impact, targets
 from ...actions.report import LACKS_IT, Report
 from ...actions.run import fleet_of, record_action
 from ...console import console_of, snapshot_of, upstream_of
 from ..confirming import (
-    NAME_RULE,
     Confirmation,
     crumbs_of,
     finished,
