@@ -273,7 +273,7 @@ def test_protobuf_of_a_registry(folder: Path, scripted: ScriptedRegistry) -> Non
     assert len(scripted.requests) == 1
 
 
-@pytest.mark.parametrize(("status", "said"), [(503, "status 503"), (401, "refuses access (status 401)")])
+@pytest.mark.parametrize(("status", "said"), [(503, "status 503"), (401, "with registry_secret_file")])
 def test_registry_that_does_not_answer_is_asked_once(
     folder: Path, scripted: ScriptedRegistry, status: int, said: str
 ) -> None:
@@ -283,6 +283,14 @@ def test_registry_that_does_not_answer_is_asked_once(
     for number in b"\x07\x08\x09":
         assert said in reader.read(b"\0\0\0\0" + bytes([number])).problem
     assert len(scripted.requests) == 1
+
+
+def test_file_of_the_secret_that_is_missing(folder: Path, scripted: ScriptedRegistry) -> None:
+    missing = folder / "missing"
+    reader = reader_of(
+        folder, f'format = "avro"\nregistry = "{scripted.url}"\nregistry_secret_file = "{missing}"'
+    )
+    assert f"registry_secret_file {missing}: No such file" in reader.read(b"\0\0\0\0\7").problem
 
 
 # ---------------------------------------------------------------------- limits

@@ -231,6 +231,16 @@ INVALID: list[tuple[dict[str, str], str]] = [
 ]
 
 
+def test_registry_that_refuses_names_the_option_of_spark(scripted: ScriptedRegistry, tmp_path: Path) -> None:
+    scripted.before = lambda path: (403, {})
+    options = {"topic": "t", "nsqdHttpAddress": "127.0.0.1:1", "format": "avro", "registry": scripted.url}
+    with pytest.raises(RegistryError, match=r"give its secret with the option registrySecretFile$"):
+        NsqDataSource(options).schema()
+    missing = str(tmp_path / "missing")
+    with pytest.raises(RegistryError, match=f"the option registrySecretFile {missing}: No such file"):
+        NsqDataSource(options | {"registrySecretFile": missing}).schema()
+
+
 @pytest.mark.parametrize(("options", "text"), INVALID)
 def test_invalid_options(options: dict[str, str], text: str) -> None:
     with pytest.raises((OptionError, BodySchemaError), match=text):

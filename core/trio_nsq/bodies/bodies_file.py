@@ -130,7 +130,7 @@ class BodySettings:
             raise BodySchemaError(f"the URL of the registry cannot be used: {exc}") from exc
         secret = Secret("", str(self.registry_secret_file)) if self.registry_secret_file else NO_SECRET
         ca_file = str(self.registry_ca_file) if self.registry_ca_file else None
-        return RegistryAccess(self.registry, secret, TLSFiles(ca_file))
+        return RegistryAccess(self.registry, secret, TLSFiles(ca_file), secret_option="registry_secret_file")
 
 
 class TopicReaders:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import trio
 
-from ..access.secret import NO_SECRET, Secret, authorization, warn_in_clear
+from ..access.secret import NO_SECRET, Secret, SecretFileError, authorization, warn_in_clear
 from ..client.connection.tls import TLSFiles
 from ..event_loop.fan_out import start
 from ..event_loop.retries import PATIENCE_S, Retry
@@ -59,6 +59,7 @@ class RegistryAccess:
         tls: For https.
         patience_s: How long to retry while the registry does not answer, in seconds.
         request_timeout_s: The limit for one request, in seconds.
+        secret_option: What the file of the secret is called where the user gives it, for errors.
     """
 
     url: str = field(repr=False)
@@ -66,6 +67,7 @@ class RegistryAccess:
     tls: TLSFiles = field(default_factory=TLSFiles)
     patience_s: float = PATIENCE_S
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    secret_option: str = "--registry-secret-file"
 
     @property
     def shown(self) -> str:
@@ -238,6 +240,11 @@ class SchemaRegistry:
             reply = start(partial(trio.run, self._ask, path)).result()
         except (InvalidRequest, NotHTTP) as exc:
             raise RegistryError(f"the schema registry {access.shown} cannot be used: {exc}") from exc
+        except SecretFileError as exc:
+            why = str(exc).removeprefix("auth_secret_file ")
+            raise RegistryError(
+                f"the schema registry {access.shown} cannot be used: {access.secret_option} {why}"
+            ) from exc
         except RequestFailed as exc:
             raise RegistryUnavailable(f"the schema registry {access.shown} does not answer: {exc}") from exc
         try:
@@ -255,7 +262,7 @@ class SchemaRegistry:
         if status in (401, 403):
             return RegistryError(
                 f"the schema registry {shown} refuses access (status {status}): give its secret with "
-                "--registry-secret-file"
+                f"{self.access.secret_option}"
             )
         if status == 404:
             return RegistryError(

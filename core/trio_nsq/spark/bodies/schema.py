@@ -115,7 +115,7 @@ class SchemaSource:
     message: str = ""
 
     def reader(self, topic: str) -> BodySchema:
-        """Return the reader's schema now. Raises BodySchemaError, RegistryError, TLSFilesError, SecretFileError."""
+        """Return the reader's schema now. Raises BodySchemaError, RegistryError, TLSFilesError."""
         if self.given is not None:
             return self.given
         assert self.registry is not None

@@ -129,4 +129,6 @@ def _registry(options: Mapping[str, str], url: str) -> "RegistryAccess":
     if "?" in url or "#" in url:  # paths of the API are added to it
         raise OptionError("the option registry cannot have a query, nor a part after #")
     secret = parse_secret(options, "registrySecret")
-    return RegistryAccess(url, secret, parse_tls(options, "registryTls"), parse_patience(options))
+    tls, patience_s = parse_tls(options, "registryTls"), parse_patience(options)
+    option = "the option registrySecretFile"
+    return RegistryAccess(url, secret, tls, patience_s, secret_option=option)
