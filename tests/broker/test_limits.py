@@ -3,8 +3,8 @@
 import os
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -12,9 +12,12 @@ import pytest
 import trio
 
 from broker.certificates import Certificates
-from broker.support import connected, pub, running_broker, settle
+from broker.support import PATIENCE_S, connected, pub, running_broker, settle
+from trio_nsq.broker.options import BrokerOptions
+from trio_nsq.broker.server import Server
+from trio_nsq.broker.storage.data_folder import DataFolder
 from trio_nsq.protocol.address import parse_address
-from trio_nsq.server.admission import connection_limit
+from trio_nsq.server.admission import Admission, connection_limit, tcp_refusal
 
 
 async def test_tcp_client_beyond_the_limit_gets_an_error(tmp_path: Path) -> None:
@@ -35,6 +38,63 @@ async def test_tcp_client_beyond_the_limit_gets_an_error(tmp_path: Path) -> None
                     await next_one.send(pub("t", b"five"))
                     if await next_one.frame() == (0, b"OK"):
                         break
+
+
+async def test_client_whose_socket_cannot_be_watched_takes_no_place(tmp_path: Path) -> None:
+    """The kernel refuses that beyond its limit of watched descriptors. It refuses a file here, for the same call."""
+    folder = DataFolder(tmp_path / "d")
+    async with trio.open_nursery() as nursery:
+        server = Server(BrokerOptions(data_path=tmp_path / "d"), folder, nursery)
+        admission = Admission("TCP", 1, server.sessions.handle, tcp_refusal(1))
+        server.poller.open()
+        for _ in range(3):
+            with pytest.raises(PermissionError):
+                admission.begin(server.sessions.begin, nursery, unwatchable(), "client")
+        assert not server.sessions.connected
+        with trio.fail_after(PATIENCE_S):
+            await server.sessions.close_all()  # does not wait for them
+
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        admission.begin(server.sessions.begin, nursery, ours, "client")
+        assert [session.peer for session in server.sessions.connected] == ["client"]
+        assert admission.refused_count == 0
+        theirs.close()
+        server.poller.close()
+        with trio.fail_after(PATIENCE_S):
+            await server.sessions.close_all()
+        nursery.cancel_scope.cancel()
+    folder.close()
+
+
+async def test_error_of_what_serves_a_client_gives_its_place_back() -> None:
+    def fails(sock: socket.socket, peer: str, leave: Callable[[], None]) -> None:
+        if peer != "begins":
+            if peer == "leaves":
+                leave()
+            sock.close()
+            raise OSError("no")
+
+    admission = Admission("TCP", 1, trio.SocketStream.aclose, b"")
+    async with trio.open_nursery() as nursery:
+        for peer in "fails", "leaves", "fails", "begins":
+            ours, theirs = socket.socketpair()
+            with ours, theirs, suppress(OSError):
+                admission.begin(fails, nursery, ours, peer)
+        assert admission.refused_count == 0
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            admission.begin(fails, nursery, ours, "more")
+            assert admission.refused_count == 1
+
+
+def unwatchable() -> socket.socket:
+    """Return a socket in Python that is a file to the kernel: epoll does not watch files."""
+    sock = socket.socket()
+    with open(os.devnull, "rb") as file:
+        os.dup2(file.fileno(), sock.fileno())
+    return sock
 
 
 async def test_tcp_clients_leave_room_for_http(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ class Admission:
         """Begin to serve a client, or refuse it. Unlike `handle`, this needs no task for each client.
 
         Args:
-            begin: Serves a client: its socket, its address, and what it calls at the end.
+            begin: Serves a client: its socket, its address, and what it calls at the end. If it raises an error, the
+                client counts no longer, and the caller gets the error.
             nursery: Runs the refusals.
         """
         if self._connected >= self._most and not self._make_room():
@@ -147,7 +148,12 @@ class Admission:
                 sock.close()
             return
         self._connected += 1
-        begin(sock, peer, self._leave)
+        place = _Place(self._leave)
+        try:
+            begin(sock, peer, place.leave)
+        except BaseException:
+            place.leave()
+            raise
 
     async def handle(self, stream: trio.SocketStream, *about: str) -> None:
         """Serve a client, or refuse it."""

@@ -64,11 +64,15 @@ class ClientTask:
         self.apply_heartbeat_interval()
 
     def begin(self) -> None:
-        """Begin to serve the client."""
+        """Begin to serve the client. Raises OSError: the kernel refuses to watch its socket; then nothing has begun."""
         session = self._session
+        try:
+            session.start_polling()
+        except BaseException:
+            self._heartbeat.end()
+            raise
         session.waiting = self
         session.send_buffer.on_full = self._begin_sending
-        session.start_polling()
         if session.reader.auth_required or session.is_shared:
             self.start()
         else:

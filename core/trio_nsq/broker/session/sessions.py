@@ -53,7 +53,12 @@ class Sessions:
         except OSError:
             sock.close()  # the client has disconnected already
             return
-        session = self.begin(sock, peer, ended.set, siblings=siblings, deps=deps)
+        try:
+            session = self.begin(sock, peer, ended.set, siblings=siblings, deps=deps)
+        except Exception:
+            # A bug, or the kernel refuses to watch the socket: it must not affect other clients.
+            logger.exception("TCP: client(%s): internal error", peer)
+            return
         try:
             await ended.wait()
         except trio.Cancelled:  # such as that of a member whose token was revoked
@@ -80,18 +85,31 @@ class Sessions:
             on_end: Called when the connection is closed, perhaps at once.
             siblings: The processes of the node, for a client of a shared port.
             deps: Instead of those of all clients.
+
+        Raises:
+            OSError: The kernel refuses to watch the socket, which is closed then, like after any other error.
         """
         if self._deps.broker.stopping:
             sock.close()
             on_end()
             return None
         deps = deps or self._deps
-        session = Session(deps, sock, peer, is_shared=siblings is not None)
+        try:
+            session = Session(deps, sock, peer, is_shared=siblings is not None)
+        except BaseException:
+            sock.close()
+            on_end()
+            raise
         self.connected[session] = None
         if self._all_closed.is_set():
             self._all_closed = trio.Event()
         logger.info("TCP: new client(%s)", peer)
-        ClientTask(session, deps, partial(self._end, session, on_end), siblings).begin()
+        try:
+            ClientTask(session, deps, partial(self._end, session, on_end), siblings).begin()
+        except BaseException:
+            sock.close()
+            self._end(session, on_end)
+            raise
         return session
 
     def _end(self, session: Session, on_end: Callable[[], object]) -> None:
