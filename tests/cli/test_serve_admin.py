@@ -274,8 +274,7 @@ def test_refusals(tmp_path: Path) -> None:
 def test_missing_package(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
     said = refused(tmp_path / "d", "--admin=127.0.0.1:0", env={"PYTHONPATH": str(tmp_path)})
-    assert "Error: --admin needs the package jinja2: pip install " in said
-    assert "python-multipart" in said
+    assert "Error: --admin needs the package jinja2: pip install 'trio-nsq[admin]'" in said
     assert not (tmp_path / "d").exists()
 
 
@@ -360,6 +359,43 @@ def test_files_that_are_wrong_are_refused(tmp_path: Path, text: str, said: str) 
         assert said in found
         assert "--admin-config: " in found
         assert "Traceback" not in found
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "said"),
+    [
+        ("bodies_file", None, "No such file"),
+        ("bodies_file", "[[topic]]\nname = 5\n", "name"),
+        ("auth_file", None, "No such file"),
+        ("auth_file", "[anonymous]\ntopics = ['clicks']\n", "has [anonymous]"),
+        ("session_key_file", "no key", "does not have 64 hexadecimal digits"),
+        ("audit_log", "", "is a directory"),
+    ],
+)
+def test_files_of_the_console_that_cannot_be_used_are_refused(
+    tmp_path: Path, key: str, content: str | None, said: str
+) -> None:
+    """The broker does not start: its console would end, and be started, again and again."""
+    file = tmp_path / "file"
+    if key == "audit_log":
+        file.mkdir()
+    elif content is not None:
+        file.touch(0o600)
+        file.write_text(content)
+    flag = configured(tmp_path, f'{key} = "{file}"')
+    for more in [], ["--check-config"]:
+        found = refused(tmp_path / "d", "--admin=127.0.0.1:0", flag, *more)
+        assert said in found
+        assert str(file) in found
+        assert "listening on" not in found
+
+
+def test_a_session_key_is_not_written_by_a_check(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    flag = configured(tmp_path, f'session_key_file = "{file}"')
+    nowhere = Cli("127.0.0.1:1", "127.0.0.1:1", {})
+    checked = nowhere("serve", f"--data-path={tmp_path}", "--admin", flag, "--check-config")
+    assert (checked.code, file.exists()) == (0, False), checked.err
 
 
 def test_a_file_needs_the_console(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ async def serve_with_console(
         StartupError: The broker or the console cannot start.
     """
     check_possible(options)
+    if config is not None:
+        _check_files(config, own)
     token = secrets.token_urlsafe(32)
     there = await listen(FLAG, admin)
     try:
@@ -130,6 +132,17 @@ def console_problems(options: BrokerOptions, admin: str, config: Path | None) ->
     from trio_nsq.console.startup_check import file_problems
 
     return found + file_problems(read_console_config(config))
+
+
+def _check_files(config: Path, own: ConsoleOptions) -> None:
+    """Raises StartupError: the console, which starts after the broker, could not use a file or an option.
+
+    Its provider is not asked: a broker also starts while that is down.
+    """
+    from trio_nsq.console.startup_check import file_problems
+
+    for problem in file_problems(own, asks_provider=False):
+        raise StartupError(f"--admin-config: {config}: {problem}")
 
 
 def check_possible(options: BrokerOptions) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 
 from ...protocol.errors import StartupError
+from ...server.startup_checks import check_written_file
 from .ended import Ended
 
 MAX_TOKEN_BYTES = 2048
@@ -152,6 +153,14 @@ def session_key(path: Path | None) -> bytes:
         return _read_key(path)
     except OSError as exc:
         raise StartupError(f"--session-key-file: cannot use {path}: {exc.strerror}") from exc
+
+
+def check_session_key(path: Path | None) -> None:
+    """Raises StartupError: `session_key` would. Nothing is created."""
+    if path is not None and path.exists():
+        session_key(path)
+    else:
+        check_written_file("--session-key-file", path)
 
 
 def _read_key(path: Path) -> bytes:
