@@ -23,7 +23,7 @@ from trio_nsq.broker.storage.disk_reserve import DiskReserve
 from trio_nsq.event_loop.pacing import Pacing
 from trio_nsq.event_loop.reactor import Poller
 from trio_nsq.log import Files, MemoryLog
-from trio_nsq.log.interface import DiskWork, LogFileFacts, SyncPoint
+from trio_nsq.log.interface import LogFileFacts, Rotation, SyncPoint
 from trio_nsq.protocol.messages import pack_messages
 
 
@@ -62,10 +62,10 @@ class HeldLog(MemoryLog):
             raise ZeroDivisionError("a defect")
         return False
 
-    def rotation(self) -> DiskWork:
-        def create() -> Callable[[], None]:
+    def rotation(self) -> Rotation:
+        def create() -> Callable[[], Callable[[], None]]:
             assert self.go_on.wait(PATIENCE_S)
-            return lambda: None
+            return lambda: lambda: None
 
         return create
 

@@ -116,6 +116,24 @@ async def test_client_that_disconnects_while_its_publish_is_stored(tmp_path: Pat
         assert [(await client.message()).body for _ in range(2)] == [b"stored all the same", b"next"]
 
 
+async def test_publishes_do_not_wait_for_the_index_of_the_file_before(tmp_path: Path) -> None:
+    files = HeldFiles()
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    body = bytes(600_000)
+    async with (
+        running_broker(tmp_path / "d", files=files, max_bytes_per_file=1_000_000) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        await client.publish("t", body)
+        files.hold("replace")
+        await client.publish("t", body)
+        await files.reached()
+        await client.publish("t", b"small")
+        assert (len(list(folder.glob("*.log"))), list(folder.glob("*.index"))) == (2, [])
+        files.release()
+    assert [path.stem for path in folder.glob("*.index")] == [f"{0:020d}"]
+
+
 class MistakenFiles(Files):
     """Raises an exception that no log expects, once."""
 
@@ -464,7 +482,7 @@ async def running_write_path(
 
 
 async def test_user_of_a_log_gets_it_in_spite_of_waiting_publishers(tmp_path: Path) -> None:
-    async with running_write_path(tmp_path) as running:
+    async with running_write_path(tmp_path, wal_file_s=0.1) as running:
         busy = [running.add(f"t{n}", goes_on=True) for n in range(5)]
         for one in busy:
             one.publish()
@@ -918,7 +936,7 @@ async def test_publisher_is_answered_only_after_its_own_sync(tmp_path: Path) -> 
 
 async def test_synced_messages_are_not_refused_because_of_a_later_failure(tmp_path: Path) -> None:
     files = TopicsFiles()
-    pacing: dict[str, Any] = {"min_commit_threads": 1, "max_commit_threads": 1}
+    pacing: dict[str, Any] = {"min_commit_threads": 1, "max_commit_threads": 1, "wal_file_s": 0.1}
     async with running_write_path(tmp_path, files=files, **pacing) as running:
         first, one, slow = everybody = [running.add(name) for name in ("t1", "t2", "t3")]
         for each in everybody:

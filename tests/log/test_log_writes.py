@@ -2,13 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from errno import EIO, EMFILE
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from log.support import batch, contents
 from trio_nsq.log import DiskLog, Files, LogWriteError
 from trio_nsq.log.files.open_files import OpenFiles
+
+MIB: Final = 2**20
 
 
 class BesideAWrite(Files):
@@ -119,6 +126,53 @@ def test_uncommitted_data_counts_for_the_size_of_a_segment(tmp_path: Path) -> No
     assert log.needs_rotation(800)
     log.commit(1)
     assert log.needs_rotation(800)
+
+
+@given(
+    room=st.integers(0, 6 * MIB),
+    sizes=st.lists(st.integers(1, 600_000), min_size=1, max_size=30),
+    late=st.integers(0, 3),
+)
+@settings(max_examples=20, deadline=None)
+def test_little_is_unsynced_when_a_file_is_full(room: int, sizes: list[int], late: int) -> None:
+    """The next file waits for the sync of the last one, and publishers with it. A sync takes as long as some writes."""
+    with TemporaryDirectory() as folder:
+        log = DiskLog(Path(folder) / "t", segment_bytes=room)
+        log.rotate()
+        waited = 0
+        for size in cycle(sizes):
+            one = batch(log.written_sequence, bytes(size))
+            if log.needs_rotation(one.record_bytes):
+                break
+            log.append([one], sync=False)
+            waited += log.wants_sync
+            if waited > late:
+                log.sync()
+                waited = 0
+        assert log.unsynced_bytes < MIB + (late + 2) * (max(sizes) + 100)
+        log.close()
+
+
+def test_much_is_synced_before_a_schedule_asks_for_it(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "t", segment_bytes=1000 * MIB)
+    log.rotate()
+    while not log.wants_sync:
+        log.append([batch(log.written_sequence, bytes(MIB))], sync=False)
+    assert 16 * MIB <= log.unsynced_bytes < 17 * MIB + 1000
+    log.sync()
+    assert not log.wants_sync
+    log.close()
+
+
+def test_file_discarded_while_its_index_is_saved_leaves_no_index(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path / "t", segment_bytes=600_000)
+    log.append([batch(0, bytes(600_000))], sync=True)
+    save_index = log.rotation()()()
+    log.append([batch(1, b"in the next file")], sync=True)
+    log.discard_before(1)
+    save_index()
+    assert list((tmp_path / "t").glob("*.index")) == []
+    log.close()
 
 
 class NoNewNames(Files):

@@ -79,6 +79,9 @@ class TimedLog(Protocol):
 DiskWork = Callable[[], Callable[[], None]]
 """Work for the disk, made in the log's thread. Any thread may call it: it changes no log, and blocks. The log's thread
 then calls what it returns, which changes the log. Raises LogError: nothing is to be changed."""
+Rotation = Callable[[], Callable[[], Callable[[], None]]]
+"""`DiskWork` that begins a file. What changes the log returns the rest, again for any thread: writes need not wait for
+it. It logs its errors."""
 
 
 class SyncPoint(Protocol):
@@ -170,7 +173,11 @@ class Log(Protocol):
     def needs_rotation(self, size: int) -> bool:
         """Whether a write of `size` bytes needs a new file first: see `rotation`."""
 
-    def rotation(self) -> DiskWork:
+    @property
+    def wants_sync(self) -> bool:
+        """Whether to sync now even if no schedule asks for it: much is unsynced, or the next file must wait for it."""
+
+    def rotation(self) -> Rotation:
         """Begin a new file for the next writes. All writes must be synced and committed, and none may follow meanwhile.
 
         They are synced so that only the last file can be torn.

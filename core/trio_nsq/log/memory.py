@@ -8,9 +8,9 @@ from ..protocol.messages import MessageSet
 from .interface import (
     READ_BYTES,
     ArchivedFileFacts,
-    DiskWork,
     LogFileFacts,
     NothingToSync,
+    Rotation,
     SyncPoint,
     check_order,
 )
@@ -37,7 +37,7 @@ class MemoryLog:
     archived_files: Sequence[ArchivedFileFacts] = ()
     has_carried_forward = False
     failed_syncs = unsynced_bytes = archived_bytes = 0
-    has_unsynced_cut = False
+    has_unsynced_cut = wants_sync = False
 
     def __init__(
         self, *, max_messages: int = 10_000, max_bytes: int = 64 * 1024 * 1024, first_sequence: int = 0
@@ -93,9 +93,9 @@ class MemoryLog:
         """As `Log.needs_rotation`; always False."""
         return False
 
-    def rotation(self) -> DiskWork:
+    def rotation(self) -> Rotation:
         """Nothing to do."""
-        return lambda: lambda: None
+        return lambda: lambda: lambda: None
 
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         """As `Log.append`; `sync` has no effect."""

@@ -1,7 +1,6 @@
 """Scheduled syncs: with `--sync=interval`, decides when each log is synced, and lets callers wait for it."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import trio
 
@@ -10,9 +9,6 @@ from ..monitoring.histogram import Histogram
 from ..options import BrokerOptions
 from ..state.topic import Topic
 from .local_sync import LocalSync
-
-_SYNC_BYTES: Final = 16 * 1024 * 1024
-"""Unsynced bytes after which a sync is requested, even if they are few messages: docs/decisions/0004."""
 
 
 class ScheduledSyncs:
@@ -32,10 +28,11 @@ class ScheduledSyncs:
         if requested is None:
             requested = self._unsynced[topic] = records[0].base_sequence
         log = topic.log
-        if log.written_sequence - requested >= self._options.sync_every or (
-            log.unsynced_bytes >= _SYNC_BYTES and not self._local.is_at(topic)
-        ):
+        if log.written_sequence - requested >= self._options.sync_every:
             self._is_due.set()
+        elif log.wants_sync and not self._local.is_at(topic):
+            self._unsynced[topic] = log.written_sequence
+            self._local.request(topic, begins=False)
 
     async def sync(self, topic: Topic) -> bool:
         """Return when all earlier writes to a topic's log are on stable storage; False if the sync failed."""

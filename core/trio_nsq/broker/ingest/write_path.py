@@ -29,7 +29,7 @@ import trio
 from ...event_loop.reactor import Poller
 from ...event_loop.retries import Delays
 from ...log import LogError, RecordBatch, is_disk_full
-from ...log.interface import DiskWork
+from ...log.interface import Rotation
 from ...replication.barrier import ReplicationBarrier
 from ..delivery import Deliverer
 from ..errors import NotLeading, PublishRefused, TooFewInSync, TopicFull
@@ -116,7 +116,8 @@ class WritePath:
         self.on_refused: Callable[[Topic], None] = lambda topic: None
         self._is_called = False  # a call of `write_gathered` is scheduled
         self._holds: dict[Topic, trio.Semaphore] = {}  # topics whose logs must not be written
-        self._changes: dict[Topic, trio.Event] = {}  # set when a hold or a sync of the topic ends
+        self._changes: dict[Topic, trio.Event] = {}  # set when a hold, a sync or a rotation of the topic ends
+        self._finishing: set[Topic] = set()  # a thread saves what belongs to the file before the last one
         self._cutting: set[Topic] = set()  # topics whose refused messages are being removed durably
         self._abandoned_as: type[NotLeading] = NotLeading
         self._closed = False
@@ -486,7 +487,7 @@ class WritePath:
             self.error = text
 
     def _resume(self, topic: Topic) -> None:
-        """Continue with a topic after a sync of its log or a hold on it has ended."""
+        """Continue with a topic after a sync or a rotation of its log, or a hold on it, has ended."""
         if topic in self._gathered and topic not in self._holds:
             self.due[topic] = None
         if (change := self._changes.pop(topic, None)) is not None:
@@ -541,14 +542,27 @@ class WritePath:
                 group.complete(self._refusal(topic, error, group.size))
         self._release(topic)
 
-    async def _rotate(self, topic: Topic, in_room: Callable[[DiskWork], Callable[[], None]]) -> None:
+    async def _rotate(
+        self, topic: Topic, in_room: Callable[[Rotation], Callable[[], Callable[[], None]]]
+    ) -> None:
         """Sync a held log's last file, so that only the last one can be torn, and begin a new one. Raises LogError."""
         log = topic.log
         log.finish_cut()
         needs_sync = log.unsynced_bytes > 0 or log.has_unsynced_cut
         if needs_sync and (error := await self.local.sync(topic, alone=True)) is not None:
             raise error
-        (await trio.to_thread.run_sync(in_room, log.rotation(), limiter=self._threads))()
+        while topic in self._finishing:
+            await self._change(topic)
+        use = await trio.to_thread.run_sync(in_room, log.rotation(), limiter=self._threads)
+        self._finishing.add(topic)
+        self._nursery.start_soon(self._finish_rotation, topic, use())
+
+    async def _finish_rotation(self, topic: Topic, finish: Callable[[], None]) -> None:
+        """Do the rest of a rotation, while the new file is written to."""
+        with trio.CancelScope(shield=True):  # it waits only for the disk
+            await trio.to_thread.run_sync(finish, limiter=self._threads)
+        self._finishing.discard(topic)
+        self._resume(topic)
 
     def _append(self, work: Callable[[], _Result]) -> _Result:
         """Do work that takes space on the disk; in any thread. Raises PublishRefused."""
@@ -588,7 +602,7 @@ class WritePath:
             self._write_soon()
 
     async def _change(self, topic: Topic) -> None:
-        """Wait until a sync of the topic's log, or the last hold on it, has ended."""
+        """Wait until a sync or a rotation of the topic's log, or the last hold on it, has ended."""
         await self._changes.setdefault(topic, trio.Event()).wait()
 
     async def until_idle(self, topic: Topic) -> None:
@@ -597,7 +611,9 @@ class WritePath:
             self.write_gathered()
             if topic in self.due:  # `write_gathered` stopped at the end of its turn
                 await trio.lowlevel.checkpoint()
-            elif topic in self._gathered or topic in self._stage.topics or topic in self._holds:
+            elif any(
+                topic in each for each in (self._gathered, self._stage.topics, self._holds, self._finishing)
+            ):
                 await self._change(topic)
             elif self.local.is_at(topic):
                 await self.local.until_idle(topic)
@@ -618,7 +634,9 @@ class WritePath:
         self._closing.set()
         self.write_gathered()
         self.local.begin()
-        while topic := next(iter([*self._gathered, *self._stage.topics, *self._holds]), None):
+        while topic := next(
+            iter([*self._gathered, *self._stage.topics, *self._holds, *self._finishing]), None
+        ):
             await self.until_idle(topic)
         if not self.is_fenced:
             await self.syncs.sync_all()

@@ -16,6 +16,7 @@ from ..interface import (
     DiskWork,
     LogFileFacts,
     NothingToSync,
+    Rotation,
     SyncPoint,
     check_order,
 )
@@ -30,6 +31,10 @@ from .history import ArchivedFile, History, SegmentArchive
 from .opening import DEFAULT_SEGMENT_BYTES, OpenedFolder
 
 _MAX_HINTS: Final = 1024
+_MOST_UNSYNCED_BYTES: Final = 16 * 1024 * 1024
+"""More is not left to a schedule, even if it is few messages: docs/decisions/0004."""
+_LEAST_UNSYNCED_BYTES: Final = 1024 * 1024
+"""A sync of less takes longer for the metadata than for the bytes."""
 _BASE: Final = attrgetter("base_sequence")
 
 _Record = TypeVar("_Record", RecordBatch, RawRecord)
@@ -181,6 +186,15 @@ class DiskLog:
             and writer.written_size > writer.segment.header.size
         )
 
+    @property
+    def wants_sync(self) -> bool:
+        writer = self._writer
+        if writer is None:
+            return False
+        # Less and less is unsynced towards the end of the file, so that its last sync is short.
+        room = self._segment_bytes - writer.written_size
+        return writer.unsynced_bytes >= min(_MOST_UNSYNCED_BYTES, max(_LEAST_UNSYNCED_BYTES, room // 2))
+
     def append(self, batches: Sequence[RecordBatch], *, sync: bool) -> None:
         if self.needs_rotation(sum([batch.record_bytes for batch in batches])):
             check_order(batches, self.written_sequence)
@@ -227,27 +241,28 @@ class DiskLog:
         """
         self.finish_cut()
         self.sync()  # so that only the last segment can be torn
-        self.rotation()()()
+        use = self.rotation()()
+        save_index = use()
+        save_index()
 
-    def rotation(self) -> DiskWork:
+    def rotation(self) -> Rotation:
         full = self._writer.segment if self._writer is not None else None
         known, sequence = self._identity, self.next_sequence
 
-        def create() -> Callable[[], None]:
-            if full is not None:
-                full.save_index()
+        def create() -> Callable[[], Callable[[], None]]:
             identity = known or self._create_identity()
             writer = SegmentWriter.create(
                 self._open_files, self.folder, sequence, self._now_ns(), identity.incarnation
             )
 
-            def use() -> None:
+            def use() -> Callable[[], None]:
                 self._identity = identity
                 writer.failed_syncs = self.failed_syncs
                 # An empty last segment of format 1 has the same base sequence: the new one replaces it.
                 before = (each for each in self._segments if each.base_sequence < sequence)
                 self._replace_segments((*before, writer.segment))
                 self._replace_writer(writer)
+                return full.save_index if full is not None else lambda: None
 
             return use
 
