@@ -177,7 +177,7 @@ def bodies(turn: Turn, size: int) -> dict[str, float]:
 def scaled(
     measure: Callable[[Contender, Path, int], dict[str, float]], turn: Turn, size: int
 ) -> dict[str, float]:
-    """Measure many channels, clients or topics: see `bench.scale`."""
+    """Measure many channels, clients, producers or topics: see `bench.scale`."""
     return measure(
         turn.contender.with_flags(*(_SMALL_QUEUES if turn.contender.is_nsqd else ())), turn.data_path, size
     )
@@ -218,21 +218,28 @@ CURVES = [
         "channels that are created on one topic",
         (625, 2500, 10_000),
         partial(scaled, scale.channels),
-        ("create CPU s", "stats CPU s"),
+        ("create CPU s", "stats CPU ms", "text CPU ms"),
     ),
     Curve(
         "many-clients",
         "clients of one channel",
         (312, 1250, 5000),
         partial(scaled, scale.clients),
-        ("connect CPU s", "stats CPU s", "stop CPU s"),
+        ("connect CPU s", "stats CPU ms", "text CPU ms", "stop CPU s"),
+    ),
+    Curve(
+        "many-producers",
+        "clients that publish to one topic",
+        (312, 1250, 5000),
+        partial(scaled, scale.producers),
+        ("connect CPU s", "stats CPU ms", "text CPU ms", "stop CPU s"),
     ),
     Curve(
         "many-topics",
         "topics that are there at a start",
         (125, 500, 2000),
         partial(scaled, scale.topics),
-        ("stop CPU s", "start CPU s", "stats CPU s"),
+        ("stop CPU s", "start CPU s", "stats CPU ms", "text CPU ms"),
     ),
     Curve(
         "bodies",
@@ -256,7 +263,7 @@ def drawn(curve: Curve, turn: Turn, number: int) -> list[Point]:
 def exponent(points: Sequence[Point], figure: str) -> float:
     """Return the steepest growth between two sizes, as a power of the size: 1 is linear, 0 is constant."""
     steepest = 0.0
-    least = LEAST_S if figure.endswith(" s") else 0.0
+    least = LEAST_S if figure.endswith(" s") else 1000 * LEAST_S if figure.endswith(" ms") else 0.0
     for smaller, larger in pairwise(points):
         one, other = (max(least, point.figures[figure]) for point in (smaller, larger))
         if one > 0 and other > 0:

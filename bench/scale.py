@@ -1,8 +1,9 @@
-"""Processor time and memory of a broker with many channels, clients and topics. `growth.py` has the curves."""
+"""Processor time and memory of a broker with many channels, clients or topics. `growth.py` has the curves."""
 
 import http.client
 import json
 import socket
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,12 @@ from interop.peers import Broker
 
 CONNECTIONS = 4
 """The connections that create channels or topics, or connect clients, each waiting for its answers."""
-_STATS = 5
+_STATS = 30
 _PATIENCE_S = 300.0
 _IDENTIFY = json.dumps({"client_id": "scale", "hostname": "scale", "user_agent": "scale/1.0"}).encode()
-_HELLO = b"  V2IDENTIFY\n" + pack(">i", len(_IDENTIFY)) + _IDENTIFY + f"SUB {TOPIC} {CHANNEL}\n".encode()
+_HELLO = b"  V2IDENTIFY\n" + pack(">i", len(_IDENTIFY)) + _IDENTIFY
+_SUB = f"SUB {TOPIC} {CHANNEL}\n".encode()
+_PUB = f"PUB {TOPIC}\n".encode() + pack(">i", 1) + b"x"
 _OK = b"\x00\x00\x00\x00OK"
 
 
@@ -35,20 +38,29 @@ def channels(contender: Contender, data_path: Path, size: int) -> dict[str, floa
         return {
             "create CPU s": cpu_s(broker) - used_s,
             "KiB/channel": (memory_mib(broker) - memory) * 1024 / size,
-            "stats CPU s": _stats_cpu_s(broker),
+            **_stats(broker),
         }
 
 
 def clients(contender: Contender, data_path: Path, size: int) -> dict[str, float]:
     """Connect consumers of one channel, ask for `/stats`, and stop the broker."""
+    return _of_clients(contender, data_path, size, _SUB)
+
+
+def producers(contender: Contender, data_path: Path, size: int) -> dict[str, float]:
+    """The same with producers, each after a message."""
+    return _of_clients(contender, data_path, size, _PUB)
+
+
+def _of_clients(contender: Contender, data_path: Path, size: int, command: bytes) -> dict[str, float]:
     with contender.running(data_path) as broker:
         broker.create(TOPIC, CHANNEL)
         memory, used_s = memory_mib(broker), cpu_s(broker)
-        with _connected(broker, size):
+        with _connected(broker, size, command):
             figures = {
                 "connect CPU s": cpu_s(broker) - used_s,
                 "KiB/client": (memory_mib(broker) - memory) * 1024 / size,
-                "stats CPU s": _stats_cpu_s(broker),
+                **_stats(broker),
             }
             return figures | {"stop CPU s": _stop_cpu_s(broker)}
 
@@ -64,11 +76,11 @@ def topics(contender: Contender, data_path: Path, size: int) -> dict[str, float]
             stopping_s = _stop_cpu_s(broker)
         with contender.start(data, *contender.flags) as broker:
             starting_s = cpu_s(broker)  # of a fork of a Python that has imported qcli: see tests/processes
-            stats_s = _stats_cpu_s(broker)
+            stats = _stats(broker)
             if contender.is_nsqd:
                 broker.process.kill()
                 broker.process.wait()
-    return {"stop CPU s": stopping_s, "start CPU s": starting_s, "stats CPU s": stats_s}
+    return {"stop CPU s": stopping_s, "start CPU s": starting_s, **stats}
 
 
 def _spread(work: Callable[[Sequence[str]], object], items: Sequence[str]) -> None:
@@ -90,7 +102,8 @@ def _post(broker: Broker, paths: Sequence[str]) -> None:
 
 
 @contextmanager
-def _connected(broker: Broker, count: int) -> Iterator[None]:
+def _connected(broker: Broker, count: int, command: bytes) -> Iterator[None]:
+    """Connect clients that send IDENTIFY and this command."""
     host, _, port = broker.tcp_address.rpartition(":")
     with ExitStack() as stack:
 
@@ -98,7 +111,7 @@ def _connected(broker: Broker, count: int) -> Iterator[None]:
             for _ in some:
                 sock = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
                 stack.enter_context(sock)
-                sock.sendall(_HELLO)
+                sock.sendall(_HELLO + command)
                 received = b""
                 while received.count(_OK) < 2:
                     piece = sock.recv(4096)
@@ -110,13 +123,18 @@ def _connected(broker: Broker, count: int) -> Iterator[None]:
         yield
 
 
-def _stats_cpu_s(broker: Broker) -> float:
-    """Return the processor time for one `/stats`."""
-    broker.http("GET", "/stats", format="json")
-    before_s = cpu_s(broker)
-    for _ in range(_STATS):
-        broker.http("GET", "/stats", format="json")
-    return (cpu_s(broker) - before_s) / _STATS
+def _stats(broker: Broker) -> dict[str, float]:
+    """Return the processor time for one `/stats` as JSON, and as text."""
+    return {"stats CPU ms": _request_cpu_ms(broker, "json"), "text CPU ms": _request_cpu_ms(broker, "text")}
+
+
+def _request_cpu_ms(broker: Broker, form: str) -> float:
+    used_s = []
+    for _ in range(1 + _STATS):
+        before_s = cpu_s(broker)
+        broker.http("GET", "/stats", format=form)
+        used_s.append(cpu_s(broker) - before_s)
+    return 1000 * statistics.median(used_s[1:])
 
 
 def _stop_cpu_s(broker: Broker) -> float:

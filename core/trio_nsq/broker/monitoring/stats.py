@@ -91,7 +91,7 @@ async def broker_stats(
         lists_clients = include_clients and (reads is None or reads(found.name))
         channels = [found.channels[channel]] if channel in found.channels else []
         if not channel:
-            channels = [c for _, c in sorted(found.channels.items())]
+            channels = [found.channels[each] for each in sorted(found.channels)]
         if channel and not channels:
             continue
         described = []
