@@ -44,6 +44,15 @@ def plain(line: str) -> str:
     return re.sub(r"\x1b\[\d+m", "", line)
 
 
+def test_hints_are_whole_at_every_width() -> None:
+    shown, drawing = picture(1), Drawing(Settings(Selection()), unicode=True)
+    every = plain(drawing.lines(shown, 200, 24)[-1]).strip().split("  ")
+    assert len(every) > 5
+    for width in range(6, 100):
+        hints = plain(drawing.lines(shown, width, 24)[-1]).strip().split("  ")
+        assert hints == every[: len(hints)], width
+
+
 @pytest.mark.parametrize("keys", ["", "?", "/topic.1", "end", "b", "down enter", "/nothing"])
 @pytest.mark.parametrize("topics", [0, 1, 40])
 def test_lines_fit_every_size(topics: int, keys: str) -> None:

@@ -312,7 +312,9 @@ async def test_service_that_starts_later(clock: MockClock, caplog: pytest.LogCap
         with trio.fail_after(PATIENCE_S):
             while not caplog.messages:
                 await trio.sleep(1)
-        assert caplog.messages[0].startswith(f"LOOKUPD({lookupd.tcp_address}): all attempts to connect to")
+        address = lookupd.tcp_address
+        refused = f"LOOKUPD({address}): all attempts to connect to {address} failed: Connection refused"
+        assert caplog.messages[0] == refused
         async with fake_lookupd(port) as revived:
             await revived.heard(0, "REGISTER t")
 

@@ -5,6 +5,7 @@ connection; the next connection starts with all topics and channels.
 """
 
 import logging
+import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import trio
 from ..access.secret import Secret, SecretFileError, encode_secret, warn_in_clear
 from ..event_loop.retries import Delays
 from ..protocol.address import format_address, parse_address
+from ..protocol.errors import leaves_of
 from .announcements import Announcements, HasChannels
 from .protocol import (
     MAGIC_V1,
@@ -314,4 +316,11 @@ def _reason(error: BaseException) -> str:
     if isinstance(inner, ssl.SSLError):
         reason = (inner.reason or "the connection was lost").lower().replace("_", " ")
         return f"TLS failed: {reason} (does it offer TLS? Does it accept the broker's certificate?)"
-    return str(error) or "the connection was lost"
+    text = str(error) or "the connection was lost"
+    if isinstance(error, OSError):  # trio wraps the errors of all attempts in one, whose text has no reason
+        cause = error.__cause__
+        causes = leaves_of(cause) if isinstance(cause, BaseExceptionGroup) else [cause]
+        numbers = [each.errno for each in causes if isinstance(each, OSError) and each.errno]
+        if reasons := dict.fromkeys(os.strerror(number) for number in numbers if number > 0):
+            text += f": {', '.join(reasons)}"
+    return text

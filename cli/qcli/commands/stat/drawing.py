@@ -54,7 +54,17 @@ class History:
         return series
 
 
-_HINTS = "q quit  ? help  / filter  s sort  b brokers  enter topic  space stop  r reverse"
+_HINTS = (
+    "q quit",
+    "? help",
+    "/ filter",
+    "s sort",
+    "b brokers",
+    "enter topic",
+    "space stop",
+    "r reverse",
+)
+"""Of the keys, the most useful first: a narrow terminal shows the first ones."""
 _LEAST_CHART_WIDTH = 5
 _HEIGHT_FOR_DETAIL = 10
 _LINES_AROUND_ROWS = 3  # headings, total and the last line
@@ -204,8 +214,9 @@ class Drawing:
         count, end = len(place.rows), place.top + len(place.shown)
         where = f"{place.top + 1}-{end} of {count}" if count > place.page else ""
         ignored = "".join(f"  no such condition: {word}" for word in ignored_words(settings.filter))
-        left = f"/{settings.filter}{ignored}  esc clears it" if settings.filter else _HINTS
-        left = left[: max(0, width - len(where) - 2)] if where else left
+        room = width - len(where) - 2 if where else width
+        left = f"/{settings.filter}{ignored}  esc clears it" if settings.filter else _hints(room)
+        left = left[: max(0, room)]
         return styled("dim", f"{left.ljust(width - len(where))}{where}"[:width])
 
     def _help(self, width: int, height: int) -> list[str]:
@@ -219,3 +230,9 @@ class Drawing:
         shown = [line[:width] for line in lines[: max(0, height - 2)]]
         end = styled("dim", "any key: back"[:width])
         return [styled("bold", "Keys of qcli stat"[:width]), *shown, end][:height]
+
+
+def _hints(room: int) -> str:
+    """Return as many hints as fit."""
+    texts = ["  ".join(_HINTS[:count]) for count in range(len(_HINTS) + 1)]
+    return max((text for text in texts if len(text) <= room), key=len, default="")
