@@ -61,7 +61,7 @@ _FOR_TOPICS = (
         "retention_time_ms",
         parse_retention_ms,
         retention_text,
-        f"keep messages that every channel has passed for this long, such as 12h or 7d; {FOREVER}",
+        f"keep messages that every channel has passed for this long, such as 12h or 7d, or {FOREVER}",
         (FOREVER,),
     ),
     Setting(
@@ -69,7 +69,7 @@ _FOR_TOPICS = (
         "retention_bytes",
         parse_size,
         size_text,
-        f"keep at most this much of them, such as 10GiB; {UNLIMITED}",
+        f"keep at most this many bytes of those messages, such as 10GiB, or {UNLIMITED}",
         (UNLIMITED,),
     ),
     Setting(
