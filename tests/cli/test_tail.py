@@ -333,10 +333,18 @@ def test_no_more_messages_are_taken_than_requested(qcli: Cli, broker: Broker, to
     assert broker.channel_stats(topic, "c")["requeue_count"] == 0
 
 
+def test_prompt_after_ctrl_c_begins_a_line(qcli: Cli, topic: str) -> None:
+    with qcli.on_terminal("tail", f"{topic}/c") as terminal:
+        terminal.expect(b"Ctrl-C ends.\r\n")
+        assert terminal.interrupt() == 130
+    assert terminal.shown.endswith(b"\r\n\r\n")  # the terminal echoes ^C between them
+
+
 def test_wait_is_reported_on_a_terminal(qcli: Cli, topic: str) -> None:
     with qcli.on_terminal("tail", f"{topic}/c", f"{topic}.more", "-n", "1") as terminal:
         terminal.expect(b"Waiting for messages of %s/c, %s.more; Ctrl-C ends.\r\n" % ((topic.encode(),) * 2))
         assert qcli("pub", topic, stdin=b"one\n").code == 0
         assert terminal.end() == 0
     assert terminal.shown.count(b"Waiting") == 1
+    assert not terminal.shown.endswith(b"\r\n\r\n")
     assert qcli("tail", f"{topic}/c", "--idle-timeout", "10ms").err == ""

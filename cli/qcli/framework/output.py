@@ -63,6 +63,12 @@ def print_diagnostic(text: str) -> None:
         pass
 
 
+def end_echoed_line() -> None:
+    """End the line into which a terminal has echoed ^C, so that the next text begins a line."""
+    if is_terminal(sys.stderr):
+        print_diagnostic("")
+
+
 def report_none(what: str, where: object = "", hint: str = "") -> None:
     """Say that there is nothing to show: standard output stays empty, which programs expect of an empty list.
 

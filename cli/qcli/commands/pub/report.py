@@ -1,7 +1,6 @@
 """Reports the result of `pub`, and returns its exit code."""
 
 import re
-import sys
 
 from trio_nsq.client import AuthRefused, BrokerError, HeadersRefused
 from trio_nsq.text.durations import duration_text
@@ -9,7 +8,7 @@ from trio_nsq.text.wording import count_of
 
 from ...broker.failures import connection_failure, refused
 from ...framework.errors import ExitCode, Failure
-from ...framework.output import is_terminal, print_diagnostic, size
+from ...framework.output import end_echoed_line, print_diagnostic, size
 from ...framework.output import rate as per_second
 from .options import PubOptions
 from .results import BrokerResult, PublishResult
@@ -23,8 +22,8 @@ def conclude(options: PubOptions, result: PublishResult, elapsed_s: float) -> Ex
     several = len(result.brokers) > 1
     reason = " ".join(_failure(options, broker, several=several) for broker in failed) or result.input_failure
     if not options.quiet and (result.acknowledged or reason is None):
-        if result.stopped == ExitCode.INTERRUPTED and _stands_after_echo(options):
-            print_diagnostic("")
+        if result.stopped == ExitCode.INTERRUPTED and not options.shows_progress:
+            end_echoed_line()  # removing a status line removes ^C, too
         print_diagnostic(_report(options, result, elapsed_s))
     if reason is None:
         return result.stopped or ExitCode.OK
@@ -50,11 +49,6 @@ def _fates(result: PublishResult) -> str:
         return "; ".join(f"{address}: {fate}" for address, fate in fates.items())
     (fate,) = set(fates.values())
     return f"At each broker: {fate}" if len(fates) > 1 else fate
-
-
-def _stands_after_echo(options: PubOptions) -> bool:
-    """Return whether the terminal has echoed ^C into the current line. Removing a status line removes ^C too."""
-    return is_terminal(sys.stderr) and not options.shows_progress
 
 
 def _is_gone(broker: BrokerResult) -> bool:

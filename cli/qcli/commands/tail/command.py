@@ -20,6 +20,7 @@ from ...framework.options import (
     options_as,
     output_format,
 )
+from ...framework.output import end_echoed_line
 from ...framework.params import positive_duration, source
 from ...framework.positions import POSITIONS_NOTE, from_option, to_option
 from ...records.messages import MessageRecord
@@ -134,10 +135,17 @@ def command(options: TailOptions) -> int:
     if options.reads_log:
         from .read_log import tail_log
 
-        return tail_log(options)
+        return _ended(tail_log(options))
     if not options.lookupd_addresses:
         note_default_tcp_address("messages come from")
     from ...framework.signals import run_trio
     from .consume import tail_channels
 
-    return run_trio(tail_channels, options)
+    return _ended(run_trio(tail_channels, options))
+
+
+def _ended(code: ExitCode) -> ExitCode:
+    """Return the exit code, after a line break for the next prompt if the user ended the command."""
+    if code is ExitCode.INTERRUPTED:
+        end_echoed_line()
+    return code
