@@ -228,6 +228,17 @@ def test_an_empty_data_folder(log_here: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "dump"])
+def test_folder_of_several_processes(log_here: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "process-0" / "topics").mkdir(parents=True)
+    (tmp_path / "process-1").mkdir()
+    result = log_here(command, str(tmp_path))
+    assert result.code == 2
+    one = tmp_path / "process-0"
+    assert result.err.endswith(f" several processes: name the folder of one of them, such as {one}.\n")
+    assert log_here(command, str(one)).code == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "dump"])
 def test_not_a_data_folder(log_here: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "server.log").write_text("text")
     (tmp_path / "server.txt").write_text("text")

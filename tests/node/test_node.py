@@ -148,6 +148,24 @@ def test_changes_hold_on_all_processes(tmp_path: Path) -> None:
         assert node.processes[1]["http_address"] in body.decode()
 
 
+def test_commands_say_which_addresses_they_need(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        node.publish_at(0, "t", "a")
+        node.publish_at(1, "t", "b")
+        shared = Cli(node.tcp, node.http)
+        addresses = ",".join(each["http_address"] for each in node.processes)
+        for command in ("peek t", "dlq list", "tail t --from 0 --to 1", "to-parquet t x"):
+            refused = shared(*command.split())
+            assert refused.code == 1, command
+            needs = f"needs the address of each: --nsqd-http-address {addresses}"
+            assert (
+                f"Several processes share {node.http} ('qcli serve --processes'), and this {needs}"
+                in refused.err
+            )
+        bodies = shared("peek", "t", "--format", "raw", "--nsqd-http-address", addresses).out.split()
+        assert sorted(bodies) == [b"a", b"b"]
+
+
 def test_a_batch_with_a_number_is_stored_once(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         pids = [node.pid_of(index) for index in range(2)]

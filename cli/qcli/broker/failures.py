@@ -51,6 +51,7 @@ class Refused(Failure):
         meaning = f": {found}" if (found := meaning_of(text)) else ""
         super().__init__(
             access_refusal(f"The broker at {address}", text)
+            or _one_process(address, text)
             or f"The broker at {address} refused with HTTP status {status}: {text}{meaning}."
         )
         self.status = status
@@ -60,6 +61,16 @@ class Refused(Failure):
     def is_about_secret(self) -> bool:
         """Whether the broker requires a secret, or refused it or what it is for."""
         return self.text.startswith(("AUTH_REQUIRED", "INVALID_TOKEN", "FORBIDDEN"))
+
+
+def _one_process(address: str, text: str) -> str | None:
+    """Return what to do about a request that several processes behind one address refuse; None: another answer."""
+    if not text.startswith("ONE_PROCESS: ") or not (processes := text.rpartition(" ")[2]):
+        return None
+    return (
+        f"Several processes share {address} ('qcli serve --processes'), and this needs the address of each: "
+        f"{HTTP_OPTION} {processes}"
+    )
 
 
 def access_refusal(server: str, text: str) -> str | None:

@@ -73,6 +73,7 @@ def is_data_folder(path: Path) -> bool:
 def places(path: Path) -> list[Place]:
     """Return all topics of a data folder, or the single place of the path. Raises Failure: neither."""
     from trio_nsq.broker.storage.data_folder import NSQD_FILE, STATE_FILE, SUFFIX
+    from trio_nsq.broker.storage.process_folders import folders_in
     from trio_nsq.broker.storage.verify import topic_folders, topic_name
     from trio_nsq.log.segment.format import SUFFIX as SEGMENT_SUFFIX
 
@@ -88,6 +89,12 @@ def places(path: Path) -> list[Place]:
         return [Place(path, topic_name(path.resolve()))]
     if (path / NSQD_FILE).exists():
         raise Failure(f"{path} is the data folder of an nsqd: see 'qcli log import --help'.", ExitCode.USAGE)
+    if processes := folders_in(path):
+        raise Failure(
+            f"{path} is the data folder of several processes: name the folder of one of them, such as "
+            f"{path / f'process-{processes[0]}'}.",
+            ExitCode.USAGE,
+        )
     raise Failure(
         f"{path} is neither a broker's data folder nor a topic's folder in one (DATA/topics/NAME{SUFFIX}) nor a "
         f"segment of its log (such as 00000000000000000000{SEGMENT_SUFFIX}).",
