@@ -41,12 +41,17 @@ def rates(options: argparse.Namespace, data_path: Path) -> dict[str, list[dict[s
 
 
 def rate(broker: Broker, messages: int) -> dict[str, float]:
-    """Consume a backlog; return messages per second, and the broker's processor time for each."""
+    """Consume a backlog; return messages per second, the broker's processor time for each, and refused answers."""
     before_s, begun_s = cpu_s(broker), time.monotonic()
     with consumers(broker, None, random.Random(1)) as made:
         consume(made, begun_s + 600, lambda: sum(each.count for each in made) >= messages)
         taken_s = time.monotonic() - begun_s - 0.2  # the last wait of `consume`
-    return {"rate": messages / taken_s, "cpu_us": 1e6 * (cpu_s(broker) - before_s) / messages}
+        refused = sum(each.refused for each in made)
+    return {
+        "rate": messages / taken_s,
+        "cpu_us": 1e6 * (cpu_s(broker) - before_s) / messages,
+        "refused": refused,
+    }
 
 
 def parse() -> argparse.Namespace:
@@ -78,7 +83,7 @@ def main() -> None:
             print(
                 f"{options.kills} kills, {sum(ledger.published):,} messages of {options.keys:,} keys: "
                 f"{ledger.lost:,} lost, {len(ledger.wrong):,} wrong, {ledger.again:,} of {ledger.deliveries:,} "
-                "deliveries came again"
+                f"deliveries came again, {ledger.refused:,} answers refused"
             )
             print("\n".join(ledger.wrong[:20]))
             kept = {name: value for name, value in asdict(ledger).items() if isinstance(value, int)}
@@ -92,8 +97,10 @@ def main() -> None:
             medians = {name: statistics.median(each["rate"] for each in rows) for name, rows in found.items()}
             for name, rows in found.items():
                 cpu_us = statistics.median(each["cpu_us"] for each in rows)
+                refused = sum(int(each["refused"]) for each in rows)
                 print(
                     f"{name or 'without order':<20}{medians[name]:>12,.0f} messages/s{cpu_us:>8.2f} us/message"
+                    f"{refused:>8,} answers refused"
                 )
             print(f"ratio {medians[ORDER_BY] / medians['']:.2f}")
             results["rates"] = found

@@ -34,6 +34,7 @@ _KEY_AT, _NUMBER_AT = 15, 28
 _TEXT = b"x" * 60
 _HEAD = Struct(">ii")
 _FRAME_HEAD_BYTES = 34
+_REFUSALS = (b"E_FIN_FAILED", b"E_REQ_FAILED")
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Ledger:
         delivered: The highest number that was delivered.
         here, finished: The last number that was delivered, and finished, since the broker's last start.
         in_flight: The keys with a message in flight.
+        refused: The number of answers that the broker refused, as of a message that was no longer in flight.
     """
 
     published: list[int]
@@ -54,6 +56,7 @@ class Ledger:
     in_flight: set[int] = field(default_factory=set)
     deliveries: int = 0
     again: int = 0
+    refused: int = 0
     wrong: list[str] = field(default_factory=list)
 
     @classmethod
@@ -93,13 +96,18 @@ class Ledger:
 
 
 class Consumer:
-    """One connection."""
+    """One connection.
+
+    Attributes:
+        count: The number of messages that have come.
+        refused: The number of answers that the broker refused.
+    """
 
     def __init__(self, address: str, ledger: Ledger | None, chance: random.Random) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self.socket.sendall(b"  V2SUB %s %s\nRDY %d\n" % (TOPIC.encode(), CHANNEL.encode(), RDY))
-        self.count = 0
+        self.count = self.refused = 0
         self._data = b""
         self._ledger = ledger
         self._chance = chance
@@ -122,7 +130,9 @@ class Consumer:
                 answers.append(self._answer(message_id, data, at + _FRAME_HEAD_BYTES, keys))
             elif data[at + 8 : after] == b"_heartbeat_":
                 answers.append(b"NOP\n")
-            elif kind == 1 and not data.startswith(b"E_", at + 8):
+            elif kind == 1 and data.startswith(_REFUSALS, at + 8):
+                self.refused += 1
+            elif kind == 1:
                 raise RuntimeError(data[at + 8 : after])
             at = after
         self._data = data[at:]
@@ -159,6 +169,8 @@ def consumers(broker: Broker, ledger: Ledger | None, chance: random.Random) -> I
     finally:
         for each in made:
             each.socket.close()
+            if ledger is not None:
+                ledger.refused += each.refused
 
 
 def consume(made: list[Consumer], until_s: float, is_over: Callable[[], bool]) -> None:

@@ -5,12 +5,14 @@ A few kills, and some seconds, by default; `FAULT_KILLS=50` for the long form, w
 """
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
-from faults.order_load import under_kills
+from faults.order_load import CHANNEL, TOPIC, Ledger, consumers, under_kills
 from faults.order_operations import under_operations
+from interop.peers import qcli_serve
 from soak import in_soak
 
 KILLS = int(os.environ.get("FAULT_KILLS", "3"))
@@ -28,6 +30,20 @@ def test_messages_of_a_key_come_in_order(tmp_path: Path, sync: str) -> None:
     )
     assert sum(ledger.published) == messages
     assert (ledger.wrong[:10], ledger.lost) == ([], 0)
+
+
+@pytest.mark.slow
+def test_refused_answers_are_counted(tmp_path: Path) -> None:
+    """Otherwise, the ledger would take a message for finished that the broker delivers again."""
+    ledger = Ledger.of(1)
+    with qcli_serve(tmp_path / "d") as broker:
+        broker.create(TOPIC, CHANNEL)
+        with consumers(broker, ledger, random.Random(1)) as (one, _):
+            one.receive()  # OK
+            one.socket.sendall(b"FIN %s\nREQ %s 0\n" % (b"0" * 16, b"0" * 16))
+            while one.refused < 2:
+                one.receive()
+    assert ledger.refused == 2
 
 
 @pytest.mark.slow
