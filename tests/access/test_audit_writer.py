@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -18,8 +19,8 @@ from trio_nsq.protocol.errors import StartupError
 
 
 @asynccontextmanager
-async def running_writer(target: Path | str, close_timeout_s: float = 20.0) -> AsyncIterator[AuditWriter]:
-    """A writer; closed at the end."""
+async def running_writer(target: Path | str, close_timeout_s: float = math.inf) -> AsyncIterator[AuditWriter]:
+    """A writer; closed at the end. By default it waits: a clock that jumps does so while a thread writes, too."""
     writer = AuditWriter(str(target), close_timeout_s=close_timeout_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio.testing
 
 from broker.api import Api, running_api
 from broker.retention import FAST, fill, segments
@@ -44,14 +47,19 @@ async def finish_all_but(client: RawClient, count: int, kept: set[int]) -> list[
 
 
 async def ready_client(client: RawClient) -> None:
-    await client.send(identify(output_buffer_size=-1))
+    await client.send(identify(output_buffer_size=-1, heartbeat_interval=60_000))
     await client.ok()
     await client.subscribe("t", "c", 100)
 
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("what", ["in flight", "requeued for later"])
-async def test_unfinished_messages_outlive_their_files(tmp_path: Path, restart: bool, what: str) -> None:
+async def test_unfinished_messages_outlive_their_files(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, restart: bool, what: str
+) -> None:
+    # It also jumps: a busy machine must not reach the time for which messages are requeued.
+    mock_clock.rate = 1
+    delay_s = 0 if what == "in flight" else 25
     data_path = tmp_path / "d"
     async with running_api(data_path, **FAST) as api:
         await api.post("/topic/create", topic="t")
@@ -60,9 +68,8 @@ async def test_unfinished_messages_outlive_their_files(tmp_path: Path, restart: 
         async with connected("%s:%d" % api.tcp.stream.socket.getpeername()) as client:
             await ready_client(client)
             ids = await finish_all_but(client, 60, {0, 7})
-            if what != "in flight":
-                for message_id in ids:
-                    await client.send(b"REQ %s 2000\n" % message_id)
+            for message_id in ids if delay_s else ():
+                await client.send(b"REQ %s %d\n" % (message_id, delay_s * 1000))
             await until(lambda: segments(data_path)[0] > 20)
             assert carried(data_path).exists()
             assert not verify_topic(carried(data_path).parent).damaged
@@ -70,10 +77,10 @@ async def test_unfinished_messages_outlive_their_files(tmp_path: Path, restart: 
                 await check_peek(api, what)
                 await client.send(b"CLS\n")
                 await client.stream.aclose()
-                await take_the_rest(api, data_path, {body(0), body(7)})
+                await take_the_rest(api, data_path, {body(0), body(7)}, partial(mock_clock.jump, delay_s))
                 return
     async with running_api(data_path, **FAST) as api:
-        await take_the_rest(api, data_path, {body(0), body(7)})
+        await take_the_rest(api, data_path, {body(0), body(7)}, partial(mock_clock.jump, delay_s))
 
 
 async def check_peek(api: Api, what: str) -> None:
@@ -85,8 +92,11 @@ async def check_peek(api: Api, what: str) -> None:
         assert all("body" in line for line in lines)
 
 
-async def take_the_rest(api: Api, data_path: Path, bodies: set[bytes]) -> None:
+async def take_the_rest(
+    api: Api, data_path: Path, bodies: set[bytes], until_due: Callable[[], object]
+) -> None:
     await ready_client(api.tcp)
+    until_due()
     while bodies:
         message = await api.tcp.message()
         assert message.attempts == 2

@@ -156,15 +156,21 @@ def http_address(broker: Api) -> str:
 
 @asynccontextmanager
 async def browsing(
-    folder: Path, count: int = 1, **options: Any
+    folder: Path, count: int = 1, *, request_timeout_ms: int | None = None, **options: Any
 ) -> AsyncIterator[tuple[ConsoleSite, list[Api]]]:
-    """Run brokers and a console in front of them."""
+    """Run brokers and a console in front of them.
+
+    Args:
+        request_timeout_ms: Of the console; None: the default.
+        options: Of the brokers.
+    """
     async with AsyncExitStack() as stack:
         brokers = [
             await stack.enter_async_context(running_api(folder / str(number), **options))
             for number in range(count)
         ]
-        site = await stack.enter_async_context(running_console(map(http_address, brokers)))
+        limits = {} if request_timeout_ms is None else {"request_timeout_ms": request_timeout_ms}
+        site = await stack.enter_async_context(running_console(map(http_address, brokers), **limits))
         yield site, brokers
 
 

@@ -52,7 +52,8 @@ async def test_a_pattern_that_backtracks_elsewhere_is_quick(tmp_path: Path) -> N
 
 
 async def test_a_search_has_bounds_says_how_far_it_came_and_continues(tmp_path: Path) -> None:
-    async with browsing(tmp_path) as (site, (broker,)):
+    # Without a limit of time, which a busy machine would reach first.
+    async with browsing(tmp_path, request_timeout_ms=600_000) as (site, (broker,)):
         await broker.tcp.publish("t", b"needle")
         for _ in range(3):
             await broker.tcp.publish("t", *[b"x"] * 100_000)
