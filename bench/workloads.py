@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import backlog
+from bench.bare_server import bare_publishes
 from bench.clients import CONSUME, PUBLISH_SINGLES, Job, run_client
 from bench.clients import CONTENDERS as CLIENTS
 from bench.connections import Client, Clients, prepare_nsqd, prepare_ours, topics_of
@@ -56,6 +57,8 @@ DISK = "the disk"
 """The syncs of the disk as a limit, in place of a broker."""
 WRITTEN, RECEIVED = "only writing", "receive and write"
 """The same of the disk with the writes and syncs of `--sync=interval`: alone, and behind the same load."""
+BARE, BARE_SYNCED = "a bare server", "a bare server, synced"
+"""A server in C that only receives, appends and answers, in one thread: bench/bare.c."""
 I, F = INTERVAL.name, EVERY_OK.name  # noqa: E741
 
 
@@ -473,6 +476,18 @@ def _goals(
     return tuple(goals)
 
 
+_BESIDE_BARE = (Goal(I, BARE), Goal(F, BARE_SYNCED))
+"""For information: how far a broker is from the least that a server does."""
+
+
+def _bare_limits(connections: int) -> dict[str, Limit]:
+    """Return the limits for PUB over so many connections."""
+    return {
+        name: partial(bare_publishes, connections=connections, synced=name == BARE_SYNCED)
+        for name in (BARE, BARE_SYNCED)
+    }
+
+
 def _body(size: int, name: str, batch: int, goals: tuple[Goal, ...]) -> Workload:
     title = f"publish, bodies of {name}, MPUB of {batch}, 2 connections"
     limits: dict[str, Limit] = {
@@ -517,13 +532,21 @@ WORKLOADS = [
     Workload(
         "publish-one-2",
         partial(publish_singles, connections=2),
-        (Row("publish, PUB, 2 connections", "rate", "msg/s", _goals(0.9, safe_f=4, disk=0.7)),),
-        {DISK: partial(disk_rate, connections=2, batch=1)},
+        (
+            Row(
+                "publish, PUB, 2 connections",
+                "rate",
+                "msg/s",
+                (*_goals(0.9, safe_f=4, disk=0.7), *_BESIDE_BARE),
+            ),
+        ),
+        {DISK: partial(disk_rate, connections=2, batch=1), **_bare_limits(2)},
     ),
     Workload(
         "publish-one-16",
         partial(publish_singles, connections=16),
-        (Row("publish, PUB, 16 connections", "rate", "msg/s", _goals(1.0)),),
+        (Row("publish, PUB, 16 connections", "rate", "msg/s", (*_goals(1.0), *_BESIDE_BARE)),),
+        _bare_limits(16),
     ),
     Workload(
         "publish-one-200",
@@ -533,10 +556,10 @@ WORKLOADS = [
                 "publish, PUB, 200 connections",
                 "rate",
                 "msg/s",
-                _goals(1.1, 0.7, safe_f=30, show_disk=True),
+                (*_goals(1.1, 0.7, safe_f=30, show_disk=True), *_BESIDE_BARE),
             ),
         ),
-        {DISK: partial(disk_rate, connections=200, batch=1)},
+        {DISK: partial(disk_rate, connections=200, batch=1), **_bare_limits(200)},
     ),
     Workload(
         "consume",
