@@ -9,7 +9,7 @@ from shutil import rmtree
 
 import pytest
 
-from log.support import append_each, numbered, segment_files
+from log.support import append_each, batch, numbered, segment_files
 from trio_nsq.archive.manifest import Checkpoint, change_manifest
 from trio_nsq.archive.pruning import prune_segments
 from trio_nsq.archive.segments import ArchivedSegments, encode_segments, sealed_segments
@@ -55,6 +55,26 @@ def test_a_topic_that_is_created_again_is_not_archived_yet(tmp_path: Path) -> No
     for path, _ in files:
         (there,) = (tmp_path / "archive" / "t" / again.hex()).glob(f"{path.stem}-*.seg")
         assert there.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_index_that_is_saved_after_the_next_file_begins_is_archived(tmp_path: Path, is_saved: bool) -> None:
+    """If it could not be saved, the segment is archived without it."""
+    data, archive = tmp_path / "data", LocalStorage(tmp_path / "archive")
+    folder = data / "topics" / "t.topic"
+    folder.parent.mkdir(parents=True)
+    with closing(DiskLog(folder, segment_bytes=300_000)) as log:
+        append_each(log, [batch(0, bytes(100_000)), batch(1, bytes(100_000))])
+        save_index = log.rotation()()()
+        append_each(log, [batch(2, b"in the next file")])
+        segments = archive_of(data, archive)
+        assert not segments.found
+        if is_saved:
+            save_index()
+        segments.archive(sealed_segments(RecordingFiles(data, OperationStream(1)), data), lambda: None)
+        (found,) = segments.found.values()
+    assert (found.end is not None) == is_saved
+    assert len(list((tmp_path / "archive").rglob("*.index"))) == is_saved
 
 
 def test_which_segments_stay(tmp_path: Path) -> None:

@@ -138,12 +138,36 @@ class MistakenFiles(Files):
     """Raises an exception that no log expects, once."""
 
     mistake: Exception | None = None
+    mistake_in_index: Exception | None = None
 
     def write(self, fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         if self.mistake is not None:
             mistake, self.mistake = self.mistake, None
             raise mistake
         super().write(fd, offset, parts)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        if path.suffix == ".index" and self.mistake_in_index is not None:
+            mistake, self.mistake_in_index = self.mistake_in_index, None
+            raise mistake
+        super().replace(path, content)
+
+
+async def test_unexpected_exception_in_saving_an_index_affects_no_publisher(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = MistakenFiles()
+    body = bytes(600_000)
+    async with (
+        running_broker(tmp_path / "d", files=files, max_bytes_per_file=1_000_000) as bound,
+        connected(bound.tcp_address) as client,
+    ):
+        files.mistake_in_index = MemoryError("none left")
+        for _ in range(3):
+            await client.publish("t", body)
+    assert "none left" in caplog.text
+    folder = tmp_path / "d" / "topics" / "t.topic"
+    assert [path.stem for path in folder.glob("*.index")] == [f"{1:020d}"]
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])

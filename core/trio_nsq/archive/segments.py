@@ -20,7 +20,7 @@ from ..log.segment.format import FILE_HEADER_BYTES, base_in_name, decode_file_he
 from ..log.segment.identity import FILE_NAME as INCARNATION_FILE
 from ..log.segment.identity import Identity
 from ..log.segment.index import SUFFIX as INDEX_SUFFIX
-from ..log.segment.index import SparseIndex
+from ..log.segment.index import WITHOUT_INDEX_BYTES, SparseIndex
 from ..platform.checksum import crc32
 from ..replication.inventory import (
     SEGMENT_SUFFIX,
@@ -130,6 +130,7 @@ class ArchivedSegments:
         self._known = known
         self.conflicts: set[str] = set()
         self._refused: set[str] = set()  # names of segments without messages
+        self._without_index: set[str] = set()  # names of segments that had no index when they were looked at
         self._asked: set[bytes] = set()  # paths
         self._seen_s: dict[bytes, float] = {}  # when the archive was seen to have these paths
 
@@ -223,10 +224,14 @@ class ArchivedSegments:
         if known is not None and self._has_end(at, known):
             self.found[path] = known
             return
-        size, crc = _extent(self._files, at)
         index = b""
         with suppress(OSError):  # readers do without an index
             index = self._files.content(at.with_suffix(INDEX_SUFFIX), _MOST_INDEX_BYTES)
+        if not index and name not in self._without_index and self._size(at) > WITHOUT_INDEX_BYTES:
+            self._without_index.add(name)
+            return  # the broker saves it beside its writes to the next file: the next look archives both
+        self._without_index.discard(name)
+        size, crc = _extent(self._files, at)
         end, end_crc = self._end_of(at, size, index)
         if known is not None and (known.size, known.crc) == (size, crc):
             self.found[path] = replace(known, end=end, end_crc=end_crc)
@@ -267,6 +272,10 @@ class ArchivedSegments:
             return (
                 size == segment.size and crc32(self._files.read_fully(fd, size - end, end)) == segment.end_crc
             )
+
+    def _size(self, at: Path) -> int:
+        with self._opened(at) as fd:
+            return self._files.size(fd)
 
     @contextmanager
     def _opened(self, at: Path) -> Iterator[int]:

@@ -554,13 +554,17 @@ class WritePath:
         while topic in self._finishing:
             await self._change(topic)
         use = await trio.to_thread.run_sync(in_room, log.rotation(), limiter=self._threads)
+        finish = use()
         self._finishing.add(topic)
-        self._nursery.start_soon(self._finish_rotation, topic, use())
+        self._nursery.start_soon(self._finish_rotation, topic, finish)
 
     async def _finish_rotation(self, topic: Topic, finish: Callable[[], None]) -> None:
         """Do the rest of a rotation, while the new file is written to."""
-        with trio.CancelScope(shield=True):  # it waits only for the disk
-            await trio.to_thread.run_sync(finish, limiter=self._threads)
+        try:
+            with trio.CancelScope(shield=True):  # it waits only for the disk
+                await trio.to_thread.run_sync(finish, limiter=self._threads)
+        except Exception:  # a defect in the broker must not stop it: the messages are stored
+            logger.exception("%s: the rest of a rotation failed", topic.name)
         self._finishing.discard(topic)
         self._resume(topic)
 

@@ -18,6 +18,8 @@ from struct import Struct
 from ...platform.checksum import crc32
 
 SUFFIX = ".index"
+WITHOUT_INDEX_BYTES = 128 * 1024
+"""Segments of at most this size have no index: a search reads them quickly."""
 _MAGIC = b"\x89NSQIDX\n"
 _VERSION = 1
 _HEAD = Struct(">8sII")

@@ -21,7 +21,7 @@ from ..records import (
 from .format import FileHeader, base_in_name
 from .identity import Identity, find_header
 from .index import SUFFIX as INDEX_SUFFIX
-from .index import SparseIndex
+from .index import WITHOUT_INDEX_BYTES, SparseIndex
 from .scan import BULK_BYTES, NO_LIMIT, SCAN_BYTES, find_record, scan_records
 
 logger: logging.Logger = logging.getLogger("trio_nsq.log")
@@ -295,7 +295,7 @@ class Segment:
     @property
     def is_worth_an_index(self) -> bool:
         """Whether the segment is so large that finding a record without an index is slow."""
-        return self.size > 2 * _WALK_BYTES
+        return self.size > WITHOUT_INDEX_BYTES
 
     def make_index(self) -> None:
         """Build the index by reading the whole segment, and save it. Raises LogReadError."""
