@@ -81,7 +81,7 @@ DiskWork = Callable[[], Callable[[], None]]
 then calls what it returns, which changes the log. Raises LogError: nothing is to be changed."""
 Rotation = Callable[[], Callable[[], Callable[[], None]]]
 """`DiskWork` that begins a file. What changes the log returns the rest, again for any thread: writes need not wait for
-it. It logs its errors."""
+it. It logs its errors, and may be left out."""
 
 
 class SyncPoint(Protocol):

@@ -83,6 +83,17 @@ def test_actions_of_this_page_come_first(console: RunningConsole, visit: Callabl
     expect(page).to_have_url(f"{console.url}topics/orders/billing/deferred")
 
 
+def test_enter_goes_to_what_is_typed_not_to_earlier_results(
+    console: RunningConsole, visit: Callable[..., Visitor]
+) -> None:
+    page = visit(console.origin).open("/topics/orders/billing")
+    page.keyboard.press("/")
+    expect(page.locator("#palette li").first).to_be_visible()
+    page.keyboard.type("deferred")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{console.url}topics/orders/billing/deferred")
+
+
 @pytest.mark.parametrize("size", [(1280, 800), PHONE])
 def test_accessibility(console: RunningConsole, visit: Callable[..., Visitor], size: tuple[int, int]) -> None:
     """With results and without, in both colours; a screen reader hears how many there are."""

@@ -52,6 +52,8 @@ logger: logging.Logger = logging.getLogger("trio_nsq.broker")
 
 _THREADS: Final = 16
 """Threads for creating files of logs only."""
+_FINISHING_THREADS: Final = 2
+"""For the rest of rotations, which no publish waits for."""
 _PATIENCE_S: Final = 5.0
 _LARGE_BYTES: Final = 1024 * 1024
 """A group of this size gets no more publications, so that its producers send on while the next group is written:
@@ -110,6 +112,7 @@ class WritePath:
         )
         self.syncs: ScheduledSyncs = ScheduledSyncs(options, self.local)
         self._threads = trio.CapacityLimiter(_THREADS)
+        self._finishing_threads = trio.CapacityLimiter(_FINISHING_THREADS)
         # Collected, not written; several groups if they are large. No list is empty.
         self._gathered: dict[Topic, list[Group]] = {}
         self.due: dict[Topic, None] = {}
@@ -562,11 +565,19 @@ class WritePath:
         """Do the rest of a rotation, while the new file is written to."""
         try:
             with trio.CancelScope(shield=True):  # it waits only for the disk
-                await trio.to_thread.run_sync(finish, limiter=self._threads)
+                await trio.to_thread.run_sync(self._finish, finish, limiter=self._finishing_threads)
         except Exception:  # a defect in the broker must not stop it: the messages are stored
             logger.exception("%s: the rest of a rotation failed", topic.name)
         self._finishing.discard(topic)
         self._resume(topic)
+
+    def _finish(self, finish: Callable[[], None]) -> None:
+        """Do the rest of a rotation, in a thread, unless the disk is full: appends need the room more."""
+        if not self._disk_reserve.begin_append():
+            try:
+                finish()
+            finally:
+                self._disk_reserve.end_append()
 
     def _append(self, work: Callable[[], _Result]) -> _Result:
         """Do work that takes space on the disk; in any thread. Raises PublishRefused."""

@@ -17,6 +17,8 @@ const [input, list, status] = ["input", "ul", "[role=status]"].map((each) => dia
 let at = -1;
 let timer = 0;
 let asking = null;
+let shown = null; // what was typed for the results in the list
+let enters = false; // Enter was pressed before the results of what is typed were there
 
 function links(within, kind) {
   return [...within].map((link) => ({ text: link.textContent.trim(), href: link.getAttribute("href"), kind: kind || link.nextElementSibling?.textContent }));
@@ -68,6 +70,8 @@ async function ask() {
     const found = links(page.querySelectorAll("#found a"));
     const here = ofThisPage(typed).filter(({ href }) => !found.some((each) => each.href === href));
     show(typed ? [...here.slice(0, 3), ...found] : [...found, ...here]);
+    shown = typed;
+    if (enters) enter();
   } catch (error) {
     if (error.name !== "AbortError") location.assign(find.href);
   }
@@ -79,7 +83,16 @@ function go(option) {
   location.assign(option.dataset.href);
 }
 
+/* Goes to the chosen option, but not to one for less than what is typed. */
+function enter() {
+  enters = input.value !== shown;
+  if (!enters) return go(list.children[at]);
+  clearTimeout(timer);
+  ask();
+}
+
 input.addEventListener("input", () => {
+  enters = false;
   clearTimeout(timer);
   timer = setTimeout(ask, WAIT_MS);
 });
@@ -88,7 +101,7 @@ input.addEventListener("keydown", (event) => {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   const count = list.children.length;
   if (step && count) select((at + step + count) % count);
-  else if (event.key === "Enter") go(list.children[at]);
+  else if (event.key === "Enter") enter();
   else return;
   event.preventDefault();
 });
@@ -102,6 +115,8 @@ dialog.addEventListener("click", (event) => event.target === dialog && dialog.cl
 export function open(typed) {
   input.value = typed;
   list.replaceChildren();
+  shown = null;
+  enters = false;
   dialog.showModal();
   input.focus();
   return ask();
