@@ -1,10 +1,11 @@
 """Tables with a key: the rows after any order of ranges, repeated commits and kills are those of a ledger."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from deltalake.table import TableAlterer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,6 +238,65 @@ def test_commits_of_two_processes(
                 (1, "u", 1),
                 (2, "u", 2),
             ]
+
+
+@pytest.mark.parametrize("change", ["create", "add_columns"])
+def test_commit_of_another_export_beside_a_change_of_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The rows were compared with the state before: with the other export's rows, a key would have two."""
+    columns = [JsonColumn(name, JsonType.LONG, name) for name in ("k", "v")]
+    layout = Layout(body=BodyFormat.JSON, json_columns=(columns[0],), key=("k",))
+    slow, fast = (open_table(DELTA, LocalStorage(tmp_path), topic, topic) for topic in ("t", "u"))
+    theirs = [
+        write_changes(tmp_path, layout, "a", number, [(NOON_NS + number, {"k": 1})], "u")
+        for number in range(2)
+    ]
+    left = [partial(fast.commit, number, [each], layout) for number, each in enumerate(theirs, 1)]
+    if change == "add_columns":
+        left.pop(0)()
+        layout = replace(layout, json_columns=tuple(columns))
+    where = DeltaTable if change == "create" else TableAlterer
+    make = getattr(where, change)
+
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        make(*arguments, **options)
+        if left:
+            left.pop(0)()
+
+    monkeypatch.setattr(where, change, overtaken)
+    ours = write_changes(tmp_path, layout, "a", 0, [(NOON_NS + 9, {"k": 1, "v": 2})])
+    slow.commit(1, [ours], layout)
+    assert table_rows(DELTA, tmp_path).select(["k", "topic"]).to_pylist() == [{"k": 1, "topic": "t"}]
+
+
+class OvertakenStorage(LocalStorage):
+    """A folder where another process makes a commit before the first file of it is read."""
+
+    commit: Callable[[], object] | None = None
+
+    def open_input(self, name: str) -> Any:
+        if self.commit is not None:
+            commit, self.commit = self.commit, None
+            commit()
+        return super().open_input(name)
+
+
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_commit_whose_files_another_process_has_removed(tmp_path: Path, overtaken: bool) -> None:
+    """It has made the same commit, or it has not: then the error is reported."""
+    layout = Layout(body=BodyFormat.JSON, json_columns=(JsonColumn("k", JsonType.LONG, "k"),), key=("k",))
+    storage = OvertakenStorage(tmp_path)
+    slow, fast = (open_table(DELTA, each, "t", "t") for each in (storage, LocalStorage(tmp_path)))
+    result = write_changes(tmp_path, layout, "a", 0, [(NOON_NS, {"k": 1})])
+    storage.commit = partial(fast.commit, 1, [result], layout)
+    if overtaken:
+        slow.commit(1, [result], layout)
+        assert table_rows(DELTA, tmp_path).column("k").to_pylist() == [1]
+    else:
+        storage.commit = partial(LocalStorage(tmp_path).remove, result.files)
+        with pytest.raises(FileNotFoundError):
+            slow.commit(1, [result], layout)
 
 
 def test_clock_that_was_set_back(tmp_path: Path) -> None:

@@ -204,19 +204,24 @@ def _command(
 def class_archive(java_home: Path, pyspark_folder: Path, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file for Spark's classes in the form that a JVM maps into memory, in the user's cache folder.
 
-    Each Java and Spark has its own. A JVM ignores a file that does not fit.
+    Each Java and Spark has its own, and a Spark that is installed again has another one: a JVM ignores a file that does
+    not fit, and looks at the times of the jars.
     """
     try:
         release = (java_home / "release").read_bytes()
     except OSError:
         release = b""
+    try:
+        installed_ns = (pyspark_folder / "jars").stat().st_mtime_ns
+    except OSError:
+        installed_ns = 0
     parts = [os.fsencode(java_home), release, os.fsencode(pyspark_folder)]
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "trio-nsq" / f"spark-{sha256(b'|'.join(parts)).hexdigest()[:16]}.jsa"
+    return cache / "trio-nsq" / f"spark-{sha256(b'|'.join(parts)).hexdigest()[:16]}-{installed_ns:x}.jsa"
 
 
 def write_class_archive(java_home: Path, pyspark_folder: Path, classes: Path, archive: Path) -> None:
-    """Write the class archive. This takes half a minute.
+    """Write the class archive, and remove that of the Spark that was installed here before. This takes half a minute.
 
     Args:
         classes: The names of classes, as a JVM writes them with `-XX:DumpLoadedClassList`.
@@ -232,6 +237,9 @@ def write_class_archive(java_home: Path, pyspark_folder: Path, classes: Path, ar
         lines = done.stdout.decode(errors="replace").split("\n")
         raise ChildProcessError(next((line for line in reversed(lines) if line.strip()), "the JVM failed"))
     new.replace(archive)
+    for other in archive.parent.glob(f"{archive.stem.rpartition('-')[0]}*.jsa"):
+        if other != archive:
+            other.unlink(missing_ok=True)
 
 
 def _connection_info(process: subprocess.Popen[bytes], info: Path) -> tuple[int, str]:

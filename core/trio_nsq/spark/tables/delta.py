@@ -183,18 +183,29 @@ class DeltaExportTable(Table):
                 "add it with the program that removed it, or choose another folder"
             )
         if (key := key_of(layout)) and self._key() is None:
-            with explained(self.shown, "changed"):
+            with self._own_change("changed"):
                 table.alter.set_table_properties(
                     {KEY: key},
                     raise_if_not_exists=False,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-            self._load()
         if new:
-            with explained(self.shown, "changed"):
+            with self._own_change("changed"):
                 fields = _delta_fields(new)
                 table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
-            self._load()
+
+    @contextmanager
+    def _own_change(self, what: str) -> Iterator[None]:
+        """Change the table in a transaction of its own, in the block, and load it.
+
+        Raises TableBusy: another writer has changed it since. What follows is based on the state before the block.
+        """
+        before = -1 if self._table is None else self._table.version()
+        with explained(self.shown, what, is_new=self._table is None):
+            yield
+        self._load()
+        if self._table is None or self._table.version() != before + 1:
+            raise TableBusy(f"{self.shown} cannot be {what}: other writers change it all the time")
 
     def _key(self) -> str | None:
         assert self._table is not None
@@ -233,7 +244,7 @@ class DeltaExportTable(Table):
 
     def _create_with_key(self, layout: Layout) -> None:
         """Create the table without files: the call that creates it with files takes only Delta's own properties."""
-        with explained(self.shown, "created", is_new=True):
+        with self._own_change("created"):
             DeltaTable.create(
                 self._url,
                 Schema.from_arrow(_table_schema(layout)),
@@ -242,7 +253,6 @@ class DeltaExportTable(Table):
                 storage_options=delta_options(self._storage),
                 raise_if_key_not_exists=False,
             )
-        self._load()
 
     def _write(self, actions: list[Any], partition_by: list[str], properties: CommitProperties) -> None:
         assert self._table is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...event_loop.retries import Delays
-from ...storage import Storage
+from ...storage import Storage, StorageError
 from ...text.wording import count_of
 from ..export.columns import file_schema
 from ..export.layout import HEADERS, HEADERS_TYPE, Layout, is_file_of
@@ -199,7 +199,13 @@ class Table(ABC):
                 self._append(number, names, extended)
                 return
             now_ms = time.time_ns() // 10**6
-            merge = self._merger.merge(number, names, extended, self._files_to_merge, now_ms)
+            try:
+                merge = self._merger.merge(number, names, extended, self._files_to_merge, now_ms)
+            except (StorageError, OSError):
+                self._load()
+                if self._committed() == number:
+                    return  # another process has made this commit meanwhile, and removed the files
+                raise
             self._append(number, merge.added, extended, merge.replaced)
             added, counts = merge.added, merge.counts
 
