@@ -114,7 +114,6 @@ class Segment:
         self._files = files
         self._reader = TolerantReader(files, file)
         self._index_lock = Lock()
-        self._is_removed = False
         self._release = OwnedFile(file)  # closes a segment without an explicit close
 
     @classmethod
@@ -169,8 +168,7 @@ class Segment:
         """Delete the file and its index. It can be read until it is closed. Raises LogWriteError."""
         try:
             self.file.hold(True)
-            self._files.unlink(self.path)
-            self._is_removed = True  # before its index is deleted, which a thread may be saving
+            self._files.unlink(self.path)  # before the index, which another thread may be saving
         except FileNotFoundError:
             pass
         except OSError as exc:
@@ -314,11 +312,12 @@ class Segment:
         if self.is_worth_an_index:
             try:
                 self._files.replace(self.index_path, self.index.encode(self.seed))
-                if self._is_removed:
+                if not self._files.kind(self.path):  # removed meanwhile
                     self._files.unlink(self.index_path)
+            except FileNotFoundError:
+                pass  # the index was removed, too, or the log
             except OSError as exc:
-                if not self._is_removed:
-                    logger.warning("%s", LogWriteError(self.index_path, exc))
+                logger.warning("%s", LogWriteError(self.index_path, exc))
 
     def saved_index(self) -> SparseIndex | None:
         """Return the index from its file; None if there is none for the segment's size."""
