@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple, NoReturn
 
 import pytest
@@ -442,26 +443,27 @@ def qcli_serve(
     of the environment. The block may end the process itself. If it still runs when the block exits, it gets SIGTERM,
     and the test fails unless the exit code is 0.
     """
-    address_file = data_path.with_name(f"{data_path.name}.addresses.json")
-    argv = [
-        *(str(python), "-m", "qcli", "serve"),
-        f"--data-path={data_path}",
-        f"--tcp-address={free_address()}",
-        f"--http-address={free_address()}",
-        "--broadcast-address=127.0.0.1",
-        *([f"--https-address={free_address()}"] if _has_tls(flags) else []),
-        f"--address-file={address_file}",
-        *flags,
-    ]
+    with TemporaryDirectory(prefix="addresses-") as folder:  # the disk of the data may be full
+        address_file = Path(folder, "addresses.json")
+        argv = [
+            *(str(python), "-m", "qcli", "serve"),
+            f"--data-path={data_path}",
+            f"--tcp-address={free_address()}",
+            f"--http-address={free_address()}",
+            "--broadcast-address=127.0.0.1",
+            *([f"--https-address={free_address()}"] if _has_tls(flags) else []),
+            f"--address-file={address_file}",
+            *flags,
+        ]
 
-    def addresses(child: Child) -> tuple[str, str, str]:
-        _await_line(child, re.compile(r"^ready\b"))
-        bound = json.loads(address_file.read_text())
-        return bound["tcp_address"], bound["http_address"], bound.get("https_address") or ""
+        def addresses(child: Child) -> tuple[str, str, str]:
+            _await_line(child, re.compile(r"^ready\b"))
+            bound = json.loads(address_file.read_text())
+            return bound["tcp_address"], bound["http_address"], bound.get("https_address") or ""
 
-    with _broker(argv, addresses, env) as broker:
-        yield broker
-        _stop_in_good_order(broker.child)
+        with _broker(argv, addresses, env) as broker:
+            yield broker
+            _stop_in_good_order(broker.child)
 
 
 @contextmanager
