@@ -189,6 +189,15 @@ class Snapshot:
         servers: list[BrokerState | LookupdState] = [*self.brokers.values(), *self.lookupds.values()]
         return {each.address: each.error for each in servers if each.error}
 
+    @property
+    def silent_brokers(self) -> dict[str, str]:
+        """Why brokers of ours do not answer, by address: without those that are known to be an nsqd."""
+        return {
+            address: broker.error
+            for address, broker in self.brokers.items()
+            if broker.error and not broker.is_nsqd
+        }
+
     def unanswered_depth(self, topic: str, channel: str = "") -> int:
         """Return the last known depth of a topic or channel on brokers that do not answer."""
         known = [

@@ -17,7 +17,7 @@ Creating a file of a log blocks on the disk, so a thread does it. Publications t
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import chain
 from math import inf
@@ -620,15 +620,18 @@ class WritePath:
         """Wait until a sync or a rotation of the topic's log, or the last hold on it, has ended."""
         await self._changes.setdefault(topic, trio.Event()).wait()
 
+    @property
+    def _in_use(self) -> tuple[Collection[Topic], ...]:
+        """The topics that have collected or written publications, that are held, or whose last file is finished."""
+        return self._gathered, self._stage.topics, self._holds, self._finishing
+
     async def until_idle(self, topic: Topic) -> None:
         """Wait until no message is being stored or synced. None is until the caller's next trio checkpoint."""
         while True:
             self.write_gathered()
             if topic in self.due:  # `write_gathered` stopped at the end of its turn
                 await trio.lowlevel.checkpoint()
-            elif any(
-                topic in each for each in (self._gathered, self._stage.topics, self._holds, self._finishing)
-            ):
+            elif any(topic in each for each in self._in_use):
                 await self._change(topic)
             elif self.local.is_at(topic):
                 await self.local.until_idle(topic)
@@ -649,9 +652,7 @@ class WritePath:
         self._closing.set()
         self.write_gathered()
         self.local.begin()
-        while topic := next(
-            iter([*self._gathered, *self._stage.topics, *self._holds, *self._finishing]), None
-        ):
+        while topic := next(chain.from_iterable(self._in_use), None):
             await self.until_idle(topic)
         if not self.is_fenced:
             await self.syncs.sync_all()

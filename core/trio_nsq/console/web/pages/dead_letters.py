@@ -73,13 +73,8 @@ async def overview(request: Request) -> View:
         for name, parts in named.items()
         for address, queue in parts.items()
     ]
-    silent = {
-        address: broker.error
-        for address, broker in snapshot.brokers.items()
-        if broker.error and not broker.is_nsqd
-    }
     columns = ("topic", "broker", "dead_letters", "in_flight", "gap")
-    table = Table("dead-letters", columns, chain(records, gaps(silent)))
+    table = Table("dead-letters", columns, chain(records, gaps(snapshot.silent_brokers)))
     return View("dead_letters.html", context, table=table)
 
 

@@ -30,10 +30,9 @@ async def jobs(request: Request) -> View:
         ("Running", [job for job in shown if job.is_running]),
         ("Ended in the last hour", [job for job in shown if not job.is_running]),
     )
-    brokers = [broker for broker in snapshot.brokers.values() if not broker.is_nsqd]
-    errors = {broker.address: broker.error for broker in brokers if broker.error}
-    errors |= {address: error.reason for address, error in found.errors.items()}
-    context = {"groups": groups, "errors": errors, "has_brokers": bool(brokers)}
+    errors = snapshot.silent_brokers | {address: error.reason for address, error in found.errors.items()}
+    has_brokers = not all(broker.is_nsqd for broker in snapshot.brokers.values())
+    context = {"groups": groups, "errors": errors, "has_brokers": has_brokers}
     records = chain(map(asdict, shown), gaps(errors))
     return View("jobs.html", context, table=Table("jobs", _COLUMNS, records))
 
